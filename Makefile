@@ -1,0 +1,48 @@
+# Every target sets up what it needs in .venv: nothing but Python >= 3.11 and a C++ compiler is assumed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := $(wildcard src/fluctua/native/*)
+
+.PHONY: help demo test lint docs clean
+help:
+	@echo "make demo   train a noisy system from its own fluctuations and draw what it learnt"
+	@echo "make test   run the tests"
+	@echo "make lint   ruff (lint and format) and mypy"
+	@echo "make docs   build the documentation into docs/_build/html"
+	@echo "make clean  remove the environment and everything built"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fluctua needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras, so that `make demo` does not wait for the documentation tools.
+$(VENV)/.core: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE)
+	@echo "Installing fluctua and compiling its native core (a minute the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.core
+	@echo "Installing the $* tools ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.core
+	@$(BIN)/python examples/oscillators.py --out demo
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	@$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) build dist docs/_build demo

@@ -1,0 +1,26 @@
+"""Fluctua: train stochastic physical systems from their own fluctuations."""
+
+from fluctua.baseline import Baseline, Kick, binned, mean, none, optimal, time_only
+from fluctua.gradient import (
+    Samples,
+    gradient,
+    mean_return_to_go,
+    ppgt,
+    reduce_samples,
+)
+from fluctua.returns import returns_to_go
+from fluctua.score import drift_score, full_score, residual
+from fluctua.simulate import simulator
+from fluctua.start import Density, Reparameterised
+from fluctua.types import (
+    Estimate,
+    Estimator,
+    NoiseProduct,
+    Objective,
+    Process,
+    Score,
+    Step,
+    Substrate,
+    Trajectories,
+)
+from fluctua.wiener import Wiener

@@ -1,0 +1,191 @@
+"""The physical policy gradient theorem (Eq. 14) as two functions: from given trajectories, and as an
+estimator that runs a substrate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua import check, recorded
+from fluctua.baseline import Baseline, optimal
+from fluctua.recording import Recording
+from fluctua.score import full_score
+from fluctua.simulate import Simulator
+from fluctua.start import Density, Reparameterised
+from fluctua.stream import streamed_samples
+from fluctua.sweep import Model, Tables
+from fluctua.types import Array, Estimate, Objective, Params, Process, Score, Substrate, Trajectories
+
+BLOCK_BYTES = 256 * 2**20
+"""How much of a recording is held at a time, all trajectories together."""
+
+
+class Samples(NamedTuple):
+    """One gradient and one return per trajectory: leaves (E, ...), and (E,)."""
+
+    gradient: Params
+    returns: Array
+
+
+def gradient(
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | None = None,
+    initial_baseline: Baseline | None = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> Estimate:
+    """∇θJ from trajectories that came from somewhere: no simulator is needed.
+
+    `trajectories` is one record, or an iterable of them (chunks of a data set larger than memory, on one
+    time grid; arrays that load when sliced, such as memory maps and h5py data sets, are read block by
+    block). Chunks give the same result as one piece. An iterable is gone through more than once, so it
+    must start afresh each time: a list, or an object with `__iter__`, not a generator.
+
+    start: None for a start that does not depend on θ. baseline: `optimal()` if not given;
+    initial_baseline, for the draw of X₀, the same as `baseline` if not given.
+
+    >>> gradient(process, objective, theta, Trajectories(t, x)).stderr
+    """
+    estimator = ppgt(
+        process,
+        objective,
+        _NoSubstrate(),
+        start=start,
+        score=score,
+        baseline=baseline,
+        initial_baseline=initial_baseline,
+    )
+    return reduce_samples(estimator.samples_of(theta, trajectories, block_bytes=block_bytes))
+
+
+class PPGT(NamedTuple):
+    """The estimator made by `ppgt`: (key, theta, count) -> Estimate."""
+
+    model: Model
+    baseline: Baseline
+    initial_baseline: Baseline
+    substrate: Substrate
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample; a pilot comes on top."""
+        return 1
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` trajectories."""
+        return reduce_samples(self.samples(key, theta, count))
+
+    def samples(self, key: Array, theta: Params, count: int) -> Samples:
+        """The gradients of the single trajectories."""
+        check.count(count)
+        theta = check.parameters(theta)
+        if isinstance(self.substrate, Simulator):
+            plans = (self.baseline, self.initial_baseline)
+            return _samples(
+                theta, *streamed_samples(self.model, self._tables(), plans, self.substrate, key, theta, count)
+            )
+        k_run, k_pilot = jax.random.split(key)
+        pilot = max(self.baseline.pilot, self.initial_baseline.pilot)
+        table = None
+        if pilot:
+            table = mean_return_to_go(self.model.objective, theta, self.substrate(k_pilot, theta, pilot))
+        return self.samples_of(theta, self.substrate(k_run, theta, count), table)
+
+    def samples_of(
+        self,
+        theta: Params,
+        trajectories: Trajectories | Iterable[Trajectories],
+        table: Array | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> Samples:
+        """The gradients of given trajectories. `table`: what a pilot found, if one was run."""
+        theta = check.parameters(theta)
+        recording = Recording(trajectories)
+        for plan in (self.baseline, self.initial_baseline):
+            check.baseline(plan, recording.count, recording.t)
+            if plan.pilot and table is None:
+                raise ValueError(
+                    "a time-only baseline of recorded trajectories needs its `values` (T+1,), the mean "
+                    "return-to-go of other trajectories (`mean_return_to_go`): nothing can be run here."
+                )
+        tables = Tables(*(table if values is None else values for values in self._tables()))
+        return _samples(theta, *recorded.recorded_samples(self.model, tables, recording, theta, block_bytes))
+
+    def _tables(self) -> Tables:
+        return Tables(self.baseline.values, self.initial_baseline.values)
+
+
+def ppgt(
+    process: Process,
+    objective: Objective,
+    substrate: Substrate,
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | None = None,
+    initial_baseline: Baseline | None = None,
+) -> PPGT:
+    """An estimator of ∇θJ that runs a substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
+
+    A simulator is streamed: the trajectories are never stored, and are replayed when the baseline needs
+    the returns first. `process` is what the score uses; it may be a calibrated model of the substrate.
+    `start` defaults to the simulator's own, `baseline` to `optimal()`, and `initial_baseline`, for the
+    draw of X₀, to `baseline`.
+
+    >>> estimator = ppgt(process, objective, simulator(process, x0, t), baseline=optimal())
+    >>> estimate = estimator(jax.random.key(0), theta, 1000)
+    """
+    if start is None and isinstance(substrate, Simulator):
+        start = substrate.recipe.start
+    moving = None if start is None else check.start(start)[0]
+    check.score_for_start(score, moving)
+    step = optimal() if baseline is None else baseline
+    initial = step if initial_baseline is None else initial_baseline
+    model = Model(check.process(process), check.objective(objective), score, moving, step.of, initial.of)
+    return PPGT(model, step, initial, substrate)
+
+
+class _NoSubstrate(NamedTuple):
+    def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
+        raise NotImplementedError
+
+
+def mean_return_to_go(objective: Objective, theta: Params, trajectories: Trajectories) -> Array:
+    """E[λ̂ₙ] at every time (T+1,): the `values` of a time-only baseline, from other trajectories."""
+    recording = Recording(trajectories)
+    x = jnp.asarray(trajectories.x)
+    return recorded.mean_return_to_go(check.objective(objective), theta, recording.t, x, recording.context)
+
+
+def reduce_samples(samples: Samples) -> Estimate:
+    """Mean, standard error and second moment over trajectories."""
+    return Estimate(*_reduce(samples), samples.returns.shape[0])
+
+
+def _samples(theta: Params, flat: Array, returns: Array) -> Samples:
+    _, unravel = ravel_pytree(theta)
+    return Samples(jax.vmap(unravel)(flat), returns)
+
+
+@jax.jit
+def _reduce(samples: Samples) -> tuple[Params, Params, Params, Array, Array]:
+    count = samples.returns.shape[0]
+    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count)  # noqa: E731
+    each = samples.gradient
+    return (
+        jax.tree.map(lambda v: v.mean(axis=0), each),
+        jax.tree.map(error, each),
+        jax.tree.map(lambda v: jnp.mean(v**2, axis=0), each),
+        samples.returns.mean(),
+        error(samples.returns),
+    )

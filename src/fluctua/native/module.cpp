@@ -1,0 +1,50 @@
+// The native core as Python sees it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "philox.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Normals = nb::ndarray<nb::numpy, double, nb::ndim<3>>;
+
+Normals normals(std::uint64_t seed, std::size_t trajectories, std::size_t steps, std::size_t width) {
+  if (trajectories == 0 || steps == 0 || width == 0)
+    throw std::invalid_argument("trajectories, steps and width must all be at least 1");
+  const std::size_t sites = (width + 1) / 2;
+  auto data = std::make_unique<double[]>(trajectories * steps * width);
+  for (std::size_t j = 0; j < trajectories; ++j)
+    for (std::size_t n = 0; n < steps; ++n)
+      for (std::size_t s = 0; s < sites; ++s) {
+        const fluctua::Words words = fluctua::philox(seed, std::uint32_t(j), std::uint32_t(s), std::uint32_t(n / 2));
+        const int odd = n % 2 ? 2 : 0;
+        double re, im;
+        fluctua::box_muller(words.w[odd], words.w[odd + 1], re, im);
+        double* row = data.get() + (j * steps + n) * width;
+        row[s] = re;
+        if (sites + s < width) row[sites + s] = im;
+      }
+  double* raw = data.release();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<double*>(p); });
+  return Normals(raw, {trajectories, steps, width}, owner);
+}
+
+nb::tuple words(std::uint64_t seed, std::uint32_t trajectory, std::uint32_t site, std::uint32_t pair) {
+  const fluctua::Words w = fluctua::philox(seed, trajectory, site, pair);
+  return nb::make_tuple(w.w[0], w.w[1], w.w[2], w.w[3]);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Fluctua's native core.";
+  m.def("normals", &normals, nb::arg("seed"), nb::arg("trajectories"), nb::arg("steps"), nb::arg("width"),
+        "Standard normals (trajectories, steps, width): real quadratures of all sites, then imaginary ones.");
+  m.def("words", &words, nb::arg("seed"), nb::arg("trajectory"), nb::arg("site"), nb::arg("pair"),
+        "The four Philox words of one site and pair of steps.");
+}

@@ -1,0 +1,158 @@
+"""Euler–Maruyama simulation of any `Process`: the substrate when there is no hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fluctua import check
+from fluctua.start import Density, Reparameterised, Start
+from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
+from fluctua.wiener import Wiener, threefry
+
+
+class Recipe(NamedTuple):
+    """The part of a simulator that is code and not numbers; hashable, so that compilations are shared."""
+
+    process: Process
+    start: Density | Reparameterised | None
+    context: Callable[..., PyTree] | None
+    wiener: Wiener
+
+
+class Simulator(NamedTuple):
+    """A substrate: (key, theta, count) -> Trajectories. Made by `simulator`."""
+
+    recipe: Recipe
+    t: Array
+    x0: Array | None  # a fixed start
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
+        """Run `count` trajectories and keep every state: (E, T+1, M). Estimators do not need this."""
+        check.count(count)
+        theta = check.parameters(theta)
+        first, context = first_state(self, key, theta)
+        check.shapes(self.recipe.process, theta, first[0], self.t[0], jax.tree.map(lambda leaf: leaf[0], context))
+        x, context = _record(self.recipe, count, key, theta, self.t, self.x0)
+        check.finite_simulation(x, self.t)
+        return Trajectories(self.t, x, context)
+
+
+def simulator(
+    process: Process,
+    start: Start,
+    t: Array,
+    *,
+    context: Callable[[Array], PyTree] | None = None,
+    wiener: Wiener = threefry,
+) -> Simulator:
+    """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
+
+    start: a fixed state (M,), a `Density`, or a `Reparameterised` start. context: key -> pytree, drawn
+    once a trajectory. wiener: the source of z.
+
+    >>> run = simulator(process, jnp.zeros(3), jnp.linspace(0, 1, 101))
+    >>> run(jax.random.key(0), theta, 1000).x.shape
+    (1000, 101, 3)
+    """
+    process = check.process(process)
+    if process.noise is None:
+        raise ValueError(
+            "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
+            "recorded trajectories with `gradient`."
+        )
+    moving, x0 = check.start(start)
+    if isinstance(moving, Density) and moving.sample is None:
+        raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
+    return Simulator(Recipe(process, moving, context, wiener), jnp.asarray(check.times(t)), x0)
+
+
+def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
+    """The start of one trajectory, (1, M) and its context: what checks look at before work begins."""
+    ensemble = _begin_one(substrate.recipe, key, theta, substrate.x0)
+    if ensemble.x.ndim != 2:
+        raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
+    return ensemble.x, ensemble.context
+
+
+def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
+    """σ(x, t) dw for any form of the noise. (M,)"""
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.product(theta, x, t, context, dw)
+    assert process.noise is not None  # checked at the boundary
+    sigma = process.noise(theta, x, t, context)
+    return sigma * dw if jnp.ndim(sigma) == 1 else sigma @ dw
+
+
+def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> int:
+    """W, the number of Wiener processes."""
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.width
+    assert process.noise is not None
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1]
+
+
+class Ensemble(NamedTuple):
+    """E trajectories at one time, before the first step."""
+
+    x: Array  # (E, M)
+    context: PyTree
+    streams: PyTree
+
+
+def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    """Draw contexts, starts and noise streams. Trajectory j depends on (key, j) alone."""
+    k_context, k_start, k_wiener = jax.random.split(key, 3)
+    each = jnp.arange(count)
+
+    def draw(j: Array) -> tuple[Array, PyTree]:
+        context = None if recipe.context is None else recipe.context(jax.random.fold_in(k_context, j))
+        if recipe.start is None:
+            return jnp.asarray(x0), context
+        if isinstance(recipe.start, Reparameterised):
+            return recipe.start.x0(theta, context), context
+        assert recipe.start.sample is not None  # checked by `simulator`
+        return recipe.start.sample(jax.random.fold_in(k_start, j), theta, context), context
+
+    x, context = jax.vmap(draw)(each)
+    return Ensemble(x, context, jax.vmap(recipe.wiener.stream, in_axes=(None, 0))(k_wiener, each))
+
+
+@partial(jax.jit, static_argnums=0)
+def _begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    return begin(recipe, 1, key, theta, x0)
+
+
+def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array) -> Array:
+    """The states after step n. (E, M)"""
+    process, wiener = recipe.process, recipe.wiener
+
+    def one(x: Array, context: PyTree, stream: PyTree) -> Array:
+        dw = jnp.sqrt(dt) * wiener.draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
+        step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, dw)
+        return (x + step).astype(x.dtype)
+
+    return jax.vmap(one)(ensemble.x, ensemble.context, ensemble.streams)
+
+
+def grid(t: Array) -> tuple[Array, Array, Array]:
+    """(n, t_n, Δt_n) of every step, each (T,): what a scan over the steps runs through."""
+    return jnp.arange(t.shape[0] - 1), t[:-1], jnp.diff(t)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _record(
+    recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
+) -> tuple[Array, PyTree]:
+    ensemble = begin(recipe, count, key, theta, x0)
+
+    def body(x: Array, step: Any) -> tuple[Array, Array]:
+        x = advance(recipe, theta, ensemble._replace(x=x), *step)
+        return x, x
+
+    _, path = jax.lax.scan(body, ensemble.x, grid(t))
+    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
