@@ -1,6 +1,7 @@
 """Fluctua: train stochastic physical systems from their own fluctuations."""
 
 from fluctua.baseline import Baseline, Kick, binned, mean, none, optimal, time_only
+from fluctua.compare import Comparison, compare
 from fluctua.gradient import (
     Samples,
     gradient,
@@ -12,6 +13,7 @@ from fluctua.returns import returns_to_go
 from fluctua.score import drift_score, full_score, residual
 from fluctua.simulate import simulator
 from fluctua.start import Density, Reparameterised
+from fluctua.train import Record, box, train
 from fluctua.types import (
     Estimate,
     Estimator,
@@ -24,3 +26,4 @@ from fluctua.types import (
     Trajectories,
 )
 from fluctua.wiener import Wiener
+from fluctua.yardsticks import finite_differences, pathwise, spsa

@@ -73,7 +73,7 @@ def simulator(
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
     """The start of one trajectory, (1, M) and its context: what checks look at before work begins."""
-    ensemble = _begin_one(substrate.recipe, key, theta, substrate.x0)
+    ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
     return ensemble.x, ensemble.context
@@ -97,46 +97,50 @@ def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) 
 
 
 class Ensemble(NamedTuple):
-    """E trajectories at one time, before the first step."""
+    """E trajectories at one time; or, without the first axis, one."""
 
     x: Array  # (E, M)
     context: PyTree
     streams: PyTree
 
 
-def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
-    """Draw contexts, starts and noise streams. Trajectory j depends on (key, j) alone."""
+def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:
+    """Context, start and noise stream of trajectory j: functions of (key, j) and θ alone."""
     k_context, k_start, k_wiener = jax.random.split(key, 3)
-    each = jnp.arange(count)
-
-    def draw(j: Array) -> tuple[Array, PyTree]:
-        context = None if recipe.context is None else recipe.context(jax.random.fold_in(k_context, j))
-        if recipe.start is None:
-            return jnp.asarray(x0), context
-        if isinstance(recipe.start, Reparameterised):
-            return recipe.start.x0(theta, context), context
+    context = None if recipe.context is None else recipe.context(jax.random.fold_in(k_context, j))
+    if recipe.start is None:
+        x = jnp.asarray(x0)
+    elif isinstance(recipe.start, Reparameterised):
+        x = recipe.start.x0(theta, context)
+    else:
         assert recipe.start.sample is not None  # checked by `simulator`
-        return recipe.start.sample(jax.random.fold_in(k_start, j), theta, context), context
+        x = recipe.start.sample(jax.random.fold_in(k_start, j), theta, context)
+    return Ensemble(x, context, recipe.wiener.stream(k_wiener, j))
 
-    x, context = jax.vmap(draw)(each)
-    return Ensemble(x, context, jax.vmap(recipe.wiener.stream, in_axes=(None, 0))(k_wiener, each))
+
+def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    """Trajectories 0 … count−1 before their first step."""
+    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(jnp.arange(count))
 
 
 @partial(jax.jit, static_argnums=0)
-def _begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
     return begin(recipe, 1, key, theta, x0)
 
 
+def advance_one(
+    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+) -> Array:
+    """x + μΔt + σ√Δt z, the state of one trajectory after step n. (M,)"""
+    process = recipe.process
+    z = recipe.wiener.draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
+    step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
+    return (x + step).astype(x.dtype)
+
+
 def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array) -> Array:
-    """The states after step n. (E, M)"""
-    process, wiener = recipe.process, recipe.wiener
-
-    def one(x: Array, context: PyTree, stream: PyTree) -> Array:
-        dw = jnp.sqrt(dt) * wiener.draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
-        step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, dw)
-        return (x + step).astype(x.dtype)
-
-    return jax.vmap(one)(ensemble.x, ensemble.context, ensemble.streams)
+    """The states of all trajectories after step n. (E, M)"""
+    return jax.vmap(lambda x, context, stream: advance_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
 
 
 def grid(t: Array) -> tuple[Array, Array, Array]:
