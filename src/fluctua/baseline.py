@@ -10,6 +10,7 @@ Writing another one takes a function of a `Kick` that returns (E, P), or anythin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -113,7 +114,8 @@ def binned(condition: Callable[..., PyTree], *, bins: int = 20) -> Baseline:
     return Baseline(_Binned(leading(condition, 4), bins))
 
 
-class _Binned(NamedTuple):  # a record and not a closure, so that equal baselines share one compilation
+@dataclass(frozen=True)
+class _Binned:  # a record and not a closure, so that equal baselines share one compilation
     condition: Callable[..., PyTree]
     bins: int
 

@@ -1,0 +1,142 @@
+"""The scores against automatic differentiation of the Gaussian transition density."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+
+from fluctua import NoiseProduct, Process, Step, drift_score, full_score
+
+RELATIVE = 1e-10
+
+
+class Case:
+    """A random nonlinear process of M components and W noises, with every argument used."""
+
+    def __init__(self, seed: int, m: int, extra: int):
+        w = m + extra
+        keys = jax.random.split(jax.random.key(seed), 8)
+        normal = jax.random.normal
+        self.theta = {
+            "a": normal(keys[0], (m, m)),
+            "b": 0.3 * normal(keys[1], (m,)),
+            "s": {"diagonal": 0.2 * normal(keys[2], (m,)), "mixing": 0.15 * normal(keys[3], (m, w))},
+        }
+        self.step = Step(
+            x=normal(keys[4], (m,)),
+            x_next=normal(keys[5], (m,)),
+            t=jnp.asarray(0.7),
+            dt=jnp.asarray(0.01),
+            context=normal(keys[6], (m,)),
+        )
+        # A dominant diagonal keeps the condition number of Q modest, so 1e-10 is about the algebra.
+        self.identity = jnp.eye(m, w)
+
+    def drift(self, theta, x, t, context):
+        return jnp.sin(theta["a"] @ x) + theta["b"] * context * jnp.cos(t)
+
+    def diagonal(self, theta, x, t, context):
+        return jnp.exp(theta["s"]["diagonal"]) * (1 + 0.3 * jnp.sin(x) + 0.1 * t) + 0.05 * context**2
+
+    def dense(self, theta, x, t, context):
+        tilt = theta["s"]["mixing"] * jnp.cos(x)[:, None]
+        return self.identity * self.diagonal(theta, x, t, context)[:, None] + tilt
+
+    def product(self, theta, x, t, context, dw):
+        return self.dense(theta, x, t, context) @ dw
+
+    def q_product(self, theta, x, t, context, v):
+        sigma = self.dense(theta, x, t, context)
+        return sigma @ (sigma.T @ v) / 2
+
+    def processes(self):
+        width = self.identity.shape[1]
+        return {
+            "diagonal": Process(self.drift, self.diagonal),
+            "dense": Process(self.drift, self.dense),
+            "noise product": Process(self.drift, NoiseProduct(self.product, width)),
+            "Qv": Process(self.drift, None, self.q_product),
+        }
+
+    def by_autodiff(self, form: str, shift=None):
+        """∂θ ln N(x'; x + μΔt, 2QΔt), the density written out by the statistics library."""
+        x, x_next, t, dt, context = self.step
+
+        def log_density(theta):
+            a, b = (x, x_next) if shift is None else (x + shift(theta)[0], x_next + shift(theta)[1])
+            sigma = (self.diagonal if form == "diagonal" else self.dense)(theta, a, t, context)
+            sigma = jnp.diag(sigma) if sigma.ndim == 1 else sigma
+            mean = a + self.drift(theta, a, t, context) * dt
+            return jax.scipy.stats.multivariate_normal.logpdf(b, mean, sigma @ sigma.T * dt)
+
+        return jax.grad(log_density)(self.theta)
+
+
+SHAPES = [(1, 0), (2, 1), (4, 0), (3, 2)]  # (M, W − M)
+FORMS = ["diagonal", "dense", "noise product", "Qv"]
+seeds = st.integers(0, 2**31)
+
+
+@cache
+def compiled(score, form, shape):
+    """(theta, step) -> (score, the same by automatic differentiation), compiled once per shape."""
+
+    @jax.jit
+    def both(theta, step):
+        case = Case(0, *shape)
+        case.theta, case.step = theta, step
+        return score(case.processes()[form], theta, step), case.by_autodiff(form)
+
+    return both
+
+
+def assert_close(got, expected):
+    got, expected = ravel_pytree(got)[0], ravel_pytree(expected)[0]
+    assert float(jnp.max(jnp.abs(got - expected))) <= RELATIVE * float(jnp.max(jnp.abs(expected)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=seeds)
+def test_full_score_is_the_derivative_of_the_log_density(form, shape, seed):
+    case = Case(seed, *shape)
+    assert_close(*compiled(full_score, form, shape)(case.theta, case.step))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=seeds)
+def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
+    case = Case(seed, 3, 2)
+    got, expected = compiled(drift_score, form, (3, 2))(case.theta, case.step)
+    for family in ("a", "b"):
+        assert_close(got[family], expected[family])
+    assert not ravel_pytree(got["s"])[0].any()
+
+
+@pytest.mark.parametrize("form", ["diagonal", "dense", "Qv"])
+def test_full_score_differentiates_moving_ends(form):
+    case = Case(seed=5, m=3, extra=1)
+    shift = lambda theta: (0.7 * (theta["b"] - case.theta["b"]), 0.2 * (theta["b"] - case.theta["b"]))  # noqa: E731
+    got = full_score(case.processes()[form], case.theta, case.step, shift=shift)
+    assert_close(got, case.by_autodiff(form, shift))
+
+
+def test_score_has_zero_mean_and_the_fisher_covariance():
+    """E[U] = 0 and E[U²] = −E[∂²ln p] for one parameter in the noise: (1/2)·(∂ln Q)² = 2 at σ = 1."""
+    process = Process(lambda th, x, t, c: -x, lambda th, x, t, c: th * jnp.ones_like(x))
+    z = jax.random.normal(jax.random.key(0), (200_000,))
+    x, dt = jnp.ones(1), jnp.asarray(0.01)
+
+    def one(z):
+        return full_score(process, jnp.asarray(1.0), Step(x, x - x * dt + jnp.sqrt(dt) * z, 0.0, dt))
+
+    u = np.asarray(jax.vmap(one)(z))
+    assert abs(u.mean()) < 4 * np.sqrt(2 / len(u))
+    assert abs((u**2).mean() - 2) < 4 * np.sqrt(56 / len(u))  # u = z² − 1, whose fourth moment is 60 = 56 + 2²
