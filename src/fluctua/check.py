@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.start import Density, Reparameterised
-from fluctua.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Step, Trajectories
+from fluctua.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Trajectories
 
 if TYPE_CHECKING:
     from fluctua.baseline import Baseline
@@ -267,23 +267,18 @@ def diffusion(process: Process, theta: Params, x: Array, t: Array, context: PyTr
 
 def rounding(process: Process, theta: Params, recording: Recording) -> None:
     """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
-    from fluctua.score import residual
-
-    t = recording.t
-    start, stop = jnp.asarray(recording.first), jnp.asarray(recording.second)
-
-    def one(x: Array, x_next: Array, context: PyTree) -> Array:
-        return residual(process, theta, Step(x, x_next, t[0], t[1] - t[0], context))
-
-    r = jax.vmap(one)(start, stop, recording.context)
-    kick = float(jnp.sqrt(jnp.mean(r**2)))
-    unit = float(jnp.finfo(start.dtype).eps * jnp.max(jnp.abs(stop)))
-    if unit > 0.01 * kick:
+    t, one = recording.t, jax.tree.map(lambda leaf: leaf[0], recording.context)
+    q = np.asarray(_q_matrix(process, theta, recording.first[0], t[0], one))
+    kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
+    coarse = np.flatnonzero(recording.rounding > 0.01 * kick)
+    if coarse.size:
+        i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
         warnings.warn(
-            f"the states are rounded to about {unit:.1e}, more than a hundredth of a typical kick ({kick:.1e}): "
-            'the score will carry rounding noise. Use float64: jax.config.update("jax_enable_x64", True).',
+            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more than a hundredth of a "
+            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 and use "
+            'jax.config.update("jax_enable_x64", True).',
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -294,9 +289,9 @@ def _few(indices: Sequence[int] | np.ndarray) -> str:
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
 
 
-def first_bad(x: Array, offset: int) -> list[tuple[int, int, int]]:
+def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
     """(trajectory, time index, component) of the first non-finite number of each bad trajectory."""
-    bad = ~np.isfinite(np.asarray(x))
+    bad = ~np.isfinite(x)
     return [(int(j) + offset, *map(int, np.argwhere(bad[j])[0])) for j in np.flatnonzero(bad.any(axis=(1, 2)))]
 
 

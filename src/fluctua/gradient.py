@@ -110,7 +110,7 @@ class PPGT(NamedTuple):
     ) -> Samples:
         """The gradients of given trajectories. `table`: what a pilot found, if one was run."""
         theta = check.parameters(theta)
-        recording = Recording(trajectories)
+        recording = Recording(trajectories, theta)
         for plan in (self.baseline, self.initial_baseline):
             check.baseline(plan, recording.count, recording.t)
             if plan.pilot and table is None:
@@ -162,8 +162,8 @@ class _NoSubstrate(NamedTuple):
 
 def mean_return_to_go(objective: Objective, theta: Params, trajectories: Trajectories) -> Array:
     """E[λ̂ₙ] at every time (T+1,): the `values` of a time-only baseline, from other trajectories."""
-    recording = Recording(trajectories)
-    x = jnp.asarray(trajectories.x)
+    recording = Recording(trajectories, theta)
+    x = jnp.asarray(trajectories.x, recording.dtype)
     return recorded.mean_return_to_go(check.objective(objective), theta, recording.t, x, recording.context)
 
 
@@ -173,8 +173,8 @@ def reduce_samples(samples: Samples) -> Estimate:
 
 
 def _samples(theta: Params, flat: Array, returns: Array) -> Samples:
-    _, unravel = ravel_pytree(theta)
-    return Samples(jax.vmap(unravel)(flat), returns)
+    like, unravel = ravel_pytree(theta)
+    return Samples(jax.vmap(unravel)(flat.astype(like.dtype)), returns)
 
 
 @jax.jit

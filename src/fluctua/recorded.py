@@ -46,7 +46,7 @@ def _reward_of_block(
 
     def body(reward: Array, step: Any) -> tuple[Array, None]:
         x, (_, t, dt) = step
-        return reward + sweep.running(model, theta, x, t, context) * dt, None
+        return reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype), None
 
     return jax.lax.scan(body, reward, (jnp.swapaxes(x, 0, 1)[:-1], grid(t)))[0]
 

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import check
-from fluctua.types import Array, PyTree, Trajectories
+from fluctua.types import Array, Params, PyTree, Trajectories, working_dtype
 
 
 class Recording:
     """A checked, re-readable source of trajectories on one time grid."""
 
-    def __init__(self, source: Trajectories | Iterable[Trajectories]):
+    def __init__(self, source: Trajectories | Iterable[Trajectories], theta: Params):
         self._chunks: Iterable[Trajectories] = [source] if isinstance(source, Trajectories) else source
         if isinstance(self._chunks, Iterator):
             raise TypeError(
@@ -28,7 +28,7 @@ class Recording:
                 "a list, or an object whose __iter__ starts afresh."
             )
         self.sizes: list[int] = []
-        first, second, contexts = [], [], []
+        first, contexts, largest = [], [], []
         whole: np.ndarray | None = None
         bad: list[tuple[int, int, int]] = []
         for chunk in self._chunks:
@@ -42,27 +42,26 @@ class Recording:
                     + ("." if x.shape[1:] != shape else ", at other times.")
                 )
             for offset, rows in _rows(x):
+                rows = np.asarray(rows)
                 bad += check.first_bad(rows, sum(self.sizes) + offset)
+                largest.append(np.abs(rows).max(axis=(0, 1)))
             self.sizes.append(x.shape[0])
             first.append(np.asarray(x[:, 0]))
-            second.append(np.asarray(x[:, 1]))
             contexts.append(chunk.context)
         if whole is None:
             raise ValueError("there are no trajectories: the source of chunks is empty.")
         check.finite_trajectories(bad, self.count)
         self.t = jnp.asarray(whole)
-        self.first, self.second = jnp.asarray(np.concatenate(first)), jnp.asarray(np.concatenate(second))
+        self.dtype = working_dtype(theta, np.concatenate(first))
+        self.first = jnp.asarray(np.concatenate(first), self.dtype)
+        coarsest = max(np.finfo(part.dtype).eps for part in (*first, self.first))
+        self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
         self.context: PyTree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *contexts)
 
     @property
     def count(self) -> int:
         """E, over all chunks."""
         return sum(self.sizes)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the states, as JAX will hold them."""
-        return self.first.dtype
 
     def blocks(self, block_bytes: int) -> Iterator[tuple[int, Array, Array]]:
         """(n, t (b+1,), x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fluctua import check
 from fluctua.start import Density, Reparameterised, Start
-from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
+from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, working_dtype
 from fluctua.wiener import Wiener, threefry
 
 
@@ -115,6 +115,7 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
     else:
         assert recipe.start.sample is not None  # checked by `simulator`
         x = recipe.start.sample(jax.random.fold_in(k_start, j), theta, context)
+    x = x.astype(working_dtype(theta, x))
     return Ensemble(x, context, recipe.wiener.stream(k_wiener, j))
 
 

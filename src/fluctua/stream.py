@@ -68,7 +68,7 @@ def _returns(
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt
+        reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt.astype(x.dtype)
         return (advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward), None
 
     (x, reward), _ = jax.lax.scan(body, (ensemble.x, jnp.zeros(count, ensemble.x.dtype)), grid(t))

@@ -49,12 +49,12 @@ class Sums(NamedTuple):
 
 def running(model: Model, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """g(X_n, t_n) for every trajectory. (E,)"""
-    return jax.vmap(model.objective.running, in_axes=(None, 0, None, 0))(theta, x, t, context)
+    return jax.vmap(model.objective.running, in_axes=(None, 0, None, 0))(theta, x, t, context).astype(x.dtype)
 
 
 def terminal(model: Model, theta: Params, x: Array, context: PyTree) -> Array:
     """g_T(X_T) for every trajectory. (E,)"""
-    return jax.vmap(model.objective.terminal, in_axes=(None, 0, 0))(theta, x, context)
+    return jax.vmap(model.objective.terminal, in_axes=(None, 0, 0))(theta, x, context).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -70,7 +70,7 @@ def initial_sums(
     one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]  # type: ignore[union-attr]  # noqa: E731
     score = jax.vmap(one)(x, context)
     bar = model.initial_baseline(Kick(jnp.array(-1), theta, None, t, context, returns, score, tables.initial))
-    return Sums(reward, (returns[:, None] - bar) * score, score)
+    return Sums(reward, ((returns[:, None] - bar) * score).astype(score.dtype), score)
 
 
 def sweep_step(
@@ -86,11 +86,12 @@ def sweep_step(
     """Add step n of the whole ensemble: (λ̂ₙ₊₁ − λ̄ₙ)Uₙ and ∂θ g Δt. `origin`: the first two times."""
     x, x_next, context = ensemble
     n, t, dt = when
-    reward = sums.reward + running(model, theta, x, t, context) * dt
+    reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
     score, explicit = _scores(model, theta, ensemble, when, origin)
     to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick
     bar = model.baseline(Kick(n, theta, x, t, context, to_go, score, tables.step))
-    return Sums(reward, sums.gradient + (to_go[:, None] - bar) * score + explicit, sums.score + score)
+    term = (to_go[:, None] - bar) * score + explicit
+    return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score)
 
 
 def _scores(

@@ -18,6 +18,11 @@ Params = PyTree
 """Parameters θ: any pytree of floating-point arrays."""
 
 
+def working_dtype(theta: Params, x: Array) -> np.dtype:
+    """The precision of the states during an estimate: the finer of the parameters' and the states'."""
+    return jax.numpy.result_type(x, *jax.tree.leaves(theta))
+
+
 class NoiseProduct(NamedTuple):
     """Noise as a product, for systems whose (M, W) matrix is too large or too structured to write down.
 

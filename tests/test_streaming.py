@@ -1,0 +1,106 @@
+"""Streams, recordings and chunks are one estimate, and none needs memory of order E·T."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+
+THETA = {"k": jnp.asarray(0.8), "s": jnp.asarray(0.4)}
+PROCESS = fl.Process(
+    drift=lambda theta, x, t, context: -theta["k"] * x + context * jnp.cos(t),
+    noise=lambda theta, x: theta["s"] * jnp.ones_like(x),
+)
+OBJECTIVE = fl.Objective(lambda theta, x, t: jnp.sum(x**2) * theta["k"], lambda theta, x: x[0])
+T = np.r_[np.linspace(0, 1, 13), 1.3, 1.7]
+KEY = jax.random.key(3)
+RUN = fl.simulator(PROCESS, jnp.array([0.3, -0.2]), T, context=lambda key: jax.random.normal(key, (2,)))
+BASELINES = {
+    "none": fl.none(),
+    "mean": fl.mean(),
+    "optimal": fl.optimal(),
+    "binned": fl.binned(lambda theta, x: {"k": x[0], "s": x[1]}, bins=4),
+    "table": fl.time_only(jnp.linspace(1, 0, len(T))),
+}
+
+
+def same(a, b):
+    for left, right in zip(jax.tree.leaves(a[:-1]), jax.tree.leaves(b[:-1]), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-12)
+    assert a.count == b.count
+
+
+def stored(count):
+    """The trajectories that an estimator with key KEY streams."""
+    return RUN(jax.random.split(KEY)[0], THETA, count)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_streamed_equals_recorded_equals_chunked(name):
+    baseline, whole = BASELINES[name], stored(37)
+    streamed = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 37)
+    recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=baseline)
+    parts = [fl.Trajectories(T, whole.x[a:b], whole.context[a:b]) for a, b in ((0, 10), (10, 11), (11, 37))]
+    tiny = 37 * 2 * 8 * 3  # three steps of all trajectories at a time
+    chunked = fl.gradient(PROCESS, OBJECTIVE, THETA, parts, baseline=baseline, block_bytes=tiny)
+    same(streamed, recorded)
+    same(recorded, chunked)
+
+
+def test_a_substrate_that_is_not_a_simulator():
+    box = lambda key, theta, count: RUN(key, theta, count)  # noqa: E731
+    for baseline in (fl.optimal(), fl.time_only(pilot=16)):
+        same(
+            fl.ppgt(PROCESS, OBJECTIVE, box, baseline=baseline)(KEY, THETA, 20),
+            fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 20),
+        )
+
+
+def test_lazy_arrays_are_read_block_by_block(tmp_path):
+    whole = stored(50)
+    path = tmp_path / "x.npy"
+    np.save(path, np.asarray(whole.x))
+    lazy = fl.Trajectories(T, np.load(path, mmap_mode="r"), whole.context)
+    same(
+        fl.gradient(PROCESS, OBJECTIVE, THETA, whole),
+        fl.gradient(PROCESS, OBJECTIVE, THETA, lazy, block_bytes=50 * 2 * 8 * 2),
+    )
+
+
+def test_trajectories_do_not_depend_on_how_many_there_are():
+    np.testing.assert_array_equal(stored(5).x, stored(9).x[:5])
+
+
+def test_mean_return_to_go_is_the_table_a_pilot_makes():
+    table = fl.mean_return_to_go(OBJECTIVE, THETA, RUN(jax.random.split(KEY)[1], THETA, 16))
+    same(
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.time_only(table))(KEY, THETA, 20),
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.time_only(pilot=16))(KEY, THETA, 20),
+    )
+
+
+MEMORY = """
+import jax, jax.numpy as jnp, fluctua as fl
+process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones_like(x))
+objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 2, 20_001))
+theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
+estimate = fl.ppgt(process, objective, run, baseline=fl.optimal())(jax.random.key(0), theta, 10_000)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))  # getrusage would report the parent's peak
+print(int(status["VmHWM"].split()[0]) * 1024, float(estimate.value), float(estimate.value_stderr))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
+def test_ten_thousand_trajectories_of_twenty_thousand_steps_within_a_gibibyte():
+    """The states alone would be 0.8 GB in float32, the scores 1.6 GB; a second pass replays the noise."""
+    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
+    peak, value, error = map(float, out.split())
+    assert peak < 2**30
+    k, q = 1.0, 0.5**2 / 2  # E[x²] = e^{−2kt} + (Q/k)(1 − e^{−2kt}); Euler's own error at Δt = 1e-4 is below 1e-4
+    exact = (1 - np.exp(-4 * k)) / (2 * k) * (1 - q / k) + 2 * q / k
+    assert abs(value - exact) < 4 * error + 1e-4
