@@ -1,0 +1,86 @@
+"""Training: it climbs, it stays in its box, and it repeats itself."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluctua as fl
+
+PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
+OBJECTIVE = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
+RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 2, 21))
+ESTIMATOR = fl.ppgt(PROCESS, OBJECTIVE, RUN)
+THETA = {"f": jnp.zeros(1)}
+KEY = jax.random.key(0)
+
+
+def run(**options):
+    return fl.train(KEY, THETA, ESTIMATOR, optax.adam(0.1), **{"count": 100, "iterations": 60, **options})
+
+
+def test_it_reaches_the_optimum():
+    last = list(run())[-1]
+    gain = 1 - (1 - 0.1) ** 20  # E[X_T] = f·gain in the Euler scheme
+    assert last.next_theta["f"][0] == pytest.approx(1 / gain, abs=0.1)
+    assert last.trajectories == 6000
+
+
+def test_resumed_training_repeats_itself_exactly():
+    whole = list(run(iterations=8))
+    tail = list(run(iterations=8, resume=whole[4]))
+    assert [r.iteration for r in tail] == [5, 6, 7]
+    for a, b in zip(whole[5:], tail, strict=True):
+        np.testing.assert_array_equal(a.next_theta["f"], b.next_theta["f"])
+        assert a.trajectories == b.trajectories
+
+
+def test_projection_keeps_parameters_in_their_box():
+    inside = [r.theta["f"][0] for r in run(project=fl.box(0.1, 0.3), iterations=10)]
+    assert inside[0] == pytest.approx(0.1)
+    assert max(inside) == pytest.approx(0.3)
+
+
+def test_box_takes_prefixes():
+    theta = {"a": jnp.array([-1.0, 5.0]), "b": {"c": jnp.asarray(9.0)}}
+    got = fl.box({"a": 0.0, "b": -1.0}, {"a": jnp.array([1.0, 2.0]), "b": 3.0})(theta)
+    np.testing.assert_array_equal(got["a"], [0, 2])
+    assert got["b"]["c"] == 3
+
+
+def test_count_may_follow_a_schedule_and_the_caller_stops():
+    records = list(itertools.islice(run(count=lambda l: 10 * (l + 1), iterations=None), 3))
+    assert [r.trajectories for r in records] == [10, 30, 60]
+
+
+def test_optimisers_that_ask_get_the_second_moment():
+    seen = []
+
+    def update(updates, state, params=None, *, second_moment, value, **_):
+        seen.append((second_moment, value))
+        return jax.tree.map(jnp.zeros_like, updates), state
+
+    asking = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    record = next(fl.train(KEY, THETA, ESTIMATOR, asking, count=50, iterations=1))
+    np.testing.assert_array_equal(seen[0][0]["f"], record.estimate.second_moment["f"])
+    assert seen[0][1] == -record.estimate.value
+
+
+def test_a_gradient_that_is_not_finite_stops_with_the_records_intact():
+    def failing(key, theta, count):
+        estimate = ESTIMATOR(key, theta, count)
+        bad = {"f": jnp.full(1, jnp.nan)} if theta["f"][0] != 0 else estimate.gradient
+        return estimate._replace(gradient=bad)
+
+    records = fl.train(KEY, THETA, failing, optax.sgd(0.1), count=10)
+    next(records)
+    with pytest.raises(FloatingPointError, match="gradient of iteration 1 is not finite.*resume=record"):
+        next(records)
+
+
+def test_negative_iterations():
+    with pytest.raises(ValueError, match="must not be negative; got -1"):
+        run(iterations=-1)

@@ -1,0 +1,81 @@
+"""The yardsticks against closed forms, and the policy gradient against the yardsticks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import fluctua as fl
+
+THETA = {"k": jnp.asarray(0.9), "f": jnp.asarray(0.7), "m": jnp.asarray(0.4)}
+T = np.linspace(0, 1, 26)
+PROCESS = fl.Process(lambda th, x: -th["k"] * x + th["f"], lambda th, x: 0.5 * jnp.ones_like(x))
+OBJECTIVE = fl.Objective(terminal=lambda th, x: x[0])
+START = fl.Density(
+    log_density=lambda th, x0: -jnp.sum((x0 - th["m"]) ** 2) / 2 / 0.3**2,
+    sample=lambda key, th: th["m"] + 0.3 * jax.random.normal(key, (1,)),
+)
+RUN = fl.simulator(PROCESS, START, T)
+
+
+def mean_at_end(theta):
+    """E[X_T] of the Euler scheme: m → (1 − kΔt)m + fΔt."""
+    dt = T[1] - T[0]
+    return jax.lax.fori_loop(0, len(T) - 1, lambda _, m: m - theta["k"] * m * dt + theta["f"] * dt, theta["m"])
+
+
+EXACT = jax.grad(mean_at_end)(THETA)
+ESTIMATORS = {
+    "ppgt": fl.ppgt(PROCESS, OBJECTIVE, RUN),
+    "pathwise": fl.pathwise(OBJECTIVE, RUN),
+    "finite differences": fl.finite_differences(OBJECTIVE, RUN),
+    "spsa": fl.spsa(OBJECTIVE, RUN),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_finds_the_exact_gradient(name):
+    estimate = ESTIMATORS[name](jax.random.key(1), THETA, 4000)
+    g, error, exact = (np.asarray(ravel_pytree(tree)[0]) for tree in (estimate.gradient, estimate.stderr, EXACT))
+    # Along a linear path R is linear in f and m, so pathwise derivatives have no variance there.
+    assert np.all(np.abs(g - exact) < 4 * error + 1e-8)
+    assert abs(estimate.value - mean_at_end(THETA)) < 4 * estimate.value_stderr
+
+
+def test_pathwise_and_finite_differences_agree_path_by_path():
+    """The same key gives the same noise, so the two differ by the truncation of the difference alone."""
+    curved = fl.Objective(running=lambda th, x: jnp.sum(jnp.sin(x) * th["k"]))
+    run = fl.simulator(PROCESS, jnp.zeros(1), T)
+    a = fl.pathwise(curved, run)(jax.random.key(2), THETA, 50)
+    b = fl.finite_differences(curved, run)(jax.random.key(2), THETA, 50)
+    for left, right in zip(jax.tree.leaves(a[:2]), jax.tree.leaves(b[:2]), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-7, atol=1e-9)
+
+
+def test_cost_counts_trajectories():
+    assert {name: estimator.cost(THETA) for name, estimator in ESTIMATORS.items()} == {
+        "ppgt": 1,
+        "pathwise": 1,
+        "finite differences": 6,
+        "spsa": 2,
+    }
+
+
+def test_comparison_is_at_equal_cost_and_prints(tmp_path):
+    result = fl.compare(jax.random.key(0), THETA, ESTIMATORS, trajectories=600, reference=EXACT, repeats=4)
+    rows = {row.name: row for row in result.rows}
+    assert [row.trajectories for row in result.rows] == [600] * 4
+    assert rows["finite differences"].samples == 100
+    noisy = [rows[name] for name in ("ppgt", "spsa")]
+    assert all(np.abs(row.z).max() < 4 for row in noisy)
+    assert rows["pathwise"].variance.mean() < rows["ppgt"].variance.mean()
+    text = str(result)
+    assert "the exact gradient" in text
+    assert all(name in text for name in ESTIMATORS)
+
+    from fluctua.figures.compare import draw
+
+    figure = draw(result)
+    figure.savefig(tmp_path / "comparison.png")
+    assert (tmp_path / "comparison.png").stat().st_size > 5000
