@@ -24,7 +24,7 @@ def bars(baseline, given):
 
 
 def optimal_by_loop(returns, score, members=None):
-    """Eq. 18 as it is printed, within `members[j]` of each trajectory."""
+    """Eq. 20 as it is printed, within `members[j]` of each trajectory."""
     count, width = score.shape
     bar = np.empty((count, width))
     for j in range(count):
@@ -119,7 +119,7 @@ def test_zero_scores_fall_back_to_the_plain_mean_of_the_others():
     score = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 3.0], [0.0, 0.0]])
     plain = [np.delete(returns, j).mean() for j in range(4)]
     for baseline in (optimal(), binned(lambda th, x: x[0], bins=2)):
-        bar = (bars(baseline, kick(returns, score)))
+        bar = bars(baseline, kick(returns, score))
         assert bar[:, 0] == pytest.approx(plain)
         # only trajectory 2 has a score: the others take its return, and it takes the plain mean of theirs
         assert bar[:, 1] == pytest.approx([4, 4, plain[2], 4])
@@ -129,7 +129,7 @@ def test_one_dominant_score_does_not_cancel():
     """Σ − own would leave rounding noise of 1e20·eps where the others' weight is 1."""
     returns = np.array([5.0, 1.0, 2.0])
     score = np.array([[1e10], [1.0], [1.0]])
-    bar = (bars(optimal(), kick(returns, score)))
+    bar = bars(optimal(), kick(returns, score))
     assert bar[0, 0] == pytest.approx(1.5, rel=1e-12)
 
 

@@ -98,10 +98,18 @@ def test_overflowing_simulation():
 @pytest.mark.parametrize(
     ("t", "x", "message"),
     [
-        (T, np.zeros((11, 2)), r"must be \(trajectories, 11, state\).*got \(11, 2\). For one trajectory pass x\[None\]"),
+        (
+            T,
+            np.zeros((11, 2)),
+            r"must be \(trajectories, 11, state\).*got \(11, 2\). For one trajectory pass x\[None\]",
+        ),
         (T, np.zeros((4, 10, 2)), r"must be \(trajectories, 11, state\) to match `t`; got \(4, 10, 2\)"),
         (T, np.zeros((0, 11, 2)), "holds no trajectories"),
-        (T[::-1], np.zeros((4, 11, 2)), r"increase strictly; t\[0\] = 1 is followed by t\[1\] = 0.9 \(10 such places\)"),
+        (
+            T[::-1],
+            np.zeros((4, 11, 2)),
+            r"increase strictly; t\[0\] = 1 is followed by t\[1\] = 0.9 \(10 such places\)",
+        ),
         (np.r_[0, 0, T[2:]], np.zeros((4, 11, 2)), r"t\[0\] = 0 is followed by t\[1\] = 0 \(1 such place\)"),
         (np.r_[np.nan, T[1:]], np.zeros((4, 11, 2)), r"`t` is not finite at indices \[0\]"),
         (T[:1], np.zeros((4, 1, 2)), "at least two times"),
@@ -119,7 +127,9 @@ def test_complex_states_are_told_to_split():
 
 def test_context_has_one_row_per_trajectory():
     t, x, _ = trajectories()
-    with pytest.raises(ValueError, match=r"`context\['phase'\]` must have one row per trajectory, \(6, ...\); got \(5,\)"):
+    with pytest.raises(
+        ValueError, match=r"`context\['phase'\]` must have one row per trajectory, \(6, ...\); got \(5,\)"
+    ):
         fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(t, x, {"phase": np.zeros(5)}))
 
 

@@ -123,7 +123,7 @@ def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
 @pytest.mark.parametrize("form", ["diagonal", "dense", "Qv"])
 def test_full_score_differentiates_moving_ends(form):
     case = Case(seed=5, m=3, extra=1)
-    shift = lambda theta: (0.7 * (theta["b"] - case.theta["b"]), 0.2 * (theta["b"] - case.theta["b"]))  # noqa: E731
+    shift = lambda theta: (0.7 * (theta["b"] - case.theta["b"]), 0.2 * (theta["b"] - case.theta["b"]))
     got = full_score(case.processes()[form], case.theta, case.step, shift=shift)
     assert_close(got, case.by_autodiff(form, shift))
 

@@ -52,7 +52,7 @@ def test_streamed_equals_recorded_equals_chunked(name):
 
 
 def test_a_substrate_that_is_not_a_simulator():
-    box = lambda key, theta, count: RUN(key, theta, count)  # noqa: E731
+    box = lambda key, theta, count: RUN(key, theta, count)
     for baseline in (fl.optimal(), fl.time_only(pilot=16)):
         same(
             fl.ppgt(PROCESS, OBJECTIVE, box, baseline=baseline)(KEY, THETA, 20),
@@ -101,6 +101,9 @@ def test_ten_thousand_trajectories_of_twenty_thousand_steps_within_a_gibibyte():
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
     peak, value, error = map(float, out.split())
     assert peak < 2**30
-    k, q = 1.0, 0.5**2 / 2  # E[x²] = e^{−2kt} + (Q/k)(1 − e^{−2kt}); Euler's own error at Δt = 1e-4 is below 1e-4
+    k, q = (
+        1.0,
+        0.5**2 / 2,
+    )  # E[x²] = e^{−2kt} + (Q/k)(1 − e^{−2kt}); Euler's own error at Δt = 1e-4 is below 1e-4
     exact = (1 - np.exp(-4 * k)) / (2 * k) * (1 - q / k) + 2 * q / k
     assert abs(value - exact) < 4 * error + 1e-4

@@ -52,7 +52,7 @@ def test_box_takes_prefixes():
 
 
 def test_count_may_follow_a_schedule_and_the_caller_stops():
-    records = list(itertools.islice(run(count=lambda l: 10 * (l + 1), iterations=None), 3))
+    records = list(itertools.islice(run(count=lambda iteration: 10 * (iteration + 1), iterations=None), 3))
     assert [r.trajectories for r in records] == [10, 30, 60]
 
 

@@ -20,17 +20,22 @@ def test_known_answer_of_philox():
 
 
 @pytest.mark.parametrize(
-    ("seed", "trajectory", "site", "pair"), [(0, 0, 0, 0), (2**63 + 12345, 7, 3, 2**31), (1, 2**32 - 1, 2**32 - 1, 5)]
+    ("seed", "trajectory", "site", "pair"),
+    [(0, 0, 0, 0), (2**63 + 12345, 7, 3, 2**31), (1, 2**32 - 1, 2**32 - 1, 5)],
 )
 def test_words_are_the_same_in_python_and_c(seed, trajectory, site, pair):
-    words = philox_words(jnp.flip(jax.random.key_data(seed_key(seed))), *(jnp.uint32(v) for v in (trajectory, site, pair)))
+    words = philox_words(
+        jnp.flip(jax.random.key_data(seed_key(seed))), *(jnp.uint32(v) for v in (trajectory, site, pair))
+    )
     assert tuple(int(w) for w in words) == _native.words(seed, trajectory, site, pair)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 6])
 def test_normals_are_the_same_in_python_and_c(width):
     seed = 2**40 + 99
-    draw = jax.vmap(jax.vmap(lambda j, n: philox.draw(philox.stream(seed_key(seed), j), n, width), (None, 0)), (0, None))
+    draw = jax.vmap(
+        jax.vmap(lambda j, n: philox.draw(philox.stream(seed_key(seed), j), n, width), (None, 0)), (0, None)
+    )
     np.testing.assert_allclose(draw(jnp.arange(3), jnp.arange(5)), _native.normals(seed, 3, 5, width), atol=1e-12)
 
 

@@ -86,7 +86,7 @@ def _mean(kick: Kick) -> Array:
 
 
 def optimal() -> Baseline:
-    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 18), of least variance, for each component and step.
+    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 20), of least variance, for each component and step.
 
     Where every other score vanishes the weights say nothing, and the plain mean of the others is taken.
     """

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.start import Density, Reparameterised
-from fluctua.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Trajectories
+from fluctua.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Trajectories
 
 if TYPE_CHECKING:
     from fluctua.baseline import Baseline
@@ -79,13 +79,15 @@ def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def objective(given: Objective) -> Objective:
+def objective(given: Objective | Rewards) -> Rewards:
     """Both rewards as callables; a missing one is zero."""
+    if isinstance(given, Rewards):
+        return given
     if not isinstance(given, Objective):
         raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(given).__name__}.")
     if given.running is None and given.terminal is None:
         raise ValueError("`Objective` needs a `running` reward, a `terminal` reward, or both; got neither.")
-    return Objective(
+    return Rewards(
         _no_reward if given.running is None else leading(given.running, 4),
         _no_reward if given.terminal is None else leading(given.terminal, 3),
     )
@@ -189,15 +191,15 @@ def baseline(given: Baseline | None, trajectories: int, t: Array) -> None:
 # ------------------------------------------------------------------------------ process and state
 
 
-def model(process: Process, objective: Objective, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Shapes of drift, noise and rewards at the first states x (E, M), and that the diffusion is regular."""
     one = jax.tree.map(lambda leaf: leaf[0], context)
     shapes(process, theta, x[0], t[0], one)
     for name, reward, arguments in (
-        ("running", objective.running, (theta, x[0], t[0], one)),
-        ("terminal", objective.terminal, (theta, x[0], one)),
+        ("running", rewards.running, (theta, x[0], t[0], one)),
+        ("terminal", rewards.terminal, (theta, x[0], one)),
     ):
-        got = jax.eval_shape(reward, *arguments)  # type: ignore[arg-type]
+        got = jax.eval_shape(reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(
                 f"the {name} reward must be one number per state, shape (); got shape "
@@ -292,7 +294,11 @@ def _few(indices: Sequence[int] | np.ndarray) -> str:
 def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
     """(trajectory, time index, component) of the first non-finite number of each bad trajectory."""
     bad = ~np.isfinite(x)
-    return [(int(j) + offset, *map(int, np.argwhere(bad[j])[0])) for j in np.flatnonzero(bad.any(axis=(1, 2)))]
+    found = []
+    for j in np.flatnonzero(bad.any(axis=(1, 2))):
+        n, i = np.argwhere(bad[j])[0]
+        found.append((int(j) + offset, int(n), int(i)))
+    return found
 
 
 def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> None:

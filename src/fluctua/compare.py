@@ -42,10 +42,18 @@ class Comparison(NamedTuple):
     reference: str
     repeats: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-        for heading in ("estimator", "samples", "trajectories", "bias / s.e.", "s.d. / s.e.", "variance", "time"):
-            table.add_column(heading, justify="left" if heading == "estimator" else "right")
+        for heading in (
+            "estimator",
+            "samples",
+            "trajectories",
+            "bias / s.e.",
+            "s.d. / s.e.",
+            "variance",
+            "time",
+        ):
+            table.add_column(heading, no_wrap=True, justify="left" if heading == "estimator" else "right")
         for row in self.rows:
             table.add_row(
                 row.name,
@@ -56,7 +64,7 @@ class Comparison(NamedTuple):
                 f"{row.variance.mean():.3g}",
                 f"{1e3 * row.seconds:.1f} ms",
             )
-        console = Console(width=100, color_system=None)
+        console = Console(width=120, color_system=None)
         with console.capture() as capture:
             console.print(table)
         notes = (
@@ -64,8 +72,6 @@ class Comparison(NamedTuple):
             "unbiased.\nvariance: of one gradient component per trajectory spent, averaged over parameters."
         )
         return capture.get() + notes
-
-    __repr__ = __str__
 
 
 def compare(
@@ -97,7 +103,11 @@ def compare(
                 f"`{name}` costs {cost:,} trajectories per sample; {trajectories:,} trajectories buy {samples}, and an "
                 f"error bar needs 2. Use trajectories={2 * cost} or more."
             )
-        runs[name] = (samples, cost, _repeat(jax.random.fold_in(key, index), theta, estimator, samples, repeats))
+        runs[name] = (
+            samples,
+            cost,
+            _repeat(jax.random.fold_in(key, index), theta, estimator, samples, repeats),
+        )
 
     truth, error, label = _reference(reference, runs)
     rows = []
@@ -133,6 +143,6 @@ def _reference(reference: Params | Estimate | str, runs: Mapping) -> tuple[np.nd
         _, _, (g, stderr, _) = runs[reference]
         return g.mean(axis=0), np.sqrt(np.mean(stderr**2, axis=0) / len(g)), f"`{reference}`"
     if isinstance(reference, Estimate):
-        flat = lambda tree: np.asarray(ravel_pytree(tree)[0], float)  # noqa: E731
+        flat = lambda tree: np.asarray(ravel_pytree(tree)[0], float)
         return flat(reference.gradient), flat(reference.stderr), "the given estimate"
     return np.asarray(ravel_pytree(reference)[0], float), 0.0, "the exact gradient"

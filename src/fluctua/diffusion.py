@@ -41,7 +41,7 @@ def diffusion_at(
         product, width = process.noise
 
         def q_product(th: Params, v: Array) -> Array:
-            kick = lambda dw: product(th, at(th), t, context, dw)  # noqa: E731
+            kick = lambda dw: product(th, at(th), t, context, dw)
             (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
             return kick(back) / 2
 
@@ -49,12 +49,12 @@ def diffusion_at(
 
     assert process.noise is not None  # checked at the boundary
     noise = process.noise
-    sigma = lambda th: noise(th, at(th), t, context)  # noqa: E731
+    sigma = lambda th: noise(th, at(th), t, context)
     return _diagonal(sigma, theta) if jnp.ndim(sigma(theta)) == 1 else _dense(sigma, theta)
 
 
 def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
-    q_of = lambda th: sigma(th) ** 2 / 2  # noqa: E731
+    q_of = lambda th: sigma(th) ** 2 / 2
     q = q_of(theta)
     return Diffusion(
         apply=lambda th, v: q_of(th) * v,
@@ -82,9 +82,7 @@ def _dense(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
 
 def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Array) -> Diffusion:
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    operator = lineax.FunctionLinearOperator(
-        lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag
-    )
+    operator = lineax.FunctionLinearOperator(lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag)
     tolerance = 100 * float(jnp.finfo(x.dtype).eps)  # two digits above rounding, where the iteration can stall
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
 

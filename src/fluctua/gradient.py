@@ -1,4 +1,4 @@
-"""The physical policy gradient theorem (Eq. 14) as two functions: from given trajectories, and as an
+"""The physical policy gradient theorem (Eqs. 12 and 13) as two functions: from given trajectories, and as an
 estimator that runs a substrate.
 """
 
@@ -20,7 +20,7 @@ from fluctua.simulate import Simulator
 from fluctua.start import Density, Reparameterised
 from fluctua.stream import streamed_samples
 from fluctua.sweep import Model, Tables
-from fluctua.types import Array, Estimate, Objective, Params, Process, Score, Substrate, Trajectories
+from fluctua.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Substrate, Trajectories
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
@@ -160,7 +160,7 @@ class _NoSubstrate(NamedTuple):
         raise NotImplementedError
 
 
-def mean_return_to_go(objective: Objective, theta: Params, trajectories: Trajectories) -> Array:
+def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectories: Trajectories) -> Array:
     """E[λ̂ₙ] at every time (T+1,): the `values` of a time-only baseline, from other trajectories."""
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
@@ -169,7 +169,8 @@ def mean_return_to_go(objective: Objective, theta: Params, trajectories: Traject
 
 def reduce_samples(samples: Samples) -> Estimate:
     """Mean, standard error and second moment over trajectories."""
-    return Estimate(*_reduce(samples), samples.returns.shape[0])
+    gradient, stderr, second_moment, value, value_stderr = _reduce(samples)
+    return Estimate(gradient, stderr, second_moment, value, value_stderr, samples.returns.shape[0])
 
 
 def _samples(theta: Params, flat: Array, returns: Array) -> Samples:
@@ -180,7 +181,7 @@ def _samples(theta: Params, flat: Array, returns: Array) -> Samples:
 @jax.jit
 def _reduce(samples: Samples) -> tuple[Params, Params, Params, Array, Array]:
     count = samples.returns.shape[0]
-    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count)  # noqa: E731
+    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count)
     each = samples.gradient
     return (
         jax.tree.map(lambda v: v.mean(axis=0), each),

@@ -13,7 +13,7 @@ from fluctua.recording import Recording
 from fluctua.returns import returns_to_go
 from fluctua.simulate import grid
 from fluctua.sweep import Model, Sums, Tables
-from fluctua.types import Array, Objective, Params, PyTree
+from fluctua.types import Array, Params, PyTree, Rewards
 
 
 def recorded_samples(
@@ -39,9 +39,7 @@ def recorded_samples(
 
 
 @partial(jax.jit, static_argnums=0)
-def _reward_of_block(
-    model: Model, theta: Params, reward: Array, t: Array, x: Array, context: PyTree
-) -> Array:
+def _reward_of_block(model: Model, theta: Params, reward: Array, t: Array, x: Array, context: PyTree) -> Array:
     """C at the end of a block of steps. x (E, b+1, M), t (b+1,)."""
 
     def body(reward: Array, step: Any) -> tuple[Array, None]:
@@ -75,12 +73,12 @@ def _sweep_block(
 
 
 @partial(jax.jit, static_argnums=0)
-def mean_return_to_go(objective: Objective, theta: Params, t: Array, x: Array, context: PyTree) -> Array:
+def mean_return_to_go(objective: Rewards, theta: Params, t: Array, x: Array, context: PyTree) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
 
     def one(x: Array, context: PyTree) -> tuple[Array, Array]:
-        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], t[:-1])  # type: ignore[misc]
-        return rewards, objective.terminal(theta, x[-1], context)  # type: ignore[misc]
+        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], t[:-1])
+        return rewards, objective.terminal(theta, x[-1], context)
 
     rewards, terminal = jax.vmap(one)(x, context)
     return returns_to_go(rewards, terminal, jnp.diff(t)).mean(axis=0)

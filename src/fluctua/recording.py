@@ -54,7 +54,7 @@ class Recording:
         self.t = jnp.asarray(whole)
         self.dtype = working_dtype(theta, np.concatenate(first))
         self.first = jnp.asarray(np.concatenate(first), self.dtype)
-        coarsest = max(np.finfo(part.dtype).eps for part in (*first, self.first))
+        coarsest = max(np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype})
         self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
         self.context: PyTree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *contexts)
 

@@ -34,7 +34,7 @@ def names(theta: Params) -> list[str]:
 
 def describe_estimate(estimate: Estimate, most: int = 12) -> str:
     """A table with the components that stand out most from their errors."""
-    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])  # noqa: E731
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     g, error = flat(estimate.gradient), flat(estimate.stderr)
     z = np.abs(g) / np.where(error > 0, error, np.inf)
     value = with_error(float(estimate.value), float(estimate.value_stderr))
@@ -42,9 +42,7 @@ def describe_estimate(estimate: Estimate, most: int = 12) -> str:
     shown = np.sort(np.argsort(-z, kind="stable")[:most])
     labels = names(estimate.gradient)
     room = max(len(labels[i]) for i in shown)
-    lines += [
-        f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}" for i in shown
-    ]
+    lines += [f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}" for i in shown]
     if len(g) > most:
         lines.append(f"  … {len(g)} components in all; shown: the {most} furthest from zero in standard errors")
     return "\n".join(lines)

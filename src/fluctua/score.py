@@ -26,7 +26,7 @@ def residual(process: Process, theta: Params, step: Step) -> Array:
 
 
 def drift_score(process: Process, theta: Params, step: Step) -> Params:
-    """U = ½ rᵀ Q⁻¹ ∂μ/∂θ (Eq. 12), for parameters that enter the drift only.
+    """U = ½ rᵀ Q⁻¹ ∂μ/∂θ (Eq. 11), for parameters that enter the drift only.
 
     Parameters that also enter the noise get a wrong gradient here; `full_score` is right for both.
 
@@ -40,7 +40,7 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
 def full_score(
     process: Process, theta: Params, step: Step, shift: Callable[[Params], tuple[Array, Array]] | None = None
 ) -> Params:
-    """U = −½ Tr[Q⁻¹ ∂Q] + rᵀQ⁻¹(½ ∂μ + ∂Q Q⁻¹ r / 4Δt) (End Matter), drift and noise both.
+    """U = −½ Tr[Q⁻¹ ∂Q] + rᵀQ⁻¹(½ ∂μ + ∂Q Q⁻¹ r / 4Δt) (Eq. 21), drift and noise both.
 
     Costs nothing more than `drift_score` when the noise does not depend on θ: the compiler drops the terms.
 
@@ -48,11 +48,11 @@ def full_score(
     a derivative: the way a start that depends on θ enters (see `fluctua.start.Reparameterised`).
     """
     if shift is None:
-        ends = lambda th: (step.x, step.x_next)  # noqa: E731
+        ends = lambda th: (step.x, step.x_next)
         moved = None
     else:
-        ends = lambda th: tuple(end + d for end, d in zip(step[:2], shift(th), strict=True))  # noqa: E731
-        moved = lambda th: ends(th)[0]  # noqa: E731
+        ends = lambda th: tuple(end + d for end, d in zip(step[:2], shift(th), strict=True))
+        moved = lambda th: ends(th)[0]
 
     def r_of(th: Params) -> Array:
         x, x_next = ends(th)

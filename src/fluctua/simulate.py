@@ -150,9 +150,7 @@ def grid(t: Array) -> tuple[Array, Array, Array]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _record(
-    recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
-) -> tuple[Array, PyTree]:
+def _record(recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None) -> tuple[Array, PyTree]:
     ensemble = begin(recipe, count, key, theta, x0)
 
     def body(x: Array, step: Any) -> tuple[Array, Array]:

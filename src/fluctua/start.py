@@ -15,7 +15,7 @@ from fluctua.types import Array, Params, PyTree
 
 
 class Density(NamedTuple):
-    """X₀ drawn from p₀(x; θ) with a known density: the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) (Eq. 14, End Matter).
+    """X₀ drawn from p₀(x; θ) with a known density: the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) (Eqs. 16 and 17).
 
     log_density: (theta, x0, context) -> ln p₀, up to a constant that does not depend on θ.
     sample: (key, theta, context) -> x0 (M,); only a simulator needs it.

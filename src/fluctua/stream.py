@@ -38,9 +38,7 @@ def streamed_samples(
 
     pilot = max(plan.pilot for plan in plans)
     if pilot:
-        table = _mean_return_to_go(
-            model, substrate.recipe, pilot, k_pilot, theta, substrate.t, substrate.x0
-        )
+        table = _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.t, substrate.x0)
         tables = Tables(*(table if values is None else values for values in tables))
     if any(plan.needs_returns for plan in plans):
         guess = _returns(model, *run)
@@ -59,9 +57,7 @@ def _only(trajectories: Trajectories, j: int) -> Trajectories:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _returns(
-    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
-) -> Array:
+def _returns(model: Model, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None) -> Array:
     """R of every trajectory: the first pass. (E,)"""
     ensemble = begin(recipe, count, key, theta, x0)
 

@@ -1,4 +1,4 @@
-"""One sweep through time: what every trajectory accumulates, step by step.
+"""One sweep through time (Eq. 13): what every trajectory accumulates, step by step.
 
     G = Σ_{n=−1}^{T−1} (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ g_T(X_T) + Σ_n ∂θ g(X_n, t_n) Δtₙ,      U₋₁ = ∂θ ln p₀(X₀)
 
@@ -18,14 +18,14 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.baseline import Kick
 from fluctua.start import Density, Reparameterised
-from fluctua.types import Array, Objective, Params, Process, PyTree, Score, Step
+from fluctua.types import Array, Params, Process, PyTree, Rewards, Score, Step
 
 
 class Model(NamedTuple):
     """What the estimator knows about the substrate: code, not numbers; hashable."""
 
     process: Process
-    objective: Objective
+    objective: Rewards
     score: Score
     start: Density | Reparameterised | None
     baseline: Callable[[Kick], Array]
@@ -67,7 +67,7 @@ def initial_sums(
     reward = jnp.zeros(x.shape[0], returns.dtype)
     if not isinstance(model.start, Density):
         return Sums(reward, empty, empty)
-    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]  # type: ignore[union-attr]  # noqa: E731
+    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
     score = jax.vmap(one)(x, context)
     bar = model.initial_baseline(Kick(jnp.array(-1), theta, None, t, context, returns, score, tables.initial))
     return Sums(reward, ((returns[:, None] - bar) * score).astype(score.dtype), score)
@@ -102,7 +102,7 @@ def _scores(
 
     def fixed(x: Array, x_next: Array, context: PyTree) -> tuple[Array, Array]:
         score = model.score(model.process, theta, Step(x, x_next, t, dt, context))
-        explicit = jax.grad(lambda th: model.objective.running(th, x, t, context) * dt)(theta)  # type: ignore[misc]
+        explicit = jax.grad(lambda th: model.objective.running(th, x, t, context) * dt)(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     def moving(x: Array, x_next: Array, context: PyTree) -> tuple[Array, Array]:
@@ -110,9 +110,12 @@ def _scores(
         d = model.start.shift(theta, context)
         w = [model.start.weight(s, origin[0], origin[1] - origin[0]) for s in (t, t + dt)]
         score = model.score(
-            model.process, theta, Step(x, x_next, t, dt, context), shift=lambda th: (w[0] * d(th), w[1] * d(th))
+            model.process,
+            theta,
+            Step(x, x_next, t, dt, context),
+            shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
-        explicit = jax.grad(lambda th: model.objective.running(th, x + w[0] * d(th), t, context) * dt)(theta)  # type: ignore[misc]
+        explicit = jax.grad(lambda th: model.objective.running(th, x + w[0] * d(th), t, context) * dt)(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     return jax.vmap(moving if isinstance(model.start, Reparameterised) else fixed)(*ensemble)
@@ -123,10 +126,10 @@ def finish(model: Model, theta: Params, sums: Sums, x: Array, t: Array, context:
     """Add ∂θ g_T(X_T). (E, P)"""
 
     def one(x: Array, context: PyTree) -> Array:
-        end = lambda th: x  # noqa: E731
+        end = lambda th: x
         if isinstance(model.start, Reparameterised):
             w, d = model.start.weight(t[-1], t[0], t[1] - t[0]), model.start.shift(theta, context)
-            end = lambda th: x + w * d(th)  # noqa: E731
-        return ravel_pytree(jax.grad(lambda th: model.objective.terminal(th, end(th), context))(theta))[0]  # type: ignore[misc]
+            end = lambda th: x + w * d(th)
+        return ravel_pytree(jax.grad(lambda th: model.objective.terminal(th, end(th), context))(theta))[0]
 
     return sums.gradient + jax.vmap(one)(x, context)

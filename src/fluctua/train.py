@@ -87,9 +87,7 @@ def _iterate(
                 "learning rate or bound θ with `project`, and go on with `resume=record`."
             )
         descent = jax.tree.map(jnp.negative, estimate.gradient)  # optax minimises
-        updates, state = rule.update(
-            descent, state, theta, second_moment=estimate.second_moment, value=-estimate.value
-        )
+        updates, state = rule.update(descent, state, theta, second_moment=estimate.second_moment, value=-estimate.value)
         next_theta = optax.apply_updates(theta, updates)
         if project is not None:
             next_theta = project(next_theta)
@@ -117,7 +115,9 @@ def box(lower: Params, upper: Params) -> Callable[[Params], Params]:
 def _like(bound: Params, theta: Params) -> Params:
     """Spread a prefix over the parameters below it."""
     try:
-        return jax.tree.map(lambda b, sub: jax.tree.map(lambda leaf: jnp.broadcast_to(b, leaf.shape), sub), bound, theta)
+        return jax.tree.map(
+            lambda b, sub: jax.tree.map(lambda leaf: jnp.broadcast_to(b, leaf.shape), sub), bound, theta
+        )
     except ValueError as error:
         raise ValueError(
             f"the bounds must have the structure of theta, {jax.tree.structure(theta)}, or be a prefix of it: {error}"

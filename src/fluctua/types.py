@@ -7,12 +7,15 @@ W independent Wiener processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-Array = jax.Array | np.ndarray
+if TYPE_CHECKING:
+    Array = Any  # JAX and NumPy arrays alike; their stubs do not mix
+else:
+    Array = jax.Array | np.ndarray
 PyTree = Any
 Params = PyTree
 """Parameters θ: any pytree of floating-point arrays."""
@@ -68,6 +71,13 @@ class Objective(NamedTuple):
     terminal: Callable[..., Array] | None = None
 
 
+class Rewards(NamedTuple):
+    """An `Objective` as the library calls it: both rewards present, taking all their arguments."""
+
+    running: Callable[..., Array]
+    terminal: Callable[..., Array]
+
+
 class Trajectories(NamedTuple):
     """E trajectories on one time grid, simulated or measured.
 
@@ -103,14 +113,12 @@ class Estimate(NamedTuple):
     second_moment: Params
     value: Array
     value_stderr: Array
-    count: int
+    count: int  # type: ignore[assignment]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from fluctua.report import describe_estimate
 
         return describe_estimate(self)
-
-    __repr__ = __str__
 
 
 class Substrate(Protocol):

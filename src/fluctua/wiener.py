@@ -65,7 +65,7 @@ def _philox_draw(stream: tuple[Array, Array], step: Array, width: int) -> Array:
     seed, trajectory = stream
     sites = (width + 1) // 2
     site = jnp.arange(sites, dtype=jnp.uint32)
-    same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)  # noqa: E731
+    same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
     w = philox_words(seed, same(trajectory), site, same(step // 2))
     odd = step % 2 == 1
     first, second = jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua import check
 from fluctua.gradient import Samples, reduce_samples
 from fluctua.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
-from fluctua.types import Array, Estimate, Objective, Params
+from fluctua.types import Array, Estimate, Objective, Params, Rewards
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
@@ -24,7 +24,7 @@ BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 class Pathwise(NamedTuple):
     """The estimator made by `pathwise`."""
 
-    objective: Objective
+    objective: Rewards
     substrate: Simulator
 
     def cost(self, theta: Params) -> int:
@@ -48,7 +48,7 @@ def pathwise(objective: Objective, substrate: Simulator) -> Pathwise:
 class FiniteDifferences(NamedTuple):
     """The estimator made by `finite_differences`."""
 
-    objective: Objective
+    objective: Rewards
     substrate: Simulator
     step: float | None
 
@@ -61,9 +61,7 @@ class FiniteDifferences(NamedTuple):
         return _estimate(_differences, self.substrate, self.objective, key, theta, count, self.step)
 
 
-def finite_differences(
-    objective: Objective, substrate: Simulator, *, step: float | None = None
-) -> FiniteDifferences:
+def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> FiniteDifferences:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
     step: h relative to max(1, |θ_p|); the cube root of the rounding unit if not given. A `Density` start is
@@ -75,7 +73,7 @@ def finite_differences(
 class SPSA(NamedTuple):
     """The estimator made by `spsa`."""
 
-    objective: Objective
+    objective: Rewards
     substrate: Simulator
     step: float | None
 
@@ -115,7 +113,13 @@ def _positive(step: float | None) -> float | None:
 
 
 def _estimate(
-    kernel: Any, substrate: Simulator, objective: Objective, key: Array, theta: Params, count: int, *options: Any
+    kernel: Any,
+    substrate: Simulator,
+    objective: Rewards,
+    key: Array,
+    theta: Params,
+    count: int,
+    *options: Any,
 ) -> Estimate:
     check.count(count)
     theta = check.parameters(theta)
@@ -123,7 +127,14 @@ def _estimate(
     check.model(substrate.recipe.process, objective, theta, first, substrate.t, context)
     flat, unravel = ravel_pytree(theta)
     each, returns = kernel(
-        objective, substrate.recipe, count, key, theta, substrate.t, substrate.x0, *(_sizes(flat, h) for h in options)
+        objective,
+        substrate.recipe,
+        count,
+        key,
+        theta,
+        substrate.t,
+        substrate.x0,
+        *(_sizes(flat, h) for h in options),
     )
     check.finite_simulation(returns[:, None], substrate.t)
     return reduce_samples(Samples(jax.vmap(unravel)(each), returns))
@@ -139,7 +150,7 @@ def _sizes(flat: Array, step: float | None) -> Array:
 
 
 def return_of_one(
-    recipe: Recipe, objective: Objective, key: Array, theta: Params, t: Array, x0: Array | None, j: Array
+    recipe: Recipe, objective: Rewards, key: Array, theta: Params, t: Array, x0: Array | None, j: Array
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
     x, context, stream = begin_one(recipe, key, theta, x0, j)
@@ -148,7 +159,7 @@ def return_of_one(
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + objective.running(theta, x, t, context) * dt  # type: ignore[misc]
+        reward = reward + objective.running(theta, x, t, context) * dt
         return (advance_one(recipe, theta, x, context, stream, n, t, dt), reward), None
 
     @jax.checkpoint
@@ -162,17 +173,15 @@ def return_of_one(
     segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
     carry, _ = jax.lax.scan(segment, (x, reward), segments)
     (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
-    return reward + objective.terminal(theta, x, context)  # type: ignore[misc]
+    return reward + objective.terminal(theta, x, context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _pathwise(
-    objective: Objective, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
+    objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
 ) -> tuple[Array, Array]:
     def one(j: Array) -> tuple[Array, Array]:
-        value, slope = jax.value_and_grad(
-            lambda th: return_of_one(recipe, objective, key, th, t, x0, j)
-        )(theta)
+        value, slope = jax.value_and_grad(lambda th: return_of_one(recipe, objective, key, th, t, x0, j))(theta)
         return ravel_pytree(slope)[0], value
 
     return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
@@ -180,7 +189,7 @@ def _pathwise(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _differences(
-    objective: Objective,
+    objective: Rewards,
     recipe: Recipe,
     count: int,
     key: Array,
@@ -190,9 +199,7 @@ def _differences(
     h: Array,
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(theta)
-    returns = jax.vmap(
-        lambda th, j: return_of_one(recipe, objective, key, unravel(th), t, x0, j), in_axes=(None, 0)
-    )
+    returns = jax.vmap(lambda th, j: return_of_one(recipe, objective, key, unravel(th), t, x0, j), in_axes=(None, 0))
     each = jnp.arange(count)
 
     def component(p: Array) -> Array:
@@ -205,7 +212,7 @@ def _differences(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _spsa(
-    objective: Objective,
+    objective: Rewards,
     recipe: Recipe,
     count: int,
     key: Array,
@@ -219,7 +226,7 @@ def _spsa(
 
     def one(j: Array) -> tuple[Array, Array]:
         signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
-        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), t, x0, j)  # noqa: E731
+        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), t, x0, j)
         up, down = leg(1), leg(-1)
         return (up - down) / (2 * h) * signs, (up + down) / 2
 

@@ -1,0 +1,11 @@
+project = "fluctua"
+copyright = "The Fluctua developers"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = "fluctua"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.xref_missing"]

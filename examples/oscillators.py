@@ -1,0 +1,162 @@
+"""Teach a noisy oscillator network to be a one-way street.
+
+Sixteen saturable oscillators on a 4 × 4 grid are coupled with a strength for each *direction* of each bond.
+Half of the runs are driven at the left corner, half at the right one; the reward is the power that arrives
+at the other corner, counted positive left to right and negative right to left. Neither the couplings nor
+the saturation are reciprocal, so no adjoint experiment exists: the gradient of all 64 parameters is read
+off the fluctuations of the runs alone. Run it with `python examples/oscillators.py --out demo`.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+import fluctua as fl
+from fluctua.progress import watch
+
+SIDE = 4
+SITES = SIDE * SIDE
+LEFT, RIGHT = 0, SITES - 1
+BONDS = np.array(
+    [(i, j) for i in range(SITES) for j in range(SITES) if abs(i // SIDE - j // SIDE) + abs(i % SIDE - j % SIDE) == 1]
+)  # (from, to), both directions
+DRIVE, LOSS, SATURATION, SIGMA = 3.0, 0.2, 0.05, 0.3
+HORIZON, STEPS = 12.0, 300
+
+
+def split(x):
+    return x[:SITES] + 1j * x[SITES:]
+
+
+def drift(theta, x, t, forward):
+    """dψ/dt = −(γ + iω + s|ψ|²)ψ − iKψ + drive; K[to, from] need not equal K[from, to]."""
+    psi = split(x)
+    into = jnp.zeros(SITES, psi.dtype).at[BONDS[:, 1]].add(theta["coupling"] * psi[BONDS[:, 0]])
+    source = jnp.where(forward, jnp.arange(SITES) == LEFT, jnp.arange(SITES) == RIGHT)
+    rate = -(LOSS + 1j * theta["detuning"] + SATURATION * jnp.abs(psi) ** 2) * psi - 1j * into + DRIVE * source
+    return jnp.concatenate([rate.real, rate.imag])
+
+
+def one_way(theta, x, t, forward):
+    """Power at the far corner over the power of the drive, averaged over time; its sign is the direction's."""
+    arrived = jnp.abs(split(x)[jnp.where(forward, RIGHT, LEFT)]) ** 2
+    return jnp.where(forward, 2.0, -2.0) * arrived / DRIVE**2 / HORIZON  # 2: each direction is half of the runs
+
+
+process = fl.Process(drift, noise=lambda theta, x: SIGMA * jnp.ones(2 * SITES))
+objective = fl.Objective(running=one_way)
+simulator = fl.simulator(
+    process,
+    start=jnp.zeros(2 * SITES),
+    t=jnp.linspace(0, HORIZON, STEPS + 1),
+    context=lambda key: jax.random.bernoulli(key),
+)
+
+
+def train(iterations: int, count: int) -> list[fl.Record]:
+    theta = {"coupling": 0.6 * jnp.ones(len(BONDS)), "detuning": jnp.zeros(SITES)}
+    # two bins, one for each direction: forward runs are compared with forward runs
+    estimator = fl.ppgt(
+        process, objective, simulator, baseline=fl.binned(lambda theta, x, t, forward: forward * 1.0, bins=2)
+    )
+    return list(
+        watch(
+            fl.train(
+                jax.random.key(0),
+                theta,
+                estimator,
+                optax.adam(0.03),
+                count=count,
+                iterations=iterations,
+                project=fl.box({"coupling": 0.0, "detuning": -2.0}, {"coupling": 1.2, "detuning": 2.0}),
+            ),
+            iterations,
+        )
+    )
+
+
+def power(theta, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(t, power at the far corner driven from the left, and from the right), mean over fresh runs."""
+    t, x, forward = simulator(jax.random.key(99), theta, count)
+    at = lambda site: np.asarray(x[..., site] ** 2 + x[..., SITES + site] ** 2) / DRIVE**2
+    forward = np.asarray(forward)
+    return np.asarray(t), at(RIGHT)[forward].mean(0), at(LEFT)[~forward].mean(0)
+
+
+def draw_network(axes, theta, title: str) -> None:
+    where = np.array([((i % SIDE + i // SIDE), (i % SIDE - i // SIDE)) for i in range(SITES)], float)  # corner left
+    strength, shade = np.asarray(theta["coupling"]) / 1.2, colormaps["viridis_r"]
+    for (i, j), s in zip(BONDS, strength, strict=True):
+        if s > 0.02:
+            axes.add_patch(
+                FancyArrowPatch(
+                    where[i], where[j], connectionstyle="arc3,rad=0.16", arrowstyle="-|>", mutation_scale=5 + 9 * s,
+                    shrinkA=9, shrinkB=9, lw=0.4 + 2.6 * s, color=shade(s),
+                )
+            )  # fmt: skip
+    colour = np.asarray(theta["detuning"])
+    axes.scatter(
+        *where.T,
+        s=110,
+        c=colour,
+        cmap="coolwarm",
+        vmin=-2,
+        vmax=2,
+        edgecolors="0.2",
+        linewidths=0.8,
+        zorder=3,
+    )
+    axes.annotate("left", where[LEFT], (-14, 0), textcoords="offset points", ha="right", va="center")
+    axes.annotate("right", where[RIGHT], (14, 0), textcoords="offset points", ha="left", va="center")
+    axes.set(xlim=(-1.4, 7.4), ylim=(-3.6, 3.6), aspect="equal", title=title)
+    axes.axis("off")
+
+
+def draw(records) -> Figure:
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
+    axes = figure.subplots(2, 2, height_ratios=[1.35, 1])
+    first, last = records[0].theta, records[-1].next_theta
+    draw_network(axes[0, 0], first, "before: the same both ways")
+    draw_network(axes[0, 1], last, "after: a one-way street")
+
+    value = np.array([r.estimate.value for r in records])
+    error = np.array([r.estimate.value_stderr for r in records])
+    spent = np.array([r.trajectories for r in records])
+    axes[1, 0].fill_between(spent, value - error, value + error, alpha=0.3, lw=0)
+    axes[1, 0].plot(spent, value)
+    axes[1, 0].set(xlabel="trajectories spent", ylabel="J, forward − backward", xlim=(0, spent[-1]))
+
+    for theta, style in ((first, ":"), (last, "-")):
+        when = "before" if style == ":" else "after"
+        t, forward, backward = power(theta)
+        axes[1, 1].plot(t, forward, style, color="C2", label=f"left → right, {when}")
+        axes[1, 1].plot(t, backward, style, color="C3", label=f"right → left, {when}")
+    axes[1, 1].set(xlabel="time (1 / coupling unit)", ylabel="power arriving / driving", xlim=(0, HORIZON))
+    axes[1, 1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--count", type=int, default=400, help="trajectories per iteration")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations.")
+    history = train(options.iterations, options.count)
+    draw(history).savefig(options.out / "oscillators.png", dpi=150)
+    _, forward, backward = power(history[-1].next_theta)
+    print(
+        f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to {history[-1].estimate.value:+.3f}."
+    )
+    print(f"Left to right {forward[-50:].mean():.3f}, right to left {backward[-50:].mean():.3f} of the driving power.")
+    print(f"Picture: {options.out / 'oscillators.png'}")
+    print("Next: write your own process as in examples/own_process.py; README.md shows how in 12 lines.")

@@ -1,0 +1,49 @@
+"""The examples and the README run as they are printed."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*arguments, cwd=ROOT):
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_process_is_short_and_prints_a_gradient():
+    path = ROOT / "examples" / "own_process.py"
+    statements = ast.parse(path.read_text()).body[1:]  # the docstring is not code
+    lines = {n for s in statements for n in range(s.lineno, s.end_lineno + 1) if not isinstance(s, ast.Import)}
+    assert len(lines) < 20
+    assert "∂J/∂stiffness" in run(path)
+
+
+def test_recorded_arrays():
+    out = run(ROOT / "examples" / "recorded_arrays.py")
+    numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))
+    gain, error = map(float, numbers["gain"].split(" ± "))
+    assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
+
+
+@pytest.mark.parametrize("name", ["double_well", "oscillators"])
+def test_trainings_leave_a_picture(name, tmp_path):
+    out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)
+    assert "iteration     1 of 3" in out
+    assert (tmp_path / f"{name}.png").stat().st_size > 20_000
+
+
+def test_readme_blocks_run_in_order(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks))
+    out = run(script)
+    printed = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    assert out.startswith(printed.splitlines()[0])  # J to all the digits shown
