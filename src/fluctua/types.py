@@ -43,10 +43,12 @@ class Process(NamedTuple):
     """An Itô process dX = μ(X, t) dt + σ(X, t) dW (Eq. 1), written for one trajectory at one time.
 
     drift: (theta, x (M,), t, context) -> μ (M,).
-    noise: the same arguments -> σ, either (M,) for independent noise on each component or (M, W);
-        or a `NoiseProduct`; or None for a process that is only measured, never simulated.
-    diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2.
-        Needed only when `noise` is None; the score then uses conjugate gradients.
+
+    noise: the same arguments -> σ, either (M,) for independent noise on each component or (M, W); or a
+    `NoiseProduct`; or None for a process that is only measured, never simulated.
+
+    diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2. Needed only
+    when `noise` is None; the score then uses conjugate gradients.
 
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta * x`.
 
