@@ -164,7 +164,7 @@ STARTS = ("fixed", "density", *FADES)
 
 
 def gaussian_start(kind, size):
-    """X₀ ~ N(mean, spread²·1): a score of its density, or a displacement of the path with ξ in the context."""
+    """X₀ ~ N(mean, spread²·1): by the score of its density, or by displacing the path, ξ in the context."""
     if kind == "density":
         return fluctua.Density(
             lambda th, x0, c: jnp.sum(jax.scipy.stats.norm.logpdf(x0, th["mean"], th["spread"])),
@@ -190,14 +190,15 @@ def exact(make, random_start):
 
 @cache
 def problem(make, kind="density"):
-    """A system with the start asked for, one of `STARTS`. All but the fixed one have the same p₀ and answer."""
+    """A system with the start asked for, one of `STARTS`; all but "fixed" have the same p₀ and answer."""
     system = make()
     mean, force = system.theta["mean"], system.force
     theta, value, slope = exact(make, random_start=kind != "fixed")
 
     def draw(key):
         k_force, k_xi = jax.random.split(key)
-        return {"force": force[0] + force[1] * jax.random.normal(k_force), "xi": jax.random.normal(k_xi, mean.shape)}
+        amplitude = force[0] + force[1] * jax.random.normal(k_force)
+        return {"force": amplitude, "xi": jax.random.normal(k_xi, mean.shape)}
 
     start = mean if kind == "fixed" else gaussian_start(kind, mean.size)
     needed = force != (0.0, 0.0) or kind in FADES  # where nothing looks at the context it is None

@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import fluctua
 from problems import (
+    exact_return,
     flat,
     multiplicative,
     non_normal,
@@ -19,8 +22,6 @@ from problems import (
     without_noise_parameters,
     z_scores,
 )
-
-import fluctua
 
 E = 20_000
 
@@ -37,7 +38,7 @@ def recorded(key, the, count=E, **options):
 
 
 def test_the_reference_itself_is_the_textbook_ornstein_uhlenbeck_chain():
-    # Mean and variance of x' = ax + c + s·z in closed form, a = 1 − kΔt, s² = σ²Δt; no recursion, no autodiff.
+    # Mean and variance of x' = ax + c + s·z in closed form, a = 1 − kΔt, s² = σ²Δt: no recursion or autodiff.
     the = problem(ornstein_uhlenbeck)
     k, rest, sigma, gain, mean, spread = (float(np.squeeze(the.theta[name])) for name in
                                           ("k", "rest", "sigma", "gain", "mean", "spread"))  # fmt: skip
@@ -57,11 +58,9 @@ def test_the_reference_itself_is_the_textbook_ornstein_uhlenbeck_chain():
     [
         (ornstein_uhlenbeck, "fixed"),
         (ornstein_uhlenbeck, "density"),
+        (ornstein_uhlenbeck, "fade 0"),
         (ornstein_uhlenbeck, "fade all"),
-        (multiplicative, "density"),
-        (multiplicative, "fade 0"),
         (multiplicative, "fade beyond"),
-        (non_normal, "fixed"),
         (non_normal, "fade part"),
     ],
 )
@@ -74,24 +73,21 @@ def test_simulated(key, make, kind):
     ("make", "kind"),
     [
         (ornstein_uhlenbeck, "fixed"),
+        (ornstein_uhlenbeck, "fade all"),
+        (multiplicative, "density"),
         (multiplicative, "fade 0"),
-        (multiplicative, "fade part"),
         (multiplicative, "fade beyond"),
         (non_normal, "density"),
-        (non_normal, "fade all"),
+        (non_normal, "fade part"),
     ],
 )
 def test_recorded(key, make, kind):
     the = problem(make, kind)
-    assert_agrees(recorded(key, the), the)
-
-
-@pytest.mark.parametrize("make", [ornstein_uhlenbeck, multiplicative, non_normal])
-def test_the_comparison_can_see_a_factor_of_two_in_every_component(key, make):
-    the = problem(make)
     estimate = recorded(key, the)
     assert_agrees(estimate, the)
-    assert (np.abs(flat(the.exact_gradient)) / flat(estimate.stderr)).min() > 8
+    # The comparison can see a factor of two in every component. (The shortest fade has a larger variance.)
+    if kind != "fade 0":
+        assert (np.abs(flat(the.exact_gradient)) / flat(estimate.stderr)).min() > 8
 
 
 def test_drift_score_simulated(key):
@@ -100,7 +96,7 @@ def test_drift_score_simulated(key):
 
 
 def test_drift_score_recorded_is_the_full_score(key):
-    the = without_noise_parameters(non_normal, "fixed")
+    the = without_noise_parameters(multiplicative, "fixed")
     estimate = recorded(key, the, score=fluctua.drift_score)
     assert_agrees(estimate, the)
     # On the same paths, sample by sample, up to the rounding of Q⁻¹.
@@ -109,36 +105,31 @@ def test_drift_score_recorded_is_the_full_score(key):
     np.testing.assert_allclose(flat(estimate.second_moment), flat(full.second_moment), rtol=1e-9)
 
 
-def test_noise_as_products_and_diffusion_as_products_are_the_noise_matrix(key):
+def test_noise_as_products_and_diffusion_as_products_are_the_noise_matrix():
     the = problem(non_normal)
     noise = the.process.noise
-    forms = {
-        "matrix": the.process,
-        "noise product": the.process._replace(
+    x = jnp.array([0.3, -0.2, 0.9])
+    step = fluctua.Step(x, x + jnp.array([0.1, 0.4, -0.2]), 0.3, 0.07, {"force": 1.3})
+    products = [
+        the.process._replace(
             noise=fluctua.NoiseProduct(lambda th, x, t, c, dw: noise(th, x, t, c) @ dw, width=4)
         ),
-        "diffusion product": the.process._replace(
+        the.process._replace(
             noise=None, diffusion=lambda th, x, t, c, v: noise(th, x, t, c) @ (noise(th, x, t, c).T @ v) / 2
         ),
-    }
-    paths = the.simulator(key, the.theta, 100)
-    gradients = [
-        flat(fluctua.gradient(process, the.objective, the.theta, paths, start=the.start).gradient)
-        for process in forms.values()
     ]
-    for other in gradients[1:]:
-        np.testing.assert_allclose(other, gradients[0], rtol=1e-7, atol=1e-9)
+    matrix = flat(fluctua.full_score(the.process, the.theta, step))
+    for process in products:
+        score = jax.jit(lambda th, process=process: fluctua.full_score(process, th, step))(the.theta)
+        np.testing.assert_allclose(flat(score), matrix, rtol=1e-10)
 
 
 def test_a_prepared_start_that_depends_on_theta_but_not_on_chance(key):
     # X₀ = mean: the limit spread → 0 of the Gaussian start, which has no density.
     whole = problem(ornstein_uhlenbeck, "fade part")
     point = {**whole.theta, "spread": jnp.zeros(())}
-    from problems import exact_return
-
-    value, slope = jax.value_and_grad(
-        lambda th: exact_return(*whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0)
-    )(point)
+    at_a_point = lambda th: exact_return(*whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0)  # noqa: E731
+    value, slope = jax.jit(jax.value_and_grad(at_a_point))(point)
     drop = lambda tree: {name: v for name, v in tree.items() if name != "spread"}  # noqa: E731
     the = whole._replace(
         start=fluctua.Reparameterised(lambda th, c: th["mean"], fade=0.7),
