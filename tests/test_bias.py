@@ -1,0 +1,75 @@
+"""No baseline shifts the mean, and the error bars are honest: many small ensembles with each baseline.
+
+One z per seed and component, z_s = (G_s − exact)/ε, with ε² the mean of the squared standard errors over the
+seeds. (Samples are skewed, so that each ensemble's own standard error is correlated with its estimate: that
+alone would shift the mean of G_s/ε_s by about skewness/2√E, a tenth or two.) If the estimate is unbiased and
+its error bar right, then over S seeds, for each of the P + 1 comparisons (gradient and J),
+
+    √S · mean z  is standard normal             → bounded by `tolerance(P + 1)`, 3.97 here,
+    Σ z²         is chi-squared with S degrees  → within its quantiles at the same level, 0.53 … 1.67 of S.
+
+By Bonferroni each of the two bounds is met by chance once in a thousand seeds. A bias of 0.4 standard errors
+of an ensemble of 200 is seen, and so are error bars wrong by a quarter.
+"""
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+import fluctua
+from problems import flat, non_normal, problem, tolerance, z_scores
+
+SEEDS, E, ALARM = 100, 200, 1e-3
+
+
+def conditions(th, x, t, c):
+    """For each parameter the quantity that bins its baseline: some shared, some broadcast."""
+    power = x**2
+    return {
+        "rate": power, "feed": power[0] + power[1], "coupling": x[0] * c["force"], "sigma": power,
+        "gain": x[2], "mean": power, "spread": x[0],
+    }  # fmt: skip
+
+
+BASELINES = {
+    "none": {"baseline": fluctua.none()},
+    "mean": {"baseline": fluctua.mean()},
+    "optimal": {"baseline": fluctua.optimal()},
+    "binned": {"baseline": fluctua.binned(conditions, bins=20)},
+    "binned, three in a bin": {"baseline": fluctua.binned(conditions, bins=E // 3)},
+    "time only": {"baseline": fluctua.time_only(pilot=50)},
+    "optimal, initial from a pilot": {
+        "baseline": fluctua.optimal(),
+        "initial_baseline": fluctua.time_only(pilot=50),
+    },
+}
+
+
+def many_estimates(the, key, seeds, count, **options):
+    estimator = the.estimator(**options)
+    return [estimator(jax.random.fold_in(key, s), the.theta, count) for s in range(seeds)]
+
+
+def pooled_z(estimates, the):
+    """(G_s − exact)/ε for every seed and comparison, (S, P+1); ε² is the mean squared standard error."""
+    error = lambda e: np.append(flat(e.stderr), e.value_stderr)  # noqa: E731
+    own = np.array([z_scores(e, the) for e in estimates])
+    errors = np.array([error(e) for e in estimates])
+    return own * errors / np.sqrt(np.mean(errors**2, axis=0))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_unbiased_with_honest_error_bars(key, name):
+    the = problem(non_normal)
+    estimates = many_estimates(the, key, SEEDS, E, **BASELINES[name])
+    z = pooled_z(estimates, the)
+    comparisons = z.shape[1]
+
+    mean = z.mean(axis=0) * np.sqrt(SEEDS)
+    assert np.abs(mean).max() < tolerance(comparisons, ALARM), mean
+
+    squares = np.sum(z**2, axis=0)
+    tail = ALARM / (2 * comparisons)
+    assert squares.min() > chi2.ppf(tail, SEEDS), squares / SEEDS
+    assert squares.max() < chi2.isf(tail, SEEDS), squares / SEEDS
