@@ -59,21 +59,21 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
         m' = m + E[μ]Δt,    P' = F P Fᵀ + E[σσᵀ]Δt,    F = 1 + ∂μ/∂z Δt
     """
     size = mean.shape[0]
-    context = lambda z: {"force": z[size]}  # noqa: E731
+    context = lambda z: {"force": z[size]}
     m = jnp.append(mean, force_mean)
     p = jnp.zeros((size + 1, size + 1)).at[:size, :size].set(covariance).at[size, size].set(force_variance)
 
     def step(carry, when):
         m, p, value = carry
         t, dt = when
-        drift = lambda z: jnp.append(process.drift(theta, z[:size], t, context(z)), 0.0)  # noqa: E731
+        drift = lambda z: jnp.append(process.drift(theta, z[:size], t, context(z)), 0.0)
 
         def noise_power(z):  # σσᵀ, bordered by zeros for c
             sigma = process.noise(theta, z[:size], t, context(z))
             sigma = jnp.diag(sigma) if sigma.ndim == 1 else sigma
             return jnp.zeros((size + 1, size + 1)).at[:size, :size].set(sigma @ sigma.T)
 
-        reward = lambda z: objective.running(theta, z[:size], t, context(z))  # noqa: E731
+        reward = lambda z: objective.running(theta, z[:size], t, context(z))
         value = value + mean_of(reward, m, p) * dt
         f = jnp.eye(size + 1) + jax.jacobian(drift)(m) * dt
         return (m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt, value), None
@@ -210,8 +210,8 @@ def without_noise_parameters(make, kind="density"):
     """The same problem with the parameters of the noise held fixed, so that `drift_score` applies."""
     whole = problem(make, kind)
     fixed = {name: v for name, v in whole.theta.items() if name in ("sigma", "eta")}
-    keep = lambda tree: {name: v for name, v in tree.items() if name not in fixed}  # noqa: E731
-    filled = lambda f: lambda th, *rest: f({**fixed, **th}, *rest)  # noqa: E731
+    keep = lambda tree: {name: v for name, v in tree.items() if name not in fixed}
+    filled = lambda f: lambda th, *rest: f({**fixed, **th}, *rest)
     return whole._replace(
         process=fluctua.Process(filled(whole.process.drift), filled(whole.process.noise)),
         objective=fluctua.Objective(filled(whole.objective.running), filled(whole.objective.terminal)),

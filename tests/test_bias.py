@@ -53,7 +53,7 @@ def many_estimates(the, key, seeds, count, **options):
 
 def pooled_z(estimates, the):
     """(G_s − exact)/ε for every seed and comparison, (S, P+1); ε² is the mean squared standard error."""
-    error = lambda e: np.append(flat(e.stderr), e.value_stderr)  # noqa: E731
+    error = lambda e: np.append(flat(e.stderr), e.value_stderr)
     own = np.array([z_scores(e, the) for e in estimates])
     errors = np.array([error(e) for e in estimates])
     return own * errors / np.sqrt(np.mean(errors**2, axis=0))

@@ -136,7 +136,7 @@ def euler(steps):
     def value(th):
         spread = noise(th, x) * dt**0.5
         kernel = jax.scipy.stats.norm.pdf(x, (x + drift(th, x) * dt)[:, None], spread[:, None]) * h
-        back = lambda v, s: (running(th, x, s) * dt + kernel @ v, None)  # noqa: E731
+        back = lambda v, s: (running(th, x, s) * dt + kernel @ v, None)
         v, _ = jax.lax.scan(back, terminal(th, x), t[:-1], reverse=True)
         return initial(th, x) @ v * h
 
@@ -169,9 +169,7 @@ def test_estimate_agrees_with_the_adjoint_equation(key):
     # What Δt = 0.01 does to the expectation is less than half of what chance does to the estimate …
     assert (np.abs(euler(STEPS)[1] - gradient) / error).max() < 0.5
     # … so half a standard error is granted for it, on top of the tolerance for P + 1 comparisons.
-    z = np.append(
-        (flat(estimate.gradient) - gradient) / error, (estimate.value - value) / estimate.value_stderr
-    )
+    z = np.append((flat(estimate.gradient) - gradient) / error, (estimate.value - value) / estimate.value_stderr)
     assert np.abs(z).max() < tolerance(z.size) + 0.5, z
     # Against the gradient of the scheme itself nothing is granted.
     z = (flat(estimate.gradient) - euler(STEPS)[1]) / error

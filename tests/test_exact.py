@@ -111,9 +111,7 @@ def test_noise_as_products_and_diffusion_as_products_are_the_noise_matrix():
     x = jnp.array([0.3, -0.2, 0.9])
     step = fluctua.Step(x, x + jnp.array([0.1, 0.4, -0.2]), 0.3, 0.07, {"force": 1.3})
     products = [
-        the.process._replace(
-            noise=fluctua.NoiseProduct(lambda th, x, t, c, dw: noise(th, x, t, c) @ dw, width=4)
-        ),
+        the.process._replace(noise=fluctua.NoiseProduct(lambda th, x, t, c, dw: noise(th, x, t, c) @ dw, width=4)),
         the.process._replace(
             noise=None, diffusion=lambda th, x, t, c, v: noise(th, x, t, c) @ (noise(th, x, t, c).T @ v) / 2
         ),
@@ -128,9 +126,9 @@ def test_a_prepared_start_that_depends_on_theta_but_not_on_chance(key):
     # X₀ = mean: the limit spread → 0 of the Gaussian start, which has no density.
     whole = problem(ornstein_uhlenbeck, "fade part")
     point = {**whole.theta, "spread": jnp.zeros(())}
-    at_a_point = lambda th: exact_return(*whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0)  # noqa: E731
+    at_a_point = lambda th: exact_return(*whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0)
     value, slope = jax.jit(jax.value_and_grad(at_a_point))(point)
-    drop = lambda tree: {name: v for name, v in tree.items() if name != "spread"}  # noqa: E731
+    drop = lambda tree: {name: v for name, v in tree.items() if name != "spread"}
     the = whole._replace(
         start=fluctua.Reparameterised(lambda th, c: th["mean"], fade=0.7),
         context=None,

@@ -50,9 +50,9 @@ def parts(score=fluctua.full_score, count=E):
     x, t = paths(count).x, THE.t
 
     def one(x):
-        step = lambda x, x_next, t, dt: fluctua.Step(x, x_next, t, dt, None)  # noqa: E731
-        u = lambda *ends: ravel_pytree(score(THE.process, THE.theta, step(*ends)))[0]  # noqa: E731
-        slope = lambda f: ravel_pytree(jax.grad(f)(THE.theta))[0]  # noqa: E731
+        step = lambda x, x_next, t, dt: fluctua.Step(x, x_next, t, dt, None)
+        u = lambda *ends: ravel_pytree(score(THE.process, THE.theta, step(*ends)))[0]
+        slope = lambda f: ravel_pytree(jax.grad(f)(THE.theta))[0]
 
         def rewards(th):
             running = jax.vmap(lambda x, t: THE.objective.running(th, x, t, None))(x[:-1], t[:-1])
@@ -105,9 +105,7 @@ BINNED = fluctua.binned(lambda th, x: x[0], bins=20)
 def test_unchanged_it_is_the_estimator_of_the_library(baseline):
     each = jax.jit(samples, static_argnums=1)(first(100, parts()), baseline.of)
     given = paths()._replace(x=paths().x[:100])
-    estimate = fluctua.gradient(
-        THE.process, THE.objective, THE.theta, given, start=THE.start, baseline=baseline
-    )
+    estimate = fluctua.gradient(THE.process, THE.objective, THE.theta, given, start=THE.start, baseline=baseline)
     np.testing.assert_allclose(flat(estimate.gradient), each.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(flat(estimate.second_moment), (each**2).mean(axis=0), rtol=1e-9)
 
@@ -145,13 +143,13 @@ def without_drift_in_the_residual(process, theta, step):
 
 
 def with_q_twice_as_large(process, theta, step):
-    noise = lambda *args: np.sqrt(2) * process.noise(*args)  # noqa: E731
+    noise = lambda *args: np.sqrt(2) * process.noise(*args)
     return fluctua.full_score(process._replace(noise=noise), theta, step)
 
 
 def without_the_trace(process, theta, step):
     """U + ½Tr[Q⁻¹∂Q]; one dimension, so that the trace is ln Q."""
-    log_q = lambda th: jnp.log(jnp.sum(process.noise(th, step.x, step.t, step.context) ** 2))  # noqa: E731
+    log_q = lambda th: jnp.log(jnp.sum(process.noise(th, step.x, step.t, step.context) ** 2))
     score = fluctua.full_score(process, theta, step)
     return jax.tree.map(lambda u, d: u + d / 2, score, jax.grad(log_q)(theta))
 
@@ -183,9 +181,7 @@ def test_a_constant_in_the_score_shows_best_without_baseline():
     # ½Tr[Q⁻¹∂Q] is 1/σ for a constant noise, the same for all trajectories. A baseline takes from the return
     # what such a constant multiplies, and with it the bias: the trace of σ alone is seen where there is none.
     sigma = sorted(THE.theta).index("sigma")
-    plain, based = (
-        np.abs(z_of(parts(without_the_trace), b))[sigma] for b in (fluctua.none(), fluctua.optimal())
-    )
+    plain, based = (np.abs(z_of(parts(without_the_trace), b))[sigma] for b in (fluctua.none(), fluctua.optimal()))
     assert plain > 5 * based
     assert plain > REJECTED
 

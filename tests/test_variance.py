@@ -13,7 +13,7 @@ def test_optimal_baseline_gains_tenfold_where_the_mean_reward_is_large(key):
     # A constant reward of 50 per unit time, and all parameters enter through a score: drift, noise or start.
     whole = problem(ornstein_uhlenbeck)
     gain = whole.theta["gain"]
-    keep = lambda tree: {name: v for name, v in tree.items() if name != "gain"}  # noqa: E731
+    keep = lambda tree: {name: v for name, v in tree.items() if name != "gain"}
     the = whole._replace(
         objective=fluctua.Objective(
             lambda th, x, t, c: 50 + whole.objective.running({"gain": gain}, x, t, c),
@@ -23,8 +23,7 @@ def test_optimal_baseline_gains_tenfold_where_the_mean_reward_is_large(key):
     )
     exact = flat(keep(whole.exact_gradient))  # a constant reward does not change it
     plain, based = (
-        the.estimator(baseline=baseline)(key, the.theta, E)
-        for baseline in (fluctua.none(), fluctua.optimal())
+        the.estimator(baseline=baseline)(key, the.theta, E) for baseline in (fluctua.none(), fluctua.optimal())
     )
     ratio = (flat(plain.stderr) / flat(based.stderr)) ** 2
     # Variances from 4,000 samples are uncertain by 10 % (kurtosis ~ 40); the least gain measured is 18.
