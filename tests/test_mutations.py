@@ -67,7 +67,7 @@ def parts(score=fluctua.full_score, count=E):
 
 
 def samples(made, baseline):
-    """G of every trajectory (E, P): Eq. (14), with any function of a `Kick` for a baseline."""
+    """G of every trajectory (E, P): Eq. (13), with any function of a `Kick` for a baseline."""
 
     def step(n, x, t, returns, score):
         kick = fluctua.Kick(n, THE.theta, x, t, None, returns, score, None)

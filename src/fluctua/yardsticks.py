@@ -64,8 +64,8 @@ class FiniteDifferences(NamedTuple):
 def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> FiniteDifferences:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
-    step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not given. A `Density` start is
-    drawn from the same key on both legs.
+    step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not
+    given. A `Density` start is drawn from the same key on both legs.
     """
     return FiniteDifferences(check.objective(objective), _simulated(substrate, "finite_differences"), _positive(step))
 
