@@ -26,8 +26,6 @@ from fluctua.tcmt.process import abs2, carrier, channels, coupled, decay, incomi
 from fluctua.tcmt.tasks import Task
 from fluctua.types import Array, Params
 
-jax_x64 = jax.enable_x64
-
 
 class Moments(NamedTuple):
     """mean: m (T+1, N) complex. covariance: C (T+1, N, N) Hermitian."""
@@ -44,7 +42,7 @@ def value(task: Task, theta: Params) -> float:
 def value_and_gradient(task: Task, theta: Params) -> tuple[float, dict[str, np.ndarray]]:
     """J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`."""
     rest = {name: leaf for name, leaf in _numbers(task, theta).items() if name != "chi"}
-    with jax_x64(True):
+    with jax.enable_x64(True):
         j, gradient = jax.jit(jax.value_and_grad(lambda th: _rewards(task, th).sum() * _step(task)))(rest)
         return float(j), {name: np.asarray(leaf) for name, leaf in gradient.items()}
 
@@ -52,26 +50,26 @@ def value_and_gradient(task: Task, theta: Params) -> tuple[float, dict[str, np.n
 def rewards(task: Task, theta: Params) -> np.ndarray:
     """The expected reward rate E[g(X_n)] at the start of every step. (T,)"""
     numbers = _numbers(task, theta)
-    with jax_x64(True):
+    with jax.enable_x64(True):
         return np.asarray(jax.jit(lambda th: _rewards(task, th))(numbers))
 
 
 def moments(task: Task, theta: Params) -> Moments:
     """Mean and covariance of ψ at every time. Memory T·N²: for small networks."""
     numbers = _numbers(task, theta)
-    with jax_x64(True):
+    with jax.enable_x64(True):
         return Moments(*map(np.asarray, jax.jit(lambda th: _moments(task, th))(numbers)))
 
 
 def kerr_gradient(task: Task, theta: Params) -> np.ndarray:
     """∂J/∂χ at χ = 0 (N,). Memory T·N²: for small networks.
 
-    To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at step n > k by
-    (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian moments give
-    E[(M + ε)* f] = M*(|m|² + 2c)m + 2(|m|² + c) E[ε*δz], where m, c are mean and variance of z.
+    To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at step n > k
+    by (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian moments give
+    E[(M + ε)* f] = M*(|m|² + 2c)m + 2(|m|² + c) E[ε*δz], with m, c mean and variance of z.
     """
     numbers = _numbers(task, theta)
-    with jax_x64(True):
+    with jax.enable_x64(True):
         each = np.asarray(jax.jit(lambda th: _kerr(task, th))(numbers))
     return each.reshape(task.copies, -1).sum(axis=0)
 
@@ -100,7 +98,7 @@ def _mean(task: Task, p: dict[str, Array]) -> tuple[Array, Array]:
     s_plus = jax.vmap(lambda t: incoming(task.drives, network.leads, t, task.frame))(jnp.asarray(task.t))
     d = lead_matrix(network, p)
 
-    def body(m: Array, s: Array) -> tuple[Array, Array]:
+    def body(m: Any, s: Any) -> Any:
         after = propagator(network, p, dt, _offset(task), m) + dt * (d @ s)
         return after, after
 
@@ -132,7 +130,7 @@ def _moments(task: Task, theta: Params) -> tuple[Array, Array]:
     noise = channels(network, p)
     injected = 2 * _step(task) * (noise @ noise.T)  # 4QΔt
 
-    def body(c: Array, _: Any) -> tuple[Array, Array]:
+    def body(c: Any, _: Any) -> Any:
         after = columns(columns(c).conj().T).conj().T + injected
         return after, after
 
@@ -142,31 +140,33 @@ def _moments(task: Task, theta: Params) -> tuple[Array, Array]:
 
 
 def _kerr(task: Task, theta: Params) -> Array:
-    p, dt = _parameters(task, theta), _step(task)
-    m, c = _moments(task, theta)
+    p = _parameters(task, theta)
+    (m, c), s_plus = _moments(task, theta), _mean(task, p)[1]
     m, c = m[:-1], c[:-1]
+    output = -s_plus[:-1] + m @ lead_matrix(task.simulated, p)  # M (T, L)
+    responses = _responses(task, p)
+    weights = np.asarray(task.weights)
+    each = [
+        weights[k] * _kerr_of_lead(task, p, m, c, output[:, k], responses[:, k]) for k in weights.nonzero()[0]
+    ]
+    return sum(each, start=jnp.zeros(task.simulated.sites))
+
+
+def _kerr_of_lead(task: Task, p: dict[str, Array], m: Array, c: Array, output: Array, v: Array) -> Array:
+    """∂(Σ_n E|s⁻|²Δt)/∂χ of one lead. m (T, N), c (T, N, N), output (T,), v (T, N) -> (N,)"""
+    dt, steps = _step(task), len(v)
     spread = jnp.real(jnp.diagonal(c, axis1=1, axis2=2))
-    v = _responses(task, p)
-    s_plus = _mean(task, p)[1][:-1]
-    output = -s_plus + m @ lead_matrix(task.simulated, p)  # M (T, L)
 
-    steps = len(v)
-    total = jnp.zeros(task.simulated.sites)
-    for lead in np.flatnonzero(np.asarray(task.weights)):
-        d = v[:, lead]
+    def backward(a: Any, mean_output: Any) -> Any:  # a_k = Σ_{n>k} M_n* F^{n−1−k} d
+        return propagator(task.simulated, p, dt, _offset(task), a) + mean_output.conj() * v[0], a
 
-        def backward(a: Array, mean_output: Array) -> tuple[Array, Array]:  # a_k = Σ_{n>k} M_n* F^{n−1−k} d
-            step = propagator(task.simulated, p, dt, _offset(task), a)
-            return step + mean_output.conj() * d[0], a
-
-        _, arrival = jax.lax.scan(backward, jnp.zeros_like(d[0]), output[:, lead], reverse=True)
-        # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l], so that (C_k W_k)_ll collects E[ε*δz] of all n > k
-        products = jnp.einsum("ja,jl->jal", d[1:].conj(), d[:-1])
-        upto = jnp.concatenate([jnp.zeros_like(products[:1]), jnp.cumsum(products, axis=0)])
-        shared = jnp.einsum("kla,kal->kl", c, upto[steps - 1 - np.arange(steps)])
-        kicks = arrival * (abs2(m) + 2 * spread) * m + 2 * (abs2(m) + spread) * shared
-        total += task.weights[lead] * dt * 2 * jnp.real(-1j * dt * kicks).sum(axis=0)  # type: ignore[index]
-    return total
+    _, arrival = jax.lax.scan(backward, jnp.zeros_like(v[0]), output, reverse=True)
+    # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l], so that (C_k W_k)_ll collects E[ε*δz] of all n > k
+    products = jnp.einsum("ja,jl->jal", v[1:].conj(), v[:-1])
+    upto = jnp.concatenate([jnp.zeros_like(products[:1]), jnp.cumsum(products, axis=0)])
+    shared = jnp.einsum("kla,kal->kl", c, upto[steps - 1 - np.arange(steps)])
+    kicks = arrival * (abs2(m) + 2 * spread) * m + 2 * (abs2(m) + spread) * shared
+    return dt * 2 * jnp.real(-1j * dt * kicks).sum(axis=0)
 
 
 # --------------------------------------------------------------------------------------- the boundary
@@ -192,6 +192,6 @@ def _numbers(task: Task, theta: Params) -> dict[str, np.ndarray]:
     chi = parameters(task.network, numbers)["chi"]
     if np.any(np.asarray(chi) != 0):
         raise ValueError(
-            f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Set theta['chi'] to zeros."
+            f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Zero theta['chi']."
         )
     return numbers

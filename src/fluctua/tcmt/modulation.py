@@ -1,6 +1,6 @@
-"""Antagonistic modulation of the couplings (End Matter): drawn once per bond and trajectory, unknown to the device.
+"""Antagonistic modulation of the couplings (End Matter), drawn once per bond and trajectory.
 
-    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   ã = a/|a|,   a_k ~ N(0, 1),   φ_k ~ U(0, 2π),   Ω = Ω_max/K
+    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   ã = a/|a|,  a_k ~ N(0, 1),  φ_k ~ U(0, 2π),  Ω = Ω_max/K
 
 The draws are counters of the same generator as the noise, so that a kernel can make them in place. For bond
 b and harmonic k = 1…K the four words w of Philox at (seed, trajectory, site 2³¹ + bK + k − 1, pair 2³² − 1)
@@ -10,6 +10,7 @@ counters: its sites and pairs of steps stay below 2³¹.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -49,13 +50,15 @@ def checked(modulation: Modulation | None) -> Modulation | None:
     return modulation if modulation.sigma_kappa > 0 else None
 
 
-class Draw(NamedTuple):
-    """What a trajectory is given: (key of the noise, trajectory) -> {"amplitude": ã (B, K), "phase": φ (B, K)}."""
+@dataclass(frozen=True)
+class Draw:
+    """The law above: (key of the noise, trajectory) -> {"amplitude": ã (B, K), "phase": φ (B, K)}."""
 
     bonds: int
     harmonics: int
 
     def __call__(self, key: Array, trajectory: Array) -> PyTree:
+        """One trajectory's draw."""
         site = jnp.arange(self.bonds * self.harmonics, dtype=jnp.uint32) + jnp.uint32(FIRST_SITE)
         same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)  # noqa: E731
         words = philox_words(philox_key_words(key), same(trajectory), site, same(PAIR))

@@ -17,7 +17,7 @@ import numpy as np
 from fluctua.types import Array
 
 FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
-"""What θ may hold: detunings (N,), couplings (B,), Kerr coefficients (N,), couplings to the leads (L,), losses (N,)."""
+"""What θ may hold: detunings (N,), couplings (B,), Kerr (N,), lead couplings (L,), losses (N,)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Network:
     networks are equal when all their numbers are, so that equal processes share one compilation.
 
     bonds: (B, 2), i < j, lexicographic. lead_weights: (N, L), zero where a lead does not touch.
-    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa: (B,). chi: (N,).
+    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa (B,), chi (N,).
     positions: (N, 2), for drawing.
     """
 
@@ -66,6 +66,8 @@ class Network:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             array = np.array(getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64)
+            if field.name in ("gamma_e", "gamma", "sigma_e", "sigma_r") and np.any(array < 0):
+                raise ValueError(f"`{field.name}` must not be negative; got {array.min():g}.")
             array.setflags(write=False)
             object.__setattr__(self, field.name, array)
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
@@ -76,7 +78,7 @@ class Network:
         return isinstance(other, Network) and self._key == other._key  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined,no-any-return]
+        return self._hash  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"Network({self.sites} resonators, {len(self.bonds)} bonds, {self.leads} leads)"
@@ -105,7 +107,7 @@ class Network:
 
     def shape(self, family: str) -> tuple[int]:
         """Shape of one family of parameters."""
-        return getattr(self, family).shape  # type: ignore[no-any-return]
+        return getattr(self, family).shape
 
     def replace(self, **values: Array | float) -> Network:
         """A copy with other numbers; a single number stands for all entries.
@@ -113,7 +115,7 @@ class Network:
         >>> network.replace(sigma_e=0.1, sigma_r=0.1, kappa=1.2)
         """
         for name, value in values.items():
-            if name not in FAMILIES + ("sigma_e", "sigma_r", "positions"):
+            if name not in (*FAMILIES, "sigma_e", "sigma_r", "positions"):
                 raise ValueError(
                     f"a network has no numbers called {name!r}; build another one to change its graph."
                 )
@@ -180,7 +182,7 @@ def from_edges(
         raise ValueError("a network needs at least one resonator; give `edges` or `sites`.")
     bonds, order = _sorted_bonds(pairs, count)
     given = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
-    network = Network(
+    return Network(
         bonds=bonds,
         lead_weights=_lead_weights(given, count),
         gamma_e=np.array([lead.gamma_e for lead in given]),
@@ -192,16 +194,10 @@ def from_edges(
         chi=_filled("chi", chi, (count,)),
         positions=_circle(count) if positions is None else _filled("positions", positions, (count, 2)),
     )
-    for name in ("gamma_e", "gamma", "sigma_e", "sigma_r"):
-        if np.any(getattr(network, name) < 0):
-            raise ValueError(
-                f"`{name}` must not be negative (gain is not a channel); got {getattr(network, name).min():g}."
-            )
-    return network
 
 
 def rectangular(rows: int, columns: int, **options: object) -> Network:
-    """rows × columns lattice with nearest-neighbour bonds; site = row·columns + column."""
+    """A rows × columns lattice with nearest-neighbour bonds; site = row·columns + column."""
     _at_least(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
     edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1], site[1:])
@@ -210,7 +206,7 @@ def rectangular(rows: int, columns: int, **options: object) -> Network:
 
 
 def honeycomb(rows: int, columns: int, **options: object) -> Network:
-    """rows zigzag chains of `columns` sites; every second site has a bond to the next row."""
+    """Zigzag chains, one a row, of `columns` sites; every second site has a bond to the next row."""
     _at_least(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
     row, column = np.divmod(site, columns)
@@ -255,7 +251,9 @@ def copies(network: Network, count: int) -> Network:
     }
     repeated["bonds"] = np.concatenate([network.bonds + c * n for c in range(count)])
     repeated["lead_weights"] = np.kron(np.eye(count), network.lead_weights)
-    repeated["positions"] = np.concatenate([network.positions + [c * width, 0] for c in range(count)])
+    repeated["positions"] = np.concatenate(
+        [network.positions + np.array([c * width, 0]) for c in range(count)]
+    )
     return Network(**repeated)
 
 
@@ -312,7 +310,7 @@ def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray
     twice = np.flatnonzero((np.diff(bonds, axis=0) == 0).all(axis=1))
     if twice.size:
         raise ValueError(
-            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; one undirected bond has one κ. Give it once."
+            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond has one κ. Give it once."
         )
     return bonds, order
 
@@ -337,7 +335,7 @@ def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:
                 raise ValueError(f"lead {m} sits on site {site}, outside 0…{sites - 1}.")
             if weight == 0 or not np.isfinite(weight):
                 raise ValueError(
-                    f"lead {m} has weight {weight} on site {site}; leave the site out, or give a number."
+                    f"lead {m} has weight {weight} on site {site}; give a number, or leave the site out."
                 )
             weights[site, m] = weight
     return weights

@@ -1,4 +1,4 @@
-"""Stochastic temporal coupled-mode theory (End Matter) as a `fluctua.Process`: the specification of the kernels.
+"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`: the specification of the kernels.
 
     dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾,     s⁻ = −s⁺ + Dᵀψ
     Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
@@ -34,7 +34,7 @@ DENSE_LIMIT = 256
 class Drive(NamedTuple):
     """s⁺(t) = amplitude e^{i phase} envelope(t) e^{−i frequency t} on one lead.
 
-    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several drives add up;
+    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several drives add;
     the first one's frequency is the origin of `omega`.
     """
 
@@ -116,7 +116,7 @@ def outgoing(network: Network, p: Mapping[str, Array], psi: Array, s_plus: Array
 
 @dataclass(frozen=True)
 class Drift:
-    """μ of the network: (theta, x, t, context) -> (2N,). A record, so that equal networks share a compilation."""
+    """μ of the network: (theta, x, t, context) -> (2N,). A record, so that equal ones share a compilation."""
 
     network: Network
     drives: tuple[Drive, ...]
@@ -124,6 +124,7 @@ class Drift:
     modulation: Modulation | None = None
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        """dψ/dt as quadratures. (2N,)"""
         p, psi = parameters(self.network, theta), to_psi(x)
         offset = carrier(self.drives) if self.frame == "lab" else 0.0
         kappa = p["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
@@ -153,6 +154,7 @@ class DiagonalNoise:
     network: Network
 
     def __call__(self, theta: Params) -> Array:
+        """σ. (2N,)"""
         amplitude = site_amplitude(self.network, parameters(self.network, theta))
         return jnp.concatenate([amplitude, amplitude])
 
@@ -172,11 +174,12 @@ def channels(network: Network, p: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class DenseNoise:
-    """σ as a matrix (2N, 2(L+N)): real quadratures of the L external and N radiative channels, then imaginary ones."""
+    """σ as a matrix (2N, 2(L+N)): real quadratures of external, then radiative channels, then imaginary."""
 
     network: Network
 
     def __call__(self, theta: Params) -> Array:
+        """σ. (2N, 2(L+N))"""
         return jnp.kron(jnp.eye(2), channels(self.network, parameters(self.network, theta)))
 
 
@@ -187,6 +190,7 @@ class ChannelProduct:
     network: Network
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
+        """σ dw. (2N,)"""
         p, leads = parameters(self.network, theta), self.network.leads
         dw = dw.reshape(2, -1)
         external = (dw[:, :leads] * self.network.sigma_e) @ lead_matrix(self.network, p).T
@@ -198,7 +202,7 @@ class ChannelProduct:
 
 
 def channel_product(network: Network) -> NoiseProduct:
-    """The noise as products: for large networks with leads on several resonators, through conjugate gradients."""
+    """The noise as products: for large networks with leads on several resonators."""
     return NoiseProduct(ChannelProduct(network), 2 * (network.leads + network.sites))
 
 
@@ -239,6 +243,7 @@ class Condition:
     network: Network
 
     def __call__(self, theta: Params, x: Array) -> PyTree:
+        """One quantity for each parameter, with the structure of θ."""
         power = abs2(to_psi(x))
         i, j = self.network.bonds.T
         touched = (self.network.lead_weights != 0).astype(power.dtype)
@@ -275,8 +280,8 @@ def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coe
     """θ and the network as plain arrays for a kernel. offset: added to ω (the carrier, in the lab frame)."""
     if not network.local:
         raise ValueError(
-            "a lead of this network sits on several resonators, so its diffusion is not diagonal and the fused "
-            'kernels do not run it. Use backend="jax".'
+            "a lead of this network sits on several resonators, so its diffusion is not diagonal and the "
+            'fused kernels do not run it. Use backend="jax".'
         )
     p = {name: np.asarray(value, np.float64) for name, value in parameters(network, theta).items()}
     weight = network.lead_weights

@@ -1,7 +1,7 @@
 """Whether Euler–Maruyama is stable at these parameters, told before a run.
 
 A mode that the network moves as e^{λt} is multiplied by 1 + λΔt a step. For |1 + λΔt| > 1 it grows though the
-physical mode decays: Δt must stay below −2 Re λ/|λ|². Modes of weak loss and large detuning are the first to go.
+physical mode decays: Δt must stay below −2 Re λ/|λ|². Weakly damped, far detuned modes go first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DENSE_LIMIT = 1024
 
 
 class Stability(NamedTuple):
-    """radius: largest |1 + λΔt|. growth: of that mode over the horizon, a factor. largest_dt: of stable steps.
+    """radius: largest |1 + λΔt|. growth: of that mode over the horizon. largest_dt: that is stable.
 
     kerr: the largest detuning 2χ|ψ|² that the linear response to the drive gives. bound: whether `radius` and
     `growth` are upper bounds and `largest_dt` a lower one, and not the values themselves.
@@ -42,20 +42,20 @@ class Stability(NamedTuple):
     def __str__(self) -> str:
         kerr = f" (with a Kerr detuning of up to {self.kerr:.2g})" if self.kerr > 0 else ""
         if self.stable:
-            return f"Euler steps of {self.dt:g} are stable{kerr}; the largest stable step is {self.largest_dt:.2g}."
+            return f"Euler steps of {self.dt:g} are stable{kerr}; the largest such is {self.largest_dt:.2g}."
         most = "up to " if self.bound else ""
         return (
-            f"Euler steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these parameters{kerr}: a "
-            f"mode that should decay is multiplied by {most}{self.growth:.3g} over the horizon. Use dt ≤ "
-            f"{self.largest_dt:.2g}, the rotating frame, smaller couplings and detunings, or more loss."
+            f"Euler steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these "
+            f"parameters{kerr}: a mode that should decay is multiplied by {most}{self.growth:.3g} over the "
+            f"horizon. Use dt ≤ {self.largest_dt:.2g}, the rotating frame, smaller couplings and detunings, or more loss."
         )
 
 
 def stability(task: Task, theta: Params) -> Stability:
     """Stability of a task's time step at θ.
 
-    The modes are those of the linear network, and those with its Kerr detunings in the steady state added; the
-    worse counts. Above `DENSE_LIMIT` resonators the eigenvalues are bounded by Bendixson's and Gershgorin's
+    The modes are those of the linear network, and those with the Kerr detunings of its steady state; the
+    worse count. Modulation is left out: it averages to zero. Above `DENSE_LIMIT` resonators the eigenvalues are bounded by Bendixson's and Gershgorin's
     theorems: |Im λ| by the largest row sum of |ω| + |κ|, −Re λ by the smallest loss.
     """
     network = task.network
@@ -109,7 +109,7 @@ def _steady_intensity(task: Task, p: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _energy_bound(task: Task, p: dict[str, np.ndarray], horizon: float) -> float:
-    """The most energy that the drives can put in: they bring |s⁺|² a time, and at least 2γ_min of it is lost."""
+    """The most energy the drives can put in: |s⁺|² comes per time, and at least 2γ_min of it goes."""
     power = sum(abs(drive.amplitude) for drive in task.drives) ** 2
     loss = 2 * p["gamma"].min()
     return power * (horizon if loss == 0 else -np.expm1(-loss * horizon) / loss)

@@ -41,7 +41,7 @@ from fluctua.wiener import Wiener, philox
 
 
 class Task(NamedTuple):
-    """A network to be trained. θ has the shapes of `network`; the simulated state may be several copies of it.
+    """A network to be trained. θ has the shapes of `network`; the state may be of several copies of it.
 
     process, objective: what any estimator needs. t (T+1,): the grid; the start is zero. condition: for binned
     baselines. copies: C, independent experiments on the one device, side by side in the state.
@@ -89,8 +89,8 @@ class Task(NamedTuple):
     ) -> Estimator:
         """(key, theta, count) -> Estimate.
 
-        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline: "none",
-        "time" (the default) or "binned" (the paper's), or a `Baseline` (JAX only).
+        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline:
+        "none", "time" (the default) or "binned" (the paper's), or a `Baseline` (JAX only).
         """
         if backend == "jax":
             if options:
@@ -159,10 +159,10 @@ def isolation(
 
     Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to train.
 
-    The two directions are two experiments on one device, not two waves at once, which a Kerr network would mix.
-    They run side by side as two unconnected copies of the network, the one driven forward and the other
-    backward, with independent noise and modulation and one shared θ. The score of θ is then the sum of the two
-    copies' scores, each of which is correlated with its own reward alone; a trajectory is a pair of experiments.
+    The two directions are two experiments on one device, not two waves at once, which a Kerr network would
+    mix. They run side by side as two unconnected copies of the network, one driven forward and the other
+    backward, with independent noise and modulation and one shared θ. A trajectory is such a pair, and its
+    score the sum of the two copies' scores.
     """
     _a_lead(network, source=source, to=to)
     if source == to:
@@ -185,7 +185,7 @@ def custom(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
 ) -> Task:
-    """A task with any reward rate running(theta, x, t), on the JAX backend. Divide by `horizon` for an average."""
+    """A task with any reward rate running(theta, x, t), in JAX. Divide by `horizon` for an average."""
     modulation = checked(Modulation(sigma_kappa))
     drives = checked_drives(network, drive)
     return Task(
@@ -210,6 +210,7 @@ class Outputs:
     frame: Frame = "rotating"
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
+        """s⁻. (L,)"""
         s_plus = incoming(self.drives, self.network.leads, t, self.frame)
         return outgoing(self.network, parameters(self.network, theta), to_psi(x), s_plus)
 
@@ -227,6 +228,7 @@ class WeightedPower:
     weights: tuple[float, ...]
 
     def __call__(self, theta: Params, x: Array, t: Array) -> Array:
+        """A rate of reward."""
         return jnp.asarray(self.weights, x.dtype) @ abs2(self.s_minus(theta, x, t))
 
 
@@ -238,6 +240,7 @@ class Tied:
     copies: int
 
     def __call__(self, theta: Params, *rest: Any) -> Any:
+        """F at the repeated θ."""
         return self.f(
             {name: jnp.tile(jnp.asarray(value), self.copies) for name, value in theta.items()}, *rest
         )
@@ -251,6 +254,7 @@ class TiedCondition:
     copies: int
 
     def __call__(self, theta: Params, x: Array) -> PyTree:
+        """One quantity for each parameter of the device."""
         each = x.reshape(2, self.copies, -1).swapaxes(0, 1).reshape(self.copies, -1)
         of = [self.of_copy(theta, one) for one in each]
         return {name: sum(one[name] for one in of) for name in theta}
