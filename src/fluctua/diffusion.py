@@ -87,13 +87,16 @@ def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Ar
     )
     # A tenth of the rounding unit asks for all that the precision can give; the iteration stops by itself.
     tolerance = float(jnp.finfo(x.dtype).eps) * 10
-    solver = lineax.CG(rtol=tolerance, atol=0.0, max_steps=10 * x.size + 50)
+    solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
 
     def solve(v: Array) -> Array:
-        solution = lineax.linear_solve(operator, v, solver, throw=False)
+        # An absolute tolerance on a vector of size one, and not a relative one alone: the residual is compared
+        # component by component, and 0/0 where v is zero would pass for convergence after one iteration.
+        size = jnp.max(jnp.abs(v))
+        solution = lineax.linear_solve(operator, v / jnp.where(size > 0, size, 1), solver, throw=False)
         # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary.
-        converged = solution.result == lineax.RESULTS.successful
-        return jnp.where(converged | ~jnp.any(v), solution.value, jnp.nan)
+        converged = (solution.result == lineax.RESULTS.successful) & jnp.isfinite(size)
+        return jnp.where(converged | (size == 0), size * solution.value, jnp.nan)
 
     def trace(th: Params) -> Array:
         basis = jnp.eye(x.size, dtype=x.dtype)
