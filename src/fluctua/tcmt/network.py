@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,9 @@ class Network:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            array = np.array(getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64)
+            array: Any = np.array(
+                getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64
+            )
             if field.name in ("gamma_e", "gamma", "sigma_e", "sigma_r") and np.any(array < 0):
                 raise ValueError(f"`{field.name}` must not be negative; got {array.min():g}.")
             array.setflags(write=False)
@@ -310,7 +313,7 @@ def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray
     twice = np.flatnonzero((np.diff(bonds, axis=0) == 0).all(axis=1))
     if twice.size:
         raise ValueError(
-            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond has one κ. Give it once."
+            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond is one pair."
         )
     return bonds, order
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,8 @@ class Drive(NamedTuple):
 
 def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[Drive, ...]:
     """One drive or several, on leads that exist."""
-    given = (drives,) if isinstance(drives, Drive) else tuple(drives)
+    many = isinstance(drives, list | tuple) and not isinstance(drives, Drive)
+    given: tuple[Any, ...] = tuple(drives) if many else (drives,)
     for drive in given:
         if not isinstance(drive, Drive):
             raise TypeError(
@@ -72,7 +73,7 @@ def carrier(drives: Sequence[Drive]) -> float:
 def incoming(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> Array:
     """s⁺(t) on every lead, complex. (L,)"""
     origin = carrier(drives) if frame == "rotating" else 0.0
-    total = jnp.zeros(leads, jnp.result_type(t, jnp.complex64))
+    total = jnp.zeros(leads, jnp.result_type(jnp.asarray(t).dtype, jnp.complex64))
     for drive in drives:
         s = drive.amplitude * np.exp(1j * drive.phase) * (np.arange(leads) == drive.lead)
         shape = 1.0 if drive.envelope is None else drive.envelope(t)
@@ -153,7 +154,7 @@ class DiagonalNoise:
 
     network: Network
 
-    def __call__(self, theta: Params) -> Array:
+    def __call__(self, theta: Params, *state: Any) -> Array:
         """σ. (2N,)"""
         amplitude = site_amplitude(self.network, parameters(self.network, theta))
         return jnp.concatenate([amplitude, amplitude])
@@ -178,7 +179,7 @@ class DenseNoise:
 
     network: Network
 
-    def __call__(self, theta: Params) -> Array:
+    def __call__(self, theta: Params, *state: Any) -> Array:
         """σ. (2N, 2(L+N))"""
         return jnp.kron(jnp.eye(2), channels(self.network, parameters(self.network, theta)))
 

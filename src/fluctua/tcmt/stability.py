@@ -47,7 +47,8 @@ class Stability(NamedTuple):
         return (
             f"Euler steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these "
             f"parameters{kerr}: a mode that should decay is multiplied by {most}{self.growth:.3g} over the "
-            f"horizon. Use dt ≤ {self.largest_dt:.2g}, the rotating frame, smaller couplings and detunings, or more loss."
+            f"horizon. Use dt ≤ {self.largest_dt:.2g}, the rotating frame, smaller couplings and detunings, "
+            "or more loss."
         )
 
 
@@ -55,8 +56,10 @@ def stability(task: Task, theta: Params) -> Stability:
     """Stability of a task's time step at θ.
 
     The modes are those of the linear network, and those with the Kerr detunings of its steady state; the
-    worse count. Modulation is left out: it averages to zero. Above `DENSE_LIMIT` resonators the eigenvalues are bounded by Bendixson's and Gershgorin's
-    theorems: |Im λ| by the largest row sum of |ω| + |κ|, −Re λ by the smallest loss.
+    worse count. Modulation is left out: it averages to zero.
+
+    Above `DENSE_LIMIT` resonators the eigenvalues are bounded by Bendixson's and Gershgorin's theorems:
+    |Im λ| by the largest row sum of |ω| + |κ|, −Re λ by the smallest loss.
     """
     network = task.network
     p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(network, theta).items()}

@@ -285,7 +285,7 @@ def _quadratic(
         if isinstance(noise, NoiseProduct):
             noise = NoiseProduct(Tied(noise.product, count), noise.width)
         else:
-            noise = Tied(leading(noise, 4), count)
+            noise = Tied(noise, count)
     return Task(
         network=network,
         process=Process(drift, noise),
