@@ -92,20 +92,20 @@ def test_stationary_noise_power_at_a_lead():
     """With σ_e = σ_r = σ every network comes to E|ψ_n|² = 2σ², so a lead carries 4γ_eσ² (Q = σ²Γ)."""
     sigma, gamma_e = 0.5, 0.8
     network = rectangular(2, 2, leads=[Lead(0, gamma_e), Lead(3, gamma_e)], gamma=0.5, sigma_w=sigma)
-    task = transmission(network, horizon=10.0, dt=0.01, s=1e-9)
+    task = transmission(network, horizon=6.0, dt=0.02, s=1e-9)
     moments = exact.moments(task, {"omega": np.array([0.3, -0.4, 0.2, 0.9])})
     # O(Δt) of the scheme: |λ|²Δt/2 against the loss
-    np.testing.assert_allclose(moments.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.06 * 2 * sigma**2)
+    np.testing.assert_allclose(moments.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.12 * 2 * sigma**2)
     finer = exact.moments(
-        transmission(network, horizon=10.0, dt=0.0025, s=1e-9), {"omega": np.array([0.3, -0.4, 0.2, 0.9])}
+        transmission(network, horizon=6.0, dt=0.005, s=1e-9), {"omega": np.array([0.3, -0.4, 0.2, 0.9])}
     )
-    np.testing.assert_allclose(finer.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.015 * 2 * sigma**2)
+    np.testing.assert_allclose(finer.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.03 * 2 * sigma**2)
 
     theta = {"omega": jnp.array([0.3, -0.4, 0.2, 0.9])}
     x = task.simulator()(jax.random.key(0), theta, 2000).x[:, -1]
     power = jax.vmap(lambda x: abs2(outputs(network, Drive(0, 0.0))(theta, x, 0.0))[1])(x)
     error = power.std() / np.sqrt(power.size)
-    assert abs(power.mean() - 4 * gamma_e * sigma**2) < 4 * error + 0.05 * 4 * gamma_e * sigma**2
+    assert abs(power.mean() - 4 * gamma_e * sigma**2) < 4 * error + 0.1 * 4 * gamma_e * sigma**2
     assert abs(power.mean() - 2 * gamma_e * moments.covariance[-1, 3, 3].real) < 4 * error
 
 
@@ -132,7 +132,7 @@ def test_lead_on_several_resonators_dense_and_matrix_free_agree():
         got = jax.vmap(lambda e, one=one: one.apply(p, e))(jnp.eye(12))
         np.testing.assert_allclose(got, np.kron(np.eye(2), q), atol=1e-12)
     step = Step(x, x + 0.1 * random_state(network, 5), 0.0, 0.01)
-    scores = [full_score(which, p, step) for which in (dense, free)]
+    scores = [jax.jit(full_score, static_argnums=0)(which, p, step) for which in (dense, free)]
     for name in p:
         np.testing.assert_allclose(scores[0][name], scores[1][name], rtol=1e-6, atol=1e-6)
 
