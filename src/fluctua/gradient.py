@@ -18,7 +18,7 @@ from fluctua.recording import Recording
 from fluctua.score import full_score
 from fluctua.simulate import Simulator
 from fluctua.start import Density, Reparameterised
-from fluctua.stream import streamed_samples
+from fluctua.stream import run_and_pilot, streamed_samples
 from fluctua.sweep import Model, Tables
 from fluctua.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Substrate, Trajectories
 
@@ -94,7 +94,7 @@ class PPGT(NamedTuple):
             return _samples(
                 theta, *streamed_samples(self.model, self._tables(), plans, self.substrate, key, theta, count)
             )
-        k_run, k_pilot = jax.random.split(key)
+        k_run, k_pilot = run_and_pilot(key)
         pilot = max(self.baseline.pilot, self.initial_baseline.pilot)
         table = None
         if pilot:

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 from fluctua import check
 from fluctua.start import Density, Reparameterised, Start
 from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, working_dtype
-from fluctua.wiener import Wiener, threefry
+from fluctua.wiener import Wiener, philox_seed, threefry
+
+
+class Counted(NamedTuple):
+    """A context that is a counter of the noise: draw(key of the noise, trajectory) -> pytree.
+
+    For contexts that a native kernel draws by the same law, from the same seed.
+    """
+
+    draw: Callable[[Array, Array], PyTree]
 
 
 class Recipe(NamedTuple):
@@ -20,7 +29,7 @@ class Recipe(NamedTuple):
 
     process: Process
     start: Density | Reparameterised | None
-    context: Callable[..., PyTree] | None
+    context: Callable[..., PyTree] | Counted | None
     wiener: Wiener
 
 
@@ -47,13 +56,13 @@ def simulator(
     start: Start,
     t: Array,
     *,
-    context: Callable[[Array], PyTree] | None = None,
+    context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
 ) -> Simulator:
     """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
 
     start: a fixed state (M,), a `Density`, or a `Reparameterised` start. context: key -> pytree, drawn
-    once a trajectory. wiener: the source of z.
+    once a trajectory, or `Counted`. wiener: the source of z.
 
     >>> run = simulator(process, jnp.zeros(3), jnp.linspace(0, 1, 101))
     >>> run(jax.random.key(0), theta, 1000).x.shape
@@ -104,10 +113,26 @@ class Ensemble(NamedTuple):
     streams: PyTree
 
 
+def _keys(key: Array) -> tuple[Array, Array, Array]:
+    """Keys of contexts, starts and noise."""
+    k_context, k_start, k_wiener = jax.random.split(key, 3)
+    return k_context, k_start, k_wiener
+
+
+def noise_seed(key: Array) -> int:
+    """The 64-bit Philox seed of `simulator(..., wiener=philox)(key, ...)`: a kernel given it draws the same noise."""
+    return philox_seed(_keys(key)[2])
+
+
 def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:
     """Context, start and noise stream of trajectory j: functions of (key, j) and θ alone."""
-    k_context, k_start, k_wiener = jax.random.split(key, 3)
-    context = None if recipe.context is None else recipe.context(jax.random.fold_in(k_context, j))
+    k_context, k_start, k_wiener = _keys(key)
+    if recipe.context is None:
+        context = None
+    elif isinstance(recipe.context, Counted):
+        context = recipe.context.draw(k_wiener, j)
+    else:
+        context = recipe.context(jax.random.fold_in(k_context, j))
     if recipe.start is None:
         x = jnp.asarray(x0)
     elif isinstance(recipe.start, Reparameterised):

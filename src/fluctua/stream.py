@@ -14,9 +14,24 @@ import jax.numpy as jnp
 
 from fluctua import check, sweep
 from fluctua.baseline import Baseline
-from fluctua.simulate import Recipe, Simulator, advance, begin, first_state, grid
+from fluctua.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_seed
 from fluctua.sweep import Model, Sums, Tables
 from fluctua.types import Array, Params, Trajectories
+
+
+def run_and_pilot(key: Array) -> tuple[Array, Array]:
+    """The keys of the run and of the pilot of one estimate: each is the key of a simulator."""
+    k_run, k_pilot = jax.random.split(key)
+    return k_run, k_pilot
+
+
+def estimate_seeds(key: Array) -> tuple[int, int]:
+    """The 64-bit Philox seeds of the run and of the pilot of an estimate with this key.
+
+    A fused estimator that draws with them has the noise of `ppgt(..., simulator(..., wiener=philox))(key, ...)`.
+    """
+    k_run, k_pilot = run_and_pilot(key)
+    return noise_seed(k_run), noise_seed(k_pilot)
 
 
 def streamed_samples(
@@ -29,7 +44,7 @@ def streamed_samples(
     count: int,
 ) -> tuple[Array, Array]:
     """Gradients (E, P) and returns (E,) of `count` simulated trajectories. `plans`: step and initial baseline."""
-    k_run, k_pilot = jax.random.split(key)
+    k_run, k_pilot = run_and_pilot(key)
     for plan in plans:
         check.baseline(plan, count, substrate.t)
     first, context = first_state(substrate, k_run, theta)

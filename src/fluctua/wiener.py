@@ -68,16 +68,31 @@ def _philox_draw(stream: tuple[Array, Array], step: Array, width: int) -> Array:
     same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
     w = philox_words(seed, same(trajectory), site, same(step // 2))
     odd = step % 2 == 1
-    first, second = jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])
+    return jnp.concatenate(box_muller(jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])))[:width]
+
+
+def box_muller(first: Array, second: Array) -> tuple[Array, Array]:
+    """Two independent standard normals from two 32-bit words."""
     real = jnp.result_type(float)
     scale = 2.0**-32
     radius = jnp.sqrt(-2 * jnp.log((first.astype(real) + 0.5) * scale))
     angle = 2 * jnp.pi * (second.astype(real) * scale)
-    return jnp.concatenate([radius * jnp.cos(angle), radius * jnp.sin(angle)])[:width]
+    return radius * jnp.cos(angle), radius * jnp.sin(angle)
+
+
+def philox_key_words(key: Array) -> Array:
+    """The seed of `philox` as two words, low word first. (2,) uint32"""
+    return jnp.flip(jax.random.key_data(key))
+
+
+def philox_seed(key: Array) -> int:
+    """The same seed as one 64-bit number: what the native kernels take for a stream with this key."""
+    low, high = (int(word) for word in philox_key_words(key))
+    return high << 32 | low
 
 
 philox = Wiener(
-    stream=lambda key, trajectory: (jnp.flip(jax.random.key_data(key)), trajectory),
+    stream=lambda key, trajectory: (philox_key_words(key), trajectory),
     draw=_philox_draw,
 )
 """The noise of the native kernels, step for step. The width splits into two quadratures of ⌈W/2⌉ sites: real

@@ -1,0 +1,41 @@
+"""Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact answers."""
+
+from fluctua.tcmt.modulation import Modulation
+from fluctua.tcmt.network import (
+    Lead,
+    Network,
+    chain,
+    from_edges,
+    honeycomb,
+    initial_parameters,
+    paper,
+    parameters,
+    rectangular,
+    ring,
+)
+from fluctua.tcmt.process import Drive, condition, process
+from fluctua.tcmt.stability import stability
+from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission
+
+__all__ = [
+    "Drive",
+    "Lead",
+    "Modulation",
+    "Network",
+    "Task",
+    "chain",
+    "condition",
+    "custom",
+    "from_edges",
+    "honeycomb",
+    "initial_parameters",
+    "isolation",
+    "outputs",
+    "paper",
+    "parameters",
+    "process",
+    "rectangular",
+    "ring",
+    "stability",
+    "transmission",
+]

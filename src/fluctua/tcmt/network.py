@@ -1,0 +1,318 @@
+"""Networks of coupled resonators: the graph, its leads, its losses and its parameters.
+
+Letters: N resonators (sites), B bonds, L leads. Sites of a lattice are numbered row by row. Bonds are pairs
+(i, j) with i < j in lexicographic order, (0, 1), (0, 13), (1, 2), …: the order of `kappa` everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.types import Array
+
+FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
+"""What θ may hold: detunings (N,), couplings (B,), Kerr (N,), lead couplings (L,), losses (N,)."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A scattering channel on one resonator, or on several: D_nm = weight_n √(2γ_e).
+
+    site: an index, or {index: weight}. sigma_e: noise amplitude of the channel; None takes the network's.
+
+    >>> Lead(0)
+    >>> Lead({0: 0.8, 1: 0.6}, gamma_e=0.5)
+    """
+
+    site: int | Mapping[int, float]
+    gamma_e: float = 1.0
+    sigma_e: float | None = None
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """{site: weight}."""
+        return dict(self.site) if isinstance(self.site, Mapping) else {self.site: 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """N resonators, B bonds and L leads, with the values of every parameter that is not trained.
+
+    Made by `rectangular`, `honeycomb`, `ring`, `chain`, `from_edges` or `paper`. Arrays are read-only; two
+    networks are equal when all their numbers are, so that equal processes share one compilation.
+
+    bonds: (B, 2), i < j, lexicographic. lead_weights: (N, L), zero where a lead does not touch.
+    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa (B,), chi (N,).
+    positions: (N, 2), for drawing.
+    """
+
+    bonds: np.ndarray
+    lead_weights: np.ndarray
+    gamma_e: np.ndarray
+    sigma_e: np.ndarray
+    gamma: np.ndarray
+    sigma_r: np.ndarray
+    omega: np.ndarray
+    kappa: np.ndarray
+    chi: np.ndarray
+    positions: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            array: Any = np.array(getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64)
+            if field.name in ("gamma_e", "gamma", "sigma_e", "sigma_r") and np.any(array < 0):
+                raise ValueError(f"`{field.name}` must not be negative; got {array.min():g}.")
+            array.setflags(write=False)
+            object.__setattr__(self, field.name, array)
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        object.__setattr__(self, "_key", tuple((a.shape, a.tobytes()) for a in fields))
+        object.__setattr__(self, "_hash", hash(self._key))  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Network) and self._key == other._key  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"Network({self.sites} resonators, {len(self.bonds)} bonds, {self.leads} leads)"
+
+    @property
+    def sites(self) -> int:
+        """N."""
+        return len(self.omega)
+
+    @property
+    def leads(self) -> int:
+        """L."""
+        return len(self.gamma_e)
+
+    @property
+    def local(self) -> bool:
+        """Whether every lead sits on one resonator only: the diffusion is then diagonal."""
+        return bool(np.all(np.count_nonzero(self.lead_weights, axis=0) == 1))
+
+    @property
+    def lead_sites(self) -> np.ndarray:
+        """The resonator of each lead (L,), where each has one."""
+        if not self.local:
+            raise ValueError("a lead of this network sits on several resonators; see `lead_weights` (N, L).")
+        return np.argmax(self.lead_weights != 0, axis=0)
+
+    def shape(self, family: str) -> tuple[int]:
+        """Shape of one family of parameters."""
+        return getattr(self, family).shape
+
+    def replace(self, **values: Array | float) -> Network:
+        """A copy with other numbers; a single number stands for all entries.
+
+        >>> network.replace(sigma_e=0.1, sigma_r=0.1, kappa=1.2)
+        """
+        for name, value in values.items():
+            if name not in (*FAMILIES, "sigma_e", "sigma_r", "positions"):
+                raise ValueError(f"a network has no numbers called {name!r}; build another one to change its graph.")
+            values[name] = _filled(name, value, getattr(self, name).shape)
+        return dataclasses.replace(self, **values)  # type: ignore[arg-type]
+
+
+def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]:
+    """All five families: those in θ from θ, the others from the network."""
+    unknown = sorted(set(theta) - set(FAMILIES))
+    if unknown:
+        raise ValueError(
+            f"θ of a resonator network may hold {', '.join(FAMILIES)}; got {', '.join(map(repr, unknown))}."
+        )
+    for name, value in theta.items():
+        if jnp.shape(value) != network.shape(name):
+            raise ValueError(
+                f"`theta[{name!r}]` must have shape {network.shape(name)} for this network ({network.sites} "
+                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got {jnp.shape(value)}."
+            )
+    return {name: theta[name] if name in theta else getattr(network, name) for name in FAMILIES}
+
+
+def initial_parameters(
+    key: Array, network: Network, *, chi_std: float = 1e-4, train: Sequence[str] = ("omega", "kappa", "chi")
+) -> dict[str, jax.Array]:
+    """θ to start from: the network's own values, and χ_n ~ N(χ_n, chi_std²) (Optimization Details)."""
+    unknown = sorted(set(train) - set(FAMILIES))
+    if unknown or not train:
+        raise ValueError(f"`train` names some of {', '.join(FAMILIES)}; got {tuple(train)}.")
+    theta = {name: jnp.asarray(getattr(network, name), jnp.result_type(float)) for name in train}
+    if "chi" in theta:
+        theta["chi"] += chi_std * jax.random.normal(key, theta["chi"].shape)
+    return theta
+
+
+# ------------------------------------------------------------------------------------------- builders
+
+
+def from_edges(
+    edges: Iterable[Sequence[int]],
+    *,
+    sites: int | None = None,
+    leads: Sequence[Lead | int] | None = None,
+    gamma: Array | float = 0.02,
+    sigma_w: float = 0.5,
+    sigma_r: Array | float | None = None,
+    omega: Array | float = 0.0,
+    kappa: Array | float = 1.0,
+    chi: Array | float = 0.0,
+    positions: Array | None = None,
+) -> Network:
+    """Any undirected graph. All options of the other builders are these.
+
+    edges: pairs of sites, each bond once; `kappa`, if an array, is in their order. sites: N, if the last ones
+    have no bonds. leads: the first and the last site if not given. sigma_w: noise amplitude of every channel
+    that has none of its own (`Lead.sigma_e`, `sigma_r`).
+
+    >>> from_edges([(0, 1), (1, 2), (0, 2)], leads=[0, Lead(2, gamma_e=0.5)])
+    """
+    pairs = np.array([tuple(edge) for edge in edges], dtype=int).reshape(-1, 2)
+    count = int(pairs.max(initial=-1)) + 1 if sites is None else int(sites)
+    if count < 1:
+        raise ValueError("a network needs at least one resonator; give `edges` or `sites`.")
+    bonds, order = _sorted_bonds(pairs, count)
+    given = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
+    return Network(
+        bonds=bonds,
+        lead_weights=_lead_weights(given, count),
+        gamma_e=np.array([lead.gamma_e for lead in given]),
+        sigma_e=np.array([sigma_w if lead.sigma_e is None else lead.sigma_e for lead in given]),
+        gamma=_filled("gamma", gamma, (count,)),
+        sigma_r=_filled("sigma_r", sigma_w if sigma_r is None else sigma_r, (count,)),
+        omega=_filled("omega", omega, (count,)),
+        kappa=_filled("kappa", kappa, (len(bonds),))[order],
+        chi=_filled("chi", chi, (count,)),
+        positions=_circle(count) if positions is None else _filled("positions", positions, (count, 2)),
+    )
+
+
+def rectangular(rows: int, columns: int, **options: object) -> Network:
+    """A rows × columns lattice with nearest-neighbour bonds; site = row·columns + column."""
+    _at_least(rows=(rows, 1), columns=(columns, 1))
+    site = np.arange(rows * columns).reshape(rows, columns)
+    edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1], site[1:])
+    row, column = np.divmod(site.ravel(), columns)
+    return _build(edges, site.size, np.stack([column, -row], axis=1), options)
+
+
+def honeycomb(rows: int, columns: int, **options: object) -> Network:
+    """Zigzag chains, one a row, of `columns` sites; every second site has a bond to the next row."""
+    _at_least(rows=(rows, 1), columns=(columns, 1))
+    site = np.arange(rows * columns).reshape(rows, columns)
+    row, column = np.divmod(site, columns)
+    even = (row + column) % 2 == 0
+    down = even[:-1]
+    edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1][down], site[1:][down])
+    height = -1.5 * row - np.where(even, 0.25, -0.25)
+    return _build(edges, site.size, np.stack([column * np.sqrt(3) / 2, height], axis=-1).reshape(-1, 2), options)
+
+
+def ring(sites: int, **options: object) -> Network:
+    """A closed chain, with leads on sites 0 and ⌊N/2⌋ if not given."""
+    _at_least(sites=(sites, 3))
+    site = np.arange(sites)
+    return _build(_pairs(site, np.roll(site, -1)), sites, _circle(sites), {"leads": (0, sites // 2), **options})
+
+
+def chain(sites: int, **options: object) -> Network:
+    """An open chain, with leads on its ends if not given."""
+    _at_least(sites=(sites, 1))
+    site = np.arange(sites)
+    return _build(_pairs(site[:-1], site[1:]), sites, np.stack([site, 0 * site], axis=1), options)
+
+
+def paper() -> Network:
+    """The paper's: 11 × 13, leads on opposite corners, γ_e = 1, γ = 0.02, σ_W = 0.5; 143 sites, 262 bonds."""
+    return rectangular(11, 13)
+
+
+def copies(network: Network, count: int) -> Network:
+    """`count` unconnected copies side by side: every family of numbers repeated `count` times.
+
+    Copy c has sites cN…(c+1)N−1 and leads cL…(c+1)L−1. Two experiments on one device, in one state.
+    """
+    n, width = network.sites, np.ptp(network.positions[:, 0]) + 2
+    repeated = {f.name: np.concatenate([getattr(network, f.name)] * count) for f in dataclasses.fields(network)}
+    repeated["bonds"] = np.concatenate([network.bonds + c * n for c in range(count)])
+    repeated["lead_weights"] = np.kron(np.eye(count), network.lead_weights)
+    repeated["positions"] = np.concatenate([network.positions + np.array([c * width, 0]) for c in range(count)])
+    return Network(**repeated)
+
+
+# --------------------------------------------------------------------------------------- the boundary
+
+
+def _build(edges: list[tuple[int, int]], sites: int, positions: np.ndarray, options: dict[str, object]) -> Network:
+    return from_edges(edges, sites=sites, **{"positions": positions, **options})  # type: ignore[arg-type]
+
+
+def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(first.ravel().tolist(), second.ravel().tolist(), strict=True))
+
+
+def _circle(sites: int) -> np.ndarray:
+    angle = 2 * np.pi * np.arange(sites) / sites
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1) * sites / (2 * np.pi)
+
+
+def _at_least(**sizes: tuple[int, int]) -> None:
+    for name, (value, least) in sizes.items():
+        if int(value) != value or value < least:
+            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+
+
+def _filled(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(value, np.float64)
+    if array.ndim and array.shape != shape:
+        raise ValueError(f"`{name}` must be one number or an array of shape {shape}; got shape {array.shape}.")
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"`{name}` is not finite: {array!r}.")
+    return np.broadcast_to(array, shape)
+
+
+def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bonds (B, 2) with i < j in lexicographic order, and where each was among the given ones."""
+    outside = pairs[((pairs < 0) | (pairs >= sites)).any(axis=1)]
+    if len(outside):
+        raise ValueError(f"bond {tuple(outside[0].tolist())} names a site outside 0…{sites - 1}; `sites` is {sites}.")
+    bonds = np.sort(pairs, axis=1)
+    loops = np.flatnonzero(bonds[:, 0] == bonds[:, 1])
+    if loops.size:
+        raise ValueError(f"bond {tuple(pairs[loops[0]].tolist())} joins a site to itself; use `omega` for a detuning.")
+    order = np.lexsort((bonds[:, 1], bonds[:, 0]))
+    bonds = bonds[order]
+    twice = np.flatnonzero((np.diff(bonds, axis=0) == 0).all(axis=1))
+    if twice.size:
+        raise ValueError(f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond is one pair.")
+    return bonds, order
+
+
+def _as_lead(given: Lead | int) -> Lead:
+    if isinstance(given, Lead):
+        return given
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        return Lead(int(given))
+    raise TypeError(f"a lead is a site index or a Lead(site, gamma_e); got {type(given).__name__}: {given!r}.")
+
+
+def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:
+    weights = np.zeros((sites, len(leads)))
+    for m, lead in enumerate(leads):
+        if not lead.weights:
+            raise ValueError(f"lead {m} touches no resonator; give a site, or {{site: weight}}.")
+        for site, weight in lead.weights.items():
+            if not 0 <= site < sites:
+                raise ValueError(f"lead {m} sits on site {site}, outside 0…{sites - 1}.")
+            if weight == 0 or not np.isfinite(weight):
+                raise ValueError(f"lead {m} has weight {weight} on site {site}; give a number, or leave the site out.")
+            weights[site, m] = weight
+    return weights

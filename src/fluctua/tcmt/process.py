@@ -1,0 +1,292 @@
+"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`: the specification of the kernels.
+
+    dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾,     s⁻ = −s⁺ + Dᵀψ
+    Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
+
+The state is x = [Re ψ, Im ψ] (2N,). Each quadrature of each channel is its own standard Wiener process, so
+that on either quadrature Q = (D σ⁽ᵉ⁾² Dᵀ + D⁽ʳ⁾σ⁽ʳ⁾²D⁽ʳ⁾ᵀ)/2.
+
+Frames. `omega` are detunings from the first drive's frequency ω₀ in both. "rotating" (the default) writes
+ψ e^{iω₀t}; the noise law is circular and does not change. "lab" adds ω₀ to every resonator and is a trap: an
+Euler step multiplies a free mode by |1 − iωΔt|, a growth rate ω²Δt/2, which for the paper's ω = 10 and
+Δt = 10⁻³ is 0.05, more than the loss of 0.02. `fluctua.tcmt.stability` sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.tcmt.modulation import Modulation, checked, delta_kappa
+from fluctua.tcmt.network import Network, parameters
+from fluctua.types import Array, NoiseProduct, Params, Process, PyTree
+
+Frame = Literal["rotating", "lab"]
+DENSE_LIMIT = 256
+"""Resonators up to which the diffusion of a lead on several of them is factorised; beyond, products only."""
+
+
+class Drive(NamedTuple):
+    """s⁺(t) = amplitude e^{i phase} envelope(t) e^{−i frequency t} on one lead.
+
+    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several drives add;
+    the first one's frequency is the origin of `omega`.
+    """
+
+    lead: int
+    amplitude: float = 10.0
+    phase: float = 0.0
+    frequency: float = 0.0
+    envelope: Callable[[Array], Array] | None = None
+
+
+def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[Drive, ...]:
+    """One drive or several, on leads that exist."""
+    many = isinstance(drives, list | tuple) and not isinstance(drives, Drive)
+    given: tuple[Any, ...] = tuple(drives) if many else (drives,)
+    for drive in given:
+        if not isinstance(drive, Drive):
+            raise TypeError(f"a drive is a Drive(lead, amplitude, ...); got {type(drive).__name__}: {drive!r}.")
+        if not 0 <= drive.lead < network.leads:
+            raise ValueError(f"a drive is on lead {drive.lead}, but the network has leads 0…{network.leads - 1}.")
+        if not np.all(np.isfinite([drive.amplitude, drive.phase, drive.frequency])):
+            raise ValueError(f"amplitude, phase and frequency of a drive must be finite numbers; got {drive}.")
+    return given
+
+
+def carrier(drives: Sequence[Drive]) -> float:
+    """ω₀: the frequency that `omega` is measured from, and at which the rotating frame turns."""
+    return drives[0].frequency if drives else 0.0
+
+
+def incoming(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> Array:
+    """s⁺(t) on every lead, complex. (L,)"""
+    origin = carrier(drives) if frame == "rotating" else 0.0
+    total = jnp.zeros(leads, jnp.result_type(jnp.asarray(t).dtype, jnp.complex64))
+    for drive in drives:
+        s = drive.amplitude * np.exp(1j * drive.phase) * (np.arange(leads) == drive.lead)
+        shape = 1.0 if drive.envelope is None else drive.envelope(t)
+        turning = drive.frequency - origin
+        total += jnp.asarray(s, total.dtype) * shape * (jnp.exp(-1j * turning * t) if turning else 1.0)
+    return total
+
+
+def to_psi(x: Array) -> Array:
+    """ψ = Re + i Im. (2N,) -> (N,)"""
+    n = x.shape[-1] // 2
+    return jax.lax.complex(x[..., :n], x[..., n:])
+
+
+def to_x(psi: Array) -> Array:
+    """[Re ψ, Im ψ]. (N,) -> (2N,)"""
+    return jnp.concatenate([psi.real, psi.imag], axis=-1)
+
+
+def lead_matrix(network: Network, p: Mapping[str, Array]) -> Array:
+    """D (N, L)."""
+    return network.lead_weights * jnp.sqrt(2 * p["gamma_e"])
+
+
+def coupled(network: Network, kappa: Array, psi: Array) -> Array:
+    """Σ_m κ_nm ψ_m over the bonds of n. (N,)"""
+    i, j = network.bonds.T
+    return jnp.zeros_like(psi).at[i].add(kappa * psi[j]).at[j].add(kappa * psi[i])
+
+
+def decay(network: Network, p: Mapping[str, Array], psi: Array) -> Array:
+    """Γψ. (N,)"""
+    d = lead_matrix(network, p)
+    return d @ (d.T @ psi) / 2 + p["gamma"] * psi
+
+
+def outgoing(network: Network, p: Mapping[str, Array], psi: Array, s_plus: Array) -> Array:
+    """s⁻ = −s⁺ + Dᵀψ, without the white noise of the incoming channels. (L,)"""
+    return -s_plus + lead_matrix(network, p).T @ psi
+
+
+@dataclass(frozen=True)
+class Drift:
+    """μ of the network: (theta, x, t, context) -> (2N,). A record, so that equal ones share a compilation."""
+
+    network: Network
+    drives: tuple[Drive, ...]
+    frame: Frame = "rotating"
+    modulation: Modulation | None = None
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        """dψ/dt as quadratures. (2N,)"""
+        p, psi = parameters(self.network, theta), to_psi(x)
+        offset = carrier(self.drives) if self.frame == "lab" else 0.0
+        kappa = p["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
+        frequency = p["omega"] + offset + p["chi"] * abs2(psi)
+        source = lead_matrix(self.network, p) @ incoming(self.drives, self.network.leads, t, self.frame)
+        return to_x(-1j * (frequency * psi + coupled(self.network, kappa, psi)) - decay(self.network, p, psi) + source)
+
+
+def abs2(psi: Array) -> Array:
+    """|ψ|², with a derivative at zero."""
+    return psi.real**2 + psi.imag**2
+
+
+# ---------------------------------------------------------------------------------------------- noise
+
+
+@dataclass(frozen=True)
+class DiagonalNoise:
+    """σ_n = √(2Q_n), Q_n = Σ_leads on n σ_e²γ_e + σ_r²γ_n, one amplitude per site and quadrature. (2N,)
+
+    The channels of a site are one Wiener process and not two: the same law with less noise to draw, and the
+    one that the kernels use.
+    """
+
+    network: Network
+
+    def __call__(self, theta: Params, *state: Any) -> Array:
+        """σ. (2N,)"""
+        amplitude = site_amplitude(self.network, parameters(self.network, theta))
+        return jnp.concatenate([amplitude, amplitude])
+
+
+def site_amplitude(network: Network, p: Mapping[str, Array]) -> Array:
+    """√(2Q_n), for leads that sit on one resonator each. (N,)"""
+    return jnp.sqrt(
+        2 * (network.lead_weights**2 @ (network.sigma_e**2 * p["gamma_e"]) + network.sigma_r**2 * p["gamma"])
+    )
+
+
+def channels(network: Network, p: Mapping[str, Array]) -> Array:
+    """[D σ⁽ᵉ⁾, D⁽ʳ⁾ σ⁽ʳ⁾]: from channels to resonators, for either quadrature. (N, L+N)"""
+    radiative = jnp.diag(jnp.sqrt(2 * p["gamma"]) * network.sigma_r)
+    return jnp.concatenate([lead_matrix(network, p) * network.sigma_e, radiative], axis=1)
+
+
+@dataclass(frozen=True)
+class DenseNoise:
+    """σ as a matrix (2N, 2(L+N)): real quadratures of external, then radiative channels, then imaginary."""
+
+    network: Network
+
+    def __call__(self, theta: Params, *state: Any) -> Array:
+        """σ. (2N, 2(L+N))"""
+        return jnp.kron(jnp.eye(2), channels(self.network, parameters(self.network, theta)))
+
+
+@dataclass(frozen=True)
+class ChannelProduct:
+    """σ dw (2N,) without the matrix; channels in the order of `DenseNoise`."""
+
+    network: Network
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
+        """σ dw. (2N,)"""
+        p, leads = parameters(self.network, theta), self.network.leads
+        dw = dw.reshape(2, -1)
+        external = (dw[:, :leads] * self.network.sigma_e) @ lead_matrix(self.network, p).T
+        return (external + dw[:, leads:] * (jnp.sqrt(2 * p["gamma"]) * self.network.sigma_r)).ravel().astype(x.dtype)
+
+
+def channel_product(network: Network) -> NoiseProduct:
+    """The noise as products: for large networks with leads on several resonators."""
+    return NoiseProduct(ChannelProduct(network), 2 * (network.leads + network.sites))
+
+
+def process(
+    network: Network,
+    drive: Drive | Sequence[Drive],
+    *,
+    frame: Frame = "rotating",
+    modulation: Modulation | None = None,
+) -> Process:
+    """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see `network.FAMILIES`).
+
+    Noise is diagonal where every lead sits on one resonator, and a matrix or a product otherwise. A modulated
+    process needs `context` (see `modulation.Draw`); `tasks` put the two together.
+
+    >>> process(paper(), Drive(lead=0, amplitude=10.0))
+    """
+    if frame not in get_args(Frame):
+        raise ValueError(f"`frame` must be one of {', '.join(map(repr, get_args(Frame)))}; got {frame!r}.")
+    noise: Callable[..., Array] | NoiseProduct
+    if network.local:
+        noise = DiagonalNoise(network)
+    else:
+        noise = DenseNoise(network) if network.sites <= DENSE_LIMIT else channel_product(network)
+    return Process(Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise)
+
+
+# ------------------------------------------------------------------------- for baselines and kernels
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The field intensity that each parameter acts on (Baseline Variance Reduction), for `fluctua.binned`.
+
+    |ψ_n|² for ω_n, χ_n and γ_n; |ψ_n|² + |ψ_m|² for κ_nm; the sum over the sites of the lead for γ_e.
+    """
+
+    network: Network
+
+    def __call__(self, theta: Params, x: Array) -> PyTree:
+        """One quantity for each parameter, with the structure of θ."""
+        power = abs2(to_psi(x))
+        i, j = self.network.bonds.T
+        touched = (self.network.lead_weights != 0).astype(power.dtype)
+        of = {"kappa": power[i] + power[j], "gamma_e": touched.T @ power}
+        return {name: of.get(name, power) for name in theta}
+
+
+def condition(network: Network) -> Condition:
+    """The paper's conditioning quantities.
+
+    >>> binned(condition(network), bins=20)
+    """
+    return Condition(network)
+
+
+class Coefficients(NamedTuple):
+    """The numbers that a step of a network with diagonal noise needs, float64.
+
+    bonds (B, 2), omega (N,), kappa (B,), chi (N,), decay: Γ_n (N,), amplitude: √(2Q_n) (N,),
+    lead_site (L,), lead_coupling: D of each lead (L,).
+    """
+
+    bonds: np.ndarray
+    omega: np.ndarray
+    kappa: np.ndarray
+    chi: np.ndarray
+    decay: np.ndarray
+    amplitude: np.ndarray
+    lead_site: np.ndarray
+    lead_coupling: np.ndarray
+
+
+def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coefficients:
+    """θ and the network as plain arrays for a kernel. offset: added to ω (the carrier, in the lab frame)."""
+    if not network.local:
+        raise ValueError(
+            "a lead of this network sits on several resonators, so its diffusion is not diagonal and the "
+            'fused kernels do not run it. Use backend="jax".'
+        )
+    p = {name: np.asarray(value, np.float64) for name, value in parameters(network, theta).items()}
+    weight = network.lead_weights
+    site = network.lead_sites
+    return Coefficients(
+        bonds=network.bonds,
+        omega=p["omega"] + offset,
+        kappa=p["kappa"],
+        chi=p["chi"],
+        decay=weight**2 @ p["gamma_e"] + p["gamma"],
+        amplitude=np.sqrt(2 * (weight**2 @ (network.sigma_e**2 * p["gamma_e"]) + network.sigma_r**2 * p["gamma"])),
+        lead_site=site,
+        lead_coupling=weight[site, np.arange(network.leads)] * np.sqrt(2 * p["gamma_e"]),
+    )
+
+
+def incoming_on_grid(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> np.ndarray:
+    """s⁺ at the start of every step. t (T+1,) -> (T, L) complex"""
+    return np.asarray(jax.vmap(lambda when: incoming(drives, leads, when, frame))(jnp.asarray(t)[:-1]))
