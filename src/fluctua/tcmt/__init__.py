@@ -1,0 +1,1 @@
+"""Resonator networks: temporal coupled-mode theory with noise."""
