@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua import _native
 from fluctua.tcmt.spec import KernelSpec, checked, modulation_pieces, neighbours
 
 MODULATION_TOLERANCE = 2.5e-7
@@ -244,6 +243,8 @@ def width(spec: KernelSpec, o: Options) -> int:
 
 
 def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> KernelResult:
+    from fluctua import _native  # here, so that a GPU run does not need the compiled core
+
     given = flat(spec, o)
     given["threads"] = threads or _cores()
     p, real = width(spec, o), np.dtype(o.dtype)

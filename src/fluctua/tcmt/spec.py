@@ -44,7 +44,7 @@ class KernelSpec(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Neighbours of each site, below and above it. `order`: the given bond at each place of the upper lists."""
+    """Neighbours of each site, below and above it. order: the given bond at each place of the upper lists."""
 
     lower_start: np.ndarray
     lower_site: np.ndarray
@@ -116,15 +116,15 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
     The polynomial in τ ∈ [−1, 1] interpolates sin(kΩt) and cos(kΩt) at the three Chebyshev nodes of each
     piece of duration h. Its error is at most (ωh/2)³/(3!·2²) for an angular frequency ω = kΩ, so that of
     δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest h that keeps this
-    below `tolerance` is taken; a tolerance of 0 gives every step its own piece, and no error.
+    below `tolerance` is taken, up to 32 steps, and an even number, since noise comes in pairs of steps.
+    Pieces of two steps have their nodes on the steps and no error: a tolerance of 0 gives those.
     """
-    fastest = abs(spec.Omega) * spec.harmonics
-    half = 0.0 if tolerance == 0 else (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
-    steps = spec.steps if fastest == 0 else int(2 * half / (fastest * spec.dt))
-    steps = int(np.clip(steps, 1, 4096))
+    fastest = abs(spec.Omega) * spec.harmonics * spec.dt
+    half = (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
+    steps = 2 * int(np.clip(half / fastest if fastest else 16, 1, 16))
     pieces = -(-spec.steps // steps)
     centre = (np.arange(pieces) * steps + (steps - 1) / 2) * spec.dt
-    nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 1 else np.array([1.0, 0.0, -1.0])
+    nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 2 else np.array([0.5, 0.0, -0.5])
     k = np.arange(1, spec.harmonics + 1)
     angle = spec.Omega * k * (centre[:, None] + nodes * (steps * spec.dt / 2))[..., None]
     values = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(pieces, 3, -1)
