@@ -1,10 +1,14 @@
 // The native core as Python sees it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <stdexcept>
 
+#include "cpu.hpp"
+#include "engines.hpp"
 #include "philox.hpp"
 
 namespace nb = nanobind;
@@ -39,6 +43,18 @@ nb::tuple words(std::uint64_t seed, std::uint32_t trajectory, std::uint32_t site
   return nb::make_tuple(w.w[0], w.w[1], w.w[2], w.w[3]);
 }
 
+void sweep(nb::dict given, nb::dict out, bool is_double, const std::string& engine) {
+  const fluctua::Arrays in(given), to(out);
+  const bool done = is_double ? fluctua::run_cpu<double>(in, to, engine) : fluctua::run_cpu<float>(in, to, engine);
+  if (!done) throw nb::python_error();  // what the signal's handler raised
+}
+
+std::vector<std::string> engine_names() {
+  std::vector<std::string> names;
+  for (const auto& e : fluctua::engines<float>()) names.emplace_back(e.name);
+  return names;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -47,4 +63,7 @@ NB_MODULE(_native, m) {
         "Standard normals (trajectories, steps, width): real quadratures of all sites, then imaginary ones.");
   m.def("words", &words, nb::arg("seed"), nb::arg("trajectory"), nb::arg("site"), nb::arg("pair"),
         "The four Philox words of one site and pair of steps.");
+  m.def("sweep", &sweep, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
+        "One pass over the trajectories of a resonator network; see fluctua.tcmt.kernel.");
+  m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

@@ -1,0 +1,234 @@
+"""The CUDA kernel on a real GPU: every step against the reference, then timings with CUDA events.
+
+python benchmarks/kernel_cuda_check.py [--quick]
+
+Needs NumPy and CuPy; the compiled CPU core is compared with where it is there. Exits with 1 if a check fails.
+"""
+
+import argparse
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+try:
+    import fluctua.tcmt  # noqa: F401
+except ImportError:  # the kernels need neither JAX nor the compiled core
+    for name, folder in (("fluctua", "src/fluctua"), ("fluctua.tcmt", "src/fluctua/tcmt")):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(ROOT / folder)]
+
+from kernel_cpu import paper_lattice  # noqa: E402
+
+from fluctua.tcmt import cuda, kernel  # noqa: E402
+from kernel_reference import rectangle, simulate  # noqa: E402
+
+try:
+    from fluctua import _native
+except ImportError:
+    _native = None
+
+SEED = 0x1234_5678_9ABC_DEF0
+FAILED = []
+
+
+def deviation(found, expected):
+    scale = np.abs(expected).max() if np.size(expected) else 1.0
+    return float(np.abs(found - expected).max() / scale) if np.size(expected) else 0.0
+
+
+def report(name, what, value, limit):
+    ok = value < limit
+    if not ok:
+        FAILED.append(f"{name}: {what}")
+    print(f"  {name:44} {what:18} {value:9.2e}  {'ok' if ok else f'FAILED, limit {limit:g}'}", flush=True)
+
+
+def check_against_reference():
+    print("CUDA against the float64 reference, step by step (largest deviation over largest value)")
+    cases = {
+        "plain": ({}, {}),
+        "lab frame": ({"lab": True}, {}),
+        "odd steps": ({"steps": 61}, {}),
+        "modulated": ({"sigma_kappa": 0.2, "steps": 150, "dt": 2e-3}, {}),
+        "antithetic, modulated": ({"sigma_kappa": 0.2}, {"antithetic": True}),
+        "chain": ({"rows": 1, "columns": 5}, {}),
+        "one resonator": ({"rows": 1, "columns": 1}, {}),
+        "40 × 40": ({"rows": 40, "columns": 40, "steps": 20}, {}),
+    }
+    for dtype, limit in (("float32", 5e-5), ("float64", 1e-10)):
+        for name, (network, options) in cases.items():
+            spec = rectangle(**network)
+            path = simulate(spec, SEED, 20, **options)
+            table = np.append(path.rewards.mean(0)[::-1].cumsum()[::-1], 0.0) + 0.01
+            for baseline in (None, table):
+                run = kernel.run(
+                    spec,
+                    SEED,
+                    20,
+                    backend="cuda",
+                    dtype=dtype,
+                    baseline=baseline,
+                    rates=spec.omega.size > 1,
+                    record_every=1,
+                    samples=True,
+                    **options,
+                )
+                expected = path.gradient(0.0 if baseline is None else table[None, 1:, None])
+                label = f"{name}, {dtype}{'' if baseline is None else ', time-only'}"
+                report(label, "trajectories", deviation(run.trajectories, path.psi), limit)
+                report(label, "returns", deviation(run.returns, path.rewards.sum(1)), limit)
+                report(label, "return to go", deviation(run.mean_return_to_go, table - 0.01), limit)
+                found = {k: v for k, v in run.samples._asdict().items() if v is not None}
+                worst = max(deviation(found[k], v) for k, v in expected.items() if k in found)
+                report(label, "scores", worst, limit)
+                if "gain" in found:
+                    report(label, "∂g/∂gain", deviation(found["gain"], path.explicit.sum(1)), limit)
+
+
+def check_against_cpu(quick):
+    if _native is None:
+        print("no compiled CPU core here: full horizons are not compared")
+        return
+    print("CUDA against the CPU kernel, the paper's lattice over its full horizon, 64 trajectories")
+    for sigma_kappa in (0.0, 0.2):
+        spec = paper_lattice(steps=2_000 if quick else 20_000, sigma_kappa=sigma_kappa)
+        options = {"record_every": spec.steps // 10, "samples": True}
+        cpu, gpu = (kernel.run(spec, SEED, 64, backend=b, **options) for b in ("cpu", "cuda"))
+        label = f"σ_κ = {sigma_kappa}"
+        report(label, "trajectories", deviation(gpu.trajectories, cpu.trajectories), 1e-4)
+        report(label, "returns", deviation(gpu.returns, cpu.returns), 1e-4)
+        for name in ("omega", "kappa", "chi"):
+            report(
+                label,
+                f"scores of {name}",
+                deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)),
+                1e-3,
+            )
+
+
+def event_time(cp, call, repeat):
+    """Median milliseconds between two events."""
+    call()
+    cp.cuda.Device().synchronize()
+    times = []
+    for _ in range(repeat):
+        begin, end = cp.cuda.Event(), cp.cuda.Event()
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(cp.cuda.get_elapsed_time(begin, end))
+    return float(np.median(times))
+
+
+def time_one_pass(cp, quick):
+    print("One pass, the paper's lattice, median of CUDA events: the kernel, then kernel and reduction")
+    print(
+        f"  {'variant':44} {'E':>6} {'kernel':>10} {'+ reduce':>10} {'whole call':>11}  regs spill blocks/SM"
+    )
+    steps, repeat = (2_000, 3) if quick else (20_000, 7)
+    table = np.linspace(0.2, 0, steps + 1)
+    plain, modulated = paper_lattice(steps=steps), paper_lattice(steps=steps, sigma_kappa=0.2)
+    variants = {
+        "time-only": (plain, {"baseline": table}),
+        "no baseline": (plain, {}),
+        "time-only, σ_κ = 0.2": (modulated, {"baseline": table}),
+        "time-only, antithetic": (plain, {"baseline": table, "antithetic": True}),
+        "time-only, rates": (plain, {"baseline": table, "rates": True}),
+        "simulation only": (plain, {"scores": False}),
+        "time-only, float64": (plain, {"baseline": table, "dtype": "float64"}),
+    }
+    for count in (1000,) if quick else (1000, 20_000):
+        for name, (spec, options) in variants.items():
+            o = options_of(spec, count, **options)
+            spec = kernel.checked(spec)
+            device = cuda.Device(cp, spec, o, kernel.flat(spec, o))
+            rewards = cp.zeros(spec.steps)
+            few = min(count, device.chunk)
+            bare = event_time(cp, lambda d=device, n=few, r=rewards: d.launch(0, n, r, 0), repeat)
+            full = bare
+            if o.scores:
+                full = event_time(
+                    cp,
+                    lambda d=device, n=few, r=rewards: d.moments(d.launch(0, n, r, 0), False),
+                    max(2, repeat // 2),
+                )
+            begin = time.perf_counter()
+            kernel.run(spec, 0, count, backend="cuda", **options)
+            whole = 1e3 * (time.perf_counter() - begin)
+            k = device.kernel
+            print(
+                f"  {name:44} {few:6} {bare:8.2f}ms {full:8.2f}ms {whole:9.2f}ms  "
+                f"{k.num_regs:4} {k.local_size_bytes:5} {device.blocks}",
+                flush=True,
+            )
+
+
+def options_of(spec, count, **options):
+    defaults = {
+        "dtype": "float32",
+        "scores": True,
+        "rates": False,
+        "antithetic": False,
+        "noise": True,
+        "baseline": None,
+    }
+    o = {**defaults, **options}
+    return kernel._options(
+        kernel.checked(spec),
+        0,
+        count,
+        0,
+        o["dtype"],
+        o["scores"],
+        o["rates"],
+        o["antithetic"],
+        o["noise"],
+        0,
+        False,
+        o["baseline"],
+    )
+
+
+def time_sizes(cp, quick):
+    print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps")
+    for rows, columns in ((4, 4), (8, 8), (11, 13), (16, 16), (32, 32)) + (
+        () if quick else ((45, 45), (64, 64))
+    ):
+        spec = kernel.checked(paper_lattice(rows, columns, steps=2_000))
+        o = options_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
+        device = cuda.Device(cp, spec, o, kernel.flat(spec, o))
+        rewards = cp.zeros(spec.steps)
+        t = event_time(cp, lambda d=device, r=rewards: d.launch(0, min(1000, d.chunk), r, 0), 3)
+        n = rows * columns
+        print(
+            f"  {rows:3} × {columns:3}: {t:9.2f} ms, {1e9 * t / (n * 2e6):8.2f} ps a site and step",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-checks", action="store_true")
+    a = parser.parse_args()
+    cp = cuda.require_cupy()
+    print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
+    if not a.no_checks:
+        check_against_reference()
+        check_against_cpu(a.quick)
+    time_one_pass(cp, a.quick)
+    time_sizes(cp, a.quick)
+    print("FAILED: " + "; ".join(FAILED) if FAILED else "all checks passed")
+    return 1 if FAILED else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

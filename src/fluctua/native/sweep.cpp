@@ -1,0 +1,359 @@
+// One block of trajectories from start to end: simulate, accumulate returns and scores. Compiled once per
+// instruction set; includes no header with inline functions that another file could share.
+//
+//   ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ(κ + δκ)ψ_m − Γψ + f] + 2Qζ,     ζ = r/(2Q) = √Δt z/a
+//   U_ω = ζ_re ψ_im − ζ_im ψ_re,  U_χ = |ψ|²U_ω,  U_κ = (ζ_n × ψ_m) + (ζ_m × ψ_n)
+//   G = Σ(R' − C_{n+1} − λ̄_n)U_n + (R − R')ΣU_n                      (two sums a parameter, one pass)
+#include "normal.hpp"
+#include "plan.hpp"
+
+namespace fluctua {
+namespace FLUCTUA_ISA {
+
+constexpr int L = kLanes;
+
+template <class Real> struct Space {
+  Real *psi, *next, *zeta[2], *acc, *w, *wave, *poly, *coupling, *force;
+  SiteWords* site;
+};
+
+template <class Real> Real* carve(Real*& p, std::int64_t rows) {
+  Real* here = p;
+  p += rows * L;
+  return here;
+}
+
+template <class Real> std::int64_t lay_out(const Plan<Real>& plan, Real* base, Space<Real>& s) {
+  const std::int64_t n = plan.sites, b = plan.bonds;
+  Real* p = base;
+  s.psi = carve(p, 2 * n);
+  s.next = carve(p, 2 * n);
+  s.zeta[0] = carve(p, 2 * n);
+  s.zeta[1] = carve(p, 2 * n);
+  s.acc = carve(p, 2 * parameters(plan));
+  s.w = carve(p, 1);
+  s.wave = carve(p, plan.harmonics ? 2 * plan.harmonics * b : 0);
+  s.poly = carve(p, plan.harmonics ? 3 * b : 0);
+  s.coupling = carve(p, plan.harmonics ? b : 0);
+  s.force = p;  // (sites, 2), the same for all lanes
+  p += (2 * n + L - 1) / L * L;
+  s.site = reinterpret_cast<SiteWords*>(p);
+  return (p - base) + (n * std::int64_t(sizeof(SiteWords)) + sizeof(Real) - 1) / sizeof(Real);
+}
+
+template <class Real> std::int64_t workspace(const Plan<Real>& plan) {
+  Space<Real> s;
+  return lay_out(plan, static_cast<Real*>(nullptr), s);
+}
+
+inline std::uint32_t stream_of(std::uint32_t trajectory, bool antithetic) {
+  return antithetic ? trajectory & ~1u : trajectory;  // a pair shares the words of its even member
+}
+
+// The per-lane parts of the generator for one vector's worth of trajectories.
+template <class Real> struct Lane {
+  LaneWords half[Simd<Real>::halves];
+  typename Simd<Real>::V sign;
+};
+
+template <class Real> Lane<Real> lane_of(const Plan<Real>& plan, std::uint32_t first) {
+  using S = Simd<Real>;
+  Lane<Real> lane;
+  for (int h = 0; h < S::halves; ++h) {
+    U64 id;
+    for (int i = 0; i < kBytes / 8; ++i)
+      id[i] = stream_of(first + std::uint32_t(S::halves * i + h), plan.antithetic);
+    lane.half[h] = lane_words(id);
+  }
+  for (int i = 0; i < S::width; ++i) lane.sign[i] = plan.antithetic && ((first + i) & 1u) ? Real(-1) : Real(1);
+  return lane;
+}
+
+FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<float>& lane, const PairWords* pair, const Keys& keys, U32 w[4]) {
+  U64 even[4], odd[4];
+  words(site, lane.half[0], pair[0], keys, even);
+  words(site, lane.half[1], pair[1], keys, odd);
+  collect(even, odd, w);
+}
+FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<double>& lane, const PairWords* pair, const Keys& keys, U64 w[4]) {
+  U64 all[4];
+  words(site, lane.half[0], pair[0], keys, all);
+  collect(all, w);
+}
+
+// ζ of all sites for the two steps of a pair.
+template <class Real>
+void noise(const Plan<Real>& plan, const Space<Real>& s, const Lane<Real>* lanes, const Keys& keys, std::uint32_t pair) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  for (int u = 0; u < L / S::width; ++u) {
+    const Lane<Real> lane = lanes[u];
+    PairWords pw[S::halves];
+    for (int h = 0; h < S::halves; ++h) pw[h] = pair_words(lane.half[h], pair, keys);
+    Real* even = s.zeta[0] + u * S::width;
+    Real* odd = s.zeta[1] + u * S::width;
+    for (int n = 0; n < plan.sites; ++n) {
+      typename S::U w[4];
+      draw(s.site[n], lane, pw, keys, w);
+      const V scale = lane.sign * plan.scale[n];
+      V re, im;
+      box_muller(w[0], w[1], scale, re, im);
+      store(even + (2 * n) * L, re);
+      store(even + (2 * n + 1) * L, im);
+      box_muller(w[2], w[3], scale, re, im);
+      store(odd + (2 * n) * L, re);
+      store(odd + (2 * n + 1) * L, im);
+    }
+  }
+}
+
+// C_{n+1} and the weight R' − C_{n+1} − λ̄_n of step n's scores. C is kept in double: it is one number a
+// trajectory, and 20,000 roundings of float would show in a small advantage.
+template <class Real>
+void reward(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, double* c, std::int64_t step) {
+  double g[L] = {};
+  const Real* in = plan.incoming + step * plan.incoming_stride;
+  for (int p = 0; p < plan.ports; ++p) {
+    const Real* re = s.psi + 2 * plan.port_site[p] * L;
+    const Real* im = re + L;
+    for (int l = 0; l < L; ++l) {
+      const Real a = plan.gain[p] * re[l] - in[2 * p], b = plan.gain[p] * im[l] - in[2 * p + 1];
+      g[l] += plan.weight[p] * (a * a + b * b);
+    }
+  }
+  double sum = 0;
+  const double start = plan.reference - (plan.bar ? plan.bar[step] : 0.0);
+  for (int l = 0; l < L; ++l) {
+    c[l] += g[l];
+    s.w[l] = Real(start - c[l]);
+    sum += l < job.lanes ? g[l] : 0.0;
+  }
+  job.reward_sum[step] += sum;
+}
+
+// ã cos φ and ã sin φ, times σ_κΔt, of every bond and harmonic; the law of the draw is that of the noise, with
+// site 2³¹ + b·N_dyn + k and pair 2³² − 1, which no resonator and no step reaches.
+template <class Real>
+void draw_modulation(const Plan<Real>& plan, const Space<Real>& s, const Lane<Real>* lanes, const Keys& keys) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  const int h = plan.harmonics;
+  for (int u = 0; u < L / S::width; ++u) {
+    PairWords pw[S::halves];
+    for (int i = 0; i < S::halves; ++i) pw[i] = pair_words(lanes[u].half[i], 0xFFFFFFFFu, keys);
+    for (int b = 0; b < plan.bonds; ++b) {
+      Real* wave = s.wave + std::int64_t(b) * h * 2 * L + u * S::width;
+      V norm = {};
+      for (int k = 0; k < h; ++k) {
+        typename S::U w[4];
+        draw(site_words(0x80000000u + std::uint32_t(plan.bond_given[b]) * h + k, keys), lanes[u], pw, keys, w);
+        V a, unused, c, sine;
+        box_muller(w[0], w[1], V{} + Real(1), a, unused);
+        turn(w[2], c, sine);
+        const Real half = Real(7.314590396335798e-10);  // φ = 2π(w + ½)2⁻³²: turned on by half a word
+        norm += a * a;
+        store(wave + 2 * k * L, a * (c - sine * half));
+        store(wave + (2 * k + 1) * L, a * (sine + c * half));
+      }
+      const V factor = Real(plan.modulation_scale) / root(norm);
+      for (int k = 0; k < 2 * h; ++k) store(wave + k * L, load<V>(wave + k * L) * factor);
+    }
+  }
+}
+
+template <class Real> void refresh_modulation(const Plan<Real>& plan, const Space<Real>& s, std::int64_t piece) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  const int h2 = 2 * plan.harmonics;
+  const Real* m = plan.modulation + piece * 3 * h2;
+  for (int b = 0; b < plan.bonds; ++b)
+    for (int u = 0; u < L; u += S::width) {
+      const Real* wave = s.wave + std::int64_t(b) * h2 * L + u;
+      V c0 = {}, c1 = {}, c2 = {};
+      for (int k = 0; k < h2; ++k) {
+        const V x = load<V>(wave + k * L);
+        c0 += x * m[k];
+        c1 += x * m[h2 + k];
+        c2 += x * m[2 * h2 + k];
+      }
+      Real* out = s.poly + std::int64_t(b) * 3 * L + u;
+      store(out, c0);
+      store(out + L, c1);
+      store(out + 2 * L, c2);
+    }
+}
+
+template <class Real> void set_force(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
+  const Real* f = plan.drive + step * plan.drive_stride;
+  for (int i = 0; i < 2 * plan.sites; ++i) s.force[i] = 0;
+  for (int d = 0; d < 2 * plan.drives; ++d) s.force[2 * plan.drive_site[d / 2] + d % 2] += f[d];
+}
+
+template <class V, class Real> FLUCTUA_INLINE void add(Real* acc, V w, V u) {
+  store(acc, load<V>(acc) + w * u);
+  store(acc + L, load<V>(acc + L) + u);
+}
+
+// One step of all sites: drift, kick and scores.
+template <class Real, bool Scores, bool Modulated>
+void advance(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real tau) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  const std::int64_t sites = plan.sites;
+  Real* const site_acc = s.acc;
+  Real* const bond_acc = s.acc + 4 * sites * L;
+  for (int n = 0; n < sites; ++n)
+    for (int u = 0; u < L; u += S::width) {
+      const Real* psi = s.psi + u;
+      const Real* z = zeta + u;
+      const V yr = load<V>(psi + 2 * n * L), yi = load<V>(psi + (2 * n + 1) * L);
+      const V zr = load<V>(z + 2 * n * L), zi = load<V>(z + (2 * n + 1) * L);
+      const V w = load<V>(s.w + u);
+      V hr = {}, hi = {};
+      for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e) {
+        const Real* m = psi + 2 * plan.lower_site[e] * L;
+        const int b = plan.lower_bond[e];
+        const V k = Modulated ? load<V>(s.coupling + b * L + u) : V{} + plan.kappa[b];
+        hr += k * load<V>(m);
+        hi += k * load<V>(m + L);
+      }
+      for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b) {
+        const std::int64_t at = 2 * plan.upper_site[b] * L;
+        const V mr = load<V>(psi + at), mi = load<V>(psi + at + L);
+        V k = V{} + plan.kappa[b];
+        if (Modulated) {
+          const Real* c = s.poly + 3 * b * L + u;
+          k += load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
+          store(s.coupling + b * L + u, k);  // the upper site comes later and reads it
+        }
+        hr += k * mr;
+        hi += k * mi;
+        if (Scores)
+          add(bond_acc + 2 * b * L + u, w, zr * mi - zi * mr + (load<V>(z + at) * yi - load<V>(z + at + L) * yr));
+      }
+      const V power = yr * yr + yi * yi;
+      const V omega = power * plan.chi[n] + plan.omega[n];
+      if (Scores) {
+        const V score = zr * yi - zi * yr;
+        add(site_acc + 2 * n * L + u, w, score);
+        add(site_acc + 2 * (sites + n) * L + u, w, power * score);
+      }
+      // ψ + (small), never (1 − ΓΔt)ψ: the rounding of 1 − ΓΔt would act as a loss of its own. And the drive is
+      // part of (small): added to ψ alone, a constant would be rounded the same way at every step.
+      const V dr = s.force[2 * n] + (omega * yi + hi - yr * plan.damping[n]);
+      const V di = s.force[2 * n + 1] - (omega * yr + hr + yi * plan.damping[n]);
+      store(s.next + u + 2 * n * L, yr + (dr + zr * plan.kick[n]));
+      store(s.next + u + (2 * n + 1) * L, yi + (di + zi * plan.kick[n]));
+    }
+}
+
+// Scores of Γ_n at fixed Q, −ζ·ψ; of ln Q_n, |z|²/2 − 1; of each drive's scale, ζ·f; and ∂g/∂gain, which is
+// no score: it is explicit in G.
+template <class Real> void rates(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, std::int64_t step) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  const std::int64_t sites = plan.sites;
+  Real* acc = s.acc + 2 * (2 * sites + plan.bonds) * L;
+  for (int u = 0; u < L; u += S::width) {
+    const V w = load<V>(s.w + u);
+    for (int n = 0; n < sites; ++n) {
+      const Real *y = s.psi + 2 * n * L + u, *z = zeta + 2 * n * L + u;
+      const V zr = load<V>(z), zi = load<V>(z + L);
+      add(acc + 2 * n * L + u, w, -(zr * load<V>(y) + zi * load<V>(y + L)));
+      const Real inverse = plan.scale[n] > 0 ? 1 / (plan.scale[n] * plan.scale[n]) : Real(0);
+      add(acc + 2 * (sites + n) * L + u, w, (zr * zr + zi * zi) * (inverse / 2) - 1);
+    }
+    const Real* f = plan.drive + step * plan.drive_stride;
+    for (int d = 0; d < plan.drives; ++d) {
+      const Real* z = zeta + 2 * plan.drive_site[d] * L + u;
+      const Real re = f[2 * d] * plan.inverse_dt, im = f[2 * d + 1] * plan.inverse_dt;
+      add(acc + 2 * (2 * sites + d) * L + u, w, load<V>(z) * re + load<V>(z + L) * im);
+    }
+    const Real* in = plan.incoming + step * plan.incoming_stride;
+    for (int p = 0; p < plan.ports; ++p) {
+      const Real* y = s.psi + 2 * plan.port_site[p] * L + u;
+      const V re = load<V>(y), im = load<V>(y + L);
+      const V out_re = re * plan.gain[p] - in[2 * p], out_im = im * plan.gain[p] - in[2 * p + 1];
+      Real* a = acc + 2 * (2 * sites + plan.drives + p) * L + u;
+      store(a, load<V>(a) + (out_re * re + out_im * im) * (2 * plan.weight[p]));
+    }
+  }
+}
+
+template <class Real> void record(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, std::int64_t step) {
+  for (int l = 0; l < job.lanes; ++l) {
+    Real* out = job.record + (l * job.records + step / job.record_every) * plan.sites * 2;
+    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites); ++i) out[i] = s.psi[i * L + l];
+  }
+}
+
+template <class Real> void look_for_overflow(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, std::int64_t step) {
+  for (int l = 0; l < job.lanes; ++l) {
+    bool finite = true;
+    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites); ++i) finite &= bool(__builtin_isfinite(s.psi[i * L + l]));
+    if (!finite && job.overflow_step[l] < 0) job.overflow_step[l] = step;
+  }
+}
+
+template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
+  Space<Real> s;
+  lay_out(plan, job.workspace, s);
+  const Keys keys = schedule(plan.seed);
+  const std::int64_t sites = plan.sites, total = parameters(plan);
+  for (int n = 0; n < sites; ++n) s.site[n] = site_words(std::uint32_t(n), keys);
+  for (std::int64_t i = 0; i < 2 * sites; ++i)
+    for (int l = 0; l < L; ++l) s.psi[i * L + l] = plan.start[i];
+  for (std::int64_t i = 0; i < 2 * sites * L; ++i) s.zeta[0][i] = s.zeta[1][i] = 0;
+  for (std::int64_t i = 0; i < 2 * total * L; ++i) s.acc[i] = 0;
+  for (int l = 0; l < L; ++l) job.overflow_step[l] = -1;
+  Lane<Real> lanes[L / Simd<Real>::width];
+  for (int u = 0; u < L / Simd<Real>::width; ++u)
+    lanes[u] = lane_of(plan, job.first + std::uint32_t(u * Simd<Real>::width));
+  if (plan.harmonics) draw_modulation(plan, s, lanes, keys);
+
+  double c[L] = {};
+  const bool modulated = plan.harmonics > 0;
+  for (std::int64_t step = 0; step < plan.steps; ++step) {
+    if (job.record_every && step % job.record_every == 0) record(plan, s, job, step);
+    const Real* zeta = s.zeta[step & 1];
+    if (!(step & 1) && plan.noise) noise(plan, s, lanes, keys, std::uint32_t(step / 2));
+    if (!(step & 255) && *job.stop) return;
+    reward(plan, s, job, c, step);
+    if (plan.drive_stride || step == 0) set_force(plan, s, step);
+    Real tau = 0;
+    if (modulated) {
+      const std::int64_t m = plan.modulation_steps, piece = step / m;
+      if (step == piece * m) refresh_modulation(plan, s, piece);
+      tau = Real((2.0 * double(step - piece * m) + 1.0 - double(m)) / double(m));
+    }
+    if (job.scores && plan.rates) rates(plan, s, zeta, step);
+    if (job.scores)
+      modulated ? advance<Real, true, true>(plan, s, zeta, tau) : advance<Real, true, false>(plan, s, zeta, tau);
+    else
+      modulated ? advance<Real, false, true>(plan, s, zeta, tau) : advance<Real, false, false>(plan, s, zeta, tau);
+    Real* swap = s.psi;
+    s.psi = s.next;
+    s.next = swap;
+    if (job.find_overflow) look_for_overflow(plan, s, job, step + 1);
+  }
+  if (job.record_every && plan.steps % job.record_every == 0) record(plan, s, job, plan.steps);
+  if (!job.find_overflow) look_for_overflow(plan, s, job, plan.steps);
+  for (int l = 0; l < L; ++l) job.returns[l] = c[l];
+  if (job.scores) {
+    const std::int64_t explicit_from = total - (plan.rates ? plan.ports : 0);
+    for (std::int64_t i = 0; i < total; ++i)
+      for (int l = 0; l < L; ++l)
+        job.gradient[i * L + l] =
+            s.acc[2 * i * L + l] + (i < explicit_from ? Real(c[l] - plan.reference) * s.acc[(2 * i + 1) * L + l] : Real(0));
+  }
+}
+
+extern const Engine<float> engine32;
+extern const Engine<double> engine64;
+#define FLUCTUA_NAME_(x) #x
+#define FLUCTUA_NAME(x) FLUCTUA_NAME_(x)
+const Engine<float> engine32 = {workspace<float>, sweep<float>, FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<double> engine64 = {workspace<double>, sweep<double>, FLUCTUA_NAME(FLUCTUA_ISA)};
+
+}  // namespace FLUCTUA_ISA
+}  // namespace fluctua
