@@ -51,9 +51,7 @@ def seconds(repeat, call):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many is printed")
@@ -68,14 +66,10 @@ def main():
         "time-only, float64": (spec, {"baseline": table, "dtype": "float64"}),
         "simulation only": (spec, {"scores": False}),
     }
-    print(
-        f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, {len(spec.bonds)} bonds"
-    )
+    print(f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, {len(spec.bonds)} bonds")
     for engine in _native.engines() if a.engines == "all" else _native.engines()[:1]:
         for name, (of, options) in variants.items():
-            t = seconds(
-                a.repeat, lambda of=of, o=options, e=engine: kernel.run(of, 0, a.trajectories, engine=e, **o)
-            )
+            t = seconds(a.repeat, lambda of=of, o=options, e=engine: kernel.run(of, 0, a.trajectories, engine=e, **o))
             print(f"{engine:10} {name:24} {t:8.2f} s", flush=True)
 
 

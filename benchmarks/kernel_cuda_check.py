@@ -128,9 +128,7 @@ def event_time(cp, call, repeat):
 
 def time_one_pass(cp, quick):
     print("One pass, the paper's lattice, median of CUDA events: the kernel, then kernel and reduction")
-    print(
-        f"  {'variant':44} {'E':>6} {'kernel':>10} {'+ reduce':>10} {'whole call':>11}  regs spill blocks/SM"
-    )
+    print(f"  {'variant':44} {'E':>6} {'kernel':>10} {'+ reduce':>10} {'whole call':>11}  regs spill blocks/SM")
     steps, repeat = (2_000, 3) if quick else (20_000, 7)
     table = np.linspace(0.2, 0, steps + 1)
     plain, modulated = paper_lattice(steps=steps), paper_lattice(steps=steps, sigma_kappa=0.2)
@@ -197,9 +195,7 @@ def options_of(spec, count, **options):
 
 def time_sizes(cp, quick):
     print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps")
-    for rows, columns in ((4, 4), (8, 8), (11, 13), (16, 16), (32, 32)) + (
-        () if quick else ((45, 45), (64, 64))
-    ):
+    for rows, columns in ((4, 4), (8, 8), (11, 13), (16, 16), (32, 32)) + (() if quick else ((45, 45), (64, 64))):
         spec = kernel.checked(paper_lattice(rows, columns, steps=2_000))
         o = options_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
         device = cuda.Device(cp, spec, o, kernel.flat(spec, o))
@@ -213,9 +209,7 @@ def time_sizes(cp, quick):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-checks", action="store_true")
     a = parser.parse_args()

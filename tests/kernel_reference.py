@@ -109,7 +109,7 @@ class Path(NamedTuple):
     def gradient(self, bar=0.0):
         """Σ(λ̂ₙ₊₁ − λ̄ₙ)Uₙ per trajectory, for `bar` broadcastable to (E, T, 1) or per family (E, T, ·)."""
         weight = self.to_go[..., None]
-        of = lambda name: bar[name] if isinstance(bar, dict) else bar  # noqa: E731
+        of = lambda name: bar[name] if isinstance(bar, dict) else bar
         return {name: ((weight - of(name)) * u).sum(1) for name, u in self.scores.items()}
 
 
@@ -132,7 +132,7 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
         out = spec.port_gain * x[:, spec.port_sites] - incoming[step]
         rewards.append(dt * (spec.port_weight * abs(out) ** 2).sum(1))
         explicit.append(2 * dt * spec.port_weight * (out.conj() * x[:, spec.port_sites]).real)
-        cross = lambda u, v: u.real * v.imag - u.imag * v.real  # noqa: E731
+        cross = lambda u, v: u.real * v.imag - u.imag * v.real
         u_omega = cross(zeta, x)
         scores["omega"].append(u_omega)
         scores["chi"].append(abs(x) ** 2 * u_omega)
@@ -151,7 +151,5 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
         drift[:, spec.drive_sites] += drive[step]
         x = x + dt * drift + a**2 * zeta
         psi.append(x)
-    stack = lambda v: np.stack(v, 1)  # noqa: E731
-    return Path(
-        stack(psi), stack(zetas), stack(rewards), {k: stack(v) for k, v in scores.items()}, stack(explicit)
-    )
+    stack = lambda v: np.stack(v, 1)
+    return Path(stack(psi), stack(zetas), stack(rewards), {k: stack(v) for k, v in scores.items()}, stack(explicit))

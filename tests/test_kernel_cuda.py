@@ -81,9 +81,7 @@ def test_cuda_and_cpu_take_the_same_steps(device, case, dtype):
 def test_any_degree(device):
     spec = rectangle(1, 12)
     bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
-    cpu, gpu = both(
-        spec._replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True
-    )
+    cpu, gpu = both(spec._replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
 
 
@@ -105,9 +103,7 @@ def test_trajectories_in_several_launches_and_several_waves(device, monkeypatch)
 
 def test_modulation_in_global_memory_when_it_is_too_large_to_share(device, monkeypatch):
     attributes = {**cuda.require_cupy().cuda.Device().attributes}
-    monkeypatch.setattr(
-        fake_cupy._Device, "attributes", {**attributes, "MaxSharedMemoryPerMultiprocessor": 20_000}
-    )
+    monkeypatch.setattr(fake_cupy._Device, "attributes", {**attributes, "MaxSharedMemoryPerMultiprocessor": 20_000})
     if device == "gpu":
         pytest.skip("needs a device with little shared memory")
     spec = rectangle(sigma_kappa=0.2, steps=40)

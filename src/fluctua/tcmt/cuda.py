@@ -144,7 +144,7 @@ class Device:
 
     def _upload(self) -> None:
         spec, o, flat, rows, n = self.spec, self.o, self.flat, self.layout.rows, self.spec.omega.size
-        pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])  # noqa: E731
+        pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])
         there = self.layout.bond >= 0
         kappa = np.zeros(there.shape, self.real)
         kappa[there] = flat["kappa"][self.layout.bond[there]]
@@ -284,13 +284,9 @@ class Device:
         return a, b
 
 
-def blocks_per_multiprocessor(
-    attributes: dict[str, int], threads: int, item: int, shared: int, count: int
-) -> int:
+def blocks_per_multiprocessor(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:
     """Blocks to keep resident: enough for all trajectories at once if registers and shared memory allow."""
-    registers = (
-        48 if item == 4 else 96
-    )  # what the inner loop needs with next to no spilling, for four neighbours
+    registers = 48 if item == 4 else 96  # what the inner loop needs with next to no spilling, for four neighbours
     limits = [
         -(-count // attributes["MultiProcessorCount"]),
         attributes["MaxThreadsPerMultiProcessor"] // threads,
@@ -329,9 +325,7 @@ def definitions(
         "INVERSE_DT": 1 / spec.dt,
         **{k: int(v) for k, v in flags.items()},
     }
-    types = (
-        {"Real": "float", "Pair": "float2"} if o.dtype == "float32" else {"Real": "double", "Pair": "double2"}
-    )
+    types = {"Real": "float", "Pair": "float2"} if o.dtype == "float32" else {"Real": "double", "Pair": "double2"}
     return tuple((k, str(v)) for k, v in {**types, **numbers}.items())
 
 
@@ -387,6 +381,4 @@ def _explain_overflow(spec: KernelSpec, o: Options, trajectory: int) -> None:
     first = trajectory & ~1 if o.antithetic else trajectory
     alone = o._replace(first=first, trajectories=2 if o.antithetic else 1, record_every=0, samples=False)
     kernel._run_cpu(spec, alone, None, "")
-    raise FloatingPointError(
-        f"the state of trajectory {trajectory} is no longer finite at the end of the run."
-    )
+    raise FloatingPointError(f"the state of trajectory {trajectory} is no longer finite at the end of the run.")

@@ -145,9 +145,7 @@ def _options(
     if dtype not in ("float32", "float64"):
         raise ValueError(f"`dtype` must be 'float32' or 'float64'; got {dtype!r}.")
     if antithetic and (count % 2 or first % 2):
-        raise ValueError(
-            "antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be even."
-        )
+        raise ValueError("antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be even.")
     if record_every < 0:
         raise ValueError(f"`record_every` is a number of steps, or 0 for no recording; got {record_every}.")
     scores = scores and noise
@@ -162,8 +160,7 @@ def _options(
         table = np.ascontiguousarray(baseline, float)
         if table.shape != (spec.steps + 1,):
             raise ValueError(
-                f"a time-only `baseline` is the mean return-to-go at each time, ({spec.steps + 1},); "
-                f"got {table.shape}."
+                f"a time-only `baseline` is the mean return-to-go at each time, ({spec.steps + 1},); got {table.shape}."
             )
     return Options(
         seed,
@@ -183,8 +180,8 @@ def _options(
 def flat(spec: KernelSpec, o: Options) -> dict[str, Any]:
     """The arrays that the kernels read: in their precision, multiplied by Δt, bonds in the kernels' order."""
     real = np.dtype(o.dtype)
-    cast = lambda v: np.ascontiguousarray(v, real)  # noqa: E731
-    split = lambda v: cast(np.stack([v.real, v.imag], axis=-1))  # noqa: E731
+    cast = lambda v: np.ascontiguousarray(v, real)
+    split = lambda v: cast(np.stack([v.real, v.imag], axis=-1))
     graph = neighbours(spec.omega.size, spec.bonds)
     noise = spec.noise if o.noise else np.zeros_like(spec.noise)
     pieces, table = (1, np.zeros((1, 3, 0)))

@@ -105,7 +105,7 @@ def neighbours(sites: int, bonds: np.ndarray) -> Graph:
     order = np.lexsort((high, low))
     low, high = low[order], high[order]
     seen_from_above = np.lexsort((low, high))
-    count = lambda of: np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])  # noqa: E731
+    count = lambda of: np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
     arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
     return Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
 
@@ -133,9 +133,7 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
 
 def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = float) -> np.ndarray:
     array: np.ndarray = np.ascontiguousarray(value, dtype)
-    if array.ndim != len(shape) or any(
-        want not in (-1, have) for want, have in zip(shape, array.shape, strict=True)
-    ):
+    if array.ndim != len(shape) or any(want not in (-1, have) for want, have in zip(shape, array.shape, strict=True)):
         raise ValueError(f"`{name}` must have shape {shape}; got {array.shape}.")
     if not np.isfinite(array).all():
         raise ValueError(f"`{name}` holds a value that is not finite, first at index {_first_bad(array)}.")
@@ -161,7 +159,5 @@ def _indices(name: str, value: np.ndarray, sites: int) -> np.ndarray:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"`{name}` must hold site indices (integers); got {array.dtype}.")
     if array.size and (array.min() < 0 or array.max() >= sites):
-        raise ValueError(
-            f"`{name}` must hold site indices from 0 to {sites - 1}; got {array.min()} to {array.max()}."
-        )
+        raise ValueError(f"`{name}` must hold site indices from 0 to {sites - 1}; got {array.min()} to {array.max()}.")
     return np.ascontiguousarray(array, np.int32)

@@ -7,6 +7,7 @@ physical mode decays: Δt must stay below −2 Re λ/|λ|². Weakly damped, far 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +89,25 @@ def warn_if_unstable(task: Task, theta: Params) -> Stability:
     if not found.stable:
         warnings.warn(str(found), RuntimeWarning, stacklevel=2)
     return found
+
+
+@dataclass
+class StabilityWatch:
+    """`warn_if_unstable` for a training: looks again only when the spectrum may have grown by a tenth.
+
+    The eigenvalues cost more than a run on a GPU; the largest row sum of |ω| + |κ|, which bounds them, does not.
+    """
+
+    seen: float = 0.0
+
+    def __call__(self, task: Task, theta: Params) -> None:
+        """Warn if unstable, and if it is worth looking."""
+        p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(task.network, theta).items()}
+        offset = carrier(task.drives) if task.frame == "lab" else 0.0
+        reach = _disc(task.network, p, offset, 0 * p["chi"])[1]
+        if reach > 1.1 * self.seen:
+            self.seen = reach
+            warn_if_unstable(task, theta)
 
 
 def generator(network: Network, p: dict[str, np.ndarray], offset: float = 0.0) -> np.ndarray:

@@ -99,9 +99,9 @@ class Task(NamedTuple):
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
-        from fluctua.tcmt import kernel  # type: ignore[attr-defined]  # compiled; the JAX path does not need it
+        from fluctua.tcmt.fused import fused  # needs the compiled core, which the JAX path does not
 
-        return kernel.estimator(self, device=backend, baseline="time" if baseline is None else baseline, **options)
+        return fused(self, device=backend, baseline="time" if baseline is None else baseline, **options)
 
 
 def _baseline(task: Task, given: Baseline | str | None) -> Baseline:

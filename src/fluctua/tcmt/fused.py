@@ -1,0 +1,186 @@
+"""A task on the fused kernels: the same estimator protocol, the same noise, a fraction of the time.
+
+The kernels know sites, bonds, drives and ports. Here a `Task` and θ become their arrays, and their columns
+become the gradient of θ: the chain rule for γ_e and γ, which enter damping, diffusion, drive and output, and
+the sum over copies of a network that share one θ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua import check
+from fluctua.baseline import Baseline
+from fluctua.gradient import Samples, reduce_samples
+from fluctua.stream import estimate_seeds
+from fluctua.tcmt import kernel
+from fluctua.tcmt.network import parameters
+from fluctua.tcmt.process import carrier, coefficients, incoming_on_grid
+from fluctua.tcmt.spec import KernelSpec
+from fluctua.tcmt.stability import StabilityWatch
+from fluctua.tcmt.tasks import Task
+from fluctua.types import Array, Estimate, Params
+
+PILOT = 128
+"""Trajectories of the independent run behind the time-only baseline."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The estimator made by `fused`: (key, theta, count) -> Estimate."""
+
+    task: Task
+    device: str
+    baseline: str | np.ndarray
+    options: dict[str, Any]
+    watch: StabilityWatch = field(default_factory=StabilityWatch)
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample; a pilot comes on top."""
+        return 1
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` trajectories."""
+        theta = check.parameters(theta)
+        combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
+        result = self.run(key, theta, count, samples=combined)
+        if combined:
+            return reduce_samples(per_trajectory(self.task, theta, result))
+        return _estimate(theta, result)
+
+    def samples(self, key: Array, theta: Params, count: int) -> Samples:
+        """The gradients of the single trajectories."""
+        theta = check.parameters(theta)
+        return per_trajectory(self.task, theta, self.run(key, theta, count, samples=True))
+
+    def run(self, key: Array, theta: Params, count: int, **options: Any) -> kernel.KernelResult:
+        """The kernel's own result: returns, and trajectories if `record_every` is given."""
+        check.count(count, fewest=2)
+        self.watch(self.task, theta)
+        spec = kernel_spec(self.task, theta)
+        seed, pilot_seed = estimate_seeds(key)
+        given = {"backend": self.device, **self.options, **options}
+        if options.get("samples"):
+            given["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
+        return kernel.run(spec, seed, count, baseline=self._baseline(spec, pilot_seed), **given)
+
+    def _baseline(self, spec: KernelSpec, seed: int) -> Any:
+        if isinstance(self.baseline, np.ndarray):
+            return self.baseline
+        if self.baseline == "time":
+            shared = {k: v for k, v in self.options.items() if k in ("dtype", "threads", "engine")}
+            pilot = kernel.run(spec, seed, PILOT, backend=self.device, scores=False, **shared)
+            return pilot.mean_return_to_go
+        return None if self.baseline == "none" else self.baseline
+
+
+def fused(task: Task, *, device: str, baseline: str | Baseline | np.ndarray = "time", **options: Any) -> Fused:
+    """An estimator of a task on the "cpu" or "cuda" kernels.
+
+    baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
+    iteration, say), or "binned" (the paper's). options: those of `kernel.run`.
+
+    >>> fused(transmission(paper()), device="cpu")(jax.random.key(0), theta, 1000)
+    """
+    if task.weights is None:
+        raise ValueError(
+            "the fused kernels know rewards that are weighted output powers (`transmission`, `isolation`); this "
+            'task has a reward of its own. Use backend="jax".'
+        )
+    coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
+    if isinstance(baseline, Baseline):
+        if baseline.values is None:
+            raise ValueError(
+                'a kernel takes a baseline by name, "none", "time" or "binned", or as a time_only(values) table. For '
+                'any other use backend="jax".'
+            )
+        baseline = np.asarray(baseline.values, np.float64)
+    elif isinstance(baseline, str) and baseline not in ("none", "time", "binned"):
+        raise ValueError(f'`baseline` must be "none", "time", "binned" or a table (T+1,); got {baseline!r}.')
+    return Fused(task, device, baseline if isinstance(baseline, str) else np.asarray(baseline, np.float64), options)
+
+
+def kernel_spec(task: Task, theta: Params) -> KernelSpec:
+    """The arrays of a task at θ."""
+    network, repeated = task.simulated, _repeated(task, theta)
+    offset = carrier(task.drives) if task.frame == "lab" else 0.0
+    c = coefficients(network, repeated, offset=offset)
+    s_plus = incoming_on_grid(task.drives, network.leads, task.t, task.frame)
+    if np.all(s_plus == s_plus[0]):
+        s_plus = s_plus[0]
+    weights = np.asarray(task.weights)
+    driven = np.array(sorted({drive.lead for drive in task.drives}), int)
+    ports = np.flatnonzero(weights)
+    return KernelSpec(
+        omega=c.omega,
+        kappa=c.kappa,
+        chi=c.chi,
+        bonds=c.bonds,
+        damping=c.decay,
+        noise=c.amplitude,
+        dt=_uniform_step(task.t),
+        steps=len(task.t) - 1,
+        drive_sites=c.lead_site[driven],
+        drive=s_plus[..., driven] * c.lead_coupling[driven],
+        port_sites=c.lead_site[ports],
+        port_gain=c.lead_coupling[ports],
+        port_weight=weights[ports],
+        incoming=s_plus[..., ports],
+        sigma_kappa=task.modulation.sigma_kappa if task.modulation else 0.0,
+        Omega=task.modulation.omega_max / task.modulation.harmonics if task.modulation else 0.1,
+        harmonics=task.modulation.harmonics if task.modulation else 10,
+    )
+
+
+def per_trajectory(task: Task, theta: Params, result: kernel.KernelResult) -> Samples:
+    """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum over copies."""
+    columns = result.samples
+    assert columns is not None
+    of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
+    if columns.damping is not None:
+        of |= _rates(task, theta, columns)
+    count = len(result.returns)
+    each = {
+        name: jnp.asarray(of[name].reshape(count, task.copies, -1).sum(axis=1), jnp.asarray(theta[name]).dtype)
+        for name in theta
+    }
+    return Samples(each, jnp.asarray(result.returns))
+
+
+def _rates(task: Task, theta: Params, columns: kernel.Families) -> dict[str, np.ndarray]:
+    """∂/∂γ_e and ∂/∂γ from damping Γ, ln Q, the drive f = D s⁺ and the output gain D, with D = w√(2γ_e)."""
+    network, repeated = task.simulated, _repeated(task, theta)
+    p = {name: np.asarray(value, np.float64) for name, value in parameters(network, repeated).items()}
+    c = coefficients(network, repeated)
+    q = c.amplitude**2 / 2
+    damping, log_q, drive, gain = (np.asarray(v) for v in columns[3:])
+    gamma = damping + log_q * (network.sigma_r**2 / q)
+    site, square = c.lead_site, network.lead_weights[c.lead_site, np.arange(network.leads)] ** 2
+    gamma_e = square * (damping[:, site] + log_q[:, site] * (network.sigma_e**2 / q[site]))
+    driven = sorted({d.lead for d in task.drives})
+    ports = np.flatnonzero(np.asarray(task.weights))
+    gamma_e[:, driven] += drive / (2 * p["gamma_e"][driven])
+    gamma_e[:, ports] += gain * c.lead_coupling[ports] / (2 * p["gamma_e"][ports])
+    return {"gamma_e": gamma_e, "gamma": gamma}
+
+
+def _repeated(task: Task, theta: Params) -> dict[str, np.ndarray]:
+    """θ of all copies."""
+    parameters(task.network, theta)  # names and shapes are checked against one device
+    return {name: np.tile(np.asarray(value, np.float64), task.copies) for name, value in theta.items()}
+
+
+def _uniform_step(t: np.ndarray) -> float:
+    return float(t[-1] - t[0]) / (len(t) - 1)
+
+
+def _estimate(theta: Params, result: kernel.KernelResult) -> Estimate:
+    def pick(families: kernel.Families | None) -> Params:
+        return {n: jnp.asarray(getattr(families, n), jnp.asarray(v).dtype) for n, v in theta.items()}
+
+    parts = (pick(result.gradient), pick(result.stderr), pick(result.second_moment))
+    return Estimate(*parts, jnp.asarray(result.value), jnp.asarray(result.value_stderr), len(result.returns))
