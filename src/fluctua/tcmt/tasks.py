@@ -99,8 +99,10 @@ class Task(NamedTuple):
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
-        from fluctua.tcmt import kernel  # type: ignore[attr-defined]  # compiled; the JAX path does not need it
-
+        try:
+            from fluctua.tcmt import kernel  # type: ignore[attr-defined]  # the JAX path does not need it
+        except ImportError as error:
+            raise ImportError('this build has no fused kernels; use backend="jax".') from error
         return kernel.estimator(
             self, device=backend, baseline="time" if baseline is None else baseline, **options
         )
