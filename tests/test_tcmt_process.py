@@ -173,16 +173,14 @@ def test_modulation_follows_the_law_of_its_counters():
     task = transmission(chain(4), horizon=0.1, dt=0.05, sigma_kappa=0.2)
     key = jax.random.key(7)
     context = task.simulator()(key, {"omega": jnp.zeros(4)}, 3).context
-    seed, trajectory, bond, k = noise_seed(key), 2, 1, 4
-    w = _native.words(seed, trajectory, FIRST_SITE + bond * 10 + k, PAIR)
-    assert np.isclose(context["phase"][trajectory, bond, k], 2 * np.pi * (w[2] + 0.5) / 2**32, rtol=1e-12)
-
-    def a(k):
-        w = _native.words(seed, trajectory, FIRST_SITE + bond * 10 + k, PAIR)
-        return np.sqrt(-2 * np.log((w[0] + 0.5) / 2**32)) * np.cos(2 * np.pi * w[1] / 2**32)
-
-    every = np.array([a(k) for k in range(10)])
-    np.testing.assert_allclose(context["amplitude"][trajectory, bond], every / np.linalg.norm(every), rtol=1e-9)
+    seed, trajectory, bond = noise_seed(key), 2, 1
+    w = np.array([_native.words(seed, trajectory, FIRST_SITE + bond * 10 + k, PAIR) for k in range(10)], float)
+    a = np.sqrt(-2 * np.log((w[:, 0] + 0.5) / 2**32)) * np.cos(2 * np.pi * w[:, 1] / 2**32)
+    a, phase = a / np.linalg.norm(a), 2 * np.pi * (w[:, 2] + 0.5) / 2**32
+    t = 1.3
+    expected = 0.2 * np.sum(a * np.sin(np.arange(1, 11) * 0.1 * t + phase))
+    one = {name: leaf[trajectory] for name, leaf in context.items()}
+    np.testing.assert_allclose(delta_kappa(task.modulation, one, t)[bond], expected, rtol=1e-9)
 
 
 def test_modulation_statistics():
@@ -190,7 +188,9 @@ def test_modulation_statistics():
     trajectories, bonds, modulation = 4000, 5, Modulation(0.2)
     draw = jax.vmap(Draw(bonds, modulation.harmonics), in_axes=(None, 0))
     context = draw(jax.random.key(0), jnp.arange(trajectories))
-    np.testing.assert_allclose(jnp.sum(context["amplitude"] ** 2, axis=-1), 1, rtol=1e-12)
+    each = jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0))
+    amplitude, phase = map(np.asarray, each(jax.random.key(0), jnp.arange(trajectories)))
+    np.testing.assert_allclose(np.sum(amplitude**2, axis=-1), 1, rtol=1e-12)
     n = trajectories * bonds
     for t in (0.0, 3.3, 20.0):
         delta = np.asarray(jax.vmap(lambda c, t=t: delta_kappa(modulation, c, t))(context))
@@ -199,12 +199,10 @@ def test_modulation_statistics():
         assert abs(square.mean() - 0.02) < 4 * square.std() / np.sqrt(n)
         correlation = np.corrcoef(delta.T)[np.triu_indices(bonds, 1)]
         assert np.abs(correlation).max() < 4.5 / np.sqrt(trajectories)
-    phase = np.asarray(context["phase"]).ravel()
-    turn = np.exp(1j * phase)
-    assert abs(turn.mean()) < 4 / np.sqrt(phase.size)
+    assert abs(np.exp(1j * phase).mean()) < 4 / np.sqrt(phase.size)
     assert phase.min() > 0
     assert phase.max() < 2 * np.pi
-    a2 = np.asarray(context["amplitude"]) ** 2  # exchangeable: each harmonic has a tenth of the power
+    a2 = amplitude**2  # exchangeable: each harmonic has a tenth of the power
     np.testing.assert_allclose(a2.mean(axis=(0, 1)), 0.1, atol=5 * a2.std() / np.sqrt(n))
 
 
@@ -212,7 +210,7 @@ def test_modulation_is_the_same_without_noise_and_for_more_trajectories():
     task = transmission(chain(3), horizon=0.1, dt=0.05, sigma_kappa=0.2)
     theta, key = {"omega": jnp.zeros(3)}, jax.random.key(1)
     few, many = task.simulator(silent)(key, theta, 2), task.simulator()(key, theta, 5)
-    np.testing.assert_array_equal(few.context["phase"], many.context["phase"][:2])
+    np.testing.assert_array_equal(few.context["sine"], many.context["sine"][:2])
 
 
 # ------------------------------------------------------------------------------------- what kernels use

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ def run(
         task_options = {k: options[k] for k in ("sigma_kappa",) if k in options}
         measure(
             f"{backend} kernel, {name}",
-            lambda o=options, t=task_options: _ours(backend, trajectories, steps, o.get("baseline", "time"), t),
+            partial(_ours, backend, trajectories, steps, options.get("baseline", "time"), task_options),
             steps,
             True,
         )
@@ -86,9 +87,8 @@ def report(result: dict[str, Any]) -> str:
         console.print(table)
     lines = [capture.get().rstrip(), "", "How the time grows (time-only, with scores):"]
     for row in result["scaling"]:
-        lines.append(
-            f"  {row['what']:<34} {row['seconds']:8.3f} s   {1e12 * row['seconds'] / row['work']:8.2f} ps / site·trajectory·step"
-        )
+        each = 1e12 * row["seconds"] / row["work"]
+        lines.append(f"  {row['what']:<34} {row['seconds']:8.3f} s   {each:8.2f} ps / site·trajectory·step")
     lines += ["", result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else "")]
     return "\n".join(lines)
 
@@ -129,6 +129,7 @@ def _diffrax(trajectories: int, steps: int) -> Callable[[], Any]:
 
     task, theta = _task(steps)
     drift, noise = task.process.drift, task.process.noise
+    assert callable(noise)
 
     def one(key: Any) -> Any:
         path = diffrax.UnsafeBrownianPath((2 * task.network.sites,), key)

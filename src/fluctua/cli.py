@@ -81,7 +81,8 @@ def gradient(
         typer.echo(json.dumps(told))
         return
     typer.echo(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
-               f"{network.sites - 1}; σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g}")  # fmt: skip
+               f"{network.sites - 1}")  # fmt: skip
+    typer.echo(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g}")
     typer.echo(describe_estimate(estimate))
     for name in families:
         g, e = np.asarray(estimate.gradient[name]), np.asarray(estimate.stderr[name])

@@ -164,7 +164,7 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
     """E[λ̂ₙ] at every time (T+1,): the `values` of a time-only baseline, from other trajectories."""
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
-    return recorded.mean_return_to_go(check.objective(objective), theta, recording.t, x, recording.context)
+    return recorded.mean_return_to_go(check.objective(objective), theta, recording.times, x, recording.context)
 
 
 def reduce_samples(samples: Samples) -> Estimate:

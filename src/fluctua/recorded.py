@@ -13,7 +13,7 @@ from fluctua.recording import Recording
 from fluctua.returns import returns_to_go
 from fluctua.simulate import grid
 from fluctua.sweep import Model, Sums, Tables
-from fluctua.types import Array, Params, PyTree, Rewards
+from fluctua.types import Array, Params, PyTree, Rewards, Times
 
 
 def recorded_samples(
@@ -25,28 +25,28 @@ def recorded_samples(
     check.rounding(model.process, theta, recording)
 
     reward = jnp.zeros(recording.count, recording.dtype)
-    for _, t, x in recording.blocks(block_bytes):
-        reward = _reward_of_block(model, theta, reward, t, x, context)
+    for _, times, x in recording.blocks(block_bytes):
+        reward = _reward_of_block(model, theta, reward, times, x, context)
         last = x[:, -1]
     returns = reward + sweep.terminal(model, theta, last, context)
 
     sums = sweep.initial_sums(model, theta, recording.first, recording.t[0], context, returns, tables)
-    for n, t, x in recording.blocks(block_bytes):
-        sums = _sweep_block(model, theta, sums, n, t, x, context, returns, tables, recording.t[:2])
+    for n, times, x in recording.blocks(block_bytes):
+        sums = _sweep_block(model, theta, sums, n, times, x, context, returns, tables, recording.t[:2])
     flat = sweep.finish(model, theta, sums, last, recording.t, context)
     check.finite_scores(flat, model.process, theta, recording.trajectory, recording.t)
     return flat, returns
 
 
 @partial(jax.jit, static_argnums=0)
-def _reward_of_block(model: Model, theta: Params, reward: Array, t: Array, x: Array, context: PyTree) -> Array:
-    """C at the end of a block of steps. x (E, b+1, M), t (b+1,)."""
+def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree) -> Array:
+    """C at the end of a block of steps. x (E, b+1, M)."""
 
     def body(reward: Array, step: Any) -> tuple[Array, None]:
         x, (_, t, dt) = step
         return reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype), None
 
-    return jax.lax.scan(body, reward, (jnp.swapaxes(x, 0, 1)[:-1], grid(t)))[0]
+    return jax.lax.scan(body, reward, (jnp.swapaxes(x, 0, 1)[:-1], grid(times)))[0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -55,7 +55,7 @@ def _sweep_block(
     theta: Params,
     sums: Sums,
     n: Array,
-    t: Array,
+    times: Times,
     x: Array,
     context: PyTree,
     returns: Array,
@@ -63,22 +63,22 @@ def _sweep_block(
     origin: Array,
 ) -> Sums:
     path = jnp.swapaxes(x, 0, 1)
-    index, times, dts = grid(t)
+    index, t, dt = grid(times)
 
     def body(sums: Sums, step: Any) -> tuple[Sums, None]:
         x, x_next, when = step
         return sweep.sweep_step(model, theta, sums, returns, tables, (x, x_next, context), when, origin), None
 
-    return jax.lax.scan(body, sums, (path[:-1], path[1:], (n + index, times, dts)))[0]
+    return jax.lax.scan(body, sums, (path[:-1], path[1:], (n + index, t, dt)))[0]
 
 
 @partial(jax.jit, static_argnums=0)
-def mean_return_to_go(objective: Rewards, theta: Params, t: Array, x: Array, context: PyTree) -> Array:
+def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
 
     def one(x: Array, context: PyTree) -> tuple[Array, Array]:
-        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], t[:-1])
+        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], times.t[:-1])
         return rewards, objective.terminal(theta, x[-1], context)
 
     rewards, terminal = jax.vmap(one)(x, context)
-    return returns_to_go(rewards, terminal, jnp.diff(t)).mean(axis=0)
+    return returns_to_go(rewards, terminal, times.dt).mean(axis=0)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import check
-from fluctua.types import Array, Params, PyTree, Trajectories, working_dtype
+from fluctua.types import Array, Params, PyTree, Times, Trajectories, working_dtype
 
 
 class Recording:
@@ -51,7 +51,7 @@ class Recording:
         if whole is None:
             raise ValueError("there are no trajectories: the source of chunks is empty.")
         check.finite_trajectories(bad, self.count)
-        self.t = jnp.asarray(whole)
+        self.times = check.grid(whole)
         self.dtype = working_dtype(theta, np.concatenate(first))
         self.first = jnp.asarray(np.concatenate(first), self.dtype)
         coarsest = max(np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype})
@@ -63,8 +63,13 @@ class Recording:
         """E, over all chunks."""
         return sum(self.sizes)
 
-    def blocks(self, block_bytes: int) -> Iterator[tuple[int, Array, Array]]:
-        """(n, t (b+1,), x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
+    @property
+    def t(self) -> Array:
+        """The time grid. (T+1,)"""
+        return self.times.t
+
+    def blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
+        """(n, times of the block, x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
         steps = len(self.t) - 1
         b = max(1, min(steps, block_bytes // max(1, self.first.nbytes)))
         for n in range(0, steps, b):
@@ -75,7 +80,7 @@ class Recording:
                     f"the chunks changed while they were read: {self.sizes} trajectories at first, "
                     f"{[len(part) for part in parts]} later."
                 )
-            yield n, self.t[n:stop], jnp.asarray(np.concatenate(parts), self.dtype)
+            yield n, Times(self.t[n:stop], self.times.dt[n : stop - 1]), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""

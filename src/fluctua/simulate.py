@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fluctua import check
 from fluctua.start import Density, Reparameterised, Start
-from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, working_dtype
+from fluctua.types import Array, NoiseProduct, Params, Process, PyTree, Times, Trajectories, working_dtype
 from fluctua.wiener import Wiener, philox_seed, threefry
 
 
@@ -37,8 +37,13 @@ class Simulator(NamedTuple):
     """A substrate: (key, theta, count) -> Trajectories. Made by `simulator`."""
 
     recipe: Recipe
-    t: Array
+    times: Times
     x0: Array | None  # a fixed start
+
+    @property
+    def t(self) -> Array:
+        """The time grid. (T+1,)"""
+        return self.times.t
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """Run `count` trajectories and keep every state: (E, T+1, M). Estimators do not need this."""
@@ -46,7 +51,7 @@ class Simulator(NamedTuple):
         theta = check.parameters(theta)
         first, context = first_state(self, key, theta)
         check.shapes(self.recipe.process, theta, first[0], self.t[0], jax.tree.map(lambda leaf: leaf[0], context))
-        x, context = _record(self.recipe, count, key, theta, self.t, self.x0)
+        x, context = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
         return Trajectories(self.t, x, context)
 
@@ -77,7 +82,7 @@ def simulator(
     moving, x0 = check.start(start)
     if isinstance(moving, Density) and moving.sample is None:
         raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
-    return Simulator(Recipe(process, moving, context, wiener), jnp.asarray(check.times(t)), x0)
+    return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
@@ -169,18 +174,20 @@ def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Arra
     return jax.vmap(lambda x, context, stream: advance_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
 
 
-def grid(t: Array) -> tuple[Array, Array, Array]:
+def grid(times: Times) -> tuple[Array, Array, Array]:
     """(n, t_n, Δt_n) of every step, each (T,): what a scan over the steps runs through."""
-    return jnp.arange(t.shape[0] - 1), t[:-1], jnp.diff(t)
+    return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _record(recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None) -> tuple[Array, PyTree]:
+def _record(
+    recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> tuple[Array, PyTree]:
     ensemble = begin(recipe, count, key, theta, x0)
 
     def body(x: Array, step: Any) -> tuple[Array, Array]:
         x = advance(recipe, theta, ensemble._replace(x=x), *step)
         return x, x
 
-    _, path = jax.lax.scan(body, ensemble.x, grid(t))
+    _, path = jax.lax.scan(body, ensemble.x, grid(times))
     return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context

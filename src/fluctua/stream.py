@@ -16,7 +16,7 @@ from fluctua import check, sweep
 from fluctua.baseline import Baseline
 from fluctua.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_seed
 from fluctua.sweep import Model, Sums, Tables
-from fluctua.types import Array, Params, Trajectories
+from fluctua.types import Array, Params, Times, Trajectories
 
 
 def run_and_pilot(key: Array) -> tuple[Array, Array]:
@@ -49,11 +49,11 @@ def streamed_samples(
         check.baseline(plan, count, substrate.t)
     first, context = first_state(substrate, k_run, theta)
     check.model(model.process, model.objective, theta, first, substrate.t, context)
-    run = (substrate.recipe, count, k_run, theta, substrate.t, substrate.x0)
+    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0)
 
     pilot = max(plan.pilot for plan in plans)
     if pilot:
-        table = _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.t, substrate.x0)
+        table = _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0)
         tables = Tables(*(table if values is None else values for values in tables))
     if any(plan.needs_returns for plan in plans):
         guess = _returns(model, *run)
@@ -72,7 +72,9 @@ def _only(trajectories: Trajectories, j: int) -> Trajectories:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _returns(model: Model, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None) -> Array:
+def _returns(
+    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> Array:
     """R of every trajectory: the first pass. (E,)"""
     ensemble = begin(recipe, count, key, theta, x0)
 
@@ -82,13 +84,13 @@ def _returns(model: Model, recipe: Recipe, count: int, key: Array, theta: Params
         reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt.astype(x.dtype)
         return (advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward), None
 
-    (x, reward), _ = jax.lax.scan(body, (ensemble.x, jnp.zeros(count, ensemble.x.dtype)), grid(t))
+    (x, reward), _ = jax.lax.scan(body, (ensemble.x, jnp.zeros(count, ensemble.x.dtype)), grid(times))
     return reward + sweep.terminal(model, theta, x, ensemble.context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _mean_return_to_go(
-    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
+    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> Array:
     """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
     ensemble = begin(recipe, count, key, theta, x0)
@@ -98,7 +100,7 @@ def _mean_return_to_go(
         reward = sweep.running(model, theta, x, t, ensemble.context).mean() * dt
         return advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward
 
-    x, rewards = jax.lax.scan(body, ensemble.x, grid(t))
+    x, rewards = jax.lax.scan(body, ensemble.x, grid(times))
     last = sweep.terminal(model, theta, x, ensemble.context).mean()
     return jnp.flip(jnp.cumsum(jnp.flip(jnp.append(rewards, last))))
 
@@ -110,7 +112,7 @@ def _sweep(
     count: int,
     key: Array,
     theta: Params,
-    t: Array,
+    times: Times,
     x0: Array | None,
     guess: Array,
     tables: Tables,
@@ -118,15 +120,15 @@ def _sweep(
     """Returns (E,), gradients (E, P), final states (E, M). `guess`: R where it is known, near it otherwise."""
     ensemble = begin(recipe, count, key, theta, x0)
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
-    sums = sweep.initial_sums(model, theta, ensemble.x, t[0], ensemble.context, guess, tables)
+    sums = sweep.initial_sums(model, theta, ensemble.x, times.t[0], ensemble.context, guess, tables)
 
     def body(carry: tuple[Array, Sums], step: Any) -> tuple[tuple[Array, Sums], None]:
         x, sums = carry
         x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
         states = (x, x_next, ensemble.context)
-        return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, t[:2])), None
+        return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2])), None
 
-    (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(t))
+    (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(times))
     returns = sums.reward + sweep.terminal(model, theta, x, ensemble.context)
-    flat = sweep.finish(model, theta, sums, x, t, ensemble.context)
+    flat = sweep.finish(model, theta, sums, x, times.t, ensemble.context)
     return returns, flat + (returns - guess)[:, None] * sums.score, x

@@ -92,6 +92,13 @@ class Trajectories(NamedTuple):
     context: PyTree = None
 
 
+class Times(NamedTuple):
+    """A time grid t (T+1,) and its steps dt (T,), which are formed before t is rounded to working precision."""
+
+    t: Array
+    dt: Array
+
+
 class Step(NamedTuple):
     """One transition x -> x_next of one trajectory, at time t, over dt."""
 

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua import check
 from fluctua.gradient import Samples, reduce_samples
 from fluctua.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
-from fluctua.types import Array, Estimate, Objective, Params, Rewards
+from fluctua.types import Array, Estimate, Objective, Params, Rewards, Times
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
@@ -150,7 +150,7 @@ def _sizes(flat: Array, step: float | None) -> Array:
 
 
 def return_of_one(
-    recipe: Recipe, objective: Rewards, key: Array, theta: Params, t: Array, x0: Array | None, j: Array
+    recipe: Recipe, objective: Rewards, key: Array, theta: Params, times: Times, x0: Array | None, j: Array
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
     x, context, stream = begin_one(recipe, key, theta, x0, j)
@@ -166,10 +166,10 @@ def return_of_one(
     def segment(carry: tuple[Array, Array], steps: Any) -> tuple[tuple[Array, Array], None]:
         return jax.lax.scan(body, carry, steps)[0], None
 
-    total = t.shape[0] - 1
+    total = times.dt.shape[0]
     length = max(1, int(total**0.5))
     whole = total // length * length
-    steps = grid(t)
+    steps = grid(times)
     segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
     carry, _ = jax.lax.scan(segment, (x, reward), segments)
     (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
@@ -178,10 +178,10 @@ def return_of_one(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _pathwise(
-    objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, t: Array, x0: Array | None
+    objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> tuple[Array, Array]:
     def one(j: Array) -> tuple[Array, Array]:
-        value, slope = jax.value_and_grad(lambda th: return_of_one(recipe, objective, key, th, t, x0, j))(theta)
+        value, slope = jax.value_and_grad(lambda th: return_of_one(recipe, objective, key, th, times, x0, j))(theta)
         return ravel_pytree(slope)[0], value
 
     return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
@@ -194,12 +194,14 @@ def _differences(
     count: int,
     key: Array,
     theta: Params,
-    t: Array,
+    times: Times,
     x0: Array | None,
     h: Array,
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(theta)
-    returns = jax.vmap(lambda th, j: return_of_one(recipe, objective, key, unravel(th), t, x0, j), in_axes=(None, 0))
+    returns = jax.vmap(
+        lambda th, j: return_of_one(recipe, objective, key, unravel(th), times, x0, j), in_axes=(None, 0)
+    )
     each = jnp.arange(count)
 
     def component(p: Array) -> Array:
@@ -217,7 +219,7 @@ def _spsa(
     count: int,
     key: Array,
     theta: Params,
-    t: Array,
+    times: Times,
     x0: Array | None,
     h: Array,
 ) -> tuple[Array, Array]:
@@ -226,7 +228,7 @@ def _spsa(
 
     def one(j: Array) -> tuple[Array, Array]:
         signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
-        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), t, x0, j)
+        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j)
         up, down = leg(1), leg(-1)
         return (up - down) / (2 * h) * signs, (up + down) / 2
 
