@@ -87,8 +87,8 @@ def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Ar
 
     def solve(v: Array) -> Array:
         y, _ = cg(lambda u: product(theta, u), v, tol=10 * epsilon, maxiter=10 * x.size + 50)
-        # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary. Rounding
-        # leaves ε·cond(Q) of |v|, so √ε lets pass what is as well conditioned as any score can be worth.
+        # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary.
+        # Rounding leaves ε·cond(Q) of |v|, so √ε admits condition numbers up to 1/√ε.
         converged = jnp.linalg.norm(v - product(theta, y)) <= epsilon**0.5 * jnp.linalg.norm(v)
         return jnp.where(converged, y, jnp.nan)
 
