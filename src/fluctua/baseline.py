@@ -201,15 +201,25 @@ def _binned_mean_of_others(
     first = jnp.concatenate([edge, change])  # first member of its bin
     last = jnp.concatenate([change, edge])
 
-    # Counts and plain means are the same for all parameters that share a column.
-    returns_sorted = returns[order]
-    members = _segment_sum_of_others(jnp.ones_like(returns_sorted), first, last)
-    plain = _segment_sum_of_others(returns_sorted, first, last) / jnp.maximum(members, 1)
-
+    # Counts and plain sums are the same for all parameters that share a column. All sums in one scan: it is unrolled
+    # into log E levels, and compiling those is what takes long.
     order_p, first_p, last_p = order[:, of_parameter], first[:, of_parameter], last[:, of_parameter]
+    returns_sorted = returns[order]
     sorted_weight = jnp.take_along_axis(weight, order_p, axis=0)
-    total = _segment_sum_of_others(sorted_weight, first_p, last_p)
-    weighted = _segment_sum_of_others(sorted_weight * returns_sorted[:, of_parameter], first_p, last_p)
+    summands = [
+        jnp.ones_like(returns_sorted),
+        returns_sorted,
+        sorted_weight,
+        sorted_weight * returns_sorted[:, of_parameter],
+    ]
+    sums = _segment_sum_of_others(
+        jnp.concatenate(summands, axis=1),
+        jnp.concatenate([first, first, first_p, first_p], axis=1),
+        jnp.concatenate([last, last, last_p, last_p], axis=1),
+    )
+    quantities, parameters = order.shape[1], len(of_parameter)
+    members, plain, total, weighted = jnp.split(sums, np.cumsum([quantities, quantities, parameters]), axis=1)
+    plain = plain / jnp.maximum(members, 1)
     within = jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain[:, of_parameter])
 
     back = jnp.argsort(order_p, axis=0)
@@ -223,9 +233,10 @@ def _segment_sum_of_others(v: Array, first: Array, last: Array) -> Array:
     def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         return a[0] | b[0], jnp.where(b[0], b[1], a[1] + b[1])
 
-    def preceding(v: Array, starts: Array) -> Array:
-        _, running = jax.lax.associative_scan(combine, (starts, v))
-        shifted = jnp.concatenate([jnp.zeros_like(v[:1]), running[:-1]])
-        return jnp.where(starts, 0, shifted)
-
-    return preceding(v, first) + jnp.flip(preceding(jnp.flip(v, 0), jnp.flip(last, 0)), 0)
+    # forwards and backwards side by side
+    starts = jnp.concatenate([first, jnp.flip(last, 0)], axis=1)
+    both = jnp.concatenate([v, jnp.flip(v, 0)], axis=1)
+    _, running = jax.lax.associative_scan(combine, (starts, both))
+    shifted = jnp.concatenate([jnp.zeros_like(both[:1]), running[:-1]])
+    preceding, following = jnp.split(jnp.where(starts, 0, shifted), 2, axis=1)
+    return preceding + jnp.flip(following, 0)

@@ -132,7 +132,7 @@ def _estimate(
         count,
         key,
         theta,
-        substrate.t,
+        substrate.times,
         substrate.x0,
         *(_sizes(flat, h) for h in options),
     )

@@ -1,0 +1,166 @@
+"""The fused kernels behind a task: number by number the JAX reference, on the same noise."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fluctua import tcmt, time_only
+from fluctua.cli import app
+from fluctua.tcmt.tasks import custom
+
+KEY = jax.random.key(4)
+ALL = ("omega", "kappa", "chi", "gamma_e", "gamma")
+
+
+def start(network, train=ALL):
+    """Random parameters, so that no symmetry hides an index."""
+    theta = tcmt.initial_parameters(jax.random.key(1), network, chi_std=0.02, train=train)
+    keys = jax.random.split(jax.random.key(2), len(theta))
+    return {n: v + 0.1 * jax.random.uniform(k, v.shape) for k, (n, v) in zip(keys, theta.items(), strict=True)}
+
+
+def assert_same(a, b, rtol):
+    for one, other in zip(a[:3], b[:3], strict=True):
+        for name in one:
+            size = float(jnp.max(jnp.abs(one[name])))
+            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=rtol * size, err_msg=name)
+    np.testing.assert_allclose([b.value, b.value_stderr], [a.value, a.value_stderr], rtol=rtol)
+    assert a.count == b.count
+
+
+@pytest.mark.filterwarnings("ignore:Euler steps")  # strong Kerr shifts and the lab frame, on purpose
+@pytest.mark.parametrize("make", [tcmt.transmission, tcmt.isolation])
+@pytest.mark.parametrize("options", [{}, {"sigma_kappa": 0.2}, {"frame": "lab", "envelope": jnp.cos}])
+def test_every_family_equals_the_reference(make, options):
+    task = make(tcmt.rectangular(3, 4), horizon=0.5, dt=5e-3, **options)
+    theta = start(task.network)
+    assert_same(
+        task.estimator("jax")(KEY, theta, 12), task.estimator("cpu", dtype="float64")(KEY, theta, 12), rtol=1e-9
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Euler steps")
+@pytest.mark.parametrize("network", [tcmt.honeycomb(3, 4), tcmt.ring(7), tcmt.chain(1, leads=(0,)), tcmt.chain(5)])
+def test_every_graph_equals_the_reference(network):
+    task = tcmt.transmission(network, to=network.leads - 1, horizon=0.5, dt=5e-3)
+    theta = start(network, ("omega", "kappa", "chi"))
+    assert_same(
+        task.estimator("jax")(KEY, theta, 10), task.estimator("cpu", dtype="float64")(KEY, theta, 10), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("baseline", ["none", time_only(jnp.linspace(0.3, 0, 101))])
+def test_baselines_equal_the_reference(baseline):
+    task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.5, dt=5e-3)
+    theta = start(task.network, ("omega", "kappa"))
+    reference = task.estimator("jax", baseline=baseline)(KEY, theta, 20)
+    assert_same(reference, task.estimator("cpu", baseline=baseline, dtype="float64")(KEY, theta, 20), rtol=1e-9)
+
+
+def test_full_horizon_of_the_papers_lattice_in_single_precision():
+    """20,000 steps of 143 resonators: the kernel in float32 against the reference in float64."""
+    task = tcmt.transmission(tcmt.paper(), sigma_kappa=0.2)
+    theta = tcmt.initial_parameters(jax.random.key(0), task.network)
+    result = task.estimator("cpu", baseline="none").run(KEY, theta, 2, record_every=2000)
+    from fluctua.stream import run_and_pilot
+
+    x = task.simulator()(run_and_pilot(KEY)[0], theta, 2).x[:, ::2000]
+    psi = np.asarray(x[..., :143] + 1j * x[..., 143:])
+    deviation = np.abs(result.trajectories - psi).max() / np.abs(psi).max()
+    assert deviation < 1e-5  # measured 1e-6; one rounding is 6e-8
+
+
+def test_samples_average_to_the_estimate():
+    task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.5, dt=5e-3)
+    theta = start(task.network, ("kappa", "gamma"))
+    estimator = task.estimator("cpu")
+    samples, estimate = estimator.samples(KEY, theta, 16), estimator(KEY, theta, 16)
+    for name in theta:
+        np.testing.assert_allclose(samples.gradient[name].mean(axis=0), estimate.gradient[name], rtol=1e-4, atol=1e-7)
+
+
+def test_what_the_kernels_refuse_names_the_jax_path():
+    wide = tcmt.from_edges([(0, 1), (1, 2)], leads=[tcmt.Lead({0: 0.8, 1: 0.6}), 2])
+    with pytest.raises(ValueError, match=r"several resonators.*backend=\"jax\""):
+        tcmt.transmission(wide, horizon=0.1, dt=0.01).estimator("cpu")
+    own = custom(tcmt.chain(3), tcmt.Drive(0), lambda theta, x, t: x[0], horizon=0.1, dt=0.01)
+    with pytest.raises(ValueError, match=r"reward of its own.*backend=\"jax\""):
+        own.estimator("cpu")
+    task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
+    with pytest.raises(ValueError, match='must be "none", "time", "binned"'):
+        task.estimator("cpu", baseline="mean")
+    with pytest.raises(ValueError, match="at least 2; got 1"):
+        task.estimator("cpu")(KEY, start(task.network), 1)
+
+
+def test_unstable_steps_are_warned_about_before_the_run():
+    task = tcmt.transmission(tcmt.rectangular(3, 3), horizon=0.2, dt=0.01)
+    theta = {"kappa": 6 * jnp.ones(12)}
+    estimator = task.estimator("cpu")
+    with pytest.warns(RuntimeWarning, match=r"Euler steps of 0.01 are unstable.*Use dt ≤"):
+        estimator(KEY, theta, 4)
+
+
+# ------------------------------------------------------------------------------------ command line
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(
+        app, ["gradient", "--lattice", "2x3", "--horizon", "0.2", "--trajectories", "40", *arguments]
+    )
+
+
+def test_gradient_command_as_json(tmp_path):
+    network = tcmt.rectangular(2, 3)
+    theta = {"omega": np.full(6, 0.1), "kappa": np.linspace(0.5, 1.5, 7), "chi": np.zeros(6)}
+    np.savez(tmp_path / "theta.npz", **theta)
+    outputs = {}
+    for backend in ("cpu", "jax"):
+        done = invoke("--params", str(tmp_path / "theta.npz"), "--backend", backend, "--json")
+        assert done.exit_code == 0, done.output
+        outputs[backend] = json.loads(done.output)
+    told = outputs["cpu"]
+    assert told["bonds"] == network.bonds.tolist() == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
+    assert set(told) == {"J", "J_stderr", "bonds", "gradient", "stderr", "seconds"}
+    for part in ("gradient", "stderr"):
+        for name, size in (("omega", 6), ("kappa", 7), ("chi", 6)):
+            assert len(told[part][name]) == size
+            reference = np.array(outputs["jax"][part][name])
+            np.testing.assert_allclose(told[part][name], reference, atol=1e-4 * np.abs(reference).max())
+
+
+def test_gradient_command_for_people():
+    done = invoke()
+    assert done.exit_code == 0
+    assert "2x3 lattice: 6 resonators, 7 bonds" in done.output
+    assert "J = " in done.output
+    assert "s on the cpu backend, time baseline" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lattice", "4"], "rows x columns, such as 11x13; got '4'"),
+        (["--backend", "tpu"], '"jax", "cpu" or "cuda"; got \'tpu\''),
+        (["--baseline", "median"], '"none", "time", "binned"'),
+        (["--dt", "0.03"], "whole number of steps"),
+        (["--trajectories", "1"], "at least 2; got 1"),
+        (["--sigma-w", "0"], "singular"),
+        (["--params", "nowhere.npz"], "cannot be read"),
+    ],
+)
+def test_gradient_command_says_what_is_wrong(arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_gradient_command_refuses_parameters_of_another_lattice(tmp_path):
+    np.savez(tmp_path / "theta.npz", kappa=np.ones(5))
+    done = invoke("--params", str(tmp_path / "theta.npz"))
+    assert done.exit_code == 2
+    assert "`kappa` must have shape (7,) for this lattice; got (5,)" in done.output
