@@ -26,7 +26,7 @@ def start(network, train=ALL):
 def assert_same(a, b, rtol):
     for one, other in zip(a[:3], b[:3], strict=True):
         for name in one:
-            size = float(jnp.max(jnp.abs(one[name])))
+            size = float(jnp.max(jnp.abs(one[name]), initial=0.0))
             np.testing.assert_allclose(other[name], one[name], rtol=0, atol=rtol * size, err_msg=name)
     np.testing.assert_allclose([b.value, b.value_stderr], [a.value, a.value_stderr], rtol=rtol)
     assert a.count == b.count
