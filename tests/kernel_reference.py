@@ -153,3 +153,37 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
         psi.append(x)
     stack = lambda v: np.stack(v, 1)
     return Path(stack(psi), stack(zetas), stack(rewards), {k: stack(v) for k, v in scores.items()}, stack(explicit))
+
+
+def bins_of(values, count):
+    """Bin of each of E values (E,): the number of edges, at the ranks ⌊kE/K⌋, that are not above it."""
+    ordered = np.sort(values)
+    edges = ordered[np.arange(1, count) * len(values) // count]
+    return np.searchsorted(edges, values, side="right")
+
+
+def optimal_of_others(to_go, score, group):
+    """Eq. 18 by its definition for each of E trajectories, over the others with the same `group`. (E,)"""
+    bar = np.empty_like(to_go)
+    for j in range(len(to_go)):
+        others = (group == group[j]) & (np.arange(len(to_go)) != j)
+        if not others.any():
+            others = np.arange(len(to_go)) != j
+        weight = score[others] ** 2
+        bar[j] = weight @ to_go[others] / weight.sum() if weight.sum() > 0 else to_go[others].mean()
+    return bar
+
+
+def binned_bars(spec, path, bins, every):
+    """λ̄ₙ of the binned baseline for ω, χ and κ: family -> (E, T, ·)."""
+    i, j = spec.bonds.T
+    power = abs(path.psi) ** 2
+    quantity = {"omega": power, "chi": power, "kappa": power[..., i] + power[..., j]}
+    bars = {}
+    for name, q in quantity.items():
+        bars[name] = np.empty_like(path.scores[name])
+        for n in range(spec.steps):
+            for p in range(q.shape[-1]):
+                group = bins_of(q[:, n - n % every, p], bins)
+                bars[name][:, n, p] = optimal_of_others(path.to_go[:, n], path.scores[name][:, n, p], group)
+    return bars

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fluctua import tcmt, time_only
 from fluctua.cli import app
+from fluctua.tcmt.kernel import Binned
 from fluctua.tcmt.tasks import custom
 
 KEY = jax.random.key(4)
@@ -59,6 +60,17 @@ def test_baselines_equal_the_reference(baseline):
     theta = start(task.network, ("omega", "kappa"))
     reference = task.estimator("jax", baseline=baseline)(KEY, theta, 20)
     assert_same(reference, task.estimator("cpu", baseline=baseline, dtype="float64")(KEY, theta, 20), rtol=1e-9)
+
+
+def test_binned_baseline_equals_the_reference():
+    task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.3, dt=5e-3)
+    theta = start(task.network, ("omega", "kappa", "chi"))
+    reference = task.estimator("jax", baseline="binned")(KEY, theta, 90)
+    fused = task.estimator("cpu", baseline=Binned(every=1), dtype="float64")(KEY, theta, 90)
+    assert_same(reference, fused, rtol=1e-9)
+    later = task.estimator("cpu", baseline="binned", dtype="float64")(KEY, theta, 90)
+    for name in theta:  # other bins, the same mean: apart by less than the errors
+        assert np.abs((later.gradient[name] - reference.gradient[name]) / reference.stderr[name]).max() < 2
 
 
 def test_full_horizon_of_the_papers_lattice_in_single_precision():

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <new>
 
+#include "aligned.hpp"
 #include "crew.hpp"
 #include "engines.hpp"
 
@@ -17,15 +17,6 @@ namespace {
 
 constexpr std::int64_t kGroups = 128;  // sums are kept per group of blocks, and added in the groups' order
 
-template <class T> struct Aligned {
-  explicit Aligned(std::int64_t n)
-      : data(static_cast<T*>(::operator new(std::size_t(n) * sizeof(T) + 64, std::align_val_t(64)))) {}
-  ~Aligned() { ::operator delete(data, std::align_val_t(64)); }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  T* data;
-};
-
 template <class Real> struct Bench {  // what one thread works on
   Bench(std::int64_t workspace, std::int64_t gradient) : workspace(workspace), gradient(gradient) {}
   Aligned<Real> workspace, gradient;
@@ -35,8 +26,7 @@ struct Sums {
   std::vector<double> first, second, pairs, reward;
 };
 
-template <class Real>
-void reduce(const Plan<Real>& plan, const Job<Real>& job, Sums& sums) {
+template <class Real> void reduce(const Plan<Real>& plan, const Job<Real>& job, Sums& sums) {
   const std::int64_t total = parameters(plan);
   for (std::int64_t i = 0; i < total; ++i) {
     const Real* g = job.gradient + i * kLanes;
@@ -55,13 +45,16 @@ void reduce(const Plan<Real>& plan, const Job<Real>& job, Sums& sums) {
   }
 }
 
+}  // namespace
+
 template <class Real> const Engine<Real>& choose(const std::string& name) {
   for (const auto& e : engines<Real>())
     if (name.empty() || name == e.name) return e;
   throw std::invalid_argument("this processor or build has no engine `" + name + "`");
 }
 
-}  // namespace
+template const Engine<float>& choose<float>(const std::string&);
+template const Engine<double>& choose<double>(const std::string&);
 
 template <class Real> Plan<Real> plan_of(const Arrays& a) {
   Plan<Real> p{};
@@ -146,6 +139,7 @@ template <class Real> bool run_cpu(const Arrays& given, const Arrays& out, const
   };
 
   auto task = [&](std::int64_t group, int worker) {
+    if (stop) return;
     auto& bench = benches[worker];
     if (!bench) bench = std::make_unique<Bench<Real>>(engine.workspace(plan), total * kLanes);
     Sums& sum = sums[group];

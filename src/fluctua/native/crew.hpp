@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -14,8 +15,8 @@ namespace fluctua {
 
 class Crew {
  public:
-  // task(index, worker) for index = 0 … count − 1, in any order. False if `interrupted` ended it early;
-  // tasks look at `stop` themselves when they are long.
+  // task(index, worker) for index = 0 … count − 1, in any order. False if `interrupted` ended it early: every
+  // task is still begun, and returns when it sees `stop`.
   static bool run(int threads, std::int64_t count, const std::function<void(std::int64_t, int)>& task,
                   const std::function<bool()>& interrupted, volatile bool& stop) {
     std::atomic<std::int64_t> next{0};
@@ -25,7 +26,7 @@ class Crew {
     std::exception_ptr failure;
     auto work = [&](int worker) {
       try {
-        for (std::int64_t i; !stop && (i = next++) < count;) task(i, worker);
+        for (std::int64_t i; (i = next++) < count;) task(i, worker);
       } catch (...) {
         std::lock_guard<std::mutex> lock(mutex);
         failure = std::current_exception();

@@ -49,6 +49,12 @@ void sweep(nb::dict given, nb::dict out, bool is_double, const std::string& engi
   if (!done) throw nb::python_error();  // what the signal's handler raised
 }
 
+void binned(nb::dict given, nb::dict out, bool is_double, const std::string& engine) {
+  const fluctua::Arrays in(given), to(out);
+  const bool done = is_double ? fluctua::run_binned<double>(in, to, engine) : fluctua::run_binned<float>(in, to, engine);
+  if (!done) throw nb::python_error();
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
   for (const auto& e : fluctua::engines<float>()) names.emplace_back(e.name);
@@ -65,5 +71,7 @@ NB_MODULE(_native, m) {
         "The four Philox words of one site and pair of steps.");
   m.def("sweep", &sweep, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
         "One pass over the trajectories of a resonator network; see fluctua.tcmt.kernel.");
+  m.def("binned", &binned, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
+        "The second pass over those trajectories, with the quantile-binned baseline.");
   m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

@@ -67,10 +67,40 @@ template <class Real> static inline std::int64_t parameters(const Plan<Real>& p)
   return 2 * std::int64_t(p.sites) + p.bonds + (p.rates ? 2 * std::int64_t(p.sites) + p.drives + p.ports : 0);
 }
 
+// A replay of some steps of one block, after the returns are known. State stays in `workspace` between calls.
+// Rows of the outputs are `stride` apart, and the block's lanes start at `lane` in each.
+template <class Real> struct Replay {
+  std::uint32_t first;
+  std::int64_t begin, end;  // steps; begin = 0 starts afresh
+  Real* workspace;
+  double* c;               // C so far (kLanes)
+  const double* returns;   // R (kLanes)
+  const double* centre;    // mean return-to-go (steps + 1), subtracted from λ̂ to keep it small
+  std::int64_t stride, lane;
+  Real *psi, *zeta;  // (end − begin, 2·sites, stride): ψ before the kick, ζ
+  Real* to_go;       // (end − begin, stride): λ̂_{n+1} − centre
+};
+
+// The binned baseline on those outputs: site n's own two parameters and its upper bonds.
+template <class Real> struct Columns {
+  std::int64_t count, stride;
+  int bins, slots;
+  bool rebin;  // membership from |ψ|² at the first slot
+  const Real *psi, *zeta, *to_go;
+  std::uint8_t* bin;      // (sites + bonds, stride)
+  std::int32_t* members;  // (sites + bonds, bins)
+  Real* gradient;         // (2·sites + bonds, stride), added to
+  Real* scratch;          // 4·stride + 4·kColumnPiece, of one thread
+};
+constexpr int kColumnPiece = 512;
+constexpr int kMostBins = 256;
+
 // A function per instruction set and precision.
 template <class Real> struct Engine {
   std::int64_t (*workspace)(const Plan<Real>&);  // elements of Real
   void (*sweep)(const Plan<Real>&, Job<Real>&);
+  void (*replay)(const Plan<Real>&, const Replay<Real>&);
+  void (*columns)(const Plan<Real>&, const Columns<Real>&, int site);
   const char* name;
 };
 

@@ -4,6 +4,7 @@
 //   ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ(κ + δκ)ψ_m − Γψ + f] + 2Qζ,     ζ = r/(2Q) = √Δt z/a
 //   U_ω = ζ_re ψ_im − ζ_im ψ_re,  U_χ = |ψ|²U_ω,  U_κ = (ζ_n × ψ_m) + (ζ_m × ψ_n)
 //   G = Σ(R' − C_{n+1} − λ̄_n)U_n + (R − R')ΣU_n                      (two sums a parameter, one pass)
+#include "columns.hpp"
 #include "normal.hpp"
 #include "plan.hpp"
 
@@ -107,10 +108,10 @@ void noise(const Plan<Real>& plan, const Space<Real>& s, const Lane<Real>* lanes
   }
 }
 
-// C_{n+1} and the weight R' − C_{n+1} − λ̄_n of step n's scores. C is kept in double: it is one number a
+// C_{n+1} and the weight R' − C_{n+1} − λ̄_n of step n's scores; returns Σ gΔt over the first `lanes`. C is kept in double: it is one number a
 // trajectory, and 20,000 roundings of float would show in a small advantage.
 template <class Real>
-void reward(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, double* c, std::int64_t step) {
+double reward(const Plan<Real>& plan, const Space<Real>& s, int lanes, double* c, std::int64_t step) {
   double g[L] = {};
   const Real* in = plan.incoming + step * plan.incoming_stride;
   for (int p = 0; p < plan.ports; ++p) {
@@ -126,9 +127,9 @@ void reward(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, double
   for (int l = 0; l < L; ++l) {
     c[l] += g[l];
     s.w[l] = Real(start - c[l]);
-    sum += l < job.lanes ? g[l] : 0.0;
+    sum += l < lanes ? g[l] : 0.0;
   }
-  job.reward_sum[step] += sum;
+  return sum;
 }
 
 // ã cos φ and ã sin φ, times σ_κΔt, of every bond and harmonic; the law of the draw is that of the noise, with
@@ -295,51 +296,67 @@ template <class Real> void look_for_overflow(const Plan<Real>& plan, const Space
   }
 }
 
-template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
-  Space<Real> s;
-  lay_out(plan, job.workspace, s);
-  const Keys keys = schedule(plan.seed);
-  const std::int64_t sites = plan.sites, total = parameters(plan);
-  for (int n = 0; n < sites; ++n) s.site[n] = site_words(std::uint32_t(n), keys);
+// The generator's constants for a block's lanes.
+template <class Real> struct Source {
+  Source(const Plan<Real>& plan, std::uint32_t first) : keys(schedule(plan.seed)) {
+    for (int u = 0; u < L / Simd<Real>::width; ++u) lanes[u] = lane_of(plan, first + std::uint32_t(u * Simd<Real>::width));
+  }
+  Keys keys;
+  Lane<Real> lanes[L / Simd<Real>::width];
+};
+
+template <class Real> void start(const Plan<Real>& plan, const Space<Real>& s, const Source<Real>& source) {
+  const std::int64_t sites = plan.sites;
+  for (int n = 0; n < sites; ++n) s.site[n] = site_words(std::uint32_t(n), source.keys);
   for (std::int64_t i = 0; i < 2 * sites; ++i)
     for (int l = 0; l < L; ++l) s.psi[i * L + l] = plan.start[i];
   for (std::int64_t i = 0; i < 2 * sites * L; ++i) s.zeta[0][i] = s.zeta[1][i] = 0;
-  for (std::int64_t i = 0; i < 2 * total * L; ++i) s.acc[i] = 0;
+  for (std::int64_t i = 0; i < 2 * parameters(plan) * L; ++i) s.acc[i] = 0;
+  if (plan.harmonics) draw_modulation(plan, s, source.lanes, source.keys);
+}
+
+// Noise, drive and modulation of a step; the place in the modulation's piece.
+template <class Real>
+Real prepare(const Plan<Real>& plan, const Space<Real>& s, const Source<Real>& source, std::int64_t step) {
+  if (!(step & 1) && plan.noise) noise(plan, s, source.lanes, source.keys, std::uint32_t(step / 2));
+  if (plan.drive_stride || step == 0) set_force(plan, s, step);
+  if (!plan.harmonics) return 0;
+  const std::int64_t m = plan.modulation_steps, piece = step / m;
+  if (step == piece * m) refresh_modulation(plan, s, piece);
+  return Real((2.0 * double(step - piece * m) + 1.0 - double(m)) / double(m));
+}
+
+template <class Real, bool Scores>
+void advance(const Plan<Real>& plan, Space<Real>& s, std::int64_t step, Real tau) {
+  const Real* zeta = s.zeta[step & 1];
+  plan.harmonics ? advance<Real, Scores, true>(plan, s, zeta, tau) : advance<Real, Scores, false>(plan, s, zeta, tau);
+  Real* swap = s.psi;
+  s.psi = s.next;
+  s.next = swap;
+}
+
+template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
+  Space<Real> s;
+  lay_out(plan, job.workspace, s);
+  const Source<Real> source(plan, job.first);
+  start(plan, s, source);
   for (int l = 0; l < L; ++l) job.overflow_step[l] = -1;
-  Lane<Real> lanes[L / Simd<Real>::width];
-  for (int u = 0; u < L / Simd<Real>::width; ++u)
-    lanes[u] = lane_of(plan, job.first + std::uint32_t(u * Simd<Real>::width));
-  if (plan.harmonics) draw_modulation(plan, s, lanes, keys);
 
   double c[L] = {};
-  const bool modulated = plan.harmonics > 0;
   for (std::int64_t step = 0; step < plan.steps; ++step) {
-    if (job.record_every && step % job.record_every == 0) record(plan, s, job, step);
-    const Real* zeta = s.zeta[step & 1];
-    if (!(step & 1) && plan.noise) noise(plan, s, lanes, keys, std::uint32_t(step / 2));
     if (!(step & 255) && *job.stop) return;
-    reward(plan, s, job, c, step);
-    if (plan.drive_stride || step == 0) set_force(plan, s, step);
-    Real tau = 0;
-    if (modulated) {
-      const std::int64_t m = plan.modulation_steps, piece = step / m;
-      if (step == piece * m) refresh_modulation(plan, s, piece);
-      tau = Real((2.0 * double(step - piece * m) + 1.0 - double(m)) / double(m));
-    }
-    if (job.scores && plan.rates) rates(plan, s, zeta, step);
-    if (job.scores)
-      modulated ? advance<Real, true, true>(plan, s, zeta, tau) : advance<Real, true, false>(plan, s, zeta, tau);
-    else
-      modulated ? advance<Real, false, true>(plan, s, zeta, tau) : advance<Real, false, false>(plan, s, zeta, tau);
-    Real* swap = s.psi;
-    s.psi = s.next;
-    s.next = swap;
+    if (job.record_every && step % job.record_every == 0) record(plan, s, job, step);
+    const Real tau = prepare(plan, s, source, step);
+    job.reward_sum[step] += reward(plan, s, job.lanes, c, step);
+    if (job.scores && plan.rates) rates(plan, s, s.zeta[step & 1], step);
+    job.scores ? advance<Real, true>(plan, s, step, tau) : advance<Real, false>(plan, s, step, tau);
     if (job.find_overflow) look_for_overflow(plan, s, job, step + 1);
   }
   if (job.record_every && plan.steps % job.record_every == 0) record(plan, s, job, plan.steps);
   if (!job.find_overflow) look_for_overflow(plan, s, job, plan.steps);
   for (int l = 0; l < L; ++l) job.returns[l] = c[l];
   if (job.scores) {
+    const std::int64_t total = parameters(plan);
     const std::int64_t explicit_from = total - (plan.rates ? plan.ports : 0);
     for (std::int64_t i = 0; i < total; ++i)
       for (int l = 0; l < L; ++l)
@@ -348,12 +365,43 @@ template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
   }
 }
 
+template <class Real> void replay(const Plan<Real>& plan, const Replay<Real>& r) {
+  using V = typename Simd<Real>::V;
+  Space<Real> s;
+  lay_out(plan, r.workspace, s);
+  const Source<Real> source(plan, r.first);
+  if (r.begin == 0) {
+    start(plan, s, source);
+    for (int l = 0; l < L; ++l) r.c[l] = 0;
+  }
+  if (r.begin & 1) {  // buffers swap at every step
+    Real* swap = s.psi;
+    s.psi = s.next;
+    s.next = swap;
+  }
+  const std::int64_t rows = 2 * std::int64_t(plan.sites);
+  for (std::int64_t step = r.begin; step < r.end; ++step) {
+    const Real tau = prepare(plan, s, source, step);
+    reward(plan, s, L, r.c, step);
+    const std::int64_t slot = step - r.begin;
+    const Real* zeta = s.zeta[step & 1];
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (int u = 0; u < L; u += Simd<Real>::width) {
+        const std::int64_t to = (slot * rows + i) * r.stride + r.lane + u;
+        store(r.psi + to, load<V>(s.psi + i * L + u));
+        store(r.zeta + to, load<V>(zeta + i * L + u));
+      }
+    for (int l = 0; l < L; ++l) r.to_go[slot * r.stride + r.lane + l] = Real(r.returns[l] - r.c[l] - r.centre[step + 1]);
+    advance<Real, false>(plan, s, step, tau);
+  }
+}
+
 extern const Engine<float> engine32;
 extern const Engine<double> engine64;
 #define FLUCTUA_NAME_(x) #x
 #define FLUCTUA_NAME(x) FLUCTUA_NAME_(x)
-const Engine<float> engine32 = {workspace<float>, sweep<float>, FLUCTUA_NAME(FLUCTUA_ISA)};
-const Engine<double> engine64 = {workspace<double>, sweep<double>, FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<float> engine32 = {workspace<float>, sweep<float>, replay<float>, columns, FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>, columns, FLUCTUA_NAME(FLUCTUA_ISA)};
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

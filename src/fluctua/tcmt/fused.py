@@ -35,7 +35,7 @@ class Fused:
 
     task: Task
     device: str
-    baseline: str | np.ndarray
+    baseline: str | np.ndarray | kernel.Binned
     options: dict[str, Any]
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
@@ -69,20 +69,26 @@ class Fused:
         return kernel.run(spec, seed, count, baseline=self._baseline(spec, pilot_seed), **given)
 
     def _baseline(self, spec: KernelSpec, seed: int) -> Any:
-        if isinstance(self.baseline, np.ndarray):
+        if not isinstance(self.baseline, str):
             return self.baseline
         if self.baseline == "time":
             shared = {k: v for k, v in self.options.items() if k in ("dtype", "threads", "engine")}
             pilot = kernel.run(spec, seed, PILOT, backend=self.device, scores=False, **shared)
             return pilot.mean_return_to_go
-        return None if self.baseline == "none" else self.baseline
+        return None
 
 
-def fused(task: Task, *, device: str, baseline: str | Baseline | np.ndarray = "time", **options: Any) -> Fused:
+def fused(
+    task: Task, *, device: str, baseline: str | Baseline | kernel.Binned | np.ndarray = "time", **options: Any
+) -> Fused:
     """An estimator of a task on the "cpu" or "cuda" kernels.
 
     baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
-    iteration, say), or "binned" (the paper's). options: those of `kernel.run`.
+    iteration, say), "binned" (the paper's, re-sorted every 50 steps), or `kernel.Binned(bins, every)`; every=1 is
+    the paper's to the letter. options: those of `kernel.run`.
+
+    Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
+    reference bins by their sum. Both are unbiased.
 
     >>> fused(transmission(paper()), device="cpu")(jax.random.key(0), theta, 1000)
     """
@@ -101,7 +107,11 @@ def fused(task: Task, *, device: str, baseline: str | Baseline | np.ndarray = "t
         baseline = np.asarray(baseline.values, np.float64)
     elif isinstance(baseline, str) and baseline not in ("none", "time", "binned"):
         raise ValueError(f'`baseline` must be "none", "time", "binned" or a table (T+1,); got {baseline!r}.')
-    return Fused(task, device, baseline if isinstance(baseline, str) else np.asarray(baseline, np.float64), options)
+    if isinstance(baseline, str) and baseline == "binned":
+        baseline = kernel.Binned()
+    if not isinstance(baseline, str | kernel.Binned):
+        baseline = np.asarray(baseline, np.float64)
+    return Fused(task, device, baseline, options)
 
 
 def kernel_spec(task: Task, theta: Params) -> KernelSpec:

@@ -19,6 +19,10 @@ MODULATION_TOLERANCE = 2.5e-7
 """Largest error of δκ/σ_κ in float32 runs: 5e-8 at σ_κ = 0.2, below the rounding of κ = 1."""
 
 
+LANES = 16
+"""Trajectories a block of the CPU kernel."""
+
+
 class Families(NamedTuple):
     """One array per family of parameters, each (N,), (B,) or per trajectory (E, ·).
 
@@ -34,6 +38,17 @@ class Families(NamedTuple):
     log_diffusion: np.ndarray | None = None
     drive: np.ndarray | None = None
     gain: np.ndarray | None = None
+
+
+class Binned(NamedTuple):
+    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|² (`fluctua.baseline.binned`).
+
+    bins: K. every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps old
+    is as independent of the kick as a fresh one, so the estimate stays unbiased.
+    """
+
+    bins: int = 20
+    every: int = 50
 
 
 class KernelResult(NamedTuple):
@@ -70,6 +85,7 @@ class Options(NamedTuple):
     record_every: int
     samples: bool
     table: np.ndarray | None
+    binned: Binned | None
 
 
 def run(
@@ -77,7 +93,7 @@ def run(
     seed: int,
     count: int,
     *,
-    baseline: np.ndarray | None = None,
+    baseline: np.ndarray | Binned | None = None,
     backend: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
@@ -92,9 +108,10 @@ def run(
 ) -> KernelResult:
     """Run trajectories first_trajectory … first_trajectory + count − 1 and estimate ∇J from them.
 
-    baseline: None, or a table (T+1,) of the mean return-to-go at each time (the score of step n meets
-    `baseline[n+1]`). antithetic: trajectories 2j and 2j+1 see opposite noise. noise: False for the
-    deterministic skeleton, which has no scores. rates: scores of damping, diffusion and drive too.
+    baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n meets
+    `baseline[n+1]`), or `Binned()`, which runs everything twice. antithetic: trajectories 2j and 2j+1 see
+    opposite noise. noise: False for the deterministic skeleton, which has no scores. rates: scores of
+    damping, diffusion and drive too.
     engine: one of `fluctua._native.engines()`, for tests and benchmarks.
 
     >>> run(spec, seed=0, count=1000).gradient.omega.shape
@@ -136,7 +153,7 @@ def _options(
     noise: bool,
     record_every: int,
     samples: bool,
-    baseline: np.ndarray | None,
+    baseline: np.ndarray | Binned | None,
 ) -> Options:
     if count < 1 or first < 0 or first + count > 2**32:
         raise ValueError(f"trajectories {first} … {first + count - 1} must lie in 0 … 2³² − 1, at least one.")
@@ -156,25 +173,42 @@ def _options(
             "Give it some, or pass scores=False to simulate only."
         )
     table = None
-    if baseline is not None:
+    if isinstance(baseline, Binned):
+        _check_binned(baseline, count, antithetic, rates)
+    elif baseline is not None:
         table = np.ascontiguousarray(baseline, float)
         if table.shape != (spec.steps + 1,):
             raise ValueError(
                 f"a time-only `baseline` is the mean return-to-go at each time, ({spec.steps + 1},); got {table.shape}."
             )
     return Options(
-        seed,
-        count,
-        first,
-        dtype,
-        scores,
-        scores and rates,
-        antithetic,
-        noise,
-        record_every,
-        samples and scores,
-        table,
+        seed=seed,
+        trajectories=count,
+        first=first,
+        dtype=dtype,
+        scores=scores,
+        rates=scores and rates,
+        antithetic=antithetic,
+        noise=noise,
+        record_every=record_every,
+        samples=samples and scores,
+        table=table,
+        binned=baseline if isinstance(baseline, Binned) and scores else None,
     )
+
+
+def _check_binned(binned: Binned, count: int, antithetic: bool, rates: bool) -> None:
+    if not 1 <= binned.bins <= 256 or binned.every < 1:
+        raise ValueError(f"`Binned` needs 1 to 256 bins and at least 1 step between sortings; got {binned}.")
+    if count < 2:
+        raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
+    if antithetic:
+        raise ValueError(
+            "a leave-one-out baseline is not independent of a trajectory whose twin with the opposite noise it "
+            "contains: antithetic pairs go with a time-only baseline, or with none."
+        )
+    if rates:
+        raise ValueError("the kernels' binned baseline covers ω, χ and κ. Rates need a time-only one, or none.")
 
 
 def flat(spec: KernelSpec, o: Options) -> dict[str, Any]:
@@ -246,7 +280,7 @@ def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> 
     given["threads"] = threads or _cores()
     p, real = width(spec, o), np.dtype(o.dtype)
     records = spec.steps // o.record_every + 1 if o.record_every else 0
-    out = {
+    out: dict[str, Any] = {
         "returns": np.empty(o.trajectories),
         "moments": np.empty((3, p)),
         "reward_sum": np.empty(spec.steps),
@@ -254,7 +288,23 @@ def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> 
         "record": np.empty((o.trajectories, records, spec.omega.size, 2), real) if records else None,
         "overflow": np.empty(2, np.int64),
     }
-    _native.sweep(given, out, real == np.float64, engine)
+    is_double = bool(real == np.float64)
+    if o.binned is None:
+        _native.sweep(given, out, is_double, engine)
+        return result(spec, o, out)
+
+    # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
+    returns_only = {**out, "moments": np.empty((3, 0)), "samples": None}
+    _native.sweep({**given, "scores": False}, returns_only, is_double, engine)
+    if out["overflow"][0] < 0:
+        whole_blocks = -o.trajectories % LANES
+        second = {
+            "bins": o.binned.bins,
+            "rebin_every": o.binned.every,
+            "first_returns": np.pad(out["returns"], (0, whole_blocks)),
+            "centre": mean_to_go(out["reward_sum"], o.trajectories),
+        }
+        _native.binned({**given, **second}, out, is_double, engine)
     return result(spec, o, out)
 
 
@@ -276,7 +326,7 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> KernelResult:
         [[returns.sum()], [(returns**2).sum()], [((returns[::2][: count // 2] + returns[1::2]) ** 2).sum()]]
     )
     mean, _, error = _statistics(value_moments, o)
-    to_go = np.concatenate([np.cumsum(out["reward_sum"][::-1])[::-1], [0.0]]) / count
+    to_go = mean_to_go(out["reward_sum"], count)
     gradient = stderr = second = None
     if o.scores:
         gradient, second, stderr = (_families(spec, o, v) for v in _statistics(out["moments"], o))
@@ -292,6 +342,11 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> KernelResult:
         _families(spec, o, out["samples"]) if o.samples else None,
         None if record is None else record.view(np.dtype(f"c{2 * record.dtype.itemsize}"))[..., 0],
     )
+
+
+def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
+    """Mean reward still to come at each time, (T+1,)."""
+    return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count
 
 
 def _statistics(moments: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,146 @@
+// The second pass on the CPU: all trajectories in lockstep, some steps at a time. Blocks of trajectories are
+// replayed into a buffer [step][site][trajectory]; then every site, with its upper bonds, settles those steps
+// against the binned baseline. Both loops are shared out over the same threads, which meet in between.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "aligned.hpp"
+#include "cpu.hpp"
+#include "crew.hpp"
+
+namespace nb = nanobind;
+
+namespace fluctua {
+namespace {
+
+constexpr std::int64_t kBufferBytes = 5 << 20;  // two steps of 1,000 trajectories of the paper's lattice: best measured
+constexpr std::int64_t kMostSlots = 16;
+
+// Threads meet here; the last to arrive resets what the next loop counts from. Spins, then yields: the loops
+// between two meetings last a fraction of a millisecond.
+class Meeting {
+ public:
+  explicit Meeting(int threads) : threads_(threads) {}
+  template <class Last> void wait(Last last) {
+    const int round = round_.load(std::memory_order_acquire);
+    if (here_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      here_.store(0, std::memory_order_relaxed);
+      last();
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins)
+      if (spins > 2000) std::this_thread::yield();
+  }
+
+ private:
+  const int threads_;
+  std::atomic<int> here_{0}, round_{0};
+};
+
+template <class Real> struct Ensemble {
+  Ensemble(const Plan<Real>& plan, const Engine<Real>& engine, std::int64_t count, int bins)
+      : blocks((count + kLanes - 1) / kLanes),
+        stride(blocks * kLanes + kLanes),  // one block more, so that rows do not alias in the cache
+        rows(2 * std::int64_t(plan.sites)),
+        slots(std::max<std::int64_t>(
+            1, std::min(kMostSlots, kBufferBytes / (2 * rows * stride * std::int64_t(sizeof(Real)))))),
+        columns(std::int64_t(plan.sites) + plan.bonds),
+        space((engine.workspace(plan) + kLanes - 1) / kLanes * kLanes),
+        workspace(space * blocks),
+        psi(slots * rows * stride),
+        zeta(slots * rows * stride),
+        to_go(slots * stride),
+        gradient((plan.sites + columns) * stride),
+        c(blocks * kLanes),
+        bin(columns * stride),
+        members(columns * bins) {
+    std::fill(psi.data, psi.data + slots * rows * stride, Real(0));
+    std::fill(zeta.data, zeta.data + slots * rows * stride, Real(0));
+    std::fill(to_go.data, to_go.data + slots * stride, Real(0));
+    std::fill(gradient.data, gradient.data + (plan.sites + columns) * stride, Real(0));
+  }
+  std::int64_t blocks, stride, rows, slots, columns, space;
+  Aligned<Real> workspace, psi, zeta, to_go, gradient;
+  std::vector<double> c;
+  std::vector<std::uint8_t> bin;
+  std::vector<std::int32_t> members;
+};
+
+template <class Real>
+void reduce(const Ensemble<Real>& e, std::int64_t parameter, std::int64_t total, std::int64_t count, double* moments, Real* samples) {
+  const Real* g = e.gradient.data + parameter * e.stride;
+  double first = 0, second = 0, pairs = 0;
+  for (std::int64_t j = 0; j < count; ++j) {
+    first += double(g[j]);
+    second += double(g[j]) * double(g[j]);
+    if (j & 1) pairs += (double(g[j - 1]) + double(g[j])) * (double(g[j - 1]) + double(g[j]));
+    if (samples) samples[j * total + parameter] = g[j];
+  }
+  moments[parameter] = first;
+  moments[total + parameter] = second;
+  moments[2 * total + parameter] = pairs;
+}
+
+}  // namespace
+
+template <class Real> bool run_binned(const Arrays& given, const Arrays& out, const std::string& engine_name) {
+  const Plan<Real> plan = plan_of<Real>(given);
+  const Engine<Real>& engine = choose<Real>(engine_name);
+  const std::int64_t count = given.number<std::int64_t>("count"), first = given.number<std::int64_t>("first");
+  const int bins = given.number<int>("bins"), every = given.number<int>("rebin_every");
+  const int threads = std::max(1, given.number<int>("threads"));
+  const double* returns = given.in<double>("first_returns");  // (whole blocks)
+  const double* centre = given.in<double>("centre");          // (steps + 1)
+  double* moments = out.out<double>("moments");
+  Real* samples = out.out<Real>("samples");
+  const std::int64_t total = parameters(plan);
+
+  nb::gil_scoped_release release;
+  Ensemble<Real> e(plan, engine, count, bins);
+  volatile bool stop = false;
+  Meeting meeting(threads);
+  std::atomic<std::int64_t> next_block{0}, next_site{0};
+
+  bool leave = false;
+  const std::int64_t scratch_size = 4 * e.stride + 4 * kColumnPiece;
+  Aligned<Real> scratch(threads * scratch_size);
+  std::fill(scratch.data, scratch.data + threads * scratch_size, Real(0));
+
+  auto work = [&](std::int64_t index, int) {
+    std::int64_t end = 0;
+    for (std::int64_t begin = 0; begin < plan.steps; begin = end) {
+      end = std::min({begin + e.slots, begin / every * every + every, std::int64_t(plan.steps)});
+      for (std::int64_t block; (block = next_block++) < e.blocks;) {
+        const std::int64_t lane = block * kLanes;
+        engine.replay(plan, {std::uint32_t(first + lane), begin, end, e.workspace.data + block * e.space, &e.c[lane],
+                             returns + lane, centre, e.stride, lane, e.psi.data, e.zeta.data, e.to_go.data});
+      }
+      meeting.wait([&] { next_site = 0; });
+      const Columns<Real> c{count, e.stride, bins, int(end - begin), begin % every == 0, e.psi.data, e.zeta.data,
+                            e.to_go.data, e.bin.data(), e.members.data(), e.gradient.data,
+                            scratch.data + index * scratch_size};
+      for (std::int64_t site; (site = next_site++) < plan.sites;) engine.columns(plan, c, int(site));
+      meeting.wait([&] {
+        next_block = 0;
+        leave = stop;  // one decides for all, or some would wait for those who left
+      });
+      if (leave) return;
+    }
+  };
+  auto interrupted = [] {
+    nb::gil_scoped_acquire acquire;
+    return PyErr_CheckSignals() != 0;
+  };
+  // As many tasks as threads, so that each thread takes one and all of them meet.
+  if (!Crew::run(threads, threads, work, interrupted, stop)) return false;
+  for (std::int64_t i = 0; i < total; ++i) reduce(e, i, total, count, moments, samples);
+  return true;
+}
+
+template bool run_binned<float>(const Arrays&, const Arrays&, const std::string&);
+template bool run_binned<double>(const Arrays&, const Arrays&, const std::string&);
+
+}  // namespace fluctua

@@ -1,0 +1,141 @@
+"""The kernels' quantile-binned baseline against its definition, trajectory by trajectory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fluctua import _native
+from fluctua.baseline import Kick, binned
+from fluctua.tcmt import kernel
+from fluctua.tcmt.kernel import Binned
+from kernel_reference import binned_bars, rectangle, simulate
+
+SEED = 0x1234_5678_9ABC_DEF0
+FAMILIES = ("omega", "kappa", "chi")
+
+
+def deviation(found, expected):
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def expected_gradient(spec, path, baseline):
+    few = path._replace(scores={name: path.scores[name] for name in FAMILIES})
+    return few.gradient(binned_bars(spec, path, baseline.bins, baseline.every))
+
+
+@pytest.mark.parametrize("engine", _native.engines())
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("count", "baseline"),
+    [
+        (50, Binned(bins=5, every=1)),
+        (50, Binned(bins=5, every=7)),
+        (50, Binned(bins=40, every=3)),  # most bins have one member
+        (19, Binned(bins=1, every=100)),  # the optimal baseline of the whole ensemble
+        (2, Binned()),
+    ],
+)
+def test_every_trajectory_meets_the_baseline_of_the_definition(engine, dtype, count, baseline):
+    spec = rectangle(2, 3, steps=24)
+    path = simulate(spec, SEED, count)
+    run = kernel.run(spec, SEED, count, baseline=baseline, dtype=dtype, engine=engine, samples=True, threads=2)
+    expected = expected_gradient(spec, path, baseline)
+    for name in FAMILIES:
+        assert deviation(getattr(run.samples, name), expected[name]) < (2e-4 if dtype == "float32" else 1e-10), name
+
+
+def test_equal_states_share_a_bin_at_the_start():
+    """From ψ = 0 all trajectories tie at step 0 and no score may turn into 0/0."""
+    spec = rectangle(2, 3, steps=10)._replace(start=np.zeros(6))
+    path = simulate(spec, SEED, 30)
+    for every in (1, 5):
+        run = kernel.run(spec, SEED, 30, baseline=Binned(4, every), dtype="float64", samples=True)
+        expected = expected_gradient(spec, path, Binned(4, every))
+        for name in FAMILIES:
+            assert deviation(getattr(run.samples, name), expected[name]) < 1e-10
+
+
+def test_it_is_the_librarys_own_binned_baseline():
+    spec = rectangle(2, 3, steps=12)
+    path = simulate(spec, SEED, 40)
+    i, j = spec.bonds.T
+    power = lambda x: x[:6] ** 2 + x[6:] ** 2
+    condition = lambda theta, x: {"a": power(x), "b": power(x), "c": power(x)[i] + power(x)[j]}
+    theta = {"a": np.zeros(6), "b": np.zeros(6), "c": np.zeros(len(i))}
+    with jax.enable_x64(True):
+        baseline = binned(condition, bins=5)
+        total = 0.0
+        for n in range(spec.steps):
+            u = np.concatenate([path.scores[k][:, n] for k in ("omega", "chi", "kappa")], axis=1)
+            x = np.concatenate([path.psi[:, n].real, path.psi[:, n].imag], axis=1)
+            to_go = path.to_go[:, n]
+            kick = Kick(
+                jnp.array(n),
+                theta,
+                jnp.asarray(x),
+                jnp.array(0.0),
+                None,
+                jnp.asarray(to_go),
+                jnp.asarray(u),
+                None,
+            )
+            total = total + (to_go[:, None] - np.asarray(baseline.of(kick))) * u
+    run = kernel.run(spec, SEED, 40, baseline=Binned(5, 1), dtype="float64", samples=True)
+    found = np.concatenate([run.samples.omega, run.samples.chi, run.samples.kappa], axis=1)
+    assert deviation(found, total) < 1e-10
+
+
+def test_more_trajectories_than_one_piece_modulation_and_threads():
+    spec = rectangle(2, 2, steps=30, sigma_kappa=0.2)
+    options = {"baseline": Binned(20, 10), "samples": True}
+    one = kernel.run(spec, SEED, 1100, threads=1, **options)
+    three = kernel.run(spec, SEED, 1100, threads=3, **options)
+    np.testing.assert_array_equal(one.samples.kappa, three.samples.kappa)
+    np.testing.assert_array_equal(one.gradient.kappa, three.gradient.kappa)
+    path = simulate(spec, SEED, 1100)
+    power = abs(path.psi) ** 2
+    assert deviation(one.samples.kappa, expected_fast(spec, path, power)) < 2e-4
+
+
+def expected_fast(spec, path, power):
+    """κ's gradients with sums minus one's own, in float64: the definition is too slow for 1,100."""
+    from kernel_reference import bins_of
+
+    i, j = spec.bonds.T
+    total = np.zeros((len(power), len(i)))
+    for n in range(spec.steps):
+        for b in range(len(i)):
+            group = bins_of(power[:, n - n % 10, i[b]] + power[:, n - n % 10, j[b]], 20)
+            u, to_go = path.scores["kappa"][:, n, b], path.to_go[:, n]
+            s0, s1 = (np.bincount(group, w, minlength=20)[group] for w in (u**2, u**2 * to_go))
+            total[:, b] += (to_go - (s1 - u**2 * to_go) / (s0 - u**2)) * u
+    return total
+
+
+def test_the_mean_agrees_with_the_time_only_baseline_within_errors():
+    spec = rectangle(2, 3, steps=200)
+    table = kernel.run(spec, 99, 500, scores=False).mean_return_to_go
+    a = kernel.run(spec, 1, 20_000, baseline=table)
+    b = kernel.run(spec, 2, 20_000, baseline=Binned(20, 20))
+    for name in FAMILIES:
+        z = (getattr(a.gradient, name) - getattr(b.gradient, name)) / np.hypot(
+            getattr(a.stderr, name), getattr(b.stderr, name)
+        )
+        assert np.abs(z).max() < 4.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"baseline": Binned(0)}, "1 to 256 bins"),
+        ({"baseline": Binned(20, 0)}, "at least 1 step"),
+        ({"baseline": Binned(), "count": 1}, "at least 2"),
+        ({"baseline": Binned(), "antithetic": True}, "twin"),
+        ({"baseline": Binned(), "rates": True}, "Rates"),
+    ],
+)
+def test_what_it_does_not_do_is_refused(options, message):
+    count = options.pop("count", 4)
+    with pytest.raises(ValueError, match=message):
+        kernel.run(rectangle(), 0, count, **options)
