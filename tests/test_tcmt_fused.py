@@ -62,6 +62,7 @@ def test_baselines_equal_the_reference(baseline):
     assert_same(reference, task.estimator("cpu", baseline=baseline, dtype="float64")(KEY, theta, 20), rtol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:Euler steps")
 def test_binned_baseline_equals_the_reference():
     task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.3, dt=5e-3)
     theta = start(task.network, ("omega", "kappa", "chi"))
