@@ -138,9 +138,7 @@ def profile_binned(cp, quick):
     second = cuda_binned.Second(cp, spec, o, kernel.flat(spec, o._replace(scores=False, binned=None)))
     second.returns()
     whole = event_time(cp, second.settle, 3)
-    print(
-        f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps"
-    )
+    print(f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps")
     module, get = second.device.module, second.device.module.get_function
     for name in ("replay", "rebin", "columns"):
 

@@ -188,9 +188,7 @@ def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)]
-)
+@pytest.mark.parametrize(("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)])
 def test_the_schedule_covers_every_step_and_stops_at_every_sorting(steps, every, slots):
     runs = cuda_binned.schedule(steps, Binned(20, every), slots)
     assert [n for begin, end in runs for n in range(begin, end)] == list(range(steps))

@@ -59,9 +59,7 @@ class Second:
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
-        self.slots = int(
-            np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, o.binned.every, spec.steps))
-        )
+        self.slots = int(np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, o.binned.every, spec.steps)))
         if max(self.slots * n, 2 * n + len(spec.bonds)) * e >= 2**31:
             raise ValueError(f"{e} trajectories of {n} resonators are too many at once. Estimate in parts.")
         self.copies = int(np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4)))
@@ -106,7 +104,7 @@ class Second:
 
         cp, spec, o, device, e = self.cp, self.spec, self.o, self.device, self.o.trajectories
         n, b, bins = spec.omega.size, len(spec.bonds), self.binned.bins
-        empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)  # noqa: E731
+        empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
         centre = cp.asarray(mean_to_go(self.reward_sum.get(), e))
         replayed = [
@@ -168,9 +166,7 @@ class Second:
         g = self.gradient.sum(axis=0, dtype=np.float64)
         even = g.shape[1] // 2 * 2
         pairs = g[:, 0:even:2] + g[:, 1:even:2]
-        moments = np.stack(
-            [v.get() for v in (g.sum(axis=1), (g * g).sum(axis=1), (pairs * pairs).sum(axis=1))]
-        )
+        moments = np.stack([v.get() for v in (g.sum(axis=1), (g * g).sum(axis=1), (pairs * pairs).sum(axis=1))])
         return moments, g.get().T.astype(self.real) if self.o.samples else None
 
 
