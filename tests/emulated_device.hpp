@@ -74,6 +74,24 @@ template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
   meet(w.meeting);
   return other;
 }
+template <class T> T __shfl_sync(unsigned, T v, int from) {
+  Warp& w = warps[threadIdx.x / 32];
+  w.value[threadIdx.x & 31] = double(v);
+  meet(w.meeting);
+  const T other = T(w.value[from]);
+  meet(w.meeting);
+  return other;
+}
+inline unsigned __ballot_sync(unsigned, bool v) {
+  Warp& w = warps[threadIdx.x / 32];
+  w.value[threadIdx.x & 31] = v;
+  meet(w.meeting);
+  unsigned yes = 0;
+  for (int l = 0; l < 32; ++l) yes |= unsigned(w.value[l] != 0) << l;
+  meet(w.meeting);
+  return yes;
+}
+inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
 inline unsigned __match_any_sync(unsigned, int v) {
   Warp& w = warps[threadIdx.x / 32];
   w.value[threadIdx.x & 31] = v;
@@ -136,14 +154,15 @@ inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwar
     }
 }
 
-template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned threads, Kernel kernel) {
+template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned gz, unsigned threads, Kernel kernel) {
   std::vector<Fiber> fibers(threads);
   body = kernel;
   blockDim = {threads, 1, 1};
-  gridDim = {gx, gy, 1};
-  for (unsigned y = 0; y < gy; ++y)
-    for (unsigned x = 0; x < gx; ++x) {
-      blockIdx = {x, y, 0};
-      run_block(fibers, threads, (x + y) % 2);
-    }
+  gridDim = {gx, gy, gz};
+  for (unsigned z = 0; z < gz; ++z)
+    for (unsigned y = 0; y < gy; ++y)
+      for (unsigned x = 0; x < gx; ++x) {
+        blockIdx = {x, y, z};
+        run_block(fibers, threads, (x + y) % 2);
+      }
 }

@@ -63,7 +63,7 @@ class Kernel:
 
     def __call__(self, grid, block, args, shared_mem=0):
         assert shared_mem <= 1 << 20
-        grid = (*grid, 1)[:2]
+        grid = (*grid, 1, 1)[:3]
         self.function(*(ctypes.c_uint(v) for v in (*grid, block[0])), *(self.argument(a) for a in args))
 
     @staticmethod
@@ -84,8 +84,8 @@ class RawModule:
         ):
             names = ", ".join(re.search(r"(\w+)$", a.strip()).group(1) for a in arguments.split(","))
             wrappers.append(
-                f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned n, {arguments}) '
-                f"{{ launch(gx, gy, n, [=] {{ {name}({names}); }}); }}"
+                f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned gz, unsigned n, {arguments}) '
+                f"{{ launch(gx, gy, gz, n, [=] {{ {name}({names}); }}); }}"
             )
         text = (HERE / "emulated_device.hpp").read_text() + code + "\n".join(wrappers)
         tag = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:24]

@@ -139,3 +139,17 @@ def test_what_it_does_not_do_is_refused(options, message):
     count = options.pop("count", 4)
     with pytest.raises(ValueError, match=message):
         kernel.run(rectangle(), 0, count, **options)
+
+
+def test_a_large_ensemble_is_settled_in_groups():
+    spec = rectangle(2, 3, steps=20)
+    whole = kernel.run(spec, SEED, 90, baseline=kernel.Binned(4, 5, group=40), samples=True)
+    parts = [
+        kernel.run(spec, SEED, 30, baseline=kernel.Binned(4, 5), samples=True, first_trajectory=first)
+        for first in (0, 30, 60)
+    ]
+    np.testing.assert_array_equal(whole.returns, np.concatenate([p.returns for p in parts]))
+    each = np.concatenate([p.samples.kappa for p in parts]).astype(float)
+    np.testing.assert_array_equal(whole.samples.kappa, each)
+    np.testing.assert_allclose(whole.gradient.kappa, each.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(whole.stderr.kappa, each.std(axis=0, ddof=1) / np.sqrt(90), rtol=1e-6)

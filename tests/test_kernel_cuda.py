@@ -138,6 +138,13 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "WEIGHTS_SHARED": 1,
         "Key": "u32",
         "KEY_MAX": "0xFFFFFFFFu",
+        "MEMBERS": 2,
+        "BATCH": 4,
+        "BIN_THREADS": 640,
+        "BIN_BLOCKS": 2,
+        "TOGETHER": 4,
+        "REGION": "2592u",
+        "REPLAY_BLOCKS": 2,
     }
     macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *binned.items())]
     text = cuda.source(*cuda.SOURCES, *cuda_binned.SOURCES)
@@ -167,6 +174,7 @@ BINNED = [
     (50, Binned(5, 7), {"sigma_kappa": 0.2}),
     (40, Binned(30, 4), {}),  # many bins with a single member
     (2, Binned(), {}),
+    (70, Binned(2, 5), {}),  # two members a lane
 ]
 
 
@@ -179,6 +187,15 @@ def test_binned_baseline_is_the_cpu_kernels(device, count, baseline, network, dt
     for name in ("omega", "kappa", "chi"):
         assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < tolerance, name
         assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, name
+
+
+@pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; too slow to emulate")
+@pytest.mark.parametrize("count", [400, 600, 5000])  # 600 in two bins: too many for the registers of a warp
+def test_binned_baseline_of_large_ensembles(count):
+    spec = rectangle(2, 3, steps=120)
+    cpu, gpu = both(spec, count, baseline=Binned(2 if count < 1000 else 20, 50), samples=True)
+    for name in ("omega", "kappa", "chi"):
+        assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < 2e-4, name
 
 
 def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):

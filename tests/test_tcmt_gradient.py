@@ -42,7 +42,7 @@ def parameters_of(network, train=ALL, spread=0.0, seed=3):
 
 def returns(task, key, theta, count):
     estimator = task.estimator(baseline="none")
-    return _returns(estimator.model, task.simulator().recipe, count, key, theta, jnp.asarray(task.t), task.start)
+    return _returns(estimator.model, task.simulator().recipe, count, key, theta, task.simulator().times, task.start)
 
 
 def finite_differences(task, key, theta, count, h=1e-3):

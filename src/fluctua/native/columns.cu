@@ -24,6 +24,7 @@ struct Weight {
 struct Settled {
   const int *upper_start, *upper_site;  // (N + 1), (BONDS)
   u32* place;                           // (N + BONDS, count): place in the order of the bins, then 8 bits of bin
+  u32* order;                           // (N + BONDS, count): the trajectory at each place
   int* offset;                          // (N + BONDS, bins + 1): where each bin begins
   Real* gradient;                       // (copies, 2N + BONDS, count), added to
   Weight* weights;                      // (blocks, VALUES, count) if not in shared memory
@@ -77,7 +78,8 @@ __device__ __forceinline__ int bin_of(Key v, const Key* edge, int bins) {  // ed
 }
 
 // A column a block, 1024 threads. `lower`: each column's lower site.
-extern "C" __global__ void __launch_bounds__(1024) rebin(const int* lower, int count, int size, int bins) {
+// `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle those.
+extern "C" __global__ void __launch_bounds__(1024) rebin(const int* lower, int count, int size, int bins, int most, int* unfit) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Key edge[MOST_BINS];
   __shared__ int start[MOST_BINS + 1];
@@ -94,7 +96,11 @@ extern "C" __global__ void __launch_bounds__(1024) rebin(const int* lower, int c
   if (threadIdx.x == 0)
     for (int k = 0; k < bins; ++k) start[k + 1] += start[k];
   __syncthreads();
-  for (int k = threadIdx.x; k <= bins; k += blockDim.x) c_settled.offset[(long long)column * (bins + 1) + k] = start[k];
+  for (int k = threadIdx.x; k <= bins; k += blockDim.x) {
+    c_settled.offset[(long long)column * (bins + 1) + k] = start[k];
+    const int members = k < bins ? start[k + 1] - start[k] : 0;
+    if (members == 1 || members > most) *unfit = 1;
+  }
 
   // Places within a bin in the order of the trajectories.
   int* const seen = reinterpret_cast<int*>(shared);
@@ -118,7 +124,11 @@ extern "C" __global__ void __launch_bounds__(1024) rebin(const int* lower, int c
       start[k] = at;
     }
     __syncthreads();
-    if (bin < bins) c_settled.place[(long long)column * count + j] = (seen[warp * bins + bin] + before) << 8 | bin;
+    if (bin < bins) {
+      const u32 at = seen[warp * bins + bin] + before;
+      c_settled.place[(long long)column * count + j] = at << 8 | bin;
+      c_settled.order[(long long)column * count + at] = j;
+    }
     __syncthreads();
   }
 }

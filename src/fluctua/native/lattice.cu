@@ -69,8 +69,8 @@ __device__ void draw_modulation(u32 stream, int b, int given, Real scale, Real* 
 }
 
 // The quadratic that stands for δκΔt on the steps of one piece; see `modulation_pieces`.
-__device__ void refresh_modulation(const Real* __restrict__ m, const Real* waves, Real* poly) {
-  for (int b = threadIdx.x; b < BONDS; b += THREADS) {
+__device__ void refresh_modulation(int thread, const Real* __restrict__ m, const Real* waves, Real* poly) {
+  for (int b = thread; b < BONDS; b += THREADS) {
     Real c0 = 0, c1 = 0, c2 = 0;
 #pragma unroll 4
     for (int k = 0; k < 2 * HARMONICS; ++k) {
@@ -264,10 +264,10 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
   __syncthreads();
 }
 
-__device__ __forceinline__ void draw(u32 (&w)[PER][4], u32 stream, int step) {
+__device__ __forceinline__ void draw(int thread, u32 (&w)[PER][4], u32 stream, int step) {
 #if NOISE
 #pragma unroll
-  for (int i = 0; i < PER; ++i) philox(stream, threadIdx.x + i * THREADS, step >> 1, w[i]);
+  for (int i = 0; i < PER; ++i) philox(stream, thread + i * THREADS, step >> 1, w[i]);
 #endif
 }
 
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Real tau_step = (Real)2 / chunk_steps;
     for (int chunk = 0; chunk < steps; chunk += chunk_steps) {
 #if HARMONICS
-      refresh_modulation(c_in.modulation + (long long)(chunk / chunk_steps) * 8 * HARMONICS, waves, poly);
+      refresh_modulation(threadIdx.x, c_in.modulation + (long long)(chunk / chunk_steps) * 8 * HARMONICS, waves, poly);
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, poly);
@@ -329,14 +329,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
       for (int step = chunk; step < end; step += 2) {
         u32 w[PER][4] = {};
-        draw(w, stream, step);
+        draw(threadIdx.x, w, stream, step);
         const Pair bar = bars(step);
         step_all<0>(site, w, c, psi, half_turn, step, chunk, bar.x, j, steps, tau_step, record_every);
         step_all<1>(site, w, c, psi, half_turn, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
       }
       if ((steps & 1) && steps - chunk <= chunk_steps) {  // the last step of an odd number
         u32 w[PER][4] = {};
-        draw(w, stream, steps - 1);
+        draw(threadIdx.x, w, stream, steps - 1);
         step_all<0>(site, w, c, psi, half_turn, steps - 1, chunk, bars(steps - 1).x, j, steps, tau_step,
                     record_every);
       }

@@ -7,21 +7,26 @@ Some steps at a time, every trajectory is replayed into a buffer [step][site][tr
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fluctua.tcmt.cuda import Device
+from fluctua.tcmt.cuda import Device, lay_out
 from fluctua.tcmt.spec import KernelSpec
 
 if TYPE_CHECKING:
     from fluctua.tcmt.kernel import Binned, KernelResult, Options
 
-BUFFER_BYTES = 40 * 2**20
-"""Of the buffer between replay and columns: within the L2 cache of a large GPU."""
-MOST_SLOTS = 16
+BUFFER_BYTES = 128 * 2**20
+MOST_SLOTS = 50
+"""Steps between replay and settling, and the buffer for them. Longer runs cost less than a buffer within L2 saves."""
 SHARED_WEIGHTS = 96 * 1024
-SOURCES = ("replay.cu", "columns.cu")
+SOURCES = ("replay.cu", "columns.cu", "bins.cu")
+MOST_MEMBERS = 8
+"""Of a bin, in the registers of one lane."""
+SHARED_SCORES = 40 * 1024
+BIN_BLOCKS = 2
 
 
 def run_binned(cp: Any, spec: KernelSpec, o: Options) -> KernelResult:
@@ -33,7 +38,8 @@ def run_binned(cp: Any, spec: KernelSpec, o: Options) -> KernelResult:
     second = Second(cp, spec, o, kernel.flat(spec, first_pass))
     out = second.returns()
     if out["overflow"][0] < 0:
-        second.settle()
+        if second.general or not second.settle():
+            second.settle(general=True)
         out["moments"], out["samples"] = second.moments()
     return kernel.result(spec, o, out)
 
@@ -64,6 +70,19 @@ class Second:
             raise ValueError(f"{e} trajectories of {n} resonators are too many at once. Estimate in parts.")
         self.copies = int(np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4)))
         self.column_bytes = weights if self.weights_shared else 0
+        # A warp owns a bin: registers for an even share of the trajectories, and a few more for ties.
+        self.members = -(-(-(-e // o.binned.bins) + 2) // 32)
+        self.batch = int(np.clip(SHARED_SCORES // (5 * e * self.real.itemsize), 1, 4))
+        self.score_bytes = self.batch * 5 * e * self.real.itemsize
+        fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
+        self.general = self.members > MOST_MEMBERS or o.binned.bins > 32 or not fits
+        self.members = min(self.members, MOST_MEMBERS)
+        layout = lay_out(n, flat)
+        self.together = 4 if 4 * layout.threads <= 1024 else 1  # trajectories a block of the replay
+        buffers = 4 * layout.rows * self.real.itemsize  # two states of a trajectory
+        self.region = -(-buffers // 128) * 128 + 32 if self.together > 1 else buffers
+        poly = 3 * len(spec.bonds) * self.real.itemsize if spec.harmonics else 0
+        self.replay_bytes = self.together * (self.region + poly)
         self.device = Device(
             cp,
             spec,
@@ -75,6 +94,13 @@ class Second:
                 "EACH": each,
                 "KEEP": int(each <= 4),
                 "WEIGHTS_SHARED": int(self.weights_shared),
+                "TOGETHER": self.together,
+                "REGION": f"{self.region}u",
+                "REPLAY_BLOCKS": 2 if self.together > 1 else 1,
+                "MEMBERS": self.members,
+                "BATCH": self.batch,
+                "BIN_THREADS": min(32 * o.binned.bins, 1024),
+                "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
                 "Key": "u32" if self.real.itemsize == 4 else "u64",
                 "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
             },
@@ -98,8 +124,11 @@ class Second:
             "overflow": np.full(2, -1, np.int64),
         }
 
-    def settle(self) -> None:
-        """Replay, sort into bins and settle, over all steps."""
+    def settle(self, general: bool = False) -> bool:
+        """Replay, sort into bins and settle, over all steps.
+
+        general: with the kernel that takes bins of any size. False if the faster one met a bin it cannot settle.
+        """
         from fluctua.tcmt.kernel import mean_to_go
 
         cp, spec, o, device, e = self.cp, self.spec, self.o, self.device, self.o.trajectories
@@ -124,6 +153,7 @@ class Second:
             upper_start,
             upper_site,
             empty((n + b, e), np.uint32),
+            empty((n + b, e), np.uint32),
             empty((n + b, bins + 1), np.int32),
             self.gradient,
             empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
@@ -133,33 +163,51 @@ class Second:
         lower = np.repeat(np.arange(n), np.diff(device.flat["upper_start"]))
         columns = cp.asarray(np.concatenate([np.arange(n), lower]).astype(np.int32))
 
-        replay, rebin, settle = (device.module.get_function(f) for f in ("replay", "rebin", "columns"))
-        for kernel, size in ((replay, device.shared), (rebin, self.sort_bytes), (settle, self.column_bytes)):
-            if size > 32 * 1024:
+        f = device.module.get_function
+        replay, rebin, by_column, by_bin = f("replay"), f("rebin"), f("columns"), f("settle_bins")
+        limit = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+        sizes = (
+            (replay, self.replay_bytes),
+            (rebin, self.sort_bytes),
+            (by_column, self.column_bytes),
+            (by_bin, self.score_bytes),
+        )
+        for kernel, size in sizes:
+            if 32 * 1024 < size <= limit:
                 kernel.max_dynamic_shared_size_bytes = size
         piece = np.int32(device.flat["modulation_steps"] if spec.harmonics else 32)
         scale = self.real.type(device.flat["modulation_scale"])
         sorters = int(np.clip(self.size // 2, 32, 1024))
+        every = self.binned.every
+        unfit = cp.zeros(-(-spec.steps // every), np.int32)
+        items = cp.asarray(work_items(device.flat["upper_start"]))
         for begin, end in schedule(spec.steps, self.binned, self.slots):
             replay(
-                (min(device.grid, e),),
-                (device.layout.threads,),
+                (-(-e // self.together),),
+                (device.layout.threads * self.together,),
                 (np.uint32(o.first), np.int32(e), np.int32(begin), np.int32(end), piece, scale),
-                shared_mem=device.shared,
+                shared_mem=self.replay_bytes,
             )
-            if begin % self.binned.every == 0:
+            if begin % every == 0:
                 rebin(
                     (n + b,),
                     (sorters,),
-                    (columns, np.int32(e), np.int32(self.size), np.int32(bins)),
+                    (
+                        columns,
+                        np.int32(e),
+                        np.int32(self.size),
+                        np.int32(bins),
+                        np.int32(32 * self.members),
+                        unfit[begin // every :],
+                    ),
                     shared_mem=self.sort_bytes,
                 )
-            settle(
-                (n, self.copies),
-                (self.threads,),
-                (np.int32(e), np.int32(end - begin), np.int32(bins)),
-                shared_mem=self.column_bytes,
-            )
+            given = (np.int32(e), np.int32(end - begin), np.int32(bins))
+            if general or begin < every:  # at the start all states are equal: one bin holds everything
+                by_column((n, self.copies), (self.threads,), given, shared_mem=self.column_bytes)
+            else:
+                by_bin((len(items), self.copies), (32 * bins,), (items, *given), shared_mem=self.score_bytes)
+        return general or not bool(unfit[1:].any())
 
     def moments(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Σv, Σv², Σ(pair)² (3, P), and the samples (E, P) on request."""
@@ -168,6 +216,16 @@ class Second:
         pairs = g[:, 0:even:2] + g[:, 1:even:2]
         moments = np.stack([v.get() for v in (g.sum(axis=1), (g * g).sum(axis=1), (pairs * pairs).sum(axis=1))])
         return moments, g.get().T.astype(self.real) if self.o.samples else None
+
+
+def work_items(upper_start: np.ndarray) -> np.ndarray:
+    """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own parameters are settled."""
+    items = []
+    for site, (begin, end) in enumerate(itertools.pairwise(upper_start)):
+        bonds = [*range(begin, end), -1, -1]
+        pairs = range(0, max(1, end - begin), 2)
+        items += [(site, bonds[i], bonds[i + 1], int(i == 0)) for i in pairs]
+    return np.array(items, np.int32)
 
 
 def schedule(steps: int, binned: Binned, slots: int) -> list[tuple[int, int]]:

@@ -90,8 +90,8 @@ def fused(
     """An estimator of a task on the "cpu" or "cuda" kernels.
 
     baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
-    iteration, say), "binned" (the paper's, re-sorted every 50 steps), or `kernel.Binned(bins, every)`; every=1 is
-    the paper's to the letter. options: those of `kernel.run`.
+    iteration, say), "binned" (the paper's, re-sorted every 100 steps), or `kernel.Binned(bins, every, group)`; every=1
+    and a group as large as the ensemble is the paper's to the letter. options: those of `kernel.run`.
 
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
     reference bins by their sum. Both are unbiased.

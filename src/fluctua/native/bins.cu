@@ -1,0 +1,197 @@
+// The baseline again (see columns.cu), for bins that are neither single nor oversized: a warp owns a bin.
+//
+// A block settles one site and two of its upper bonds. BATCH steps at a time, its threads compute the scores of all
+// trajectories from rows of memory, in order, and leave them in shared memory; then each warp gathers the members of
+// its bin, MEMBERS a lane, and a bin's sums are shuffles. Follows columns.cu. Set besides: MEMBERS, BATCH,
+// BIN_THREADS (32 a bin), BIN_BLOCKS (a multiprocessor). An item without one of its bonds settles a copy of the site in
+// its place and throws it away: no branch in the loop, and most items have both.
+
+#define ROW_TO_GO 4  // rows of a step in shared memory: ω, χ, κ, κ, λ̂
+
+struct Item {  // what a block settles; a bond of −1 is none
+  int site, first, second, with_site;
+};
+
+// λ̂ − λ̄ of `self` by the definition, in double: for the rare one that holds nearly all of its bin's weight. The whole
+// warp comes here.
+__device__ __noinline__ Real without(const Real* score, const Real* to_go, const u32* order, int from, int to, int self) {
+  double s0 = 0, s1 = 0, plain = 0;
+  for (int i = from + (threadIdx.x & 31); i < to; i += 32) {
+    const int j = order[i];
+    if (j == self) continue;
+    const double w = (double)score[j] * score[j];
+    s0 += w;
+    s1 += w * to_go[j];
+    plain += to_go[j];
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    s0 += __shfl_xor_sync(0xFFFFFFFFu, s0, d);
+    s1 += __shfl_xor_sync(0xFFFFFFFFu, s1, d);
+    plain += __shfl_xor_sync(0xFFFFFFFFu, plain, d);
+  }
+  return to_go[self] - (Real)(s0 > 0 ? s1 / s0 : plain / (to - from - 1));
+}
+
+struct Bin {
+  int from, to;
+  const u32* order;
+  int member[MEMBERS];  // −1: none
+};
+
+__device__ __forceinline__ void open_bin(Bin& bin, int column, int k, int count, int bins) {
+  const int* offset = c_settled.offset + (long long)column * (bins + 1);
+  bin.order = c_settled.order + (long long)column * count;
+  bin.from = offset[k];
+  bin.to = offset[k + 1];
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) {
+    const int at = bin.from + (threadIdx.x & 31) + 32 * r;
+    bin.member[r] = at < bin.to ? (int)bin.order[at] : -1;
+  }
+}
+
+__device__ __forceinline__ void gather(const Bin& bin, const Real* row, Real (&v)[MEMBERS]) {
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) v[r] = bin.member[r] < 0 ? (Real)0 : row[bin.member[r]];
+}
+
+// Eight sums over the lanes of a warp, known to all: halving what each lane carries takes 17 shuffles where eight
+// butterflies would take 40.
+__device__ __forceinline__ void total(Real (&v)[8]) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+    const bool upper = lane & (4 * half);
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const Real give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, 4 * half);
+    }
+  }
+  v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 2);
+  v[0] += __shfl_xor_sync(0xFFFFFFFFu, v[0], 1);
+  const Real mine = v[0];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = __shfl_sync(0xFFFFFFFFu, mine, 4 * i);
+}
+
+__device__ __forceinline__ void weigh(const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real& s0, Real& s1) {
+  s0 = s1 = 0;
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) {
+    const Real w = u[r] * u[r];
+    s0 += w;
+    s1 += w * l[r];
+  }
+}
+
+__device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, const Real* to_go, const Real (&u)[MEMBERS],
+                                             const Real (&l)[MEMBERS], Real s0, Real s1, Real (&g)[MEMBERS]) {
+  const Real inverse = s0 > 0 ? quotient((Real)1, s0) : (Real)0, mean = s1 * inverse;
+  int rare = 0;  // a bit for each member that the quotient is not exact enough for
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) {
+    const Real others = 1 - u[r] * u[r] * inverse;
+    if (others < (Real)(1.0 / 1024))
+      rare |= 1 << r;
+    else
+      g[r] += quotient(l[r] - mean, others) * u[r];
+  }
+  for (u32 waiting = __ballot_sync(0xFFFFFFFFu, rare != 0); waiting; waiting &= waiting - 1) {
+    const int of = __ffs(waiting) - 1;
+    const int bits = __shfl_sync(0xFFFFFFFFu, rare, of);
+#pragma unroll
+    for (int r = 0; r < MEMBERS; ++r) {
+      if (!(bits >> r & 1)) continue;
+      const Real advantage = without(score, to_go, bin.order, bin.from, bin.to, __shfl_sync(0xFFFFFFFFu, bin.member[r], of));
+      if ((int)(threadIdx.x & 31) == of) g[r] += advantage * u[r];
+    }
+  }
+}
+
+__device__ __forceinline__ void leave(const Bin& bin, const Real (&g)[MEMBERS], Real* row) {
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r)
+    if (bin.member[r] >= 0) row[bin.member[r]] = g[r];
+}
+
+__device__ __forceinline__ void add_row(Real* gradient, int parameter, const Real* row, int count) {
+  for (int j = threadIdx.x; j < count; j += blockDim.x) gradient[(u32)(parameter * count + j)] += row[j];
+}
+
+// Grid: (items, copies), a warp for every bin. Each copy has its share of the slots and its own gradients.
+extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS) settle_bins(const Item* items, int count, int slots, int bins) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, count)
+  const Item item = items[blockIdx.x];
+  const int n = item.site, k = threadIdx.x / 32;
+  const bool one = item.first >= 0, two = item.second >= 0;
+  const int m1 = one ? c_settled.upper_site[item.first] : n, m2 = two ? c_settled.upper_site[item.second] : n;
+  const int begin = slots * blockIdx.y / gridDim.y, end = slots * (blockIdx.y + 1) / gridDim.y;
+
+  Bin own, first, second;
+  open_bin(own, n, k, count, bins);
+  open_bin(first, one ? N + item.first : n, k, count, bins);
+  open_bin(second, two ? N + item.second : n, k, count, bins);
+  Real g[4][MEMBERS];
+#pragma unroll
+  for (int r = 0; r < MEMBERS; ++r) g[0][r] = g[1][r] = g[2][r] = g[3][r] = 0;
+
+#pragma unroll 1
+  for (int slot = begin; slot < end; slot += BATCH) {
+    const int batch = min(BATCH, end - slot);
+#pragma unroll 1
+    for (int s = 0; s < batch; ++s) {
+      Real* const row = rows + s * 5 * count;
+      const Quad* const step = c_replay.quad + (long long)(slot + s) * N * count;
+      for (int j = threadIdx.x; j < count; j += blockDim.x) {
+        const Quad a = step[(u32)(n * count + j)], b = step[(u32)(m1 * count + j)], c = step[(u32)(m2 * count + j)];
+        const Real u = cross(a, a);
+        row[j] = u;
+        row[count + j] = (a.x * a.x + a.y * a.y) * u;
+        row[2 * count + j] = cross(a, b) + cross(b, a);
+        row[3 * count + j] = cross(a, c) + cross(c, a);
+        row[ROW_TO_GO * count + j] = c_replay.to_go[(u32)((slot + s) * count + j)];
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int s = 0; s < batch; ++s) {
+      const Real* const row = rows + s * 5 * count;
+      const Real* const to_go = row + ROW_TO_GO * count;
+      Real l[3][MEMBERS], u[4][MEMBERS], sum[8];
+      gather(own, to_go, l[0]);
+      gather(first, to_go, l[1]);
+      gather(second, to_go, l[2]);
+      gather(own, row, u[0]);
+      gather(own, row + count, u[1]);
+      gather(first, row + 2 * count, u[2]);
+      gather(second, row + 3 * count, u[3]);
+      weigh(u[0], l[0], sum[0], sum[1]);
+      weigh(u[1], l[0], sum[2], sum[3]);
+      weigh(u[2], l[1], sum[4], sum[5]);
+      weigh(u[3], l[2], sum[6], sum[7]);
+      total(sum);
+      settle_value(own, row, to_go, u[0], l[0], sum[0], sum[1], g[0]);
+      settle_value(own, row + count, to_go, u[1], l[0], sum[2], sum[3], g[1]);
+      settle_value(first, row + 2 * count, to_go, u[2], l[1], sum[4], sum[5], g[2]);
+      settle_value(second, row + 3 * count, to_go, u[3], l[2], sum[6], sum[7], g[3]);
+    }
+    __syncthreads();
+  }
+
+  // Back into the order of the trajectories before it goes to memory.
+  leave(own, g[0], rows);
+  leave(own, g[1], rows + count);
+  leave(first, g[2], rows + 2 * count);
+  leave(second, g[3], rows + 3 * count);
+  __syncthreads();
+  Real* const gradient = c_settled.gradient + (long long)blockIdx.y * (2 * N + BONDS) * count;
+  if (item.with_site) {
+    add_row(gradient, n, rows, count);
+    add_row(gradient, N + n, rows + count, count);
+  }
+  if (one) add_row(gradient, 2 * N + item.first, rows + 2 * count, count);
+  if (two) add_row(gradient, 2 * N + item.second, rows + 3 * count, count);
+}
