@@ -43,14 +43,23 @@ class Fused:
         """Trajectories per sample; a pilot comes on top."""
         return 1
 
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs besides."""
+        return PILOT if isinstance(self.baseline, str) and self.baseline == "time" else 0
+
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` trajectories."""
+        return self.with_result(key, theta, count)[0]
+
+    def with_result(self, key: Array, theta: Params, count: int) -> tuple[Estimate, kernel.KernelResult]:
+        """The estimate, and the kernel's result behind it: its mean return-to-go is a baseline for the next."""
         theta = check.parameters(theta)
         combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
         result = self.run(key, theta, count, samples=combined)
         if combined:
-            return reduce_samples(per_trajectory(self.task, theta, result))
-        return _estimate(theta, result)
+            return reduce_samples(per_trajectory(self.task, theta, result)), result
+        return _estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
