@@ -80,7 +80,7 @@ class Ensemble:
     trajectories: int = _key(1000, rules.whole(2), "fixed: of every iteration")
     steps: tuple[tuple[int, int], ...] = _key((), rules.steps(), "steps: [[iteration, trajectories], ...]")
     budgets: tuple[int, ...] = _key(BUDGETS, rules.rising_sizes(), "escalation: one after the other")
-    window: int = _key(WINDOW, rules.whole(3), "escalation: W, iterations")
+    window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")
     confidence: float = _key(0.95, rules.number(above=0, below=1), "escalation: of the trend test")
 
 
@@ -205,9 +205,7 @@ def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
             raise ValueError(f"`{full}` is no key of {place}, which has {', '.join(known)}.{hint}")
         if _is_section(record, key):
             if not isinstance(value, Mapping):
-                raise ValueError(
-                    f"`{full}` is a section with keys of its own; got {value!r}. Write [{full}] above them."
-                )
+                raise ValueError(f"`{full}` is a section, whose keys stand below a line [{full}]; got {value!r}.")
             values[key] = _filled(getattr(record, key), value, full)
         else:
             values[key] = _rule(type(record), key)(full, value)

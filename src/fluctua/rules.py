@@ -36,7 +36,7 @@ def number(*, above: float = -math.inf, least: float = -math.inf, below: float =
     parts = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
     parts += [f"below {below:g}"] * (below < math.inf)
     fits = lambda v: _is_number(v) and above < v < below and v >= least
-    return Rule(" and ".join(["a number", *parts]) if parts else "a number", lambda v: float(v) if fits(v) else None)
+    return Rule(f"a number {' and '.join(parts)}".rstrip(), lambda v: float(v) if fits(v) else None)
 
 
 def word(*words: str) -> Rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,11 +81,13 @@ def _print(path: Path, measured: list[Measurement]) -> None:
 
     from fluctua.report import with_error
 
+    # identical trajectories differ by rounding only
+    value = lambda m: with_error(m.J, m.J_stderr) if m.spread > 1e-12 else f"{m.J:.6f}"
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("σ_W", "σ_κ", "Δt", "J", "spread of returns", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     for m in measured:
-        table.add_row(f"{m.sigma_w:g}", f"{m.sigma_kappa:g}", f"{m.dt:g}", with_error(m.J, m.J_stderr),
+        table.add_row(f"{m.sigma_w:g}", f"{m.sigma_kappa:g}", f"{m.dt:g}", value(m),
                       f"{m.spread:.3g}", f"{m.seconds:.1f}")  # fmt: skip
     typer.echo(f"{path}: {measured[0].trajectories:,} trajectories each, seed {measured[0].seed}")
     Console().print(table)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fluctua.config import Config
 
 
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
 def train(
     source: Annotated[
         str | None,
@@ -63,14 +67,15 @@ def train(
         if resume is not None:
             if source or out or replace:
                 raise ValueError("--resume takes everything from its folder: leave out preset, --out and --replace.")
-            _go_on(resume, changes)
+            status = _go_on(resume, changes)
         else:
-            _begin(source or "demo", out, changes, replace, show)
+            status = _begin(source or "demo", out, changes, replace, show)
     except EXPECTED as error:
         fail(str(error))
+    raise typer.Exit(status)  # here: it is a RuntimeError
 
 
-def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool) -> None:
+def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool) -> int:
     from rich.console import Console
 
     from fluctua import runs
@@ -80,14 +85,14 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     config = changed(named(source), changes)
     if show:
         typer.echo(dump(config), nl=False)
-        return
+        return 0
     folder = _free(config.preset) if out is None else out
     console = Console()
     rows = runs.run(config, folder, replace=replace)
-    _drive(rows, folder, console, [])
+    return _drive(rows, folder, console, [])
 
 
-def _go_on(folder: Path, changes: dict[str, Any]) -> None:
+def _go_on(folder: Path, changes: dict[str, Any]) -> int:
     from rich.console import Console
 
     from fluctua import history, runs
@@ -96,10 +101,11 @@ def _go_on(folder: Path, changes: dict[str, Any]) -> None:
     rows = runs.resume(folder, changes, report=lambda text: typer.secho(f"fluctua: {text}", err=True))
     earlier = history.read(folder / "history.csv")
     console.print(f"going on from row {len(earlier):,}", highlight=False)
-    _drive(rows, folder, console, earlier)
+    return _drive(rows, folder, console, earlier)
 
 
-def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> None:
+def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int:
+    """Train to the end, or until asked to stop. Returns the exit status."""
     from fluctua.config import load
     from fluctua.live import watch
 
@@ -112,7 +118,7 @@ def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> Non
                 break
     if asked:
         console.print(f"Saved. Go on with: fluctua train --resume {folder}", highlight=False, soft_wrap=True)
-        raise typer.Exit(130)
+        return STOPPED
     console.print((folder / "summary.txt").read_text(), end="", highlight=False, soft_wrap=True)
     for path in sorted((folder / "figures").glob("*.png")):
         console.print(f"figure     {path}", highlight=False, soft_wrap=True)
@@ -123,6 +129,7 @@ def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> Non
         highlight=False,
         soft_wrap=True,
     )
+    return 0
 
 
 def _opening(config: Config, folder: Path) -> str:
