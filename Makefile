@@ -1,5 +1,6 @@
 # Every target sets up what it needs in .venv: nothing but Python >= 3.11 and a C++ compiler is assumed.
 PYTHON ?= python3
+JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := $(wildcard src/fluctua/native/*)
@@ -33,7 +34,7 @@ demo: $(VENV)/.core
 	@$(BIN)/python examples/oscillators.py --out demo
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

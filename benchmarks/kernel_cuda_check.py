@@ -24,8 +24,8 @@ except ImportError:  # the kernels need neither JAX nor the compiled core
 
 from kernel_cpu import paper_lattice  # noqa: E402
 
-from fluctua.tcmt import cuda, kernel  # noqa: E402
-from kernel_reference import rectangle, simulate  # noqa: E402
+from fluctua.tcmt import cuda, cuda_binned, kernel  # noqa: E402
+from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
 
 try:
     from fluctua import _native
@@ -88,6 +88,75 @@ def check_against_reference():
                 report(label, "scores", worst, limit)
                 if "gain" in found:
                     report(label, "∂g/∂gain", deviation(found["gain"], path.explicit.sum(1)), limit)
+
+
+def check_binned():
+    print("The binned baseline on CUDA against its definition")
+    cases = {
+        "5 bins, every step": (rectangle(2, 3, steps=24), 50, kernel.Binned(5, 1)),
+        "5 bins, every 7 steps, modulated": (
+            rectangle(2, 3, steps=40, sigma_kappa=0.2),
+            50,
+            kernel.Binned(5, 7),
+        ),
+        "40 bins, many with one member": (rectangle(2, 3, steps=24), 50, kernel.Binned(40, 3)),
+        "1,300 trajectories": (rectangle(2, 2, steps=6), 1300, kernel.Binned(20, 3)),
+    }
+    for dtype, limit in (("float32", 5e-4), ("float64", 1e-9)):
+        for name, (spec, count, baseline) in cases.items():
+            path = simulate(spec, SEED, count)
+            path = path._replace(scores={k: path.scores[k] for k in ("omega", "kappa", "chi")})
+            expected = path.gradient(binned_bars(spec, path, baseline.bins, baseline.every))
+            run = kernel.run(spec, SEED, count, backend="cuda", dtype=dtype, baseline=baseline, samples=True)
+            worst = max(deviation(getattr(run.samples, k), v) for k, v in expected.items())
+            report(f"{name}, {dtype}", "gradients", worst, limit)
+
+
+def time_binned(cp, quick):
+    steps = 2_000 if quick else 20_000
+    print(f"Binned baseline, the paper's lattice, {steps} steps; whole calls, both passes, fastest of 3")
+    for sigma_kappa in (0.0, 0.2):
+        spec = paper_lattice(steps=steps, sigma_kappa=sigma_kappa)
+        for count in (1000,) if quick else (1000, 4000, 30_000):
+            for every in (50, 1) if count == 1000 and sigma_kappa == 0 else (50,):
+                best = np.inf
+                for _ in range(2 if count > 1000 or every == 1 else 4):
+                    begin = time.perf_counter()
+                    kernel.run(spec, 0, count, backend="cuda", baseline=kernel.Binned(20, every))
+                    cp.cuda.Device().synchronize()
+                    best = min(best, time.perf_counter() - begin)
+                used = cp.get_default_memory_pool().total_bytes() / 2**30
+                label = f"σ_κ = {sigma_kappa}, sorted every {every}"
+                print(f"  {label:44} {count:6} {1e3 * best:9.1f} ms   pool {used:.2f} GiB", flush=True)
+                cp.get_default_memory_pool().free_all_blocks()
+
+
+def profile_binned(cp, quick):
+    """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
+    spec = kernel.checked(paper_lattice(steps=500))
+    o = options_of(spec, 1000, baseline=kernel.Binned())
+    second = cuda_binned.Second(cp, spec, o, kernel.flat(spec, o._replace(scores=False, binned=None)))
+    second.returns()
+    whole = event_time(cp, second.settle, 3)
+    print(f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps")
+    module, get = second.device.module, second.device.module.get_function
+    for name in ("replay", "rebin", "columns"):
+
+        class Without:
+            get_global = staticmethod(module.get_global)
+
+            @staticmethod
+            def get_function(f, name=name):
+                return _Nothing() if f == name else get(f)
+
+        second.device.module = Without
+        print(f"    without {name:8} {event_time(cp, second.settle, 3):.2f} ms")
+    second.device.module = module
+
+
+class _Nothing:
+    def __call__(self, *args, **kwargs):
+        pass
 
 
 def check_against_cpu(quick):
@@ -217,8 +286,11 @@ def main():
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
     if not a.no_checks:
         check_against_reference()
+        check_binned()
         check_against_cpu(a.quick)
     time_one_pass(cp, a.quick)
+    time_binned(cp, a.quick)
+    profile_binned(cp, a.quick)
     time_sizes(cp, a.quick)
     print("FAILED: " + "; ".join(FAILED) if FAILED else "all checks passed")
     return 1 if FAILED else 0

@@ -1,10 +1,12 @@
 // Stands in for CUDA and for device.cuh, so that the device sources compile as C++ and run without a GPU: one
-// block after the other, a thread a thread. For tests of a few trajectories; nothing about it is fast.
+// block after the other, and within a block one thread until it waits for others. Every other block runs its
+// threads backwards, so that a missing barrier shows.
+#include <ucontext.h>
+
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
-#include <thread>
+#include <functional>
+#include <memory>
 #include <vector>
 
 typedef unsigned int u32;
@@ -13,14 +15,15 @@ typedef unsigned long long u64;
 #define __host__
 #define __global__
 #define __constant__
-#define __shared__
+#define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __align__(n)
 #define __launch_bounds__(...)
 struct float2 { float x, y; };
 struct double2 { double x, y; };
 struct Index { unsigned x, y, z; };
-thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+Index threadIdx, blockIdx, blockDim, gridDim;
 using std::fabs;
 using std::isfinite;
 using std::log2;
@@ -28,39 +31,60 @@ using std::max;
 using std::min;
 using std::sqrt;
 
-class Barrier {
- public:
-  explicit Barrier(int n) : n_(n) {}
-  int wait_or(int flag) {
-    std::unique_lock<std::mutex> lock(m_);
-    any_ |= flag;
-    const long round = round_;
-    if (++here_ == n_) {
-      here_ = 0;
-      last_ = any_;
-      any_ = 0;
-      ++round_;
-      cv_.notify_all();
-    } else {
-      cv_.wait(lock, [&] { return round_ != round; });
-    }
-    return last_;
-  }
-
- private:
-  std::mutex m_;
-  std::condition_variable cv_;
-  int n_, here_ = 0, any_ = 0, last_ = 0;
-  long round_ = 0;
+struct Meeting {  // of a block's or a warp's threads
+  int size, here = 0, flag = 0, last = 0;
+  long round = 0;
 };
-Barrier* barrier;
-std::mutex atomic_mutex;
-inline void __syncthreads() { barrier->wait_or(0); }
-inline int __syncthreads_or(int v) { return barrier->wait_or(v != 0); }
-template <class T> void atomicAdd(T* p, T v) {
-  std::lock_guard<std::mutex> lock(atomic_mutex);
-  *p += v;
+struct Warp {
+  Meeting meeting;
+  double value[32];
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  unsigned index;
+  bool done = false;
+};
+ucontext_t scheduler;
+Fiber* running;
+std::vector<Warp> warps;
+Meeting block_meeting;
+
+inline int meet(Meeting& m, int flag = 0) {
+  m.flag |= flag;
+  const long round = m.round;
+  if (++m.here == m.size) {
+    m.here = 0;
+    m.last = m.flag;
+    m.flag = 0;
+    ++m.round;
+  }
+  while (m.round == round) swapcontext(&running->context, &scheduler);
+  return m.last;
 }
+inline void __syncthreads() { meet(block_meeting); }
+inline int __syncthreads_or(int v) { return meet(block_meeting, v != 0); }
+template <class T> void atomicAdd(T* p, T v) { *p += v; }
+
+template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
+  Warp& w = warps[threadIdx.x / 32];
+  w.value[threadIdx.x & 31] = double(v);
+  meet(w.meeting);
+  const T other = T(w.value[(threadIdx.x & 31) ^ d]);
+  meet(w.meeting);
+  return other;
+}
+inline unsigned __match_any_sync(unsigned, int v) {
+  Warp& w = warps[threadIdx.x / 32];
+  w.value[threadIdx.x & 31] = v;
+  meet(w.meeting);
+  unsigned peers = 0;
+  for (int l = 0; l < 32; ++l) peers |= unsigned(w.value[l] == v) << l;
+  meet(w.meeting);
+  return peers;
+}
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+template <class T> T quotient(T a, T b) { return a / b; }
 template <class T> void sincospi(T x, T* s, T* c) {
   *s = T(std::sin(3.14159265358979323846 * double(x)));
   *c = T(std::cos(3.14159265358979323846 * double(x)));
@@ -80,20 +104,46 @@ inline float fast_sqrt(float x) { return std::sqrt(x); }
 inline float fast_cos(float x) { return std::cos(x); }
 inline float fast_sin(float x) { return std::sin(x); }
 
+std::function<void()> body;
+inline void enter() {
+  body();
+  running->done = true;
+  swapcontext(&running->context, &scheduler);
+}
+
+inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwards) {
+  block_meeting = Meeting{int(threads)};
+  warps.assign((threads + 31) / 32, Warp{Meeting{32}, {}});
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& f = fibers[t];
+    f.stack.resize(256 << 10);
+    f.index = t;
+    f.done = false;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data();
+    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_link = &scheduler;
+    makecontext(&f.context, enter, 0);
+  }
+  for (unsigned left = threads; left > 0;)
+    for (unsigned i = 0; i < threads; ++i) {
+      Fiber& f = fibers[backwards ? threads - 1 - i : i];
+      if (f.done) continue;
+      running = &f;
+      threadIdx = {f.index, 0, 0};
+      swapcontext(&scheduler, &f.context);
+      left -= f.done;
+    }
+}
+
 template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned threads, Kernel kernel) {
+  std::vector<Fiber> fibers(threads);
+  body = kernel;
+  blockDim = {threads, 1, 1};
+  gridDim = {gx, gy, 1};
   for (unsigned y = 0; y < gy; ++y)
     for (unsigned x = 0; x < gx; ++x) {
-      Barrier b{int(threads)};
-      barrier = &b;
-      std::vector<std::thread> crew;
-      for (unsigned t = 0; t < threads; ++t)
-        crew.emplace_back([=] {
-          threadIdx = {t, 0, 0};
-          blockIdx = {x, y, 0};
-          blockDim = {threads, 1, 1};
-          gridDim = {gx, gy, 1};
-          kernel();
-        });
-      for (auto& t : crew) t.join();
+      blockIdx = {x, y, 0};
+      run_block(fibers, threads, (x + y) % 2);
     }
 }

@@ -1,12 +1,16 @@
 """The CUDA kernel against the CPU kernel, on a GPU where there is one and emulated everywhere."""
 
+import shutil
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import fake_cupy
-from fluctua.tcmt import cuda, kernel
+from fluctua.tcmt import cuda, cuda_binned, kernel
+from fluctua.tcmt.kernel import Binned
+from fluctua.tcmt.spec import checked
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -86,9 +90,7 @@ def test_any_degree(device):
 
 
 def test_several_sites_a_thread(device):
-    if device == "emulated":
-        pytest.skip("1,024 threads a block are too many to emulate")
-    spec = rectangle(40, 40, steps=40)
+    spec = rectangle(33, 33, steps=6)
     cpu, gpu = both(spec, 3, samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 2e-5
 
@@ -124,7 +126,71 @@ def test_the_reference_itself(device):
     assert deviation(run.samples.kappa, path.gradient()["kappa"]) < 1e-11
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
+    spec = checked(rectangle(11, 13, sigma_kappa=0.2))
+    o = kernel._options(spec, 0, 1000, 0, "float32", False, False, False, True, 0, False, None)
+    layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
+    binned = {
+        "COLUMN_THREADS": 512,
+        "EACH": 2,
+        "KEEP": 1,
+        "WEIGHTS_SHARED": 1,
+        "Key": "u32",
+        "KEY_MAX": "0xFFFFFFFFu",
+    }
+    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *binned.items())]
+    text = cuda.source(*cuda.SOURCES, *cuda_binned.SOURCES)
+    assert "#include" not in text  # compiled at run time, where no header is found
+    (tmp_path / "all.cu").write_text(text)
+    command = [
+        "nvcc",
+        "-std=c++17",
+        "-arch=sm_90",
+        "-cubin",
+        *macros,
+        "-o",
+        str(tmp_path / "all.cubin"),
+        str(tmp_path / "all.cu"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_without_a_gpu_the_message_says_what_to_do():
     with pytest.raises((ImportError, RuntimeError), match="backend='cpu'"):
         kernel.run(rectangle(), 0, 2, backend="cuda")
+
+
+BINNED = [
+    (50, Binned(5, 1), {}),
+    (50, Binned(5, 7), {"sigma_kappa": 0.2}),
+    (40, Binned(30, 4), {}),  # many bins with a single member
+    (2, Binned(), {}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("count", "baseline", "network"), BINNED)
+def test_binned_baseline_is_the_cpu_kernels(device, count, baseline, network, dtype):
+    spec = rectangle(2, 3, steps=15, **network)
+    cpu, gpu = both(spec, count, baseline=baseline, dtype=dtype, samples=True)
+    tolerance = 2e-4 if dtype == "float32" else 1e-10
+    for name in ("omega", "kappa", "chi"):
+        assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < tolerance, name
+        assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, name
+
+
+def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):
+    monkeypatch.setattr(cuda_binned, "SHARED_WEIGHTS", 0)
+    monkeypatch.setattr(cuda_binned, "MOST_SLOTS", 3)
+    cpu, gpu = both(rectangle(2, 2, steps=11), 30, baseline=Binned(4, 5), dtype="float64", samples=True)
+    assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-10
+
+
+@pytest.mark.parametrize(("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)])
+def test_the_schedule_covers_every_step_and_stops_at_every_sorting(steps, every, slots):
+    runs = cuda_binned.schedule(steps, Binned(20, every), slots)
+    assert [n for begin, end in runs for n in range(begin, end)] == list(range(steps))
+    assert all(0 < end - begin <= slots for begin, end in runs)
+    assert {begin for begin, _ in runs} >= set(range(0, steps, every))

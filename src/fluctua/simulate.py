@@ -124,9 +124,14 @@ def _keys(key: Array) -> tuple[Array, Array, Array]:
     return k_context, k_start, k_wiener
 
 
+def noise_key(key: Array) -> Array:
+    """The key that `simulator(...)(key, ...)` gives to its noise."""
+    return _keys(key)[2]
+
+
 def noise_seed(key: Array) -> int:
     """The 64-bit Philox seed of `simulator(..., wiener=philox)(key, ...)`: a kernel given it draws the same noise."""
-    return philox_seed(_keys(key)[2])
+    return philox_seed(noise_key(key))
 
 
 def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:

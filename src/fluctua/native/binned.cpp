@@ -105,6 +105,7 @@ template <class Real> bool run_binned(const Arrays& given, const Arrays& out, co
   std::atomic<std::int64_t> next_block{0}, next_site{0};
 
   bool leave = false;
+  const std::int64_t run_length = std::max(1, plan.sites / (4 * threads));
   const std::int64_t scratch_size = 4 * e.stride + 4 * kColumnPiece;
   Aligned<Real> scratch(threads * scratch_size);
   std::fill(scratch.data, scratch.data + threads * scratch_size, Real(0));
@@ -122,7 +123,10 @@ template <class Real> bool run_binned(const Arrays& given, const Arrays& out, co
       const Columns<Real> c{count, e.stride, bins, int(end - begin), begin % every == 0, e.psi.data, e.zeta.data,
                             e.to_go.data, e.bin.data(), e.members.data(), e.gradient.data,
                             scratch.data + index * scratch_size};
-      for (std::int64_t site; (site = next_site++) < plan.sites;) engine.columns(plan, c, int(site));
+      // Runs of neighbouring sites, whose rows are then still in this core's cache.
+      for (std::int64_t run; (run = next_site++) * run_length < plan.sites;)
+        for (std::int64_t site = run * run_length; site < std::min<std::int64_t>((run + 1) * run_length, plan.sites); ++site)
+          engine.columns(plan, c, int(site));
       meeting.wait([&] {
         next_block = 0;
         leave = stop;  // one decides for all, or some would wait for those who left

@@ -53,3 +53,7 @@ __device__ __forceinline__ float fast_sin(float x) {
   asm("sin.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
   return x;
 }
+
+// a/b for numbers of ordinary size, to an ulp or two.
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }

@@ -13,26 +13,20 @@ FLUCTUA_DECLARE(avx2)
 FLUCTUA_DECLARE(avx512)
 #endif
 
+#ifdef FLUCTUA_X86_LEVELS
 namespace {
 
 bool has_avx2() {
-#ifdef FLUCTUA_X86_LEVELS
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-#else
-  return false;
-#endif
 }
 
 bool has_avx512() {
-#ifdef FLUCTUA_X86_LEVELS
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
 }
 
 }  // namespace
+#endif
 
 template <> const std::vector<Engine<float>>& engines<float>() {
   static const std::vector<Engine<float>> all = [] {

@@ -117,8 +117,13 @@ __device__ __forceinline__ Real reward(u32 now, int step) {
   return g;
 }
 
+struct __align__(16) Quad {
+  Real x, y, zr, zi;  // ψ before the kick, and ζ
+};
+
 template <int odd>
-__device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 second, Real w, Real tau, int step) {
+__device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 second, Real w, Real tau, int step,
+                                        Quad* keep = nullptr) {
   constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
   const Pair y = load(s.self + from, Pair());
   Real zr = 0, zi = 0;
@@ -184,6 +189,7 @@ EACH_SLOT
   next.x = y.x + ((fr + (omega * y.y + hi - s.damping * y.x)) + s.kick * zr);
   next.y = y.y + ((fi - (omega * y.x + hr + s.damping * y.y)) + s.kick * zi);
   store(s.self + to, next);
+  if (keep) *keep = {y.x, y.y, zr, zi};
 }
 
 __device__ void open_site(Site& s, int n, u32 psi) {

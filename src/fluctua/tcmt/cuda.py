@@ -66,6 +66,10 @@ def run_cuda(spec: KernelSpec, o: Options) -> KernelResult:
 
     cp = require_cupy()
     _refuse(spec, o)
+    if o.binned is not None:
+        from fluctua.tcmt.cuda_binned import run_binned
+
+        return run_binned(cp, spec, o)
     flat = kernel.flat(spec, o)
     device = Device(cp, spec, o, flat)
     p, real = kernel.width(spec, o), np.dtype(o.dtype)
@@ -109,8 +113,18 @@ class Part(NamedTuple):
 class Device:
     """A network on the device, ready to be launched."""
 
-    def __init__(self, cp: Any, spec: KernelSpec, o: Options, flat: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        cp: Any,
+        spec: KernelSpec,
+        o: Options,
+        flat: dict[str, Any],
+        more_sources: tuple[str, ...] = (),
+        more_definitions: dict[str, Any] | None = None,
+    ) -> None:
         self.cp, self.spec, self.o, self.flat = cp, spec, o, flat
+        self.sources = SOURCES + more_sources
+        self.more_definitions = more_definitions or {}
         self.real = np.dtype(o.dtype)
         self.layout = lay_out(spec.omega.size, flat)
         self.kinds = (2 + self.layout.degree + (4 if o.rates else 0)) if o.scores else 0
@@ -134,8 +148,9 @@ class Device:
                 f"{attributes['MaxSharedMemoryPerBlockOptin']} of this GPU. Use backend='cpu'."
             )
         self.blocks = blocks_per_multiprocessor(attributes, layout.threads, item, self.shared, self.chunk)
-        self.defines = definitions(spec, o, layout, self.blocks, waves_shared)
-        self.module = compiled(self.defines)
+        defines = definitions(spec, o, layout, self.blocks, waves_shared)
+        defines += tuple((k, str(v)) for k, v in self.more_definitions.items())
+        self.module = compiled(defines, *self.sources)
         self.kernel = self.module.get_function("one_pass")
         if self.shared > 48 * 1024:
             self.kernel.max_dynamic_shared_size_bytes = self.shared
@@ -341,7 +356,7 @@ def compiled(defines: tuple[tuple[str, str], ...], *names: str) -> Any:
     import cupy as cp
 
     options = ("-std=c++17", *(f"-D{k}={v}" for k, v in defines))
-    return cp.RawModule(code=source(*(names or SOURCES)), options=options)
+    return cp.RawModule(code=source(*names), options=options)
 
 
 def key_schedule(seed: int) -> np.ndarray:

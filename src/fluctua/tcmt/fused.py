@@ -8,6 +8,7 @@ the sum over copies of a network that share one θ.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,6 +39,11 @@ class Fused:
     baseline: str | np.ndarray | kernel.Binned
     options: dict[str, Any]
     watch: StabilityWatch = field(default_factory=StabilityWatch)
+
+    @cached_property
+    def s_plus(self) -> np.ndarray:
+        """s⁺ on every lead, (L,) or (T, L): it does not depend on θ, and takes milliseconds to tabulate."""
+        return incoming_table(self.task)
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample; a pilot comes on top."""
@@ -70,7 +76,7 @@ class Fused:
         """The kernel's own result: returns, and trajectories if `record_every` is given."""
         check.count(count, fewest=2)
         self.watch(self.task, theta)
-        spec = kernel_spec(self.task, theta)
+        spec = kernel_spec(self.task, theta, self.s_plus)
         seed, pilot_seed = estimate_seeds(key)
         given = {"backend": self.device, **self.options, **options}
         if options.get("samples"):
@@ -123,14 +129,19 @@ def fused(
     return Fused(task, device, baseline, options)
 
 
-def kernel_spec(task: Task, theta: Params) -> KernelSpec:
-    """The arrays of a task at θ."""
+def incoming_table(task: Task) -> np.ndarray:
+    """s⁺ on every lead at the start of every step, (T, L), or (L,) where it is constant."""
+    s_plus = incoming_on_grid(task.drives, task.simulated.leads, task.t, task.frame)
+    return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
+
+
+def kernel_spec(task: Task, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
+    """The arrays of a task at θ. s_plus: `incoming_table(task)`, if it is at hand."""
     network, repeated = task.simulated, _repeated(task, theta)
     offset = carrier(task.drives) if task.frame == "lab" else 0.0
     c = coefficients(network, repeated, offset=offset)
-    s_plus = incoming_on_grid(task.drives, network.leads, task.t, task.frame)
-    if np.all(s_plus == s_plus[0]):
-        s_plus = s_plus[0]
+    if s_plus is None:
+        s_plus = incoming_table(task)
     weights = np.asarray(task.weights)
     driven = np.array(sorted({drive.lead for drive in task.drives}), int)
     ports = np.flatnonzero(weights)

@@ -204,7 +204,7 @@ def _check_binned(binned: Binned, count: int, antithetic: bool, rates: bool) -> 
         raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
     if antithetic:
         raise ValueError(
-            "a leave-one-out baseline is not independent of a trajectory whose twin with the opposite noise it "
+            "a leave-one-out baseline is not independent of a trajectory whose twin with opposite noise it "
             "contains: antithetic pairs go with a time-only baseline, or with none."
         )
     if rates:

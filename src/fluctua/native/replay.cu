@@ -1,0 +1,92 @@
+// The second pass on the device, first half: some steps of every trajectory again, now writing ψ and ζ for
+// columns.cu. Follows lattice.cu (with SCORES 0). State and C stay in global memory between launches.
+
+struct Replayed {
+  Pair* state;            // (count, N)
+  double* c;              // (count): C so far
+  const double* returns;  // (count): R, from the first pass
+  const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
+  Quad* quad;             // (slots, N, count)
+  Real* to_go;            // (slots, count): λ̂_{n+1} − centre
+  Real* waves;            // (count, 2·HARMONICS, BONDS)
+};
+
+extern "C" {
+__constant__ Replayed c_replay;
+}
+
+template <int odd>
+__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PER][4], u32 psi, Real* poly, const Real* waves,
+                                            u32 half_turn, int step, int begin, int piece_steps, double& c, int j, int count) {
+  Real tau = 0;
+#if HARMONICS
+  const int within = step % piece_steps;
+  if (within == 0 || step == begin) {
+    refresh_modulation(c_in.modulation + (long long)(step / piece_steps) * 8 * HARMONICS, waves, poly);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, poly);
+  }
+  tau = (Real)(2 * within + 1 - piece_steps) / piece_steps;
+#endif
+  if (threadIdx.x == 0) {
+    c += (double)reward(psi + odd * BUFFER, step);
+    c_replay.to_go[(long long)(step - begin) * count + j] = (Real)(c_replay.returns[j] - c - c_replay.centre[step + 1]);
+  }
+#pragma unroll
+  for (int i = 0; i < PER; ++i) {
+    const int n = threadIdx.x + i * THREADS;
+    Quad* keep = n < N ? c_replay.quad + ((long long)(step - begin) * N + n) * count + j : nullptr;
+    advance<odd>(site[i], n, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, (Real)0, tau, step, keep);
+  }
+  __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    replay(u32 first, int count, int begin, int end, int piece_steps, Real wave_scale) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const u32 psi = shared_address(shared);
+  Real* const poly = reinterpret_cast<Real*>(shared + REWARDS) + 32;
+  Site site[PER];
+  for (int j = blockIdx.x; j < count; j += gridDim.x) {
+    const u32 trajectory = first + j, stream = ANTITHETIC ? trajectory & ~1u : trajectory;
+    const u32 half_turn = ANTITHETIC ? trajectory << 31 : 0;
+    Real* const waves = c_replay.waves + (long long)j * 2 * HARMONICS * BONDS;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PER; ++i) {
+      const int n = threadIdx.x + i * THREADS;
+      open_site(site[i], n, psi);
+      Pair y = {};
+      if (begin == 0) {
+        y.x = c_in.start[2 * n];
+        y.y = c_in.start[2 * n + 1];
+      } else if (n < N) {
+        y = c_replay.state[(long long)j * N + n];
+      }
+      store(site[i].self + (begin & 1) * BUFFER, y);  // the buffer is the parity of the step
+    }
+#if HARMONICS
+    if (begin == 0)
+      for (int b = threadIdx.x; b < BONDS; b += THREADS) draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
+#endif
+    double c = begin == 0 ? 0.0 : c_replay.c[j];
+    __syncthreads();
+    int step = begin;
+    u32 w[PER][4] = {};
+    if (step & 1) {
+      draw(w, stream, step);
+      replay_step<1>(site, w, psi, poly, waves, half_turn, step, begin, piece_steps, c, j, count);
+      ++step;
+    }
+#pragma unroll 1
+    for (; step < end; step += 2) {
+      draw(w, stream, step);
+      replay_step<0>(site, w, psi, poly, waves, half_turn, step, begin, piece_steps, c, j, count);
+      if (step + 1 < end) replay_step<1>(site, w, psi, poly, waves, half_turn, step + 1, begin, piece_steps, c, j, count);
+    }
+    for (int n = threadIdx.x; n < N; n += THREADS)
+      c_replay.state[(long long)j * N + n] = load(psi + (end & 1) * BUFFER + n * (u32)sizeof(Pair), Pair());
+    if (threadIdx.x == 0) c_replay.c[j] = c;
+  }
+}
