@@ -1,5 +1,6 @@
 """Runs: what is in the folder, that a kill at any moment costs nothing, and what is refused before time is spent."""
 
+import io
 import json
 import os
 import random
@@ -12,9 +13,10 @@ import time
 import h5py
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from fluctua import checkpoint, history, parameters, runfolder, runs
+from fluctua import checkpoint, history, live, parameters, runfolder, runs
 from fluctua.cli import app
 from fluctua.config import changed
 from fluctua.presets import PRESETS
@@ -140,6 +142,45 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
     (a, da), (b, db) = sums
     assert np.abs((a - b) / np.hypot(da, db)).max() < 4
     assert np.mean(da) < 1.2 * np.mean(db)
+
+
+def test_the_jax_backend_trains_too(tmp_path):
+    config = changed(CONFIG, {"backend": "jax", "baseline.kind": "binned", "iterations": 2})
+    values = [row.J for row, _ in runs.run(config, tmp_path / "jax")]
+    same_noise = changed(config, {"backend": "cpu"})
+    assert values == pytest.approx([row.J for row, _ in runs.run(same_noise, tmp_path / "cpu")], rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- what is shown
+
+
+def show(rows, config, terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    list(live.watch(((row, None) for row in rows), config, console=console))
+    return console.file.getvalue()
+
+
+def test_display_at_a_terminal_and_in_a_log(finished):
+    rows = history.read(finished / "history.csv")
+    rows[5] = rows[5]._replace(event="escalate 2000; rewind 3")
+    for terminal in (True, False):
+        text = show(rows, CONFIG, terminal)
+        assert "iteration 6: no longer improving; 2,000 trajectories from here on, from iteration 4 again" in text
+        assert "12 of 12" in text
+    panel = show(rows, CONFIG, True)
+    for part in ("gain", "320", "16 an iteration", "s an iteration", "left", "█"):
+        assert part in panel
+
+
+def test_sparkline_time_left_and_durations():
+    assert live.sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
+    assert live.sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert live.sparkline(list(range(100)), 8) == live.BARS
+    rows = [history.Row(i, i, 0.0, 0.0, 10, 10 * (i + 1), 0.0, 2.0) for i in range(5)]
+    assert live.time_left(rows, changed(CONFIG, {"iterations": 15})) == 20
+    assert live.time_left(rows, changed(CONFIG, {"stop.max_trajectories": 80})) == 6
+    assert live.time_left(rows, changed(CONFIG, {"stop.max_minutes": 0.2})) == 2
+    assert [live.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
 
 
 # ------------------------------------------------------------------------------ escalation and rewinds

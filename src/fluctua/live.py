@@ -121,4 +121,4 @@ def told(row: Row) -> str:
     """An event in words."""
     parts = dict(part.split() for part in row.event.split("; "))
     text = f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} trajectories from here on"
-    return text + (f", from iteration {int(parts['rewind']):,} again" if "rewind" in parts else "")
+    return text + (f", from iteration {int(parts['rewind']) + 1:,} again" if "rewind" in parts else "")

@@ -139,11 +139,13 @@ def explained(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES):
+        known = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+        if error.errno not in known and "No space left" not in str(error):  # HDF5 may tell it in words only
             raise
+        why = error.strerror or "no space left"
         raise RuntimeError(
-            f"{folder.path} can no longer be written ({error.strerror}). The run up to its last checkpoint is safe; "
-            f"make room, then: fluctua train --resume {folder.path}"
+            f"{folder.path} can no longer be written ({why}). The run up to its last checkpoint is safe; make room, "
+            f"then: fluctua train --resume {folder.path}"
         ) from error
 
 

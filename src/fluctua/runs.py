@@ -244,6 +244,8 @@ def _create(place: RunFolder, config: Config, parts: Parts) -> None:
         "horizon": task.horizon,
         "dt": task.dt,
         "drive_amplitude": task.amplitude,
+        "gamma_e": config.lattice.gamma_e,
+        "gamma": config.lattice.gamma,
     }
     checkpoint.replace(place.history, history.HEADER.encode())
     parameters.create(place.parameters, parts.task.network, theta, attributes)

@@ -27,7 +27,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="of the noise and the modulation")] = 1,
     backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     config: Annotated[
-        str | None, typer.Option(help="for PARAMS.npz: the preset or file with its lattice [default: paper]")
+        str | None, typer.Option(help="for PARAMS.npz: the preset or file with its lattice; the paper's if not given")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON array and nothing else")] = False,
 ) -> None:

@@ -6,8 +6,6 @@ is out of date costs variance only. What is saved is the pilot run.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from fluctua.tcmt.fused import Fused
@@ -27,7 +25,7 @@ class Carried:
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` trajectories."""
-        now = self.fused if self.table is None else dataclasses.replace(self.fused, baseline=self.table)
-        estimate, result = now.with_result(key, theta, count)
-        self.table, self.pilot = result.mean_return_to_go, now.pilot
+        self.pilot = self.fused.pilot if self.table is None else 0
+        estimate, result = self.fused.with_result(key, theta, count, self.table)
+        self.table = result.mean_return_to_go
         return estimate
