@@ -327,6 +327,32 @@ def test_checksum_notices_what_the_format_does_not(tmp_path):
         checkpoint.read(path)
 
 
+# --------------------------------------------------------------------------------------------- branches
+
+
+def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
+    """With nothing changed it is what the run itself would have done; also when it is resumed from its start."""
+    list(runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "trunk"))
+    rows = [row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})]
+    expected = rows_of(finished)[7:]
+    assert [row._replace(seconds=0.0, row=row.row + 7) for row in rows] == expected
+    for path in checkpoint.found(tmp_path / "branch" / "checkpoints"):
+        path.unlink()
+    (tmp_path / "branch" / "summary.json").unlink()
+    assert [row.J for row, _ in runs.resume(tmp_path / "branch")] == [row.J for row in expected]
+
+
+def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
+    done = invoke("train", "--from", finished, "--trajectories", 8, "--iterations", 14, "--out", tmp_path / "few")
+    assert done.exit_code == 0, done.output
+    assert [(row.iteration, row.ensemble) for row in rows_of(tmp_path / "few")] == [(12, 8), (13, 8)]
+    done = invoke("train", "--from", finished, "--out", tmp_path / "none")
+    assert "nothing would be left to do: it has run its 12 iterations" in " ".join(done.output.split())
+    done = invoke("train", "--from", finished, "--optimiser", "paper", "--iterations", 14, "--out", tmp_path / "none")
+    assert done.exit_code == 2
+    assert "arrays for parameters and optimiser" in " ".join(done.output.split())
+
+
 # -------------------------------------------------------------------------------------- what is refused
 
 

@@ -24,14 +24,19 @@ class Damaged(ValueError):
 
 def write(folder: Path, number: int, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
     """Write `row-<number>.npz`, and remove all but the last `keep`."""
-    named = {name: np.asarray(value) for name, value in arrays.items()}
-    memory = io.BytesIO()
-    np.savez(memory, **{**named, CHECKSUM: np.frombuffer(checksum(named), np.uint8)})  # type: ignore[arg-type]
     path = folder / f"row-{number:08d}.npz"
-    replace(path, memory.getvalue())
+    replace(path, packed(arrays))
     for old in found(folder)[:-keep]:
         old.unlink()
     return path
+
+
+def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An .npz with its checksum."""
+    named = {name: np.asarray(value) for name, value in arrays.items()}
+    memory = io.BytesIO()
+    np.savez(memory, **{**named, CHECKSUM: np.frombuffer(checksum(named), np.uint8)})  # type: ignore[arg-type]
+    return memory.getvalue()
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

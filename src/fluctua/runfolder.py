@@ -51,6 +51,11 @@ class RunFolder(NamedTuple):
         return self.path / "checkpoints"
 
     @property
+    def start(self) -> Path:
+        """The state that a branch began from; absent where a run began from its initial conditions."""
+        return self.path / "start.npz"
+
+    @property
     def final(self) -> Path:
         """`fluctua gradient --params` reads it."""
         return self.path / "final.npz"
@@ -163,5 +168,12 @@ def _clear(folder: RunFolder, replace: bool) -> None:
         raise ValueError(f"the folder {folder.path} is not empty. {hint}")
     for old in (folder.checkpoints, folder.figures):
         shutil.rmtree(old, ignore_errors=True)
-    for old in (folder.config, folder.history, folder.parameters, folder.final, *folder.path.glob("summary.*")):
+    for old in (
+        folder.config,
+        folder.history,
+        folder.parameters,
+        folder.start,
+        folder.final,
+        *folder.path.glob("summary.*"),
+    ):
         old.unlink(missing_ok=True)

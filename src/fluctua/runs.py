@@ -13,10 +13,7 @@ what the kill cut off, to the bit.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +26,7 @@ from fluctua.build import FAMILIES, Parts, build, resolve_backend
 from fluctua.config import Config, changed, dump, load
 from fluctua.history import Row
 from fluctua.runfolder import RunFolder
+from fluctua.saver import Saver, as_row
 from fluctua.state import Iterate, State, begin, copy, from_arrays, remember, rewind, to_arrays
 from fluctua.summary import conclude
 from fluctua.train import Record, train
@@ -50,7 +48,7 @@ def run(config: Config, folder: str | Path, *, replace: bool = False) -> Rows:
     with runfolder.explained(place):
         checkpoint.replace(place.config, dump(config).encode())
         _create(place, config, parts)
-    return _rows(config, parts, place, lock, begin(parts.theta, parts.rule.init(parts.theta)))
+    return _rows(config, parts, place, lock, _beginning(parts))
 
 
 def resume(
@@ -71,9 +69,8 @@ def resume(
     config = changed(load(place.config), changes or {})
     parts = build(config)
     runfolder.room(place, config, _size(parts))
-    start = begin(parts.theta, parts.rule.init(parts.theta))
     found = checkpoint.newest(place.checkpoints, report)
-    state = start if found is None else from_arrays(found[1], start.now)
+    state = _start(place, parts) if found is None else from_arrays(found[1], _beginning(parts).now)
     over = finished(config, state)
     if over and (place.path / "summary.json").exists():
         raise ValueError(f"nothing is left to do in {folder}: {over}. To go on: --iterations, --max-trajectories or "
@@ -85,8 +82,43 @@ def resume(
         else:
             history.truncate(place.history, state.row - 1)
             parameters.truncate(place.parameters, state.row - 1, 1 if over else config.keep.parameters_every)
-    if state.table is not None:
-        parts.estimator.table = state.table  # type: ignore[attr-defined]
+    _hand_over(state, parts)
+    return _rows(config, parts, place, lock, state)
+
+
+def branch(
+    source: str | Path,
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+    report: Callable[[str], None] = print,
+) -> Rows:
+    """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in a new folder.
+
+    What is learnt with other trajectories an iteration, say, from one breakpoint on. changes: any keys that leave
+    the lattice and the optimiser's rule as they are.
+    """
+    origin = runfolder.existing(source)
+    config = changed(load(origin.config), changes or {})
+    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
+    parts = build(config)
+    found = checkpoint.newest(origin.checkpoints, report)
+    if found is None:
+        raise ValueError(f"{source} has no checkpoint to begin from: train it for longer.")
+    there = from_arrays(found[1], _beginning(parts).now)
+    state = dataclasses.replace(
+        there, row=0, seconds=0.0, tier=0, tier_start=there.now.iteration, past=[], table=_fitting(there.table, parts)
+    )
+    over = finished(config, state)
+    if over:
+        raise ValueError(f"nothing would be left to do: {over}, those of {source} included. Give more.")
+    place, lock = runfolder.prepare(folder, config, _size(parts), replace=replace)
+    with runfolder.explained(place):
+        checkpoint.replace(place.start, checkpoint.packed(to_arrays(state)))
+        checkpoint.replace(place.config, dump(config).encode())
+        _create(place, config, parts)
+    _hand_over(state, parts)
     return _rows(config, parts, place, lock, state)
 
 
@@ -153,7 +185,7 @@ def _rows(config: Config, parts: Parts, place: RunFolder, lock: IO[str], state: 
         while not finished(config, state):
             for record in _segment(config, parts, state):
                 new, event = advance(config, state, record, getattr(parts.estimator, "table", None))
-                row = _row(state.row, record, event)
+                row = as_row(state.row, record, event)
                 with runfolder.explained(place):
                     saver.add(row, record)
                     state = new
@@ -185,57 +217,6 @@ def _segment(config: Config, parts: Parts, state: State) -> Iterator[Record]:
     )
 
 
-class Saver:
-    """The files of a run while it goes on: rows at once, parameters and state together at checkpoints."""
-
-    def __init__(self, config: Config, place: RunFolder):
-        self.config, self.place = config, place
-        self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
-        self.points: list[parameters.Point] = []
-        self.last: parameters.Point | None = None
-        self.written, self.saved = -1, time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return time.monotonic() - self.saved >= self.config.keep.checkpoint_seconds
-
-    def add(self, row: Row, record: Record) -> None:
-        """One more row."""
-        history.append(self.file, row)
-        theta = {name: np.asarray(record.theta[name]) for name in FAMILIES}
-        self.last = parameters.Point(row.row, row.iteration, theta)
-        if row.iteration % self.config.keep.parameters_every == 0:
-            self.points.append(self.last)
-
-    def save(self, state: State) -> None:
-        """A checkpoint: the history first, then the parameters, then the state that vouches for both."""
-        os.fsync(self.file.fileno())
-        parameters.append(self.place.parameters, self.points)
-        self.points = []
-        checkpoint.write(self.place.checkpoints, state.row, to_arrays(state), self.config.keep.checkpoints)
-        self.written, self.saved = state.row, time.monotonic()
-
-    def close(self, state: State) -> None:
-        """A last checkpoint, with the last parameters even off the grid; and `final.npz`."""
-        if self.last is None:
-            self.file.close()
-            return
-        self.points = [p for p in self.points if p.row < state.row]
-        if self.last.row < state.row and self.last.iteration % self.config.keep.parameters_every:
-            self.points.append(self.last)
-        self.save(state)
-        self.file.close()
-        save_final(self.place, state.now.theta)
-
-
-def save_final(place: RunFolder, theta: Any) -> None:
-    """θ after the last step, as plain arrays."""
-    memory = io.BytesIO()
-    np.savez(memory, **{name: np.asarray(theta[name]) for name in FAMILIES})  # type: ignore[arg-type]
-    checkpoint.replace(place.final, memory.getvalue())
-
-
 def _create(place: RunFolder, config: Config, parts: Parts) -> None:
     task, theta = config.task, {name: np.asarray(parts.theta[name]) for name in FAMILIES}
     attributes = {
@@ -251,13 +232,26 @@ def _create(place: RunFolder, config: Config, parts: Parts) -> None:
     parameters.create(place.parameters, parts.task.network, theta, attributes)
 
 
-def _row(number: int, record: Record, event: str) -> Row:
-    estimate = record.estimate
-    norm = np.sqrt(sum(float(np.sum(np.square(np.asarray(g, float)))) for g in jax.tree.leaves(estimate.gradient)))
-    value, stderr = float(estimate.value), float(estimate.value_stderr)
-    return Row(
-        number, record.iteration, value, stderr, estimate.count, record.trajectories, float(norm), record.seconds, event
-    )
+def _beginning(parts: Parts) -> State:
+    return begin(parts.theta, parts.rule.init(parts.theta))
+
+
+def _start(place: RunFolder, parts: Parts) -> State:
+    """Before row 0: the initial conditions, or those that a branch was given."""
+    if not place.start.exists():
+        return _beginning(parts)
+    return from_arrays(checkpoint.read(place.start), _beginning(parts).now)
+
+
+def _fitting(table: np.ndarray | None, parts: Parts) -> np.ndarray | None:
+    """A carried table, if the estimator carries one and the time steps are the same."""
+    fits = table is not None and hasattr(parts.estimator, "table") and len(table) == len(parts.task.t)
+    return table if fits else None
+
+
+def _hand_over(state: State, parts: Parts) -> None:
+    if state.table is not None:
+        parts.estimator.table = state.table  # type: ignore[attr-defined]
 
 
 def _size(parts: Parts) -> int:

@@ -31,6 +31,9 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    branch: Annotated[
+        Path | None, typer.Option("--from", help="begin where the run in this folder stands, in a folder of its own")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="remove an earlier run in --out")] = False,
     backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda or jax")] = None,
     iterations: Annotated[int | None, typer.Option(help="how many, those before a --resume included")] = None,
@@ -65,9 +68,13 @@ def train(
             map(_setting, settings or [])
         )
         if resume is not None:
-            if source or out or replace:
-                raise ValueError("--resume takes everything from its folder: leave out preset, --out and --replace.")
+            if source or out or replace or branch:
+                raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
             status = _go_on(resume, changes)
+        elif branch is not None:
+            if source:
+                raise ValueError(f"--from takes the configuration of its run: leave out {source!r}.")
+            status = _branch(branch, out, changes, replace)
         else:
             status = _begin(source or "demo", out, changes, replace, show)
     except EXPECTED as error:
@@ -92,13 +99,27 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     return _drive(rows, folder, console, [])
 
 
+def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool) -> int:
+    from rich.console import Console
+
+    from fluctua import runs
+
+    folder = _free(f"{source.name}-branch") if out is None else out
+    rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
+    return _drive(rows, folder, Console(), [])
+
+
+def _warn(text: str) -> None:
+    typer.secho(f"fluctua: {text}", err=True)
+
+
 def _go_on(folder: Path, changes: dict[str, Any]) -> int:
     from rich.console import Console
 
     from fluctua import history, runs
 
     console = Console()
-    rows = runs.resume(folder, changes, report=lambda text: typer.secho(f"fluctua: {text}", err=True))
+    rows = runs.resume(folder, changes, report=_warn)
     earlier = history.read(folder / "history.csv")
     console.print(f"going on from row {len(earlier):,}", highlight=False)
     return _drive(rows, folder, console, earlier)
