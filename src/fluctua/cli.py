@@ -1,15 +1,14 @@
-"""The command line. Each command is a thin layer over a library call."""
+"""The command line. Each command is a thin layer over a library call, in `fluctua.commands`."""
 
 from __future__ import annotations
 
-import json
-import re
-import time
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
-
-import numpy as np
 import typer
+
+from fluctua.commands.bench import bench
+from fluctua.commands.evaluate import evaluate
+from fluctua.commands.gradient import gradient
+from fluctua.commands.plot import plot
+from fluctua.commands.train import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,129 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-
-
-@app.callback()
-def _main() -> None:
-    pass
-
-
-def fail(message: str) -> NoReturn:
-    """What is wrong, on stderr, and exit status 2."""
-    typer.secho(f"fluctua: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)
-
-
-@app.command()
-def gradient(
-    lattice: Annotated[str, typer.Option(help="rows x columns, leads on opposite corners")] = "11x13",
-    horizon: Annotated[float, typer.Option(help="T, in units of 1 / coupling")] = 20.0,
-    dt: Annotated[float, typer.Option(help="Euler-Maruyama step")] = 1e-3,
-    sigma_w: Annotated[float, typer.Option(help="noise amplitude of every open channel")] = 0.5,
-    sigma_kappa: Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")] = 0.0,
-    chi_std: Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")] = 1e-4,
-    params: Annotated[
-        Path | None, typer.Option(help=".npz with omega (detunings), kappa (in the order of the bonds), chi")
-    ] = None,
-    trajectories: Annotated[int, typer.Option(help="how many to average")] = 1000,
-    baseline: Annotated[str, typer.Option(help="none, time or binned")] = "time",
-    backend: Annotated[str, typer.Option(help="cpu, cuda or jax")] = "cpu",
-    seed: Annotated[int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
-) -> None:
-    """Estimate the gradient of the transmitted power once. Without options: the paper's lattice at its start."""
-    import jax
-
-    from fluctua import tcmt
-    from fluctua.report import describe_estimate
-
-    try:
-        network = tcmt.rectangular(*_lattice(lattice), sigma_w=sigma_w)
-        task = tcmt.transmission(network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa)
-        estimator = task.estimator(backend, baseline=baseline)
-        k_start, k_run = jax.random.split(jax.random.key(seed))
-        theta = tcmt.initial_parameters(k_start, network, chi_std=chi_std)
-        if params is not None:
-            theta = _parameters(params, network, theta)
-        begun = time.perf_counter()
-        estimate = estimator(k_run, theta, trajectories)
-        jax.block_until_ready(estimate.gradient)
-        seconds = time.perf_counter() - begun
-    except (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError) as error:
-        fail(str(error))
-
-    families = ("omega", "kappa", "chi")
-    if as_json:
-        told = {
-            "J": float(estimate.value),
-            "J_stderr": float(estimate.value_stderr),
-            "bonds": network.bonds.tolist(),
-            "gradient": {name: np.asarray(estimate.gradient[name], float).tolist() for name in families},
-            "stderr": {name: np.asarray(estimate.stderr[name], float).tolist() for name in families},
-            "seconds": seconds,
-        }
-        typer.echo(json.dumps(told))
-        return
-    typer.echo(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
-               f"{network.sites - 1}")  # fmt: skip
-    typer.echo(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g}")
-    typer.echo(describe_estimate(estimate))
-    for name in families:
-        g, e = np.asarray(estimate.gradient[name]), np.asarray(estimate.stderr[name])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            clear = np.mean(np.abs(g) > 2 * e)
-        typer.echo(f"  {name:<6} |∇J| = {np.linalg.norm(g):.3g}, typical error {np.sqrt(np.mean(e**2)):.2g}, "
-                   f"{clear:.0%} of {g.size} beyond two errors")  # fmt: skip
-    typer.echo(f"{seconds:.2f} s on the {backend} backend, {baseline} baseline")
-
-
-@app.command()
-def bench(
-    backend: Annotated[str, typer.Option(help="cpu or cuda: which kernels to measure")] = "cpu",
-    trajectories: Annotated[int, typer.Option(help="of each run")] = 1000,
-    quick: Annotated[bool, typer.Option("--quick", help="short runs: a look, not a measurement")] = False,
-    peers: Annotated[bool, typer.Option(help="run diffrax and torchsde too, where installed")] = True,
-    out: Annotated[Path | None, typer.Option("--json", help="also write the table to this file")] = None,
-) -> None:
-    """Kernels, JAX reference and peers side by side on the paper's lattice; prints ratios."""
-    from fluctua.bench import report, run
-
-    try:
-        result = run(backend=backend, trajectories=trajectories, quick=quick, peers=peers, say=typer.echo)
-    except (ValueError, ImportError, RuntimeError) as error:
-        fail(str(error))
-    typer.echo(report(result))
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        typer.echo(f"table: {out}")
-
-
-def _lattice(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"\s*(\d+)\s*[xX×]\s*(\d+)\s*", text)
-    if not match:
-        raise ValueError(f"--lattice is rows x columns, such as 11x13; got {text!r}.")
-    return int(match[1]), int(match[2])
-
-
-def _parameters(path: Path, network: Any, theta: dict[str, Any]) -> dict[str, Any]:
-    """θ with the arrays of an .npz put in place of the initial ones."""
-    import jax.numpy as jnp
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--params: {path} cannot be read as an .npz of plain arrays ({error}).") from None
-    unknown = sorted(set(given) - set(theta))
-    if unknown or not given:
-        raise ValueError(f"--params holds some of omega, kappa, chi; {path} holds {', '.join(given) or 'nothing'}.")
-    for name, array in given.items():
-        if array.shape != network.shape(name):
-            raise ValueError(
-                f"--params: `{name}` must have shape {network.shape(name)} for this lattice; got {array.shape}."
-            )
-    return {name: jnp.asarray(given.get(name, value), jnp.result_type(float)) for name, value in theta.items()}
+for command in (train, evaluate, plot, gradient, bench):
+    app.command()(command)
 
 
 if __name__ == "__main__":

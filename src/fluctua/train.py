@@ -91,7 +91,7 @@ def _iterate(
         next_theta = optax.apply_updates(theta, updates)
         if project is not None:
             next_theta = project(next_theta)
-        spent += size * getattr(estimator, "cost", lambda theta: 1)(theta)
+        spent += size * getattr(estimator, "cost", lambda theta: 1)(theta) + getattr(estimator, "pilot", 0)
         yield Record(iteration, theta, estimate, spent, time.perf_counter() - begun, next_theta, state)
         theta, iteration = next_theta, iteration + 1
 

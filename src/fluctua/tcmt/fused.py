@@ -49,22 +49,38 @@ class Fused:
         """Trajectories per sample; a pilot comes on top."""
         return 1
 
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs besides."""
+        return PILOT if isinstance(self.baseline, str) and self.baseline == "time" else 0
+
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` trajectories."""
+        return self.with_result(key, theta, count)[0]
+
+    def with_result(
+        self, key: Array, theta: Params, count: int, table: np.ndarray | None = None
+    ) -> tuple[Estimate, kernel.KernelResult]:
+        """The estimate, and the kernel's result behind it: its mean return-to-go is a `table` for the next."""
         theta = check.parameters(theta)
         combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
-        result = self.run(key, theta, count, samples=combined)
+        result = self.run(key, theta, count, table, samples=combined)
         if combined:
-            return reduce_samples(per_trajectory(self.task, theta, result))
-        return _estimate(theta, result)
+            return reduce_samples(per_trajectory(self.task, theta, result)), result
+        return _estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
         theta = check.parameters(theta)
         return per_trajectory(self.task, theta, self.run(key, theta, count, samples=True))
 
-    def run(self, key: Array, theta: Params, count: int, **options: Any) -> kernel.KernelResult:
-        """The kernel's own result: returns, and trajectories if `record_every` is given."""
+    def run(
+        self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
+    ) -> kernel.KernelResult:
+        """The kernel's own result: returns, and trajectories if `record_every` is given.
+
+        table: (T+1,), in place of the baseline that this estimator was made with.
+        """
         check.count(count, fewest=2)
         self.watch(self.task, theta)
         spec = kernel_spec(self.task, theta, self.s_plus)
@@ -72,7 +88,8 @@ class Fused:
         given = {"backend": self.device, **self.options, **options}
         if options.get("samples"):
             given["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
-        return kernel.run(spec, seed, count, baseline=self._baseline(spec, pilot_seed), **given)
+        baseline = self._baseline(spec, pilot_seed) if table is None else table
+        return kernel.run(spec, seed, count, baseline=baseline, **given)
 
     def _baseline(self, spec: KernelSpec, seed: int) -> Any:
         if not isinstance(self.baseline, str):

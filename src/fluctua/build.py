@@ -1,0 +1,99 @@
+"""A configuration made into what `train` takes: task, start, estimator, optimiser, bounds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fluctua import tcmt
+from fluctua.config import Config
+from fluctua.optimise import by_name
+from fluctua.tcmt.carried import Carried
+from fluctua.tcmt.kernel import Binned
+from fluctua.train import box
+from fluctua.types import Array, Estimator, Params
+
+FAMILIES = ("omega", "kappa", "chi")
+
+
+class Parts(NamedTuple):
+    """key: of the noise; that of the start was split off. theta: the start, inside the bounds."""
+
+    task: tcmt.Task
+    key: Array
+    theta: Params
+    estimator: Estimator
+    rule: optax.GradientTransformationExtraArgs
+    project: Any
+
+
+def resolve_backend(name: str) -> str:
+    """`auto` is cuda where CuPy finds a GPU, else cpu."""
+    if name != "auto":
+        return name
+    try:
+        import cupy
+
+        return "cuda" if cupy.cuda.runtime.getDeviceCount() > 0 else "cpu"
+    except Exception:  # no CuPy, no driver, no device: cupy has an error of its own for each
+        return "cpu"
+
+
+def make_network(config: Config, sigma_w: float | None = None) -> tcmt.Network:
+    """The lattice of a configuration."""
+    lattice = config.lattice
+    sites = lattice.rows * lattice.columns
+    if sites < 2:
+        raise ValueError("`lattice` needs two resonators at least, one for each lead; got 1 × 1.")
+    leads = [tcmt.Lead(0, lattice.gamma_e), tcmt.Lead(sites - 1, lattice.gamma_e)]
+    sigma = config.task.sigma_w if sigma_w is None else sigma_w
+    return tcmt.rectangular(lattice.rows, lattice.columns, leads=leads, gamma=lattice.gamma, sigma_w=sigma)
+
+
+def make_task(
+    config: Config, *, sigma_w: float | None = None, sigma_kappa: float | None = None, dt: float | None = None
+) -> tcmt.Task:
+    """The task of a configuration, with other noise or another step where asked."""
+    t = config.task
+    make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
+    return make(
+        make_network(config, sigma_w),
+        horizon=t.horizon,
+        dt=t.dt if dt is None else dt,
+        s=t.amplitude,
+        frequency=t.frequency,
+        sigma_kappa=t.sigma_kappa if sigma_kappa is None else sigma_kappa,
+    )
+
+
+def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
+    """The estimator on the configured backend, which must be resolved."""
+    backend, b = config.backend, config.baseline
+    if b.kind == "carried":
+        if backend == "jax":
+            raise ValueError(
+                'baseline "carried" needs the cpu or cuda kernels, whose runs leave a mean return-to-go behind; with '
+                "the jax backend use --baseline time."
+            )
+        return Carried(task.estimator(backend, baseline="time"))  # type: ignore[arg-type]
+    if b.kind == "binned" and backend != "jax":
+        return task.estimator(backend, baseline=Binned(b.bins, b.every))  # type: ignore[arg-type]
+    if b.kind == "binned" and b.bins != 20:
+        from fluctua.baseline import binned
+
+        return task.estimator(backend, baseline=binned(task.condition, bins=b.bins))
+    return task.estimator(backend, baseline=b.kind)
+
+
+def build(config: Config) -> Parts:
+    """Everything a training needs. `config.backend` must be resolved."""
+    task = make_task(config)
+    o, bounds = config.optimiser, config.bounds
+    rule = by_name(o.rule, o.learning_rate, o.options, {name: getattr(o, f"{name}_scale") for name in FAMILIES})
+    sides = [{name: getattr(bounds, name)[side] for name in FAMILIES} for side in (0, 1)]
+    project = box(*sides)
+    k_start, k_run = jax.random.split(jax.random.key(config.seed))
+    theta = project(tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std))
+    return Parts(task, k_run, theta, make_estimator(config, task), rule, project)

@@ -1,0 +1,25 @@
+"""What the commands share."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import typer
+
+EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError)
+"""Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its trace."""
+
+
+def fail(message: str) -> NoReturn:
+    """What is wrong, on stderr, and exit status 2."""
+    typer.secho(f"fluctua: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)
+
+
+def lattice_size(text: str) -> tuple[int, int]:
+    """`11x13` as (11, 13)."""
+    match = re.fullmatch(r"\s*(\d+)\s*[xX×]\s*(\d+)\s*", text)
+    if not match:
+        raise ValueError(f"--lattice is rows x columns, such as 11x13; got {text!r}.")
+    return int(match[1]), int(match[2])

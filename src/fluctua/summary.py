@@ -1,0 +1,87 @@
+"""What came out of a run: measured once more, written for people and for programs, and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fluctua import history
+from fluctua.build import FAMILIES, make_network
+from fluctua.checkpoint import replace
+from fluctua.config import Config, load
+from fluctua.evaluate import evaluate, load_parameters
+from fluctua.report import with_error
+from fluctua.runfolder import RunFolder
+
+FINER = 2
+"""The final J is also measured with steps this much smaller."""
+
+
+def conclude(place: RunFolder) -> dict[str, Any]:
+    """Measure the final parameters, write summary.txt and summary.json, draw the learning curve."""
+    config, rows = load(place.config), history.read(place.history)
+    if not rows:
+        return {}
+    path = place.path / "summary.json"
+    told = gather(place, config, rows)
+    replace(place.path / "summary.txt", as_text(told).encode())
+    draw(place)
+    replace(path, (json.dumps(told, indent=1) + "\n").encode())  # last: it says that the run is complete
+    return told
+
+
+def draw(place: RunFolder) -> list[Path]:
+    """All figures of a run, as files in its folder."""
+    from fluctua.figures import learning  # here, since a run that only trains needs no matplotlib
+
+    return learning.save(place)
+
+
+def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[str, Any]:
+    """The numbers of a summary."""
+    theta = load_parameters(place.final, make_network(config))
+    first, last = history.effective(rows)[0], rows[-1]
+    count = min(max(last.ensemble, 256), 2000)
+    measured = {}
+    for name, dt in (("final", config.task.dt), ("finer", config.task.dt / FINER)):
+        measured[name] = evaluate(config, theta, trajectories=count, seed=config.seed, dt=dt)._asdict()
+    return {
+        "start": {"J": first.J, "J_stderr": first.J_stderr},
+        **measured,
+        "iterations": last.iteration + 1,
+        "rows": last.row + 1,
+        "trajectories": last.trajectories,
+        "seconds": round(sum(row.seconds for row in rows), 3),
+        "escalations": sum("escalate" in row.event for row in rows),
+        "rewinds": sum("rewind" in row.event for row in rows),
+        "backend": config.backend,
+        "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
+        "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
+    }
+
+
+def as_text(told: dict[str, Any]) -> str:
+    """For people."""
+    value = lambda part: with_error(told[part]["J"], told[part]["J_stderr"])
+    lines = [
+        f"J before   {value('start')}",
+        f"J after    {value('final')}   final.npz, measured afresh with {told['final']['trajectories']:,} trajectories",
+        f"           {value('finer')}   with steps of {told['finer']['dt']:g} instead of {told['final']['dt']:g}",
+        f"training   {told['iterations']:,} iterations, {told['trajectories']:,} trajectories, "
+        f"{told['seconds']:.1f} s on the {told['backend']} backend",
+    ]
+    if told["escalations"]:
+        lines.append(f"schedule   {told['escalations']} escalations, {told['rewinds']} of them with a rewind")
+    bounds = (
+        f"{name} in [{low:g}, {high:g}] ({told['at_bounds'][name]:.0%} there)"
+        for name, (low, high) in told["bounds"].items()
+    )
+    return "\n".join([*lines, "bounds     " + ", ".join(bounds), ""])
+
+
+def _at_bound(values: Any, bounds: tuple[float, float]) -> float:
+    array = np.asarray(values)
+    return float(np.mean((array <= np.float32(bounds[0])) | (array >= np.float32(bounds[1])))) if array.size else 0.0
