@@ -11,12 +11,15 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 import typer
 
+from fluctua.commands import reproduce
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
+app.add_typer(reproduce.app, name="reproduce")
 
 
 @app.callback()
