@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fluctua.commands import reproduce
 from fluctua.commands.bench import bench
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 for command in (train, evaluate, plot, gradient, bench):
     app.command()(command)
+app.add_typer(reproduce.app, name="reproduce")
 
 
 if __name__ == "__main__":

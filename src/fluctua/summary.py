@@ -35,9 +35,9 @@ def conclude(place: RunFolder) -> dict[str, Any]:
 
 def draw(place: RunFolder) -> list[Path]:
     """All figures of a run, as files in its folder."""
-    from fluctua.figures import learning  # here, since a run that only trains needs no matplotlib
+    from fluctua.figures import draw_run, learning, read_run, save  # here: a run that only trains needs no matplotlib
 
-    return learning.save(place)
+    return [*learning.save(place), *save(draw_run(read_run(place.path)), place.path / "figures" / "before_after")]
 
 
 def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[str, Any]:

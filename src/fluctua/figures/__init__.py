@@ -1,1 +1,23 @@
-"""Figures, one module each. A figure is drawn from results and never computes any."""
+"""Figures, one module each. A figure is drawn from results and never computes any.
+
+>>> run = read_run("runs/demo")
+>>> draw_run(run).savefig("demo.png")
+>>> diagram(run.task.network, run.trained).savefig("network.pdf")
+"""
+
+from fluctua.figures.before_after import draw_before_after, draw_run, learning_curve
+from fluctua.figures.network import diagram, draw_network
+from fluctua.figures.runs import Run, find_runs, read_run
+from fluctua.figures.style import save
+
+__all__ = [
+    "Run",
+    "diagram",
+    "draw_before_after",
+    "draw_network",
+    "draw_run",
+    "find_runs",
+    "learning_curve",
+    "read_run",
+    "save",
+]
