@@ -36,7 +36,7 @@ def run(
         raise ValueError(f'`backend` must be "cpu" or "cuda"; got {backend!r}.')
     repeats = 1 if quick else 3
     steps = STEPS // 20 if quick else STEPS
-    slow_steps = 100 if quick else 400
+    slow_steps = 100 if quick else 400 if backend == "cpu" else 4000
     rows: list[Row] = []
 
     def measure(name: str, contender: Callable[[], Callable[[], Any]], work: int, scores: bool) -> None:
