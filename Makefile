@@ -7,7 +7,7 @@ NATIVE := $(wildcard src/fluctua/native/*)
 
 .PHONY: help demo test lint docs clean
 help:
-	@echo "make demo   train a noisy system from its own fluctuations and draw what it learnt"
+	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
 	@echo "make lint   ruff (lint and format) and mypy"
 	@echo "make docs   build the documentation into docs/_build/html"
@@ -31,7 +31,7 @@ $(VENV)/.%: $(VENV)/.core
 	@touch $@
 
 demo: $(VENV)/.core
-	@$(BIN)/python examples/oscillators.py --out demo
+	@$(BIN)/fluctua train demo --out demo --replace
 
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile

@@ -61,7 +61,10 @@ def run(
         )
     measure("JAX reference, time-only", lambda: _ours("jax", trajectories, slow_steps, "time", {}), slow_steps, True)
     if peers:
-        measure("diffrax Euler, simulation only", lambda: _diffrax(trajectories, slow_steps), slow_steps, False)
+        measure("diffrax Euler, simulation only", partial(_diffrax, trajectories, slow_steps, False), slow_steps, False)
+        measure(
+            "  the same with its Brownian tree", partial(_diffrax, trajectories, slow_steps, True), slow_steps, False
+        )
         if backend == "cpu":
             measure("torchsde Euler, simulation only", lambda: _torchsde(trajectories, slow_steps), slow_steps, False)
     return {
@@ -132,7 +135,8 @@ def _ours(
     return call
 
 
-def _diffrax(trajectories: int, steps: int) -> Callable[[], Any]:
+def _diffrax(trajectories: int, steps: int, tree: bool) -> Callable[[], Any]:
+    """tree: noise that an adaptive solver could ask for again, rather than the fastest that a fixed step allows."""
     import diffrax
 
     task, theta = _task(steps)
@@ -140,7 +144,11 @@ def _diffrax(trajectories: int, steps: int) -> Callable[[], Any]:
     assert callable(noise)
 
     def one(key: Any) -> Any:
-        path = diffrax.UnsafeBrownianPath((2 * task.network.sites,), key)
+        shape = (2 * task.network.sites,)
+        if tree:
+            path: Any = diffrax.VirtualBrownianTree(0.0, steps * DT, DT / 2, shape, key)
+        else:
+            path = diffrax.UnsafeBrownianPath(shape, key)
         control = diffrax.ControlTerm(lambda t, y, args: diffrax_diagonal(noise(theta, y, t, None)), path)
         terms: Any = diffrax.MultiTerm(diffrax.ODETerm(lambda t, y, args: drift(theta, y, t, None)), control)
         return diffrax.diffeqsolve(
