@@ -189,6 +189,18 @@ def test_binned_baseline_is_the_cpu_kernels(device, count, baseline, network, dt
         assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, name
 
 
+@pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")
+@pytest.mark.parametrize("baseline", [None, Binned()])
+def test_a_run_repeats_itself_to_the_last_bit(baseline):
+    spec = rectangle(3, 4, steps=300, sigma_kappa=0.1)
+    a, b = (kernel.run(spec, SEED, 3000, backend="cuda", baseline=baseline) for _ in range(2))
+    np.testing.assert_array_equal(a.mean_return_to_go, b.mean_return_to_go)
+    np.testing.assert_array_equal(a.returns, b.returns)
+    for name in ("omega", "kappa", "chi"):
+        np.testing.assert_array_equal(getattr(a.gradient, name), getattr(b.gradient, name))
+        np.testing.assert_array_equal(getattr(a.stderr, name), getattr(b.stderr, name))
+
+
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; too slow to emulate")
 @pytest.mark.parametrize("count", [400, 600, 5000])  # 600 in two bins: too many for the registers of a warp
 def test_binned_baseline_of_large_ensembles(count):

@@ -20,7 +20,7 @@ struct Inputs {
 struct Outputs {
   Real* raw;           // (count, KINDS, N): sums per site
   double* returns;     // (count)
-  double* reward_sum;  // (steps), added to
+  double* reward_sum;  // (blocks, steps), added to: one writer each, so the sums do not depend on who comes first
   Pair* record;        // (count, records, N)
   int* overflow;       // (count)
   Real* waves;         // (blocks, 2·HARMONICS, BONDS) if not in shared memory
@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     record_every);
       }
       if (threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
-        atomicAdd(c_out.reward_sum + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
+        atomicAdd(c_out.reward_sum + (long long)blockIdx.x * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
       __syncthreads();  // before the next chunk's rewards and modulation
       const Real more = c.sum + lost, after = c.base + more;
       lost = more - (after - c.base);

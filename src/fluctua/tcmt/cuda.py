@@ -217,8 +217,9 @@ class Device:
             self.cp.ndarray(data.shape, np.uint8, self.module.get_global(name)).set(data)
 
     def launch(self, first: int, count: int, reward_sum: Any, records: int) -> Part:
-        """Run `count` trajectories from `first`; asynchronous."""
-        cp, n = self.cp, self.spec.omega.size
+        """Run `count` trajectories from `first` and add their rewards to `reward_sum` (T,); asynchronous."""
+        cp, n, blocks = self.cp, self.spec.omega.size, min(self.grid, count)
+        of_blocks = cp.zeros((blocks, self.spec.steps))
         part = Part(
             count,
             cp.empty((count, self.kinds * n), self.real),
@@ -230,18 +231,19 @@ class Device:
         addresses = [
             part.raw.data.ptr,
             part.returns.data.ptr,
-            reward_sum.data.ptr,
+            of_blocks.data.ptr,
             part.record.data.ptr,
             part.overflow.data.ptr,
             waves,
         ]
         self.set_constant("c_out", np.array(addresses, np.uint64))
         self.kernel(
-            (min(self.grid, count),),
+            (blocks,),
             (self.layout.threads,),
             self.arguments(first, count),
             shared_mem=self.shared,
         )
+        reward_sum += of_blocks.sum(axis=0)
         return part
 
     def arguments(self, first: int, count: int) -> tuple[Any, ...]:
