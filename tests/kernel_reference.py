@@ -163,7 +163,7 @@ def bins_of(values, count):
 
 
 def optimal_of_others(to_go, score, group):
-    """Eq. 18 by its definition for each of E trajectories, over the others with the same `group`. (E,)"""
+    """Eq. 20 by its definition for each of E trajectories, over the others with the same `group`. (E,)"""
     bar = np.empty_like(to_go)
     for j in range(len(to_go)):
         others = (group == group[j]) & (np.arange(len(to_go)) != j)

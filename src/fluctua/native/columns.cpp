@@ -1,6 +1,6 @@
 // The paper's baseline, a column at a time: within each quantile bin of |ψ|², trajectory j meets
 //
-//   λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i²                                                         (Eq. 18)
+//   λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i²                                                         (Eq. 20)
 //
 // With S0 = ΣU², m = Σλ̂U²/S0 over the whole bin, itself included, this is the same as
 //

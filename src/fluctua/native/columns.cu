@@ -1,4 +1,4 @@
-// The second pass on the device, second half: the paper's baseline (Eq. 18), as derived in columns.cpp:
+// The second pass on the device, second half: the paper's baseline (Eq. 20), as derived in columns.cpp:
 //
 //   λ̂⁽ʲ⁾ − λ̄⁽ʲ⁾ = (λ̂⁽ʲ⁾ − m) / (1 − U_j²/S0),   S0 = ΣU², m = Σλ̂U²/S0 over j's bin
 //
