@@ -78,7 +78,7 @@ def write_run(
     records = np.arange(history.get("start", 0), iterations, every)
     theta = course(network, records, sigma_kappa=sigma_kappa, seed=seed, scale=iterations / 5)
     with h5py.File(folder / "parameters.h5", "w") as file:
-        for name, values in {"iteration": records, **theta}.items():
+        for name, values in {"row": np.arange(len(records)), "iteration": records, **theta}.items():
             file[name] = values
         file["bonds"], file["positions"], file["lead_sites"] = network.bonds, network.positions, network.lead_sites
         file.attrs.update(sigma_kappa=sigma_kappa, sigma_w=0.5, horizon=20.0, dt=dt, drive_amplitude=10.0)

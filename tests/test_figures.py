@@ -12,8 +12,9 @@ from fluctua.figures import fig1
 from fluctua.figures.before_after import draw_before_after, draw_run
 from fluctua.figures.continuations import breakpoint_of, rolling_mean
 from fluctua.figures.network import diagram, draw_network, scales
-from fluctua.figures.runs import effective, find_runs, kept, read_history, read_run
+from fluctua.figures.runs import effective, find_runs, read_history, read_run
 from fluctua.figures.style import save
+from fluctua.history import kept
 from fluctua.simulate import noise_seed
 from fluctua.tcmt.exposure import exposure
 from fluctua.wiener import silent

@@ -283,6 +283,24 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert (folder / "final.npz").exists()
 
 
+def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
+    folder = tmp_path / "run"
+    options = [x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")]
+    long = ["--set", "ensemble.schedule=steps", "--set", "ensemble.steps=[[0, 4], [3, 50000000]]"]
+    process = command("demo", *options, *long, "--baseline", "none", "--out", folder)
+    wait_for_row(folder, 2, process)
+    time.sleep(1)  # the next iteration has begun by then; should it not, the first signal alone ends the run
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "once more gives the iteration up" in " ".join(said.split())
+    assert f"Go on with: fluctua train --resume {folder}" in " ".join(said.split())
+    assert len(history.read(folder / "history.csv")) == 3
+    assert (folder / "final.npz").exists()
+
+
 def test_stopped_by_the_caller_and_extended(finished, tmp_path):
     for row, _ in runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "run"):
         if row.iteration == 4:

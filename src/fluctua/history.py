@@ -7,8 +7,11 @@ each, up to the iteration of the last row of all (`effective`).
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
+
+import numpy as np
 
 from fluctua.checkpoint import replace
 
@@ -47,16 +50,24 @@ def append(file: IO[str], row: Row) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """All complete rows; a last line that a kill cut short is left out."""
-    with open(path, newline="", encoding="utf-8") as file:
-        text = file.read()
+    """All complete rows; a last line that a kill cut short, or that is being written, is left out."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); a run folder is made by `fluctua train`."
+        ) from None
     if not text.startswith(HEADER):
-        raise ValueError(f"{path} must begin with the line {HEADER.strip()!r}; it is not a history of this version.")
+        raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")
     whole = text[: text.rfind("\n") + 1]
-    return [
-        Row(*(kind(cell) for kind, cell in zip(_KINDS, cells, strict=True)))
-        for cells in csv.reader(whole[len(HEADER) :].splitlines())
-    ]
+    try:
+        return [
+            Row(*(kind(cell) for kind, cell in zip(_KINDS, cells, strict=True)))
+            for cells in csv.reader(whole[len(HEADER) :].splitlines())
+        ]
+    except ValueError as error:
+        raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
 
 
 def truncate(path: Path, last: int) -> list[Row]:
@@ -68,11 +79,16 @@ def truncate(path: Path, last: int) -> list[Row]:
     return kept
 
 
-def effective(rows: list[Row]) -> list[Row]:
+def kept(iteration: np.ndarray) -> np.ndarray:
+    """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i and beyond.
+
+    >>> kept(np.array([0, 1, 2, 3, 1, 2]))
+    array([0, 4, 5])
+    """
+    later = np.minimum.accumulate(iteration[::-1])[::-1]  # the smallest iteration from each row on
+    return np.flatnonzero(iteration < np.append(later[1:], np.iinfo(np.int64).max))
+
+
+def effective(rows: Sequence[Row]) -> list[Row]:
     """The rows that led to where the run is now: one for each iteration, in order."""
-    path: list[Row] = []
-    for row in rows:
-        while path and path[-1].iteration >= row.iteration:
-            path.pop()
-        path.append(row)
-    return path
+    return [rows[i] for i in kept(np.array([row.iteration for row in rows], np.int64))]

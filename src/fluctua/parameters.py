@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 
 from fluctua.checkpoint import settle
+from fluctua.history import kept
 
 FAMILIES = ("omega", "kappa", "chi")
 
@@ -41,6 +42,10 @@ class Course(NamedTuple):
     positions: np.ndarray
     lead_sites: np.ndarray
     attributes: dict[str, float]
+
+    def theta(self, record: int) -> dict[str, np.ndarray]:
+        """θ of one record."""
+        return {name: getattr(self, name)[record] for name in FAMILIES}
 
 
 def create(path: Path, network: Any, theta: dict[str, np.ndarray], attributes: dict[str, float]) -> None:
@@ -94,19 +99,22 @@ def truncate(path: Path, last_row: int, every: int) -> None:
 
 def read(path: Path) -> Course:
     """Everything."""
-    with h5py.File(path, "r") as file:
-        arrays = {name: file[name][:] for name in Course._fields if name != "attributes"}
-        return Course(**arrays, attributes={name: float(value) for name, value in file.attrs.items()})
+    datasets = [name for name in Course._fields if name != "attributes"]
+    try:
+        with h5py.File(path, "r") as file:
+            lacking = [name for name in datasets if name not in file]
+            if lacking:
+                raise ValueError(f"{path} lacks {', '.join(lacking)}.")
+            arrays = {name: file[name][:] for name in datasets}
+            return Course(**arrays, attributes={name: float(value) for name, value in file.attrs.items()})
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
 
 
 def effective(course: Course) -> Course:
     """Only the records that led to where the run is now, one for each iteration."""
-    path: list[int] = []
-    for i, iteration in enumerate(course.iteration):
-        while path and course.iteration[path[-1]] >= iteration:
-            path.pop()
-        path.append(i)
-    return course._replace(**{name: getattr(course, name)[path] for name in ("row", "iteration", *FAMILIES)})
+    rows = kept(course.iteration)
+    return course._replace(**{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)})
 
 
 def _rewrite(path: Path, fill: Callable[[h5py.File], None], fresh: bool = False) -> None:

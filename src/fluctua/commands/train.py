@@ -132,11 +132,14 @@ def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int
 
     config = load(folder / "config.toml")
     console.print(_opening(config, folder), highlight=False, soft_wrap=True)
-    with _told_warnings(console), _asked_to_stop() as asked:
-        for _ in watch(rows, config, earlier=earlier, console=console):
-            if asked:
-                rows.close()  # writes a checkpoint
-                break
+    with _told_warnings(console), _asked_to_stop(console) as asked:
+        try:
+            for _ in watch(rows, config, earlier=earlier, console=console):
+                if asked:
+                    rows.close()  # writes a checkpoint
+                    break
+        except KeyboardInterrupt:  # asked twice: the iteration is given up, what came before it is saved
+            rows.close()
     if asked:
         console.print(f"Saved. Go on with: fluctua train --resume {folder}", highlight=False, soft_wrap=True)
         return STOPPED
@@ -182,7 +185,7 @@ def _free(name: str) -> Path:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def _asked_to_stop(console: Console) -> Iterator[list[int]]:
     """A list that fills when Ctrl-C or a polite kill arrives: the iteration at hand is finished first.
 
     A second one does not wait.
@@ -190,9 +193,10 @@ def _asked_to_stop() -> Iterator[list[int]]:
     asked: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
         asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        console.print("finishing this iteration, then saving; once more gives the iteration up", highlight=False)
 
     old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -6,14 +6,12 @@ R rows of the history, L records of the parameters, N resonators, B bonds.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
 import numpy as np
 
-from fluctua import tcmt
+from fluctua import history, parameters, tcmt
 
 
 class History(NamedTuple):
@@ -30,19 +28,6 @@ class History(NamedTuple):
     event: np.ndarray
 
 
-class Course(NamedTuple):
-    """θ as training went on: iteration (L,), omega (L, N), kappa (L, B), chi (L, N)."""
-
-    iteration: np.ndarray
-    omega: np.ndarray
-    kappa: np.ndarray
-    chi: np.ndarray
-
-    def theta(self, record: int) -> dict[str, np.ndarray]:
-        """θ of one record."""
-        return {"omega": self.omega[record], "kappa": self.kappa[record], "chi": self.chi[record]}
-
-
 class Run(NamedTuple):
     """A training, as its folder tells it.
 
@@ -54,7 +39,7 @@ class Run(NamedTuple):
     sigma_kappa: float
     history: History
     task: tcmt.Task
-    course: Course
+    course: parameters.Course
     trained: dict[str, np.ndarray]
 
 
@@ -65,10 +50,15 @@ def read_run(folder: Path | str) -> Run:
     >>> run.history.J[-1], run.task.network
     """
     folder = Path(folder)
-    task, course, sigma_kappa = _parameters(folder / "parameters.h5")
+    columns = effective(read_history(folder))
+    path = folder / "parameters.h5"
+    course = parameters.effective(parameters.read(path))
+    if not course.iteration.size:
+        raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
+    task = _task(path, course)
     trained = _trained(folder, course)
     tcmt.parameters(task.network, trained)  # raises where they do not fit
-    return Run(folder, sigma_kappa, effective(read_history(folder)), task, course, trained)
+    return Run(folder, course.attributes["sigma_kappa"], columns, task, course, trained)
 
 
 def find_runs(folder: Path | str) -> list[Path]:
@@ -79,112 +69,58 @@ def find_runs(folder: Path | str) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/history.csv"))
 
 
-# -------------------------------------------------------------------------------------------- history
-
-
 def read_history(folder: Path | str) -> History:
-    """All rows of `history.csv`, rewound ones too. (R,)"""
+    """All rows of `history.csv` as columns, rewound ones too. (R,)"""
     path = Path(folder) / "history.csv"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}); a run folder is made by `fluctua train`."
-        ) from None
-    whole = text[: text.rfind("\n") + 1]  # a running training may be in the middle of a line
-    rows = list(csv.reader(whole.splitlines()))
-    if not rows or tuple(rows[0]) != History._fields:
-        got = ",".join(rows[0]) if rows else "nothing"
-        raise ValueError(f"{path} must open with the columns {','.join(History._fields)}; got {got}.")
-    if len(rows) == 1:
+    rows = history.read(path)
+    if not rows:
         raise ValueError(f"{path} has no iterations yet; train for longer, or take the folder away.")
-    whole_numbers = ("row", "iteration", "ensemble", "trajectories")
-    kind = lambda name: str if name == "event" else np.int64 if name in whole_numbers else np.float64
-    try:
-        columns = zip(History._fields, zip(*rows[1:], strict=True), strict=True)
-        return History(*(np.array(column).astype(kind(name)) for name, column in columns))
-    except ValueError as error:
-        raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+    return History(*map(np.array, zip(*rows, strict=True)))
 
 
-def kept(iteration: np.ndarray) -> np.ndarray:
-    """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i and beyond.
-
-    >>> kept(np.array([0, 1, 2, 3, 1, 2]))
-    array([0, 4, 5])
-    """
-    later = np.minimum.accumulate(iteration[::-1])[::-1]  # the smallest iteration from each row on
-    return np.flatnonzero(iteration < np.append(later[1:], np.iinfo(np.int64).max))
-
-
-def effective(history: History) -> History:
+def effective(columns: History) -> History:
     """The history without what rewinds undid: the last row of each iteration. (I,)"""
-    rows = kept(history.iteration)
-    return History(*(column[rows] for column in history))
+    rows = history.kept(columns.iteration)
+    return History(*(column[rows] for column in columns))
 
 
-# ----------------------------------------------------------------------------------------- parameters
-
-
-def _parameters(path: Path) -> tuple[tcmt.Task, Course, float]:
-    """The task and the course of θ from `parameters.h5`. Rates that the file does not tell are the paper's."""
-    data, attributes = _contents(path)
-    network = _network(path, data, attributes)
-    for name in ("omega", "kappa", "chi"):
-        expected = (len(data["iteration"]), *network.shape(name))
-        if data[name].shape != expected:
-            raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {data[name].shape}.")
-    task = tcmt.transmission(
-        network,
-        horizon=attributes["horizon"],
-        dt=attributes["dt"],
-        s=attributes["drive_amplitude"],
-        sigma_kappa=attributes["sigma_kappa"],
-    )
-    rows = kept(data["iteration"])
-    if not rows.size:
-        raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
-    return task, Course(*(data[name][rows] for name in Course._fields)), attributes["sigma_kappa"]
-
-
-def _contents(path: Path) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    datasets = (*Course._fields, "bonds", "positions", "lead_sites")
-    numbers = ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude")
-    try:
-        with h5py.File(path, "r") as file:
-            data = {name: file[name][()] for name in datasets if name in file}
-            attributes = {
-                name: float(file.attrs[name]) for name in (*numbers, "gamma_e", "gamma") if name in file.attrs
-            }
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error}).") from None
-    lacking = [name for name in datasets if name not in data] + [name for name in numbers if name not in attributes]
+def _task(path: Path, course: parameters.Course) -> tcmt.Task:
+    """What was trained. Rates that the file does not tell are the paper's."""
+    a = course.attributes
+    lacking = [name for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude") if name not in a]
     if lacking:
         raise ValueError(f"{path} lacks {', '.join(lacking)}.")
-    return data, attributes
-
-
-def _network(path: Path, data: dict[str, np.ndarray], attributes: dict[str, float]) -> tcmt.Network:
-    network = tcmt.from_edges(
-        data["bonds"],
-        sites=len(data["positions"]),
-        leads=[tcmt.Lead(int(site), attributes.get("gamma_e", 1.0)) for site in data["lead_sites"]],
-        gamma=attributes.get("gamma", 0.02),
-        sigma_w=attributes["sigma_w"],
-        positions=data["positions"],
+    network = _network(path, course)
+    for name in parameters.FAMILIES:
+        expected, got = (len(course.iteration), *network.shape(name)), getattr(course, name).shape
+        if got != expected:
+            raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
+    return tcmt.transmission(
+        network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"]
     )
-    if not np.array_equal(network.bonds, data["bonds"]):
+
+
+def _network(path: Path, course: parameters.Course) -> tcmt.Network:
+    a = course.attributes
+    network = tcmt.from_edges(
+        course.bonds,
+        sites=len(course.positions),
+        leads=[tcmt.Lead(int(site), a.get("gamma_e", 1.0)) for site in course.lead_sites],
+        gamma=a.get("gamma", 0.02),
+        sigma_w=a["sigma_w"],
+        positions=course.positions,
+    )
+    if not np.array_equal(network.bonds, course.bonds):
         raise ValueError(f"{path}: `bonds` must be pairs i < j in lexicographic order, which is the order of `kappa`.")
     return network
 
 
-def _trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
+def _trained(folder: Path, course: parameters.Course) -> dict[str, np.ndarray]:
     path = folder / "final.npz"
     if not path.exists():
         return course.theta(-1)
     try:
         with np.load(path, allow_pickle=False) as file:
-            theta = {name: file[name] for name in ("omega", "kappa", "chi")}
+            return {name: file[name] for name in parameters.FAMILIES}
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must hold omega, kappa and chi as plain arrays ({error}).") from None
-    return theta
