@@ -231,9 +231,9 @@ def _machine(backend: str) -> str:
             name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    from fluctua.tcmt.kernel import _cores
+    from fluctua.tcmt.kernel import cores
 
-    text = f"{_cores()} cores of {name}"
+    text = f"{cores()} cores of {name}"
     if backend == "cuda":
         import cupy
 

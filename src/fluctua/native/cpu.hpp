@@ -17,4 +17,7 @@ template <class Real> bool run_cpu(const Arrays& given, const Arrays& out, const
 // The second pass, with the binned baseline: `given` also holds the returns of the first.
 template <class Real> bool run_binned(const Arrays& given, const Arrays& out, const std::string& engine);
 
+// One pass with the twin correction: `twin` describes its network as `given` does the trajectories'.
+template <class Real> bool run_twin(const Arrays& given, const Arrays& twin, const Arrays& out, const std::string& engine);
+
 }  // namespace fluctua

@@ -55,6 +55,13 @@ void binned(nb::dict given, nb::dict out, bool is_double, const std::string& eng
   if (!done) throw nb::python_error();
 }
 
+void twin(nb::dict given, nb::dict of_twin, nb::dict out, bool is_double, const std::string& engine) {
+  const fluctua::Arrays in(given), model(of_twin), to(out);
+  const bool done =
+      is_double ? fluctua::run_twin<double>(in, model, to, engine) : fluctua::run_twin<float>(in, model, to, engine);
+  if (!done) throw nb::python_error();
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
   for (const auto& e : fluctua::engines<float>()) names.emplace_back(e.name);
@@ -73,5 +80,7 @@ NB_MODULE(_native, m) {
         "One pass over the trajectories of a resonator network; see fluctua.tcmt.kernel.");
   m.def("binned", &binned, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
         "The second pass over those trajectories, with the quantile-binned baseline.");
+  m.def("twin", &twin, nb::arg("given"), nb::arg("twin"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
+        "One pass with the twin correction; see fluctua.tcmt.twin_kernel.");
   m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

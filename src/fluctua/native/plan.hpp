@@ -95,12 +95,15 @@ template <class Real> struct Columns {
 constexpr int kColumnPiece = 512;
 constexpr int kMostBins = 256;
 
+template <class Real> struct TwinEngine;  // twin.hpp
+
 // A function per instruction set and precision.
 template <class Real> struct Engine {
   std::int64_t (*workspace)(const Plan<Real>&);  // elements of Real
   void (*sweep)(const Plan<Real>&, Job<Real>&);
   void (*replay)(const Plan<Real>&, const Replay<Real>&);
   void (*columns)(const Plan<Real>&, const Columns<Real>&, int site);
+  const TwinEngine<Real>* twin;
   const char* name;
 };
 

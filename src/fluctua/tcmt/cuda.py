@@ -88,7 +88,7 @@ def run_cuda(spec: KernelSpec, o: Options) -> KernelResult:
         out["returns"][begin:end] = part.returns.get()
         bad = np.flatnonzero(part.overflow.get())
         if bad.size:
-            _explain_overflow(spec, o, o.first + begin + int(bad[0]))
+            kernel.explain_overflow(spec, o, o.first + begin + int(bad[0]))
         if p:
             moments, samples = device.moments(part, o.samples)
             out["moments"] += moments
@@ -389,13 +389,3 @@ def _refuse(spec: KernelSpec, o: Options) -> None:
     for name, sites in (("drives", spec.drive_sites), ("ports", spec.port_sites)):
         if o.rates and len(np.unique(sites)) != len(sites):
             raise ValueError(f"rates=True on the GPU needs the {name} on distinct sites. Use backend='cpu'.")
-
-
-def _explain_overflow(spec: KernelSpec, o: Options, trajectory: int) -> None:
-    """Replay the trajectory on the CPU, whose kernel knows the step; it raises."""
-    from fluctua.tcmt import kernel
-
-    first = trajectory & ~1 if o.antithetic else trajectory
-    alone = o._replace(first=first, trajectories=2 if o.antithetic else 1, record_every=0, samples=False)
-    kernel._run_cpu(spec, alone, None, "")
-    raise FloatingPointError(f"the state of trajectory {trajectory} is no longer finite at the end of the run.")

@@ -108,7 +108,6 @@ class Second:
 
     def returns(self) -> dict[str, Any]:
         """The first pass."""
-        from fluctua.tcmt.cuda import _explain_overflow
 
         spec, o = self.spec, self.o
         records = spec.steps // o.record_every + 1 if o.record_every else 0
@@ -116,7 +115,7 @@ class Second:
         self.part = self.device.launch(o.first, o.trajectories, self.reward_sum, records)
         bad = np.flatnonzero(self.part.overflow.get())
         if bad.size:
-            _explain_overflow(spec, o, o.first + int(bad[0]))
+            kernel.explain_overflow(spec, o, o.first + int(bad[0]))
         return {
             "returns": self.part.returns.get(),
             "reward_sum": self.reward_sum.get(),

@@ -318,6 +318,19 @@ def flat(spec: KernelSpec, o: Options) -> dict[str, Any]:
     }
 
 
+def modulation_steps(spec: KernelSpec, o: Options) -> int:
+    """Steps in one piece of the modulation."""
+    return modulation_pieces(spec, MODULATION_TOLERANCE if o.dtype == "float32" else 0.0)[0]
+
+
+def explain_overflow(spec: KernelSpec, o: Options, trajectory: int) -> None:
+    """Run the trajectory again, looking after every step; raises."""
+    first = trajectory & ~1 if o.antithetic else trajectory
+    alone = o._replace(first=first, trajectories=2 if o.antithetic else 1, record_every=0, samples=False)
+    _run_cpu(spec, alone, None, "")
+    raise FloatingPointError(f"the state of trajectory {trajectory} is no longer finite at the end of the run.")
+
+
 def width(spec: KernelSpec, o: Options) -> int:
     """P, the number of columns of the kernels' gradients."""
     sites = spec.omega.size
@@ -329,7 +342,7 @@ def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> 
     from fluctua import _native  # here, so that a GPU run does not need the compiled core
 
     given = flat(spec, o)
-    given["threads"] = threads or _cores()
+    given["threads"] = threads or cores()
     p, real = width(spec, o), np.dtype(o.dtype)
     records = spec.steps // o.record_every + 1 if o.record_every else 0
     out: dict[str, Any] = {
@@ -360,7 +373,8 @@ def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> 
     return result(spec, o, out)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -377,11 +391,11 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> KernelResult:
     value_moments = np.array(
         [[returns.sum()], [(returns**2).sum()], [((returns[::2][: count // 2] + returns[1::2]) ** 2).sum()]]
     )
-    mean, _, error = _statistics(value_moments, o)
+    mean, _, error = statistics(value_moments, o)
     to_go = mean_to_go(out["reward_sum"], count)
     gradient = stderr = second = None
     if o.scores:
-        gradient, second, stderr = (_families(spec, o, v) for v in _statistics(out["moments"], o))
+        gradient, second, stderr = (families(spec, o, v) for v in statistics(out["moments"], o))
     record = out["record"]
     return KernelResult(
         returns,
@@ -391,7 +405,7 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> KernelResult:
         stderr,
         second,
         to_go,
-        _families(spec, o, out["samples"]) if o.samples else None,
+        families(spec, o, out["samples"]) if o.samples else None,
         None if record is None else record.view(np.dtype(f"c{2 * record.dtype.itemsize}"))[..., 0],
     )
 
@@ -401,7 +415,7 @@ def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
     return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count
 
 
-def _statistics(moments: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def statistics(moments: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, mean square and standard error of the mean from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
     mean, second = moments[0] / o.trajectories, moments[1] / o.trajectories
     units = o.trajectories // 2 if o.antithetic else o.trajectories  # the two of a pair are not independent
@@ -411,7 +425,7 @@ def _statistics(moments: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray
     return mean, second, np.sqrt(np.maximum(square - mean**2, 0) / (units - 1))
 
 
-def _families(spec: KernelSpec, o: Options, columns: np.ndarray) -> Families:
+def families(spec: KernelSpec, o: Options, columns: np.ndarray) -> Families:
     """Split the kernels' columns (..., P), and put the bonds back into the order they were given in."""
     n, b, d, m = spec.omega.size, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
     sizes = [n, n, b] + ([n, n, d, m] if o.rates else [])
