@@ -1,5 +1,6 @@
 """Fluctua: train stochastic physical systems from their own fluctuations."""
 
+from fluctua.averaged import Averaged, Certificate
 from fluctua.baseline import Baseline, Kick, binned, mean, none, optimal, time_only
 from fluctua.compare import Comparison, compare
 from fluctua.gradient import gradient, mean_return_to_go, ppgt

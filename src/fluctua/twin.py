@@ -233,8 +233,8 @@ def reverse_block(
     """
     index, t, dt = grid(times)
 
-    def ahead(xbar: Array, step: Any) -> tuple[Array, Array]:
-        return advance_twin(twin, numbers, xbar, *step, context), xbar
+    def ahead(xbar: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        return advance_twin(twin, numbers, xbar, step[0], step[1], context), xbar
 
     _, path = jax.lax.scan(ahead, xbar, (t, dt))
 
@@ -289,7 +289,7 @@ def start_terms(
     model, theta = twin.model, numbers.theta
     if not isinstance(model.start, Density):
         return carry.direct, carry.correction
-    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]  # type: ignore[union-attr]
+    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
     score = jax.vmap(one)(x, context)
 
     def term(worth: Array) -> Array:

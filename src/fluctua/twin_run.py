@@ -170,7 +170,7 @@ def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: 
 @partial(jax.jit, static_argnums=0)
 def _forward_twin(twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree) -> Array:
     """x̄ at the end of a segment."""
-    body = lambda x, step: (advance_twin(twin, numbers, x, *step, context), None)
+    body = lambda x, step: (advance_twin(twin, numbers, x, step[0], step[1], context), None)
     return jax.lax.scan(body, xbar, grid(times)[1:])[0]
 
 

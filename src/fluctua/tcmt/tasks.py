@@ -103,7 +103,8 @@ class Task(NamedTuple):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
         from fluctua.tcmt.fused import fused  # needs the compiled core, which the JAX path does not
 
-        return fused(self, device=backend, baseline="time" if baseline is None else baseline, **options)
+        given: Any = "time" if baseline is None else baseline
+        return fused(self, device=backend, baseline=given, **options)
 
 
 def _baseline(task: Task, given: Baseline | Twin | str | None) -> Baseline | Twin:
