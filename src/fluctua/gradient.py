@@ -5,32 +5,25 @@ estimator that runs a substrate.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fluctua import check, recorded
 from fluctua.baseline import Baseline, optimal
 from fluctua.recording import Recording
+from fluctua.samples import Samples, reduce_samples, unflatten
 from fluctua.score import full_score
 from fluctua.simulate import Simulator
 from fluctua.start import Density, Reparameterised
 from fluctua.stream import run_and_pilot, streamed_samples
 from fluctua.sweep import Model, Tables
+from fluctua.twin import Twin
+from fluctua.twin_estimator import TwinPPGT, twin_ppgt
 from fluctua.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Substrate, Trajectories
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
-
-
-class Samples(NamedTuple):
-    """One gradient and one return per trajectory: leaves (E, ...), and (E,)."""
-
-    gradient: Params
-    returns: Array
 
 
 def gradient(
@@ -41,7 +34,7 @@ def gradient(
     *,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
-    baseline: Baseline | None = None,
+    baseline: Baseline | Twin | None = None,
     initial_baseline: Baseline | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Estimate:
@@ -52,8 +45,8 @@ def gradient(
     block). Chunks give the same result as one piece. An iterable is gone through more than once, so it
     must start afresh each time: a list, or an object with `__iter__`, not a generator.
 
-    start: None for a start that does not depend on θ. baseline: `optimal()` if not given;
-    initial_baseline, for the draw of X₀, the same as `baseline` if not given.
+    start: None for a start that does not depend on θ. baseline: `optimal()` if not given, or a `Twin`;
+    initial_baseline, for the draw of X₀, the same as `baseline` if not given (`optimal()` with a `Twin`).
 
     >>> gradient(process, objective, theta, Trajectories(t, x)).stderr
     """
@@ -91,9 +84,8 @@ class PPGT(NamedTuple):
         theta = check.parameters(theta)
         if isinstance(self.substrate, Simulator):
             plans = (self.baseline, self.initial_baseline)
-            return _samples(
-                theta, *streamed_samples(self.model, self._tables(), plans, self.substrate, key, theta, count)
-            )
+            flat, returns = streamed_samples(self.model, self._tables(), plans, self.substrate, key, theta, count)
+            return Samples(unflatten(theta, flat), returns)
         k_run, k_pilot = run_and_pilot(key)
         pilot = max(self.baseline.pilot, self.initial_baseline.pilot)
         table = None
@@ -119,12 +111,27 @@ class PPGT(NamedTuple):
                     "return-to-go of other trajectories (`mean_return_to_go`): nothing can be run here."
                 )
         tables = Tables(*(table if values is None else values for values in self._tables()))
-        return _samples(theta, *recorded.recorded_samples(self.model, tables, recording, theta, block_bytes))
+        flat, returns = recorded.recorded_samples(self.model, tables, recording, theta, block_bytes)
+        return Samples(unflatten(theta, flat), returns)
 
     def _tables(self) -> Tables:
         return Tables(self.baseline.values, self.initial_baseline.values)
 
 
+@overload
+def ppgt(
+    process: Process,
+    objective: Objective,
+    substrate: Substrate,
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Twin,
+    initial_baseline: Baseline | None = None,
+) -> TwinPPGT: ...
+
+
+@overload
 def ppgt(
     process: Process,
     objective: Objective,
@@ -134,13 +141,38 @@ def ppgt(
     score: Score = full_score,
     baseline: Baseline | None = None,
     initial_baseline: Baseline | None = None,
-) -> PPGT:
+) -> PPGT: ...
+
+
+@overload
+def ppgt(
+    process: Process,
+    objective: Objective,
+    substrate: Substrate,
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | Twin | None,
+    initial_baseline: Baseline | None = None,
+) -> PPGT | TwinPPGT: ...
+
+
+def ppgt(
+    process: Process,
+    objective: Objective,
+    substrate: Substrate,
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | Twin | None = None,
+    initial_baseline: Baseline | None = None,
+) -> PPGT | TwinPPGT:
     """An estimator of ∇θJ that runs a substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
 
     A simulator is streamed: the trajectories are never stored, and are replayed when the baseline needs
     the returns first. `process` is what the score uses; it may be a calibrated model of the substrate.
     `start` defaults to the simulator's own, `baseline` to `optimal()`, and `initial_baseline`, for the
-    draw of X₀, to `baseline`.
+    draw of X₀, to `baseline`. A `Twin` for a baseline is a model that explains most of the return.
 
     >>> estimator = ppgt(process, objective, simulator(process, x0, t), baseline=optimal())
     >>> estimate = estimator(jax.random.key(0), theta, 1000)
@@ -149,6 +181,11 @@ def ppgt(
         start = substrate.recipe.start
     moving = None if start is None else check.start(start)[0]
     check.score_for_start(score, moving)
+    if baseline is Twin:
+        raise TypeError("`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin().")
+    if isinstance(baseline, Twin):
+        given = (check.process(process), check.objective(objective), substrate, moving, score)
+        return twin_ppgt(*given, baseline, initial_baseline)
     step = optimal() if baseline is None else baseline
     initial = step if initial_baseline is None else initial_baseline
     model = Model(check.process(process), check.objective(objective), score, moving, step.of, initial.of)
@@ -165,28 +202,3 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
     return recorded.mean_return_to_go(check.objective(objective), theta, recording.times, x, recording.context)
-
-
-def reduce_samples(samples: Samples) -> Estimate:
-    """Mean, standard error and second moment over trajectories."""
-    gradient, stderr, second_moment, value, value_stderr = _reduce(samples)
-    return Estimate(gradient, stderr, second_moment, value, value_stderr, samples.returns.shape[0])
-
-
-def _samples(theta: Params, flat: Array, returns: Array) -> Samples:
-    like, unravel = ravel_pytree(theta)
-    return Samples(jax.vmap(unravel)(flat.astype(like.dtype)), returns)
-
-
-@jax.jit
-def _reduce(samples: Samples) -> tuple[Params, Params, Params, Array, Array]:
-    count = samples.returns.shape[0]
-    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count)
-    each = samples.gradient
-    return (
-        jax.tree.map(lambda v: v.mean(axis=0), each),
-        jax.tree.map(error, each),
-        jax.tree.map(lambda v: jnp.mean(v**2, axis=0), each),
-        samples.returns.mean(),
-        error(samples.returns),
-    )

@@ -73,14 +73,17 @@ class Recording:
         steps = len(self.t) - 1
         b = max(1, min(steps, block_bytes // max(1, self.first.nbytes)))
         for n in range(0, steps, b):
-            stop = min(n + b, steps) + 1
-            parts = [np.asarray(chunk.x[:, n:stop]) for chunk in self._chunks]
-            if [len(part) for part in parts] != self.sizes:
-                raise ValueError(
-                    f"the chunks changed while they were read: {self.sizes} trajectories at first, "
-                    f"{[len(part) for part in parts]} later."
-                )
-            yield n, Times(self.t[n:stop], self.times.dt[n : stop - 1]), jnp.asarray(np.concatenate(parts), self.dtype)
+            yield n, *self.block(n, min(n + b, steps))
+
+    def block(self, n: int, stop: int) -> tuple[Times, Array]:
+        """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
+        parts = [np.asarray(chunk.x[:, n : stop + 1]) for chunk in self._chunks]
+        if [len(part) for part in parts] != self.sizes:
+            raise ValueError(
+                f"the chunks changed while they were read: {self.sizes} trajectories at first, "
+                f"{[len(part) for part in parts]} later."
+            )
+        return Times(self.t[n : stop + 1], self.times.dt[n:stop]), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""

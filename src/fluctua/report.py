@@ -46,3 +46,15 @@ def describe_estimate(estimate: Estimate, most: int = 12) -> str:
     if len(g) > most:
         lines.append(f"  … {len(g)} components in all; shown: the {most} furthest from zero in standard errors")
     return "\n".join(lines)
+
+
+def certificate_table(rows: list[tuple[str, float, float, float]], trajectories: float) -> str:
+    """A twin's error, a line for each family: (name, correction / gradient, its error, chi² per component)."""
+    room = max(6, *(len(row[0]) for row in rows))
+    lines = [
+        f"the twin's error in the gradient, from the equivalent of {trajectories:,.0f} trajectories",
+        f"  {'family':<{room}}  correction / gradient   standard error   chi² per component",
+    ]
+    for name, rms, error, chi2 in rows:
+        lines.append(f"  {name:<{room}}  {rms:>21.2%}   {error:>14.2%}   {chi2:>18.2f}")
+    return "\n".join(lines)

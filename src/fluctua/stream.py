@@ -69,11 +69,12 @@ def streamed_samples(
     returns, flat, last = _sweep(model, *run, guess, tables)
 
     check.finite_simulation(last, substrate.t)
-    check.finite_scores(flat, model.process, theta, lambda j: _only(substrate(k_run, theta, j + 1), j), substrate.t)
+    check.finite_scores(flat, model.process, theta, lambda j: only(substrate(k_run, theta, j + 1), j), substrate.t)
     return flat, returns
 
 
-def _only(trajectories: Trajectories, j: int) -> Trajectories:
+def only(trajectories: Trajectories, j: int) -> Trajectories:
+    """Trajectory j alone."""
     t, x, context = trajectories
     return Trajectories(t, x[j : j + 1], jax.tree.map(lambda leaf: leaf[j : j + 1], context))
 

@@ -87,14 +87,14 @@ def sweep_step(
     x, x_next, context = ensemble
     n, t, dt = when
     reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
-    score, explicit = _scores(model, theta, ensemble, when, origin)
+    score, explicit = scores(model, theta, ensemble, when, origin)
     to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick
     bar = model.baseline(Kick(n, theta, x, t, context, to_go, score, tables.step))
     term = (to_go[:, None] - bar) * score + explicit
     return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score)
 
 
-def _scores(
+def scores(
     model: Model, theta: Params, ensemble: tuple[Array, Array, PyTree], when: tuple[Array, ...], origin: Array
 ) -> tuple[Array, Array]:
     """Uₙ and ∂θ g Δt of every trajectory, each (E, P)."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fluctua import check
-from fluctua.gradient import Samples, reduce_samples
+from fluctua.samples import Samples, reduce_samples
 from fluctua.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
 from fluctua.types import Array, Estimate, Objective, Params, Rewards, Times
 

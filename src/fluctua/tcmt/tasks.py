@@ -36,6 +36,7 @@ from fluctua.tcmt.process import (
     process,
     to_psi,
 )
+from fluctua.twin import Twin
 from fluctua.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
 from fluctua.wiener import Wiener, philox
 
@@ -83,14 +84,15 @@ class Task(NamedTuple):
         self,
         backend: str = "jax",
         *,
-        baseline: Baseline | str | None = None,
+        baseline: Baseline | Twin | str | None = None,
         wiener: Wiener = philox,
         **options: Any,
     ) -> Estimator:
         """(key, theta, count) -> Estimate.
 
         backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline:
-        "none", "time" (the default) or "binned" (the paper's), or a `Baseline` (JAX only).
+        "none", "time" (the default), "binned" (the paper's) or "twin" (the network's own noise-free path), or a
+        `Baseline` or `Twin` (JAX only).
         """
         if backend == "jax":
             if options:
@@ -101,15 +103,24 @@ class Task(NamedTuple):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
         from fluctua.tcmt.fused import fused  # needs the compiled core, which the JAX path does not
 
-        return fused(self, device=backend, baseline="time" if baseline is None else baseline, **options)
+        given: Any = "time" if baseline is None else baseline
+        return fused(self, device=backend, baseline=given, **options)
 
 
-def _baseline(task: Task, given: Baseline | str | None) -> Baseline:
-    if isinstance(given, Baseline):
+def _baseline(task: Task, given: Baseline | Twin | str | None) -> Baseline | Twin:
+    if isinstance(given, Baseline | Twin):
         return given
-    named = {None: time_only, "time": time_only, "none": none, "binned": lambda: binned(task.condition)}
+    named: dict[Any, Callable[[], Baseline | Twin]] = {
+        None: time_only,
+        "time": time_only,
+        "none": none,
+        "binned": lambda: binned(task.condition),
+        "twin": Twin,
+    }
     if given not in named:
-        raise ValueError(f'`baseline` must be "none", "time", "binned" or a fluctua.Baseline; got {given!r}.')
+        raise ValueError(
+            f'`baseline` must be "none", "time", "binned", "twin", a fluctua.Baseline or a fluctua.Twin; got {given!r}.'
+        )
     return named[given]()
 
 

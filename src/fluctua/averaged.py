@@ -1,0 +1,194 @@
+"""The correction averaged over iterations: what a twin misses changes slowly, so it need not be measured afresh.
+
+With a good twin almost all of the noise is in the correction and almost none of the mean. θ moves little in an
+iteration, so the mean of the correction over the last ones is nearly that of the present,
+
+    G = ⟨direct⟩ + ⟨correction⟩ over iterations,   weights ∝ trajectories · (1 − 1/memory)^age,
+
+and it is worth keeping for its own sake: it is the error that the twin makes in the gradient, with an error bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.report import certificate_table
+from fluctua.twin import TwinSamples
+from fluctua.types import Array, Estimate, Params
+
+SUMS = ("correction", "square", "direct")
+
+
+class Splits(Protocol):
+    """An estimator that gives its samples in two parts, as `ppgt(..., baseline=Twin())` does."""
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples: ...
+
+
+class Certificate(NamedTuple):
+    """How wrong the twin is: the mean correction over recent iterations, leaf by leaf, and its standard error.
+
+    gradient: of the same iterations, to compare with. trajectories: as many as all of equal weight would be.
+    Prints a line for each family:
+
+    rms: √⟨c²⟩/√⟨G²⟩, the correction relative to the gradient. error: the same of the standard errors; below it
+    nothing is resolved. chi²: ⟨(c/stderr)²⟩, about 1 where the twin's error does not show, and the larger the surer.
+    """
+
+    correction: Params
+    stderr: Params
+    gradient: Params
+    trajectories: float
+
+    @property
+    def rows(self) -> list[tuple[str, float, float, float]]:
+        """(family, rms, error, chi²), one for each leaf of θ."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.correction)
+        rest = zip(leaves, jax.tree.leaves(self.stderr), jax.tree.leaves(self.gradient), strict=True)
+        return [_row(path, c, error, g) for (path, c), error, g in rest]
+
+    def __repr__(self) -> str:
+        return certificate_table(self.rows, self.trajectories)
+
+
+class Averaged:
+    """An estimator that remembers the correction: (key, theta, count) -> Estimate.
+
+    estimator: anything with `split`. memory: iterations over which the correction is averaged; 1 remembers nothing.
+    carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a `table`.
+
+    What the standard error assumes: every call has its own key; and θ moved so little within `memory` that the mean
+    correction did not change by more than the error bar. Then the errors of the calls are uncorrelated, though each
+    θ was chosen in sight of those before, and their variances add. A lag is a bias that the error bar does not show: of
+    the correction only, and gone when θ comes to rest. The second moment is gradient² + count·stderr², of one
+    trajectory out of `count` that would give this error bar, which is what a rule such as `rms_ascent` asks for.
+
+    It has a state; put it back to go on where another left off.
+
+    >>> estimator = Averaged(ppgt(process, objective, simulator, baseline=Twin()), memory=100)
+    >>> records = train(key, theta, estimator, optax.adam(0.01), count=64, iterations=500)
+    >>> print(estimator.certificate)
+    """
+
+    def __init__(self, estimator: Splits, memory: float = 100, *, carry: bool = False):
+        if not hasattr(estimator, "split"):
+            raise TypeError(
+                f"`Averaged` needs an estimator that splits its samples, such as ppgt(..., baseline=Twin()); "
+                f"{type(estimator).__name__} has no `split`."
+            )
+        if not memory >= 1:
+            raise ValueError(f"`memory` is a number of iterations, at least 1; got {memory!r}.")
+        self.estimator, self.memory, self.carry = estimator, memory, carry
+        self._state: dict[str, np.ndarray] = {}
+        self._like: Params = None
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return getattr(self.estimator, "cost", lambda theta: 1)(theta)
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs besides."""
+        return getattr(self.estimator, "pilot", 0)
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` new trajectories and the corrections of earlier ones."""
+        if count < 2:
+            raise ValueError(f"`Averaged` needs two trajectories a call, to know their spread; got {count}.")
+        options: dict[str, Any] = {"table": self._state["table"]} if self.carry and "table" in self._state else {}
+        samples = self.estimator.split(key, theta, count, **options)
+        direct, correction = _rows(samples.direct), _rows(samples.correction)
+        old = self._state if self._state else _empty(direct.shape[1])
+        if old["correction"].shape != direct.shape[1:]:
+            raise ValueError(
+                f"the state is of {old['correction'].size} parameters and θ has {direct.shape[1]}. Begin anew with "
+                "another `Averaged`."
+            )
+
+        fade = 1 - 1 / self.memory
+        weight = fade * old["weight"] + count
+        share = count / weight  # of this call
+        earlier = fade * old["correction"] / weight
+        mixed = direct + share * correction
+        gradient = mixed.mean(axis=0) + earlier
+        # this call's two parts are correlated; the calls among each other are not
+        variance = mixed.var(axis=0, ddof=1) / count + fade**2 * old["square"] / weight**2
+        self._state = {
+            "weight": np.asarray(weight),
+            "weight_square": np.asarray(fade**2 * old["weight_square"] + count),
+            "correction": fade * old["correction"] + count * correction.mean(axis=0),
+            "square": fade**2 * old["square"] + count * correction.var(axis=0, ddof=1),
+            "direct": fade * old["direct"] + count * direct.mean(axis=0),
+        }
+        if self.carry:
+            self._state["table"] = np.asarray(samples.mean_lambda)
+        self._like = theta
+        returns = np.asarray(samples.returns, np.float64)
+        shaped = lambda flat: _shaped(theta, flat)
+        return Estimate(
+            shaped(gradient),
+            shaped(np.sqrt(variance)),
+            shaped(gradient**2 + count * variance),
+            jnp.asarray(returns.mean(), samples.returns.dtype),
+            jnp.asarray(returns.std(ddof=1) / np.sqrt(count), samples.returns.dtype),
+            count,
+        )
+
+    @property
+    def certificate(self) -> Certificate:
+        """The twin's error in the gradient, with its standard error."""
+        if not self._state or self._like is None:
+            raise ValueError("there is no certificate yet: call the estimator, or `restore(state, theta)`.")
+        s, shaped = self._state, lambda flat: _split_like(self._like, flat)
+        w = s["weight"]
+        parts = (s["correction"] / w, np.sqrt(s["square"]) / w, (s["correction"] + s["direct"]) / w)
+        correction, stderr, gradient = map(shaped, parts)
+        return Certificate(correction, stderr, gradient, float(w**2 / s["weight_square"]))
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered, as plain arrays: three numbers a parameter; empty before the first call."""
+        return {name: value.copy() for name, value in self._state.items()}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
+        """Put a `state` back. theta: any of the parameters it is of, for a `certificate` before the next call."""
+        missing = sorted({*_empty(0)} - set(state)) if state else []
+        if missing:
+            raise ValueError(f"this is not the state of an `Averaged`: it has no {', '.join(map(repr, missing))}.")
+        self._state = {name: np.array(value) for name, value in state.items()}
+        self._like = theta
+
+
+def _empty(size: int) -> dict[str, np.ndarray]:
+    return {"weight": np.zeros(()), "weight_square": np.zeros(()), **{name: np.zeros(size) for name in SUMS}}
+
+
+def _rows(tree: Params) -> np.ndarray:
+    """Leaves (E, ...) as one matrix (E, P), in double precision: the sums run over many iterations."""
+    return np.concatenate([np.asarray(v, np.float64).reshape(np.shape(v)[0], -1) for v in jax.tree.leaves(tree)], 1)
+
+
+def _split_like(theta: Params, flat: np.ndarray) -> Params:
+    """(P,) in the structure of θ, in double precision."""
+    leaves, tree = jax.tree.flatten(theta)
+    pieces = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    return jax.tree.unflatten(tree, [v.reshape(np.shape(leaf)) for v, leaf in zip(pieces, leaves, strict=True)])
+
+
+def _shaped(theta: Params, flat: np.ndarray) -> Params:
+    """(P,) in the structure and precision of θ."""
+    return jax.tree.map(lambda v, leaf: jnp.asarray(v, jnp.asarray(leaf).dtype), _split_like(theta, flat), theta)
+
+
+def _row(path: Any, c: np.ndarray, error: np.ndarray, g: np.ndarray) -> tuple[str, float, float, float]:
+    name = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+    rms = lambda v: float(np.sqrt(np.mean(np.square(v))))
+    size = rms(g)
+    # a correction that vanishes in every trajectory has no error bar, and is no evidence against the twin
+    z = np.divide(c, error, out=np.zeros_like(c), where=error > 0)
+    return name, rms(c) / size if size else 0.0, rms(error) / size if size else 0.0, float(np.mean(z**2))

@@ -1,0 +1,310 @@
+"""The twin correction: the paper's estimator with a digital twin to explain most of the return.
+
+The score needs μ, ∂μ/∂θ and Q at the measured states, so wherever it can be had there is a model of the process
+too, its twin. The twin's noise-free path x̄ₙ from the same X₀ and context, with what a departure d = x − x̄ₙ from it is
+worth, makes a guess at the return-to-go,
+
+    Vₙ(x) = vₙ + pₙ·d  [+ ½ dᵀSₙd],                    V_T the expansion of g_T at x̄_T,
+
+and the estimator is split into what follows from the guess and what is left for the score to find:
+
+    G = ∂θ rewards + Σₙ ∂θ E[Vₙ₊₁(Xₙ₊₁)|Xₙ]                     "direct"
+      + Σₙ (Λₙ₊₁ − λ̄ₙ) Uₙ                                       "correction"
+    Λₙ = g_T(X_T) − V_T(X_T) + Σ_{k≥n} δ_k,     δ_k = g(X_k)Δt + E[V_{k+1}(X_{k+1})|X_k] − V_k(X_k).
+
+Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λₙ₊₁ + Σ_{k>n}{V_{k+1}(X_{k+1}) − E[V_{k+1}(X_{k+1})|X_k]}, and
+given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
+variance, never bias.
+
+This file is one step of the reverse sweep; `fluctua.twin_run` takes it through a run or a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fluctua import sweep
+from fluctua.baseline import Baseline, Kick, mean
+from fluctua.diffusion import diffusion_at
+from fluctua.score import full_score
+from fluctua.simulate import grid
+from fluctua.start import Density, Reparameterised
+from fluctua.sweep import Model
+from fluctua.types import Array, Params, Process, PyTree, Times
+
+BATCH = 256
+"""Trajectories that go through time together, unless a `Twin` says otherwise."""
+
+
+class Twin(NamedTuple):
+    """A model of the process that explains most of the return; takes the place of a baseline.
+
+    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose state has the same
+    components; the process of the score if not given. Rewards are always taken at θ: they are defined, not modelled.
+    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the return and is exact
+    for affine drifts with rewards and σσᵀ at most quadratic; it keeps M² numbers a trajectory.
+    baseline: λ̄ₙ, what is taken off Λₙ₊₁; any of `fluctua.baseline`, `time_only` with its values. Those that leave one
+    out do so within a batch. batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+
+    >>> ppgt(process, objective, simulator, baseline=Twin())
+    >>> gradient(process, objective, theta, recorded, baseline=Twin(theta=lambda theta: calibrated, order=2))
+    """
+
+    theta: Callable[[Params], Params] | None = None
+    process: Process | None = None
+    order: int = 1
+    baseline: Baseline = mean()
+    batch: int = BATCH
+
+
+class TwinSamples(NamedTuple):
+    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the estimator's sample.
+
+    direct: what the twin predicts at the measured states. correction: what it missed; its mean is the twin's error in
+    the gradient. returns: (E,). mean_lambda: the mean of Λₙ at every time (T+1,), `values` for a time-only baseline of
+    other trajectories.
+    """
+
+    direct: Params
+    correction: Params
+    returns: Array
+    mean_lambda: Array
+
+
+class TwinModel(NamedTuple):
+    """Code, not numbers; hashable. model: as without a twin, its baselines being those of Λ and of the start."""
+
+    model: Model
+    process: Process
+    order: int
+
+
+class Numbers(NamedTuple):
+    """θ, θ̃, and the table of the baseline of Λ, if it has one."""
+
+    theta: Params
+    twin: Params
+    table: Array | None = None
+
+
+class Guess(NamedTuple):
+    """V at one time, without its constant: slope p (…, M), bend S (…, M, M) or None for a linear guess."""
+
+    slope: Array
+    bend: Array | None
+
+    def at(self, d: Array) -> Array:
+        """p·d + ½dᵀSd for one departure d (M,)."""
+        return self.slope @ d + (0.0 if self.bend is None else d @ self.bend @ d / 2)
+
+
+class Backward(NamedTuple):
+    """What the reverse sweep carries: sums over the steps after the present one."""
+
+    guess: Guess  # of V at the next time; one for all trajectories where their twins are the same
+    value: Array  # v (E,) or (1,)
+    residual: Array  # Λ (E,)
+    reward: Array  # λ̂ (E,)
+    direct: Array  # (E, P)
+    correction: Array  # (E, P)
+
+
+# ------------------------------------------------------------------------- one trajectory, one step
+
+
+def noise_worth(process: Process, theta: Params, guess: Guess, x: Array, t: Array, context: PyTree) -> Array:
+    """tr(SQ): the rate at which noise adds to a quadratic V; zero for a linear one."""
+    if guess.bend is None:
+        return jnp.zeros((), x.dtype)
+    q = diffusion_at(process, theta, x, t, context)
+    return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))  # S is symmetric: rows are columns
+
+
+def expand(
+    twin: TwinModel, numbers: Numbers, guess: Guess, xbar: Array, t: Array, dt: Array, context: PyTree
+) -> tuple[Guess, Array]:
+    """V at x̄ₙ from V at x̄ₙ₊₁, and vₙ − vₙ₊₁: one step of the reverse sweep through the twin.
+
+    Vₙ expands φ(x) = g(x)Δt + E[Vₙ₊₁(Xₙ₊₁)|Xₙ = x] about x̄ₙ, so that p follows the adjoint p = ∇gΔt + (1 + ∂μ̃Δt)ᵀp' and
+    S the Riccati-like recursion of a chain without control.
+    """
+    drift = lambda x: twin.process.drift(numbers.twin, x, t, context)
+    here = jax.lax.stop_gradient(drift(xbar))
+
+    def phi(x: Array) -> Array:
+        d = x - xbar + (drift(x) - here) * dt  # zero at x̄, where the twin goes to x̄ₙ₊₁
+        reward = twin.model.objective.running(numbers.theta, x, t, context)
+        return ((reward + noise_worth(twin.process, numbers.twin, guess, x, t, context)) * dt + guess.at(d)).astype(
+            x.dtype
+        )
+
+    gain, slope = jax.value_and_grad(phi)(xbar)
+    return Guess(slope, None if guess.bend is None else jax.hessian(phi)(xbar)), gain
+
+
+def expand_terminal(twin: TwinModel, theta: Params, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
+    """V_T: g_T expanded about x̄_T, and v_T."""
+    end = lambda x: twin.model.objective.terminal(theta, x, context).astype(x.dtype)
+    value, slope = jax.value_and_grad(end)(xbar)
+    return Guess(slope, jax.hessian(end)(xbar) if twin.order == 2 else None), value
+
+
+def direct_term(
+    twin: TwinModel,
+    numbers: Numbers,
+    guess: Guess,
+    x: Array,
+    xbar: Array,
+    when: tuple[Array, Array, Array],
+    context: PyTree,
+) -> tuple[Array, Array, Array]:
+    """∂θ{gΔt + E[Vₙ₊₁|Xₙ]} (P,), the value in the braces without vₙ₊₁, and g, at one measured state.
+
+    With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ displaces both ends
+    of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see `Reparameterised`).
+    """
+    t, dt, origin = when
+    model, theta = twin.model, numbers.theta
+    ahead = jax.lax.stop_gradient(twin.process.drift(numbers.twin, xbar, t, context))
+    # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must do so too
+    of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
+    before = after = lambda th: jnp.zeros((), x.dtype)
+    if isinstance(model.start, Reparameterised):
+        shift, weight = model.start.shift(theta, context), model.start.weight
+        before = lambda th: weight(t, origin[0], origin[1] - origin[0]) * shift(th)
+        after = lambda th: weight(t + dt, origin[0], origin[1] - origin[0]) * shift(th)
+
+    def expected(th: Params) -> tuple[Array, Array]:
+        state = x + before(th)
+        # differences of like numbers first: d and the drifts are small against x, and single precision shows it
+        e = (state - xbar) + (model.process.drift(th, state, t, context) - ahead) * dt - after(th)
+        g = model.objective.running(th, state, t, context)
+        worth = noise_worth(model.process, of_noise(th), guess, state, t, context)
+        return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
+
+    (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
+    return ravel_pytree(slope)[0], value, g
+
+
+# ------------------------------------------------------------------------ all trajectories, all steps
+
+
+def advance_twin(twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """x̄ₙ₊₁ = x̄ₙ + μ̃Δt of every trajectory, or of the one that stands for all. (E, M) or (1, M)"""
+    move = lambda x, c: (x + twin.process.drift(numbers.twin, x, t, c) * dt).astype(x.dtype)
+    return jax.vmap(move)(xbar, context)
+
+
+@partial(jax.jit, static_argnums=0)
+def end(twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, context: PyTree) -> Backward:
+    """After the last step: Λ_T = g_T(X_T) − V_T(X_T), and ∂θg_T."""
+    flat, _ = ravel_pytree(numbers.theta)
+    zero = jnp.zeros((x.shape[0], flat.size), flat.dtype)
+    reward = sweep.terminal(twin.model, numbers.theta, x, context)
+    guess, value = jax.vmap(lambda x, c: expand_terminal(twin, numbers.theta, x, c))(xbar, context)
+    residual = reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
+    sums = sweep.Sums(reward, zero, zero)
+    direct = sweep.finish(twin.model, numbers.theta, sums, x, times.t, context)
+    return Backward(guess, value, residual, reward, direct, zero)
+
+
+@partial(jax.jit, static_argnums=0)
+def reverse_block(
+    twin: TwinModel,
+    numbers: Numbers,
+    carry: Backward,
+    first: Array,
+    times: Times,
+    x: Array,
+    xbar: Array,
+    context: PyTree,
+    origin: Array,
+) -> tuple[Backward, Array]:
+    """Go back through a block of b steps that begins at step `first`.
+
+    x: (b+1, E, M) measured or replayed. xbar: (E, M) or (1, M), the twin at the block's first time; the rest of its
+    path is made again here. -> what is carried to the block before, and the mean of Λₙ at the block's times (b,).
+    """
+    index, t, dt = grid(times)
+
+    def ahead(xbar: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        return advance_twin(twin, numbers, xbar, step[0], step[1], context), xbar
+
+    _, path = jax.lax.scan(ahead, xbar, (t, dt))
+
+    def body(carry: Backward, step: Any) -> tuple[Backward, Array]:
+        x, x_next, xbar, when = step
+        carry = _step_back(twin, numbers, carry, (x, x_next, context), xbar, when, origin)
+        return carry, carry.residual.mean()
+
+    return jax.lax.scan(body, carry, (x[:-1], x[1:], path, (first + index, t, dt)), reverse=True)
+
+
+def _step_back(
+    twin: TwinModel,
+    numbers: Numbers,
+    carry: Backward,
+    ensemble: tuple[Array, Array, PyTree],
+    xbar: Array,
+    when: tuple[Array, Array, Array],
+    origin: Array,
+) -> Backward:
+    x, _, context = ensemble
+    n, t, dt = when
+    model, theta = twin.model, numbers.theta
+    score, _ = sweep.scores(model, theta, ensemble, when, origin)
+    kick = Kick(n, theta, x, t, context, carry.residual, score, numbers.table)
+    correction = (carry.residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
+
+    one = lambda guess, x, xbar, c: direct_term(twin, numbers, guess, x, xbar, (t, dt, origin), c)
+    shared = _axis(carry.guess, x)
+    direct, expected, g = jax.vmap(one, in_axes=(shared, 0, shared, 0))(
+        _drop(carry.guess, x), x, _drop(xbar, x), context
+    )
+    back = lambda guess, xbar, c: expand(twin, numbers, guess, xbar, t, dt, c)
+    guess, gain = jax.vmap(back)(carry.guess, xbar, context)
+    departure = jax.vmap(Guess.at, in_axes=(shared, 0))(_drop(guess, x), x - xbar)
+    delta = expected - gain - departure
+    return Backward(
+        guess,
+        carry.value + gain,
+        carry.residual + delta,
+        carry.reward + g * dt.astype(g.dtype),
+        carry.direct + direct.astype(score.dtype),
+        carry.correction + correction.astype(score.dtype),
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def start_terms(
+    twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
+) -> tuple[Array, Array]:
+    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline."""
+    model, theta = twin.model, numbers.theta
+    if not isinstance(model.start, Density):
+        return carry.direct, carry.correction
+    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
+    score = jax.vmap(one)(x, context)
+
+    def term(worth: Array) -> Array:
+        kick = Kick(jnp.array(-1), theta, None, t, context, worth, score, None)
+        return ((worth[:, None] - model.initial_baseline(kick)) * score).astype(score.dtype)
+
+    value = jnp.broadcast_to(carry.value, carry.residual.shape)  # x̄₀ = X₀, so that V₀(X₀) = v₀
+    return carry.direct + term(value), carry.correction + term(carry.residual)
+
+
+def _axis(guess: Guess, x: Array) -> int | None:
+    """The axis that a `vmap` over trajectories maps: none where one twin stands for all."""
+    return None if guess.slope.shape[0] < x.shape[0] else 0
+
+
+def _drop(tree: PyTree, x: Array) -> PyTree:
+    """Without the axis of trajectories where one twin stands for all."""
+    return jax.tree.map(lambda leaf: leaf[0] if leaf.shape[0] < x.shape[0] else leaf, tree)
