@@ -36,6 +36,7 @@ from fluctua.tcmt.process import (
     process,
     to_psi,
 )
+from fluctua.tcmt.twin_kernel import KernelTwin
 from fluctua.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
 from fluctua.wiener import Wiener, philox
 
@@ -83,18 +84,21 @@ class Task(NamedTuple):
         self,
         backend: str = "jax",
         *,
-        baseline: Baseline | str | None = None,
+        baseline: Baseline | KernelTwin | str | None = None,
         wiener: Wiener = philox,
         **options: Any,
     ) -> Estimator:
         """(key, theta, count) -> Estimate.
 
         backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline:
-        "none", "time" (the default) or "binned" (the paper's), or a `Baseline` (JAX only).
+        "none", "time" (the default) or "binned" (the paper's), or a `Baseline` (JAX only), or for the kernels "twin" or
+        a `KernelTwin`.
         """
         if backend == "jax":
             if options:
                 raise TypeError(f'backend="jax" has no option {", ".join(map(repr, options))}.')
+            if isinstance(baseline, KernelTwin):
+                raise ValueError('a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".')
             plan = _baseline(self, baseline)
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):
