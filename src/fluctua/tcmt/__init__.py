@@ -16,9 +16,11 @@ from fluctua.tcmt.network import (
 from fluctua.tcmt.process import Drive, condition, process
 from fluctua.tcmt.stability import stability
 from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission
+from fluctua.tcmt.twin_kernel import KernelTwin
 
 __all__ = [
     "Drive",
+    "KernelTwin",
     "Lead",
     "Modulation",
     "Network",

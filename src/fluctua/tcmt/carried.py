@@ -1,4 +1,4 @@
-"""A time-only baseline that costs nothing: the mean return-to-go of the iteration before.
+"""A time-only baseline that costs nothing: the mean return-to-go of the iteration before (with a twin, that of Λ).
 
 Its noise is independent of this iteration's, so the estimate stays unbiased however far θ has moved; a table that
 is out of date costs variance only. What is saved is the pilot run.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fluctua.tcmt.fused import Fused
+from fluctua.tcmt.fused import Fused, next_table
 from fluctua.types import Array, Estimate, Params
 
 
@@ -27,5 +27,5 @@ class Carried:
         """Estimate ∇θJ from `count` trajectories."""
         self.pilot = self.fused.pilot if self.table is None else 0
         estimate, result = self.fused.with_result(key, theta, count, self.table)
-        self.table = result.mean_return_to_go
+        self.table = next_table(result)
         return estimate

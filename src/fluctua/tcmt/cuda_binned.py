@@ -108,6 +108,7 @@ class Second:
 
     def returns(self) -> dict[str, Any]:
         """The first pass."""
+        from fluctua.tcmt import kernel
 
         spec, o = self.spec, self.o
         records = spec.steps // o.record_every + 1 if o.record_every else 0

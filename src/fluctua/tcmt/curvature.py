@@ -17,7 +17,7 @@ from fluctua.tcmt import kernel
 from fluctua.tcmt.spec import KernelSpec
 
 RECORDS = 2048
-"""Times at which responses are looked at. They turn by less than a radian in between at any dt that Euler steps allow."""
+"""Times at which responses are looked at, evenly spread over the horizon."""
 
 
 class Responses(NamedTuple):
@@ -65,7 +65,11 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
     y = h @ basis.conj()  # B†h (M, R, r)
     found = np.zeros((len(ends), rank, rank), complex)
     total, reached = np.zeros((rank, rank), complex), 0
-    summed = lambda i, j, share: 2 * share * np.einsum("m,mra,mrb->ab", weight, y[:, i:j], y[:, i:j].conj(), optimize=True)
+
+    def summed(i: int, j: int, share: int) -> np.ndarray:
+        part = y[:, i:j].reshape(-1, rank)
+        return 2 * share * (part.T * np.repeat(weight, j - i)) @ part.conj()
+
     for place in range(len(ends) - 1, -1, -1):
         whole, part = divmod(steps - int(ends[place]), every)
         total, reached = total + summed(reached, whole, every), whole

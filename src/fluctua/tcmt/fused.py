@@ -24,10 +24,15 @@ from fluctua.tcmt.process import carrier, coefficients, incoming_on_grid
 from fluctua.tcmt.spec import KernelSpec
 from fluctua.tcmt.stability import StabilityWatch
 from fluctua.tcmt.tasks import Task
+from fluctua.tcmt.twin_kernel import KernelTwin, TwinResult, run_twin
+from fluctua.twin import Twin, TwinSamples
 from fluctua.types import Array, Estimate, Params
 
 PILOT = 128
 """Trajectories of the independent run behind the time-only baseline."""
+
+RANK = 16
+"""Directions of the quadratic term of a `Twin` of order 2: enough for the paper's lattice (benchmarks/twin.py)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Fused:
 
     task: Task
     device: str
-    baseline: str | np.ndarray | kernel.Binned
+    baseline: str | np.ndarray | kernel.Binned | KernelTwin
     options: dict[str, Any]
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
@@ -60,36 +65,85 @@ class Fused:
 
     def with_result(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None
-    ) -> tuple[Estimate, kernel.KernelResult]:
-        """The estimate, and the kernel's result behind it: its mean return-to-go is a `table` for the next."""
+    ) -> tuple[Estimate, kernel.KernelResult | TwinResult]:
+        """The estimate, and the kernel's result behind it, which holds a `table` for the next: see `next_table`."""
         theta = check.parameters(theta)
         combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
         result = self.run(key, theta, count, table, samples=combined)
         if combined:
-            return reduce_samples(per_trajectory(self.task, theta, result)), result
+            return reduce_samples(_samples(self.task, theta, result)), result
         return _estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
         theta = check.parameters(theta)
-        return per_trajectory(self.task, theta, self.run(key, theta, count, samples=True))
+        return _samples(self.task, theta, self.run(key, theta, count, samples=True))
+
+    def split(self, key: Array, theta: Params, count: int, table: np.ndarray | None = None) -> TwinSamples:
+        """The two parts of the twin correction; `count` may be 1.
+
+        >>> parts = task.estimator("cpu", baseline="twin").split(key, theta, 64)
+        >>> parts.correction["kappa"].mean(axis=0)  # how wrong the twin is
+        """
+        if not isinstance(self.baseline, KernelTwin):
+            raise ValueError('`split` is of the twin correction: make the estimator with baseline="twin".')
+        theta = check.parameters(theta)
+        result = self.run(key, theta, count, table, samples=True)
+        assert isinstance(result, TwinResult)
+        assert result.direct_samples is not None
+        assert result.correction_samples is not None
+        direct = per_trajectory(self.task, theta, result.direct_samples)
+        correction = per_trajectory(self.task, theta, result.correction_samples)
+        return TwinSamples(direct, correction, jnp.asarray(result.returns), result.mean_lambda)
 
     def run(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
-    ) -> kernel.KernelResult:
+    ) -> kernel.KernelResult | TwinResult:
         """The kernel's own result: returns, and trajectories if `record_every` is given.
 
-        table: (T+1,), in place of the baseline that this estimator was made with.
+        table: (T+1,), in place of the baseline that this estimator was made with; with a twin, in place of its λ̄.
         """
-        check.count(count, fewest=2)
+        twin = self.baseline if isinstance(self.baseline, KernelTwin) else None
+        check.count(count, fewest=1 if twin and options.get("samples") else 2)
         self.watch(self.task, theta)
         spec = kernel_spec(self.task, theta, self.s_plus)
         seed, pilot_seed = estimate_seeds(key)
         given = {"backend": self.device, **self.options, **options}
         if options.get("samples"):
             given["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
+        if twin:
+            return self._run_twin(twin, spec, seed, theta, count, table, given)
         baseline = self._baseline(spec, pilot_seed) if table is None else table
         return kernel.run(spec, seed, count, baseline=baseline, **given)
+
+    def _run_twin(
+        self,
+        twin: KernelTwin,
+        spec: KernelSpec,
+        seed: int,
+        theta: Params,
+        count: int,
+        table: np.ndarray | None,
+        options: dict[str, Any],
+    ) -> TwinResult:
+        for name in ("record_every", "noise", "scores"):
+            if name in options:
+                raise ValueError(f'`{name}` is no option of the twin correction; run with baseline="none" for that.')
+        model = None
+        if twin.theta is not None:
+            model = kernel_spec(self.task, check.parameters(twin.theta(theta)), self.s_plus)
+        _, rank, knows_modulation, own_table, segment = twin
+        return run_twin(
+            spec,
+            seed,
+            count,
+            twin=model,
+            rank=rank,
+            knows_modulation=knows_modulation,
+            table=own_table if table is None else table,
+            segment=segment,
+            **options,
+        )
 
     def _baseline(self, spec: KernelSpec, seed: int) -> Any:
         if not isinstance(self.baseline, str):
@@ -101,14 +155,25 @@ class Fused:
         return None
 
 
+def next_table(result: kernel.KernelResult | TwinResult) -> np.ndarray:
+    """What a run has measured for the baseline of the next, (T+1,): the mean return-to-go, or with a twin that of Λ."""
+    return result.mean_lambda if isinstance(result, TwinResult) else result.mean_return_to_go
+
+
 def fused(
-    task: Task, *, device: str, baseline: str | Baseline | kernel.Binned | np.ndarray = "time", **options: Any
+    task: Task,
+    *,
+    device: str,
+    baseline: str | Baseline | kernel.Binned | KernelTwin | Twin | np.ndarray = "time",
+    **options: Any,
 ) -> Fused:
     """An estimator of a task on the "cpu" or "cuda" kernels.
 
     baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
     iteration, say), "binned" (the paper's, re-sorted every 100 steps), or `kernel.Binned(bins, every, group)`; every=1
-    and a group as large as the ensemble is the paper's to the letter. options: those of `kernel.run`.
+    and a group as large as the ensemble is the paper's to the letter. "twin" or a `KernelTwin`: the twin correction,
+    in which a digital twin of the network says what to expect, at 100 to 3,000 times less variance. options: those of
+    `kernel.run`.
 
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
     reference bins by their sum. Both are unbiased.
@@ -124,17 +189,36 @@ def fused(
     if isinstance(baseline, Baseline):
         if baseline.values is None:
             raise ValueError(
-                'a kernel takes a baseline by name, "none", "time" or "binned", or as a time_only(values) table. For '
-                'any other use backend="jax".'
+                'a kernel takes a baseline by name, "none", "time", "binned" or "twin", or as time_only(values). '
+                'For any other use backend="jax".'
             )
         baseline = np.asarray(baseline.values, np.float64)
-    elif isinstance(baseline, str) and baseline not in ("none", "time", "binned"):
-        raise ValueError(f'`baseline` must be "none", "time", "binned" or a table (T+1,); got {baseline!r}.')
+    elif isinstance(baseline, str) and baseline not in ("none", "time", "binned", "twin"):
+        raise ValueError(f'`baseline` must be "none", "time", "binned", "twin" or a table (T+1,); got {baseline!r}.')
     if isinstance(baseline, str) and baseline == "binned":
         baseline = kernel.Binned()
-    if not isinstance(baseline, str | kernel.Binned):
+    if isinstance(baseline, str) and baseline == "twin":
+        baseline = KernelTwin()
+    if isinstance(baseline, Twin):
+        baseline = _kernel_twin(task, baseline)
+    if not isinstance(baseline, str | kernel.Binned | KernelTwin):
         baseline = np.asarray(baseline, np.float64)
     return Fused(task, device, baseline, options)
+
+
+def _kernel_twin(task: Task, twin: Twin) -> KernelTwin:
+    """What the kernels make of a twin of the library."""
+    if twin.process is not None:
+        raise ValueError(
+            "the kernels' twin is the network itself at parameters of its own: give `Twin(theta=...)`. A twin with "
+            'another `process` runs with backend="jax".'
+        )
+    if twin.order == 2 and task.modulation is not None:
+        raise ValueError(
+            "the kernels have the quadratic term for networks without modulation only: use order=1, which follows each "
+            'trajectory\'s modulation, or backend="jax".'
+        )
+    return KernelTwin(theta=twin.theta, rank=min(RANK, task.simulated.sites) if twin.order == 2 else 0)
 
 
 def incoming_table(task: Task) -> np.ndarray:
@@ -174,19 +258,20 @@ def kernel_spec(task: Task, theta: Params, s_plus: np.ndarray | None = None) -> 
     )
 
 
-def per_trajectory(task: Task, theta: Params, result: kernel.KernelResult) -> Samples:
+def per_trajectory(task: Task, theta: Params, columns: kernel.Families) -> Params:
     """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum over copies."""
-    columns = result.samples
-    assert columns is not None
     of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
     if columns.damping is not None:
         of |= _rates(task, theta, columns)
-    count = len(result.returns)
-    each = {
-        name: jnp.asarray(of[name].reshape(count, task.copies, -1).sum(axis=1), jnp.asarray(theta[name]).dtype)
+    return {
+        name: jnp.asarray(of[name].reshape(len(of[name]), task.copies, -1).sum(axis=1), jnp.asarray(theta[name]).dtype)
         for name in theta
     }
-    return Samples(each, jnp.asarray(result.returns))
+
+
+def _samples(task: Task, theta: Params, result: kernel.KernelResult | TwinResult) -> Samples:
+    assert result.samples is not None
+    return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
 
 
 def _rates(task: Task, theta: Params, columns: kernel.Families) -> dict[str, np.ndarray]:
@@ -216,7 +301,7 @@ def _uniform_step(t: np.ndarray) -> float:
     return float(t[-1] - t[0]) / (len(t) - 1)
 
 
-def _estimate(theta: Params, result: kernel.KernelResult) -> Estimate:
+def _estimate(theta: Params, result: kernel.KernelResult | TwinResult) -> Estimate:
     def pick(families: kernel.Families | None) -> Params:
         return {n: jnp.asarray(getattr(families, n), jnp.asarray(v).dtype) for n, v in theta.items()}
 

@@ -36,6 +36,7 @@ from fluctua.tcmt.process import (
     process,
     to_psi,
 )
+from fluctua.tcmt.twin_kernel import KernelTwin
 from fluctua.twin import Twin
 from fluctua.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
 from fluctua.wiener import Wiener, philox
@@ -84,7 +85,7 @@ class Task(NamedTuple):
         self,
         backend: str = "jax",
         *,
-        baseline: Baseline | Twin | str | None = None,
+        baseline: Baseline | Twin | KernelTwin | str | None = None,
         wiener: Wiener = philox,
         **options: Any,
     ) -> Estimator:
@@ -92,11 +93,13 @@ class Task(NamedTuple):
 
         backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline:
         "none", "time" (the default), "binned" (the paper's) or "twin" (the network's own noise-free path), or a
-        `Baseline` or `Twin` (JAX only).
+        `Twin`, or a `Baseline` (JAX only) or a `KernelTwin` (kernels only).
         """
         if backend == "jax":
             if options:
                 raise TypeError(f'backend="jax" has no option {", ".join(map(repr, options))}.')
+            if isinstance(baseline, KernelTwin):
+                raise ValueError('a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".')
             plan = _baseline(self, baseline)
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):

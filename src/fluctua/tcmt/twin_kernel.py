@@ -10,6 +10,7 @@ that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin costs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,28 @@ from fluctua.tcmt import kernel
 from fluctua.tcmt.curvature import arriving, mean_lambda, quadratic, responses
 from fluctua.tcmt.kernel import Families, Options
 from fluctua.tcmt.spec import KernelSpec, checked
+from fluctua.types import Params
 
 TABLE_BYTES = 2**29
 """A path and adjoint that all trajectories share are tabulated at every step up to this size."""
 SEGMENT = 32
 """Steps that a trajectory's own path and adjoint are made ahead, if nothing else decides: they stay in the cache."""
+
+
+class KernelTwin(NamedTuple):
+    """The twin correction as the `baseline` of a task's fused estimator.
+
+    theta: the twin's parameters as a function of θ; None takes θ itself. rank, knows_modulation, table, segment: those
+    of `run_twin`.
+
+    >>> task.estimator("cpu", baseline=KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]}))
+    """
+
+    theta: Callable[[Params], Params] | None = None
+    rank: int = 0
+    knows_modulation: bool = True
+    table: np.ndarray | None = None
+    segment: int | None = None
 
 
 class TwinResult(NamedTuple):
@@ -93,18 +111,13 @@ def run_twin(
         harmonics=spec.harmonics if modulated else 0,
         Omega=spec.Omega,
     )
-    o = kernel._options(
-        spec, seed, count, first_trajectory, dtype, True, rates, antithetic, True, 0, samples, table
-    )
+    o = kernel._options(spec, seed, count, first_trajectory, dtype, True, rates, antithetic, True, 0, samples, table)
     if backend not in ("cpu", "cuda"):
         raise ValueError(f"`backend` must be 'cpu' or 'cuda'; got {backend!r}.")
     _check_rank(rank, modulated, spec.omega.size, segment)
-    plan = _plan(spec, model, o, rank, segment)
-    if plan.options.table is None:
-        raise AssertionError
     if backend == "cuda":
-        raise NotImplementedError
-    return _run_cpu(spec, plan, threads, engine)
+        raise ValueError("the twin correction runs on the CPU: use backend='cpu'.")
+    return _run_cpu(spec, _plan(spec, model, o, rank, segment), threads, engine)
 
 
 class Plan(NamedTuple):
@@ -122,7 +135,9 @@ class Plan(NamedTuple):
 def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
     for name in ("bonds", "drive_sites", "port_sites", "dt", "steps"):
         if not np.array_equal(getattr(spec, name), getattr(twin, name)):
-            raise ValueError(f"a twin has the graph, drives, ports and steps of the network itself; its `{name}` differs.")
+            raise ValueError(
+                f"a twin has the graph, drives, ports and steps of the network itself; its `{name}` differs."
+            )
     return twin
 
 
@@ -147,7 +162,10 @@ def _plan(spec: KernelSpec, twin: KernelSpec, o: Options, rank: int, segment: in
     segment = min(piece * max(1, round(target / piece)), spec.steps + spec.steps % piece)
     basis = curvature = None
     if rank or o.table is None:
-        response = responses(twin, dtype=o.dtype)
+        try:
+            response = responses(twin, dtype=o.dtype)
+        except FloatingPointError:
+            raise _twin_overflow() from None
         if rank:
             ends = np.minimum(np.arange(segment, spec.steps + segment, segment), spec.steps)
             basis, curvature = quadratic(response, rank, ends)
@@ -181,8 +199,11 @@ def _run_cpu(spec: KernelSpec, plan: Plan, threads: int | None, engine: str) -> 
         "overflow": np.empty(2, np.int64),
     }
     _native.twin(given, model, out, bool(real == np.float64), engine)
-    if out["overflow"].max() >= 0:
-        _explain_overflow(spec, o, *(int(v) for v in out["overflow"]))
+    trajectory, of_twin = (int(v) for v in out["overflow"])
+    if trajectory >= 0:
+        kernel.explain_overflow(spec, o._replace(table=None), trajectory)
+    if of_twin >= 0:
+        raise _twin_overflow()
     return result(spec, o, out)
 
 
@@ -193,7 +214,6 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> TwinResult:
         o._replace(samples=False),
         {**out, "moments": out["moments"][2], "record": None, "overflow": (-1, -1)},
     )
-    assert of_total.gradient is not None and of_total.stderr is not None and of_total.second_moment is not None
     families = lambda columns: kernel.families(spec, o, columns)
     direct, _, direct_stderr = (families(v) for v in kernel.statistics(out["moments"][0], o))
     correction, _, correction_stderr = (families(v) for v in kernel.statistics(out["moments"][1], o))
@@ -214,10 +234,8 @@ def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> TwinResult:
     )
 
 
-def _explain_overflow(spec: KernelSpec, o: Options, trajectory: int, twin: int) -> None:
-    if twin >= 0:
-        raise FloatingPointError(
-            f"the noise-free path of trajectory {twin}'s twin, or its adjoint, is no longer finite. Look for gain in the "
-            "twin's parameters: negative damping, or Kerr shifts and couplings too large for this step."
-        )
-    kernel.explain_overflow(spec, o._replace(table=None), trajectory)
+def _twin_overflow() -> FloatingPointError:
+    return FloatingPointError(
+        "the twin's noise-free path, or its adjoint, is no longer finite. Lower `dt`, or look for gain in the twin's "
+        "parameters: negative damping, or Kerr shifts and couplings too large for this step."
+    )
