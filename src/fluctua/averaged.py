@@ -60,6 +60,9 @@ class Averaged:
     """An estimator that remembers the correction: (key, theta, count) -> Estimate.
 
     estimator: anything with `split`. memory: iterations over which the correction is averaged; 1 remembers nothing.
+    shrink: weight the mean correction by what it is worth, (1 − Σstderr²/Σc²)₊ over each leaf (James and Stein): of
+    a correction that is all noise nothing is added, one that is well resolved is added whole. Its error is then
+    smaller in the mean over the leaf, and no longer zero in each component until `memory` resolves the correction.
     carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a `table`.
 
     What the standard error assumes: every call has its own key; and θ moved so little within `memory` that the mean
@@ -75,7 +78,7 @@ class Averaged:
     >>> print(estimator.certificate)
     """
 
-    def __init__(self, estimator: Splits, memory: float = 100, *, carry: bool = False):
+    def __init__(self, estimator: Splits, memory: float = 100, *, shrink: bool = False, carry: bool = False):
         if not hasattr(estimator, "split"):
             raise TypeError(
                 f"`Averaged` needs an estimator that splits its samples, such as ppgt(..., baseline=Twin()); "
@@ -83,7 +86,7 @@ class Averaged:
             )
         if not memory >= 1:
             raise ValueError(f"`memory` is a number of iterations, at least 1; got {memory!r}.")
-        self.estimator, self.memory, self.carry = estimator, memory, carry
+        self.estimator, self.memory, self.shrink, self.carry = estimator, memory, shrink, carry
         self._state: dict[str, np.ndarray] = {}
         self._like: Params = None
 
@@ -112,12 +115,6 @@ class Averaged:
 
         fade = 1 - 1 / self.memory
         weight = fade * old["weight"] + count
-        share = count / weight  # of this call
-        earlier = fade * old["correction"] / weight
-        mixed = direct + share * correction
-        gradient = mixed.mean(axis=0) + earlier
-        # this call's two parts are correlated; the calls among each other are not
-        variance = mixed.var(axis=0, ddof=1) / count + fade**2 * old["square"] / weight**2
         self._state = {
             "weight": np.asarray(weight),
             "weight_square": np.asarray(fade**2 * old["weight_square"] + count),
@@ -125,6 +122,11 @@ class Averaged:
             "square": fade**2 * old["square"] + count * correction.var(axis=0, ddof=1),
             "direct": fade * old["direct"] + count * direct.mean(axis=0),
         }
+        worth = _worth(theta, self._state) if self.shrink else 1.0
+        mixed = direct + worth * (count / weight) * correction
+        gradient = mixed.mean(axis=0) + worth * fade * old["correction"] / weight
+        # this call's two parts are correlated; the calls among each other are not
+        variance = mixed.var(axis=0, ddof=1) / count + worth**2 * fade**2 * old["square"] / weight**2
         if self.carry:
             self._state["table"] = np.asarray(samples.mean_lambda)
         self._like = theta
@@ -162,6 +164,16 @@ class Averaged:
             raise ValueError(f"this is not the state of an `Averaged`: it has no {', '.join(map(repr, missing))}.")
         self._state = {name: np.array(value) for name, value in state.items()}
         self._like = theta
+
+
+def _worth(theta: Params, state: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The positive-part James–Stein factor of each leaf's mean correction, for every parameter. (P,)"""
+    edges = np.cumsum([np.size(leaf) for leaf in jax.tree.leaves(theta)])[:-1]
+    factors = []
+    for sums, squares in zip(np.split(state["correction"], edges), np.split(state["square"], edges), strict=True):
+        size = float(np.sum(sums**2))
+        factors.append(np.full(sums.size, max(0.0, 1 - float(np.sum(squares)) / size) if size else 0.0))
+    return np.concatenate(factors)
 
 
 def _empty(size: int) -> dict[str, np.ndarray]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from fluctua import tcmt
+from fluctua.averaged import Averaged
 from fluctua.config import Config
 from fluctua.optimise import by_name
 from fluctua.tcmt.carried import Carried
 from fluctua.tcmt.kernel import Binned
+from fluctua.tcmt.twin_kernel import KernelTwin
 from fluctua.train import box
+from fluctua.twin import Twin
 from fluctua.types import Array, Estimator, Params
 
 FAMILIES = ("omega", "kappa", "chi")
@@ -71,6 +76,9 @@ def make_task(
 def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
     """The estimator on the configured backend, which must be resolved."""
     backend, b = config.backend, config.baseline
+    if b.kind == "twin":
+        splits: Any = task.estimator(backend, baseline=_twin(config, task))
+        return Averaged(splits, memory=b.memory, shrink=b.memory > 1)
     if b.kind == "carried":
         if backend == "jax":
             raise ValueError(
@@ -85,6 +93,37 @@ def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
 
         return task.estimator(backend, baseline=binned(task.condition, bins=b.bins))
     return task.estimator(backend, baseline=b.kind)
+
+
+def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
+    b = config.baseline
+    if b.rank and task.modulation is not None:
+        raise ValueError(
+            f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices without modulation: set it "
+            "to 0, or `task.sigma_kappa` to 0."
+        )
+    theta = wrong_by(b.twin_error, config.seed) if b.twin_error else None
+    if config.backend == "jax":
+        return Twin(theta=theta, order=2 if b.rank else 1)
+    return KernelTwin(theta=theta, rank=b.rank)
+
+
+def wrong_by(error: float, seed: int) -> Callable[[Params], Params]:
+    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z couplings.
+
+    One draw for a whole training: a model is wrong in one way, not in another way every day.
+    """
+
+    def theta(true: Params) -> Params:
+        rng = np.random.default_rng([seed, 0x7717])
+        draw = {name: rng.normal(size=np.shape(true[name])) for name in FAMILIES}
+        return {
+            "omega": true["omega"] + error * draw["omega"],
+            "kappa": true["kappa"] * (1 + error * draw["kappa"]),
+            "chi": true["chi"] * (1 + error * draw["chi"]),
+        }
+
+    return theta
 
 
 def build(config: Config) -> Parts:

@@ -102,11 +102,14 @@ class BaselineConfig:
 
     kind: str = _key(
         "binned",
-        rules.word("none", "time", "carried", "binned"),
-        "time: from a pilot; carried: from the iteration before; binned: the paper's",
+        rules.word("none", "time", "carried", "binned", "twin"),
+        "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the network's own model",
     )
     bins: int = _key(20, rules.whole(1), "binned: quantile bins")
     every: int = _key(1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)")
+    rank: int = _key(0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none")
+    memory: float = _key(100.0, rules.number(least=1), "twin: iterations its correction is averaged over; 1 is none")
+    twin_error: float = _key(0.0, rules.number(least=0), "twin: relative error put on its parameters, to see the cost")
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,9 @@ class Keep:
 class Config:
     """A whole training."""
 
-    preset: str = _key("paper", rules.word("demo", "paper", "paper-quick"), "where keys that are not given come from")
+    preset: str = _key(
+        "paper", rules.word("demo", "fast", "paper", "paper-quick"), "where keys that are not given come from"
+    )
     seed: int = _key(0, rules.whole(0), "of the noise, the modulation and the initial Kerr coefficients")
     iterations: int = _key(10_000, rules.whole(1), "")
     backend: str = _key("auto", rules.word("auto", "cpu", "cuda", "jax"), "auto: cuda where there is a GPU, else cpu")

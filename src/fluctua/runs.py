@@ -107,8 +107,9 @@ def branch(
     if found is None:
         raise ValueError(f"{source} has no checkpoint to begin from: train it for longer.")
     there = from_arrays(found[1], _beginning(parts).now)
+    remembered = there.memory if _alike(load(origin.config), config) else {}
     state = dataclasses.replace(
-        there, row=0, seconds=0.0, tier=0, tier_start=there.now.iteration, past=[], table=_fitting(there.table, parts)
+        there, row=0, seconds=0.0, tier=0, tier_start=there.now.iteration, past=[], memory=remembered
     )
     over = finished(config, state)
     if over:
@@ -154,7 +155,7 @@ def ensemble_size(config: Config, tier: int, iteration: int) -> int:
     return e.trajectories
 
 
-def advance(config: Config, state: State, record: Record, table: np.ndarray | None) -> tuple[State, str]:
+def advance(config: Config, state: State, record: Record, memory: dict[str, np.ndarray]) -> tuple[State, str]:
     """The state after a record, and the event if the schedule made one. The given state is left alone."""
     new, e = copy(state), config.ensemble
     escalates = e.schedule == "escalation" and state.tier < len(e.budgets) - 1
@@ -162,12 +163,8 @@ def advance(config: Config, state: State, record: Record, table: np.ndarray | No
         remember(new, e.window)
     new.values.append(float(record.estimate.value))
     new.now = Iterate(record.iteration + 1, record.next_theta, record.optimiser_state)
-    new.row, new.spent, new.seconds, new.table = (
-        state.row + 1,
-        record.trajectories,
-        state.seconds + record.seconds,
-        table,
-    )
+    new.row, new.spent, new.seconds = state.row + 1, record.trajectories, state.seconds + record.seconds
+    new.memory = memory
     if not escalates:
         return new, ""
     back_to = schedule.escalation(new.values, new.tier_start, window=e.window, confidence=e.confidence)
@@ -184,7 +181,7 @@ def _rows(config: Config, parts: Parts, place: RunFolder, lock: IO[str], state: 
     try:
         while not finished(config, state):
             for record in _segment(config, parts, state):
-                new, event = advance(config, state, record, getattr(parts.estimator, "table", None))
+                new, event = advance(config, state, record, getattr(parts.estimator, "state", {}))
                 row = as_row(state.row, record, event)
                 with runfolder.explained(place):
                     saver.add(row, record)
@@ -243,15 +240,14 @@ def _start(place: RunFolder, parts: Parts) -> State:
     return from_arrays(checkpoint.read(place.start), _beginning(parts).now)
 
 
-def _fitting(table: np.ndarray | None, parts: Parts) -> np.ndarray | None:
-    """A carried table, if the estimator carries one and the time steps are the same."""
-    fits = table is not None and hasattr(parts.estimator, "table") and len(table) == len(parts.task.t)
-    return table if fits else None
+def _alike(a: Config, b: Config) -> bool:
+    """Whether what one's estimator remembers is of use to the other's."""
+    return (a.baseline, a.task.horizon, a.task.dt) == (b.baseline, b.task.horizon, b.task.dt)
 
 
 def _hand_over(state: State, parts: Parts) -> None:
-    if state.table is not None:
-        parts.estimator.table = state.table  # type: ignore[attr-defined]
+    if state.memory:
+        parts.estimator.restore(state.memory, parts.theta)  # type: ignore[attr-defined]
 
 
 def _size(parts: Parts) -> int:

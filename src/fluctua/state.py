@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ class State:
     row: the next one. now: the next iteration. spent: trajectories. seconds: of training. tier: how many
     escalations there were; it also picks the noise, so that an iteration done again sees a fresh one.
     tier_start: iteration at which the present ensemble size began. values: J of every iteration before this one,
-    abandoned branches left out. past: iterates that a rewind may go back to. table: of a carried baseline.
+    abandoned branches left out. past: iterates that a rewind may go back to. memory: what the estimator remembers.
     """
 
     row: int
@@ -40,7 +40,7 @@ class State:
     tier_start: int
     values: list[float]
     past: list[Iterate]
-    table: np.ndarray | None = None
+    memory: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def begin(theta: Params, optimiser_state: Any) -> State:
@@ -73,8 +73,7 @@ def to_arrays(state: State) -> dict[str, np.ndarray]:
     """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their tree."""
     arrays = {name: np.asarray(getattr(state, name)) for name in ("row", "spent", "seconds", "tier", "tier_start")}
     arrays["values"] = np.asarray(state.values, float)
-    if state.table is not None:
-        arrays["table"] = state.table
+    arrays |= {f"estimator/{name}": array for name, array in state.memory.items()}
     arrays["iteration"] = np.asarray(state.now.iteration)
     arrays |= {f"now/{i}": leaf for i, leaf in enumerate(_leaves(state.now))}
     arrays["past/iteration"] = np.array([p.iteration for p in state.past], int)
@@ -115,7 +114,7 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
         tier_start=int(arrays["tier_start"]),
         values=arrays["values"].tolist(),
         past=[iterate(n, [stack[j] for stack in stacks]) for j, n in enumerate(numbers)],
-        table=arrays.get("table"),
+        memory={n.removeprefix("estimator/"): v for n, v in arrays.items() if n.startswith("estimator/")},
     )
 
 

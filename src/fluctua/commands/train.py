@@ -27,7 +27,7 @@ STOPPED = 130
 def train(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET|FILE.toml", help="demo (the default), paper, paper-quick, or a file"),
+        typer.Argument(metavar="PRESET|FILE.toml", help="demo (the default), fast, paper, paper-quick, or a file"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
@@ -43,7 +43,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="of everything random")] = None,
     optimiser: Annotated[str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="of the optimiser")] = None,
-    baseline: Annotated[str | None, typer.Option(help="none, time, carried or binned")] = None,
+    baseline: Annotated[str | None, typer.Option(help="none, time, carried, binned or twin")] = None,
     max_trajectories: Annotated[int | None, typer.Option(help="stop before more than this are used")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="stop after this long")] = None,
     settings: Annotated[

@@ -6,6 +6,8 @@ is out of date costs variance only. What is saved is the pilot run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fluctua.tcmt.fused import Fused, next_table
@@ -15,7 +17,7 @@ from fluctua.types import Array, Estimate, Params
 class Carried:
     """An estimator that remembers: `table` (T+1,) is None before the first call, which runs a pilot instead.
 
-    It is the one estimator with a state. Put `table` back to go on where another left off.
+    It has a state: put it back to go on where another left off.
 
     >>> Carried(task.estimator("cpu", baseline="time"))
     """
@@ -29,3 +31,12 @@ class Carried:
         estimate, result = self.fused.with_result(key, theta, count, self.table)
         self.table = next_table(result)
         return estimate
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered; empty before the first call."""
+        return {} if self.table is None else {"table": self.table}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
+        """Put a `state` back. theta: not needed here."""
+        self.table = state.get("table")
