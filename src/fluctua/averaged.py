@@ -146,11 +146,7 @@ class Averaged:
         """The twin's error in the gradient, with its standard error."""
         if not self._state or self._like is None:
             raise ValueError("there is no certificate yet: call the estimator, or `restore(state, theta)`.")
-        s, shaped = self._state, lambda flat: _split_like(self._like, flat)
-        w = s["weight"]
-        parts = (s["correction"] / w, np.sqrt(s["square"]) / w, (s["correction"] + s["direct"]) / w)
-        correction, stderr, gradient = map(shaped, parts)
-        return Certificate(correction, stderr, gradient, float(w**2 / s["weight_square"]))
+        return certificate_of(self._state, self._like)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -164,6 +160,14 @@ class Averaged:
             raise ValueError(f"this is not the state of an `Averaged`: it has no {', '.join(map(repr, missing))}.")
         self._state = {name: np.array(value) for name, value in state.items()}
         self._like = theta
+
+
+def certificate_of(state: Mapping[str, np.ndarray], theta: Params) -> Certificate:
+    """What the state of an `Averaged` says about its twin. theta: any parameters that the state is of."""
+    w = state["weight"]
+    parts = (state["correction"] / w, np.sqrt(state["square"]) / w, (state["correction"] + state["direct"]) / w)
+    correction, stderr, gradient = (_split_like(theta, flat) for flat in parts)
+    return Certificate(correction, stderr, gradient, float(w**2 / state["weight_square"]))
 
 
 def _worth(theta: Params, state: Mapping[str, np.ndarray]) -> np.ndarray:

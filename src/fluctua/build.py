@@ -78,7 +78,8 @@ def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
     backend, b = config.backend, config.baseline
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
-        return Averaged(splits, memory=b.memory, shrink=b.memory > 1)
+        # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without
+        return Averaged(splits, memory=b.memory, shrink=b.memory > 1, carry=backend != "jax")
     if b.kind == "carried":
         if backend == "jax":
             raise ValueError(

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fluctua import history
+from fluctua import checkpoint, history
+from fluctua.averaged import certificate_of
 from fluctua.build import FAMILIES, make_network
 from fluctua.checkpoint import replace
 from fluctua.config import Config, load
@@ -60,6 +61,7 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "backend": config.backend,
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
         "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
+        **_certified(place, config, theta),
     }
 
 
@@ -79,7 +81,21 @@ def as_text(told: dict[str, Any]) -> str:
         f"{name} in [{low:g}, {high:g}] ({told['at_bounds'][name]:.0%} there)"
         for name, (low, high) in told["bounds"].items()
     )
-    return "\n".join([*lines, "bounds     " + ", ".join(bounds), ""])
+    lines.append("bounds     " + ", ".join(bounds))
+    if "twin" in told:
+        each = (f"{name} {row['rms']:.1%} (±{row['error']:.1%})" for name, row in told["twin"].items())
+        lines.append(f"twin       its error in the gradient: {', '.join(each)}")
+    return "\n".join([*lines, ""])
+
+
+def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
+    """The certificate of a run with a twin, family by family, from its newest checkpoint."""
+    found = checkpoint.newest(place.checkpoints, lambda text: None) if config.baseline.kind == "twin" else None
+    if found is None:
+        return {}
+    memory = {name.removeprefix("estimator/"): v for name, v in found[1].items() if name.startswith("estimator/")}
+    rows = certificate_of(memory, theta).rows if memory else []
+    return {"twin": {name: {"rms": rms, "error": error, "chi2": chi2} for name, rms, error, chi2 in rows}}
 
 
 def _at_bound(values: Any, bounds: tuple[float, float]) -> float:
