@@ -1,10 +1,14 @@
 """The twin correction on CUDA against the CPU kernel, on a GPU where there is one and emulated everywhere."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
 from cuda_device import has_gpu
-from fluctua.tcmt import cuda, cuda_twin
+from fluctua.tcmt import cuda, cuda_twin, kernel
+from fluctua.tcmt.spec import checked
 from fluctua.tcmt.twin_kernel import run_twin
 from kernel_reference import rectangle
 from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
@@ -47,7 +51,7 @@ def assert_same(gpu, cpu, tolerance):
 
 
 def test_the_default_table_and_several_sites_a_thread(device):
-    cpu, gpu = both(rectangle(33, 33, steps=6), 3, dtype="float64", rank=5, segment=4)
+    cpu, gpu = both(rectangle(33, 33, steps=6), 2, dtype="float64", rank=2, segment=4)
     assert_same(gpu, cpu, 1e-9)
     np.testing.assert_allclose(gpu.table, cpu.table, rtol=1e-9)
 
@@ -68,8 +72,8 @@ def test_trajectories_in_several_launches_and_several_waves(device, network, mon
 
 
 def test_overflow_of_the_network_and_of_the_twin_are_told_apart(device):
-    spec = rectangle(steps=400)
-    gain, table = spec._replace(damping=spec.damping - 60.0), np.zeros(401)
+    spec = rectangle(2, 2, steps=300, dt=0.02)
+    gain, table = spec._replace(damping=spec.damping - 800.0), np.zeros(301)
     with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
         run_twin(gain, 0, 4, twin=spec, first_trajectory=8, backend="cuda", table=table)
     for sigma in (0.0, 0.1):
@@ -86,6 +90,21 @@ def test_what_only_the_cpu_can_do_names_it(device):
         run_twin(twice, 0, 2, rates=True, backend="cuda")
     cpu, gpu = both(twice, 3, dtype="float64")  # without rates it is no matter
     assert_same(gpu, cpu, 1e-9)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+@pytest.mark.parametrize(("sigma", "rank", "dtype"), [(0.0, 0, "float32"), (0.2, 0, "float64"), (0.0, 16, "float32")])
+def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):
+    spec = checked(rectangle(11, 13, sigma_kappa=sigma))
+    o = kernel._options(spec, 0, 1000, 0, dtype, True, sigma > 0, False, True, 0, False, np.zeros(65))
+    layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
+    twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.harmonics, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
+    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *twin.items())]
+    text = cuda.source(*cuda.SOURCES, "twin.cu")
+    assert "#include" not in text
+    (tmp_path / "all.cu").write_text(text)
+    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", *macros, "-o", str(tmp_path / "all.cubin")]
+    subprocess.run([*command, str(tmp_path / "all.cu")], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")

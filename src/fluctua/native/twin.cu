@@ -233,7 +233,7 @@ struct Grown {
 #if RANK
 // What V is at the end of a segment whose path started from X: q' = q + BCB†d in q, for d = x − x̄; returns this
 // thread's part of ν + q·d + ½d†BCB†d.
-__device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PER], int segment, int end, u32 base,
+__device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PER], int segment, int end,
                        unsigned char* shared) {
   Pair* const y = reinterpret_cast<Pair*>(shared + PROJECTED_AT);
   Pair* const z = y + RANK;
@@ -418,6 +418,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
 #if OWN || RANK
   Pair* const own = c_trail.own + block * (2 * (segment + 1) + (OWN ? 2 * (segments + 1) : 0)) * row;
   Pair *const path = own, *const adjoint = own + (segment + 1) * row;
+#endif
+#if OWN
   Pair *const kept_path = own + 2 * (segment + 1) * row, *const kept_adjoint = kept_path + (segments + 1) * row;
 #endif
   double* const prefix_sum = c_trail.prefix_sum + block * (steps + 1);
@@ -487,17 +489,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
         Wave wave = {-1, piece_steps, poly, waves};
         start_twin(twin, x, psi + TWIN_AT);
         for (int i = 0; i < PER; ++i) {
-          const int n = threadIdx.x + i * THREADS;
 #if RANK
           x[i] = load(site[i].self + (begin & 1) * BUFFER, Pair());
 #else
-          x[i] = kept_path[k * row + n];
-          q[i] = kept_adjoint[(k + 1) * row + n];
+          x[i] = kept_path[k * row + threadIdx.x + i * THREADS];
+          q[i] = kept_adjoint[(k + 1) * row + threadIdx.x + i * THREADS];
 #endif
         }
         path_of(twin, x, wave, begin, end, path);
 #if RANK
-        sum.grown = sum.earned + sum.moved + bend(twin, x, q, k, end, psi, shared);
+        sum.grown = sum.earned + sum.moved + bend(twin, x, q, k, end, shared);
         for (int i = 0; i < PER; ++i) {
           const int n = threadIdx.x + i * THREADS;
           for (int p = 0; p < PORTS; ++p)
@@ -523,8 +524,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
       }
       u32 w[PER][4] = {};
       if (begin & 1) draw(threadIdx.x, w, stream, begin);
-      int piece = -1;
       Real tau = 0;
+#if HARMONICS
+      int piece = -1;
+#endif
 #pragma unroll 1
       for (int step = begin; step < end; ++step) {
 #if HARMONICS
