@@ -100,7 +100,7 @@ def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_p
     layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
     twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.harmonics, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
     macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *twin.items())]
-    text = cuda.source(*cuda.SOURCES, "twin.cu")
+    text = cuda.source(*cuda.SOURCES, *cuda_twin.SOURCES)
     assert "#include" not in text
     (tmp_path / "all.cu").write_text(text)
     command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", *macros, "-o", str(tmp_path / "all.cubin")]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fluctua.tcmt.kernel import Options
     from fluctua.tcmt.twin_kernel import Plan
 
+SOURCES = ("twin_path.cu", "twin.cu")
 MOST_BYTES = 2**32
 """Device memory for paths and adjoints."""
 
@@ -122,7 +123,7 @@ class TwinDevice:
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.Device(cp, spec, o._replace(samples=False), flat, ("twin.cu",), macros)
+        self.device = cuda.Device(cp, spec, o._replace(samples=False), flat, SOURCES, macros)
         self.pass_, self.kinds, self.rows = self.device.module.get_function("twin_pass"), kinds, layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
         if self.shared > 48 * 1024:

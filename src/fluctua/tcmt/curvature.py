@@ -18,8 +18,6 @@ from fluctua.tcmt.spec import KernelSpec
 
 RECORDS = 2048
 """Times at which responses are looked at, evenly spread over the horizon."""
-
-
 DENSE = 256
 """Resonators up to which the leading directions are found exactly."""
 
