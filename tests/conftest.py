@@ -5,6 +5,8 @@ import zlib
 import jax
 import pytest
 
+from cuda_device import device  # noqa: F401
+
 jax.config.update("jax_enable_x64", True)
 
 

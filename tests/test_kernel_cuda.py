@@ -2,39 +2,18 @@
 
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import fake_cupy
+from cuda_device import has_gpu
 from fluctua.tcmt import cuda, cuda_binned, kernel
 from fluctua.tcmt.kernel import Binned
 from fluctua.tcmt.spec import checked
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
-
-
-def has_gpu():
-    try:
-        cuda.require_cupy()
-    except (ImportError, RuntimeError):
-        return False
-    return True
-
-
-@pytest.fixture(params=["emulated", "gpu"])
-def device(request, monkeypatch):
-    if request.param == "gpu":
-        if not has_gpu():
-            pytest.skip("no GPU, or no CuPy")
-    elif fake_cupy.COMPILER is None:
-        pytest.skip("no C++ compiler")
-    else:
-        monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
-        monkeypatch.setattr(cuda, "compiled", cuda.compiled.__wrapped__)
-    return request.param
 
 
 def deviation(found, expected):

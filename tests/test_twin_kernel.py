@@ -247,6 +247,18 @@ def test_the_quadratic_term_is_the_references():
             np.testing.assert_allclose(basis @ c @ basis.conj().T, expected(end), atol=1e-12)
 
 
+def test_leading_directions_of_a_large_network_are_nearly_those_of_a_small_one(monkeypatch):
+    from fluctua.tcmt import curvature
+    from fluctua.tcmt.spec import checked
+
+    response = curvature.responses(checked(rectangle(5, 6, steps=400, dt=0.02)), dtype="float64")
+    exactly = curvature.quadratic(response, 6, np.array([100]))
+    monkeypatch.setattr(curvature, "DENSE", 4)
+    nearly = curvature.quadratic(response, 6, np.array([100]))
+    np.testing.assert_allclose(nearly.basis.conj().T @ nearly.basis, np.eye(6), atol=1e-12)
+    assert np.trace(nearly.curvature[0]).real > 0.999 * np.trace(exactly.curvature[0]).real
+
+
 def test_responses_at_every_few_steps_are_enough(monkeypatch):
     from fluctua.tcmt import curvature
     from fluctua.tcmt.spec import checked

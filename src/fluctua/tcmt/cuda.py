@@ -65,7 +65,7 @@ def run_cuda(spec: KernelSpec, o: Options) -> KernelResult:
     from fluctua.tcmt import kernel
 
     cp = require_cupy()
-    _refuse(spec, o)
+    refuse(spec, o)
     if o.binned is not None:
         from fluctua.tcmt.cuda_binned import run_binned
 
@@ -158,15 +158,29 @@ class Device:
         self.waves = None if waves_shared else self.cp.empty(self.grid * waves, self.real)
 
     def _upload(self) -> None:
-        spec, o, flat, rows, n = self.spec, self.o, self.flat, self.layout.rows, self.spec.omega.size
-        pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])
-        there = self.layout.bond >= 0
-        kappa = np.zeros(there.shape, self.real)
-        kappa[there] = flat["kappa"][self.layout.bond[there]]
+        spec, o, flat = self.spec, self.o, self.flat
         self.bar = None
         if o.table is not None:
             self.bar = np.zeros(-(-spec.steps // 2) * 2)
             self.bar[: spec.steps] = flat["reference"] - o.table[1:]
+        self.set_constant("c_in", self.inputs(spec, flat, self.bar))
+        self.set_constant("c_keys", key_schedule(o.seed))
+        for name, value in (("c_gain", flat["gain"]), ("c_weight", flat["weight"])):
+            self.set_constant(name, value)
+        self.set_constant("c_port", (spec.port_sites * 2 * self.real.itemsize).astype(np.uint32))
+        if not flat["incoming_stride"]:
+            self.set_constant("c_incoming", flat["incoming"])
+        if not flat["drive_stride"]:
+            self.set_constant("c_force", flat["drive"])
+            self.set_constant("c_drive", spec.drive_sites)
+
+    def inputs(self, spec: KernelSpec, flat: dict[str, Any], bar: np.ndarray | None) -> np.ndarray:
+        """The addresses of a network's arrays on the device: `Inputs` of lattice.cu."""
+        rows, n = self.layout.rows, spec.omega.size
+        pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])
+        there = self.layout.bond >= 0
+        kappa = np.zeros(there.shape, self.real)
+        kappa[there] = flat["kappa"][self.layout.bond[there]]
         modulation = flat["modulation"].transpose(0, 2, 1)
         modulation = np.concatenate([modulation, np.zeros_like(modulation[..., :1])], axis=-1)
         drive = incoming = None
@@ -178,7 +192,7 @@ class Device:
             incoming = flat["incoming"]
         variance = 2 * LN2 * flat["scale"].astype(float) ** 2
         pointers = [
-            self._array(v)
+            self.upload(v)
             for v in (
                 *(pad(flat[k]) for k in ("omega", "chi", "damping", "kick")),
                 pad(variance.astype(self.real)),
@@ -189,22 +203,14 @@ class Device:
                 flat["bond_given"],
                 drive,
                 incoming,
-                None if self.bar is None else self.bar.astype(self.real),
+                None if bar is None else bar.astype(self.real),
                 modulation,
             )
         ]
-        self.set_constant("c_in", np.array(pointers, np.uint64))
-        self.set_constant("c_keys", key_schedule(o.seed))
-        for name, value in (("c_gain", flat["gain"]), ("c_weight", flat["weight"])):
-            self.set_constant(name, value)
-        self.set_constant("c_port", (spec.port_sites * 2 * self.real.itemsize).astype(np.uint32))
-        if not flat["incoming_stride"]:
-            self.set_constant("c_incoming", flat["incoming"])
-        if not flat["drive_stride"]:
-            self.set_constant("c_force", flat["drive"])
-            self.set_constant("c_drive", spec.drive_sites)
+        return np.array(pointers, np.uint64)
 
-    def _array(self, value: np.ndarray | None) -> int:
+    def upload(self, value: np.ndarray | None) -> int:
+        """The address of a copy on the device, which lives as long as this object; 0 for nothing."""
         if value is None or value.size == 0:
             return 0
         self._keep.append(self.cp.asarray(np.ascontiguousarray(value)))
@@ -261,8 +267,11 @@ class Device:
 
     def moments(self, part: Part, want_samples: bool) -> tuple[np.ndarray, Any]:
         """Σv, Σv², Σ(pair)² (3, P) in float64, and the samples (count, P)."""
+        return self.moments_of(part, *self.columns(), want_samples)
+
+    def moments_of(self, part: Part, a: np.ndarray, b: np.ndarray, want_samples: bool) -> tuple[np.ndarray, Any]:
+        """The same of parameters that are the sums of the raw columns a and b (−1: none)."""
         cp = self.cp
-        a, b = self._columns()
         columns, parts = len(a), int(np.clip(part.trajectories // 16, 1, 64))
         sums = cp.empty((parts, 3, columns))
         samples = cp.empty((part.trajectories, columns), self.real) if want_samples else None
@@ -282,7 +291,7 @@ class Device:
         )
         return sums.sum(axis=0).get(), samples
 
-    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """For every parameter the one or two raw columns that add up to it."""
         n, degree, spec = self.spec.omega.size, self.layout.degree, self.spec
         site = np.arange(n)
@@ -385,7 +394,8 @@ def require_cupy() -> Any:
     raise RuntimeError("backend='cuda' found no NVIDIA GPU here. backend='cpu' runs everywhere.")
 
 
-def _refuse(spec: KernelSpec, o: Options) -> None:
+def refuse(spec: KernelSpec, o: Options) -> None:
+    """What the kernels on the GPU cannot do and those on the CPU can."""
     for name, sites in (("drives", spec.drive_sites), ("ports", spec.port_sites)):
         if o.rates and len(np.unique(sites)) != len(sites):
             raise ValueError(f"rates=True on the GPU needs the {name} on distinct sites. Use backend='cpu'.")

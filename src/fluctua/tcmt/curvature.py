@@ -18,6 +18,8 @@ from fluctua.tcmt.spec import KernelSpec
 
 RECORDS = 2048
 """Times at which responses are looked at, evenly spread over the horizon."""
+DENSE = 256
+"""Resonators up to which the leading directions are found exactly."""
 
 
 class Responses(NamedTuple):
@@ -60,8 +62,7 @@ def responses(twin: KernelSpec, **options: str) -> Responses:
 def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
     """B: the directions of the largest Σ_s h_s h_s†. C at the steps `ends`, ascending."""
     h, weight, every, steps, dt = response
-    rows = (h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1])
-    basis = np.linalg.eigh(rows.T @ rows.conj())[1][:, : -rank - 1 : -1]
+    basis = _leading((h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1]).T, rank)
     y = h @ basis.conj()  # B†h (M, R, r)
     found = np.zeros((len(ends), rank, rank), complex)
     total, reached = np.zeros((rank, rank), complex), 0
@@ -75,6 +76,19 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
         total, reached = total + summed(reached, whole, every), whole
         found[place] = total + (summed(whole, whole + 1, part) if part else 0.0)
     return Quadratic(basis, found)
+
+
+def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
+    """The leading left singular vectors of a matrix (N, R), nearly so if N is large: (N, rank)."""
+    n = len(columns)
+    if n <= DENSE:
+        return np.linalg.eigh(columns @ columns.conj().T)[1][:, : -rank - 1 : -1]
+    width = min(n, rank + 8)  # a few more than are wanted, and two rounds of subspace iteration
+    found = np.random.default_rng(0).standard_normal((n, width)) + 0j
+    for _ in range(3):
+        found = np.linalg.qr(columns @ (columns.conj().T @ found))[0]
+    inside = found.conj().T @ columns
+    return found @ np.linalg.eigh(inside @ inside.conj().T)[1][:, : -rank - 1 : -1]
 
 
 def arriving(response: Responses, noise: np.ndarray, basis: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

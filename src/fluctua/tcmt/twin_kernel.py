@@ -116,8 +116,13 @@ def run_twin(
         raise ValueError(f"`backend` must be 'cpu' or 'cuda'; got {backend!r}.")
     _check_rank(rank, modulated, spec.omega.size, segment)
     if backend == "cuda":
-        raise ValueError("the twin correction runs on the CPU: use backend='cpu'.")
-    return _run_cpu(spec, _plan(spec, model, o, rank, segment), threads, engine)
+        from fluctua.tcmt import cuda_twin
+
+        model = cuda_twin.checked(spec, model, o)
+    plan = _plan(spec, model, o, rank, segment, backend)
+    if backend == "cuda":
+        return result(spec, plan.options, cuda_twin.run(spec, plan))
+    return _run_cpu(spec, plan, threads, engine)
 
 
 class Plan(NamedTuple):
@@ -153,7 +158,7 @@ def _check_rank(rank: int, modulated: bool, sites: int, segment: int | None) -> 
         raise ValueError(f"`segment` is a number of steps, at least 1; got {segment}.")
 
 
-def _plan(spec: KernelSpec, twin: KernelSpec, o: Options, rank: int, segment: int | None) -> Plan:
+def _plan(spec: KernelSpec, twin: KernelSpec, o: Options, rank: int, segment: int | None, backend: str) -> Plan:
     """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic term."""
     piece = kernel.modulation_steps(twin, o) if twin.harmonics else 1
     row = 4 * spec.omega.size * np.dtype(o.dtype).itemsize
@@ -163,7 +168,7 @@ def _plan(spec: KernelSpec, twin: KernelSpec, o: Options, rank: int, segment: in
     basis = curvature = None
     if rank or o.table is None:
         try:
-            response = responses(twin, dtype=o.dtype)
+            response = responses(twin, dtype=o.dtype, backend=backend)
         except FloatingPointError:
             raise _twin_overflow() from None
         if rank:
@@ -199,16 +204,16 @@ def _run_cpu(spec: KernelSpec, plan: Plan, threads: int | None, engine: str) -> 
         "overflow": np.empty(2, np.int64),
     }
     _native.twin(given, model, out, bool(real == np.float64), engine)
+    return result(spec, o, out)
+
+
+def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> TwinResult:
+    """The kernels' sums as means, errors and families; raises if a trajectory or a twin overflowed."""
     trajectory, of_twin = (int(v) for v in out["overflow"])
     if trajectory >= 0:
         kernel.explain_overflow(spec, o._replace(table=None), trajectory)
     if of_twin >= 0:
         raise _twin_overflow()
-    return result(spec, o, out)
-
-
-def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> TwinResult:
-    """The kernels' sums as means, errors and families."""
     of_total = kernel.result(
         spec,
         o._replace(samples=False),

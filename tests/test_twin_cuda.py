@@ -1,0 +1,132 @@
+"""The twin correction on CUDA against the CPU kernel, on a GPU where there is one and emulated everywhere."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from cuda_device import has_gpu
+from fluctua.tcmt import cuda, cuda_twin, kernel
+from fluctua.tcmt.spec import checked
+from fluctua.tcmt.twin_kernel import run_twin
+from kernel_reference import rectangle
+from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
+from twin_reference import corrected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_of_every_family_is_the_references(device, case, dtype):
+    spec, options, count, reference = problem(case)
+    families = FAMILIES
+    if case == "one resonator":  # two ports on one site: no rates on the GPU
+        options, families = {**options, "rates": False}, ("omega", "chi")
+    run = run_twin(spec, SEED, count, dtype=dtype, backend="cuda", **options)
+    tolerance = 3e-5 if dtype == "float32" else 1e-11
+    plain = reference.path.gradient() | {"gain": reference.direct["gain"]}
+    assert deviation(run.returns, reference.returns) < tolerance
+    assert deviation(run.mean_lambda[1:], reference.lam.mean(0)[1:], reference.returns.max()) < tolerance
+    assert deviation(run.mean_return_to_go[0], reference.returns.mean()) < tolerance
+    for name in families:
+        scale = np.abs(plain[name]).max(initial=0.0)
+        direct, correction = getattr(run.direct_samples, name), getattr(run.correction_samples, name)
+        assert deviation(direct, reference.direct[name]) < tolerance, name
+        assert deviation(correction, reference.correction[name], scale) < tolerance, name
+        total = reference.direct[name] + reference.correction[name]
+        assert deviation(getattr(run.gradient, name), total.mean(0), scale) < tolerance, name
+        assert deviation(getattr(run.correction, name), reference.correction[name].mean(0), scale) < tolerance, name
+
+
+def both(spec, count, **options):
+    """The CPU kernel's result and the GPU's."""
+    return tuple(run_twin(spec, SEED, count, backend=b, samples=True, **options) for b in ("cpu", "cuda"))
+
+
+def assert_same(gpu, cpu, tolerance):
+    for name in ("omega", "kappa", "chi"):
+        for part in ("direct_samples", "correction_samples", "stderr", "second_moment"):
+            found, expected = (getattr(getattr(run, part), name) for run in (gpu, cpu))
+            assert deviation(found, expected) < tolerance, (part, name)
+
+
+def test_the_default_table_and_several_sites_a_thread(device):
+    cpu, gpu = both(rectangle(33, 33, steps=6), 2, dtype="float64", rank=2, segment=4)
+    assert_same(gpu, cpu, 1e-9)
+    np.testing.assert_allclose(gpu.table, cpu.table, rtol=1e-9)
+
+
+def test_any_degree(device):
+    bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
+    spec = rectangle(1, 12)._replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11))
+    assert_same(*reversed(both(spec, 4, dtype="float64")), 1e-9)
+
+
+@pytest.mark.parametrize("network", [{}, {"sigma_kappa": 0.2}])
+def test_trajectories_in_several_launches_and_several_waves(device, network, monkeypatch):
+    monkeypatch.setattr(cuda, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(cuda_twin, "MOST_BYTES", 150_000)  # a few blocks at a time
+    cpu, gpu = both(rectangle(steps=21, **network), 26, dtype="float64", rank=0 if network else 4)
+    assert_same(gpu, cpu, 1e-9)
+    np.testing.assert_allclose(gpu.mean_lambda[1:], cpu.mean_lambda[1:], atol=1e-12)
+
+
+def test_overflow_of_the_network_and_of_the_twin_are_told_apart(device):
+    spec = rectangle(2, 2, steps=300, dt=0.02)
+    gain, table = spec._replace(damping=spec.damping - 800.0), np.zeros(301)
+    with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
+        run_twin(gain, 0, 4, twin=spec, first_trajectory=8, backend="cuda", table=table)
+    for sigma in (0.0, 0.1):
+        with pytest.raises(FloatingPointError, match="the twin's noise-free path"):
+            run_twin(spec._replace(sigma_kappa=sigma), 0, 2, twin=gain, backend="cuda", table=table)
+
+
+def test_what_only_the_cpu_can_do_names_it(device):
+    spec = rectangle(steps=8)
+    with pytest.raises(ValueError, match=r"`drive` varies in time.*backend='cpu'"):
+        run_twin(spec, 0, 2, twin=spec._replace(drive=np.tile(spec.drive, (8, 1))), backend="cuda")
+    twice = spec._replace(port_sites=np.array([0, 0]))
+    with pytest.raises(ValueError, match=r"distinct sites. Use backend='cpu'"):
+        run_twin(twice, 0, 2, rates=True, backend="cuda")
+    cpu, gpu = both(twice, 3, dtype="float64")  # without rates it is no matter
+    assert_same(gpu, cpu, 1e-9)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+@pytest.mark.parametrize(("sigma", "rank", "dtype"), [(0.0, 0, "float32"), (0.2, 0, "float64"), (0.0, 16, "float32")])
+def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):
+    spec = checked(rectangle(11, 13, sigma_kappa=sigma))
+    o = kernel._options(spec, 0, 1000, 0, dtype, True, sigma > 0, False, True, 0, False, np.zeros(65))
+    layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
+    twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.harmonics, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
+    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *twin.items())]
+    text = cuda.source(*cuda.SOURCES, *cuda_twin.SOURCES)
+    assert "#include" not in text
+    (tmp_path / "all.cu").write_text(text)
+    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", *macros, "-o", str(tmp_path / "all.cubin")]
+    subprocess.run([*command, str(tmp_path / "all.cu")], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")
+@pytest.mark.parametrize(("network", "options"), [({}, {}), ({"sigma_kappa": 0.1}, {}), ({}, {"rank": 6})])
+def test_a_run_repeats_itself_to_the_last_bit(network, options):
+    spec = rectangle(3, 4, steps=300, **network)
+    a, b = (run_twin(spec, SEED, 3000, twin=wrong(spec), backend="cuda", **options) for _ in range(2))
+    np.testing.assert_array_equal(a.mean_lambda, b.mean_lambda)
+    np.testing.assert_array_equal(a.returns, b.returns)
+    for name in ("omega", "kappa", "chi"):
+        np.testing.assert_array_equal(getattr(a.gradient, name), getattr(b.gradient, name))
+        np.testing.assert_array_equal(getattr(a.correction_stderr, name), getattr(b.correction_stderr, name))
+
+
+@pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; too slow to emulate")
+@pytest.mark.parametrize(("network", "options"), [({}, {}), ({"sigma_kappa": 0.2}, {}), ({}, {"rank": 16})])
+def test_the_papers_lattice(network, options):
+    spec = rectangle(11, 13, steps=2000, dt=1e-3, **network)
+    cpu, gpu = both(spec, 64, **options)
+    plain = corrected(spec, SEED, 2, np.zeros(2001)).path.gradient()
+    for name in ("omega", "kappa", "chi"):
+        scale = np.abs(plain[name]).max()
+        assert deviation(getattr(gpu.direct_samples, name), getattr(cpu.direct_samples, name)) < 1e-4, name
+        found, expected = (getattr(run.correction_samples, name) for run in (gpu, cpu))
+        assert deviation(found, expected, scale) < 1e-4, name
