@@ -32,6 +32,15 @@ def test_recorded_arrays():
     assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
 
 
+def test_twin():
+    out = run(ROOT / "examples" / "twin.py", "--count", 200)
+    gains = dict(re.findall(r"^(\S.*?\S) {2,}(\d+\.\d) ", out, re.MULTILINE))
+    # Measured with 1,000: 20 and 420. A variance from 200 trajectories is known to a factor of two, generously.
+    assert float(gains["twin 10 % off"]) > 5
+    assert float(gains["exact twin, second order"]) > 50
+    assert "the twin's error in the gradient" in out
+
+
 @pytest.mark.parametrize("name", ["double_well", "oscillators"])
 def test_trainings_leave_a_picture(name, tmp_path):
     out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)

@@ -52,9 +52,8 @@ def twin_value(n, x):
     twin = fl.Process(
         lambda th, x, t, c: THE.process.drift(wrong, x, t, c), lambda th, x, t, c: THE.process.noise(wrong, x, t, c)
     )
-    if n == THE.t.size - 1:
-        return THE.objective.terminal(THE.theta, x[None], None)
-    return exact_return(twin, THE.objective, THE.t[n:], THE.theta, x[None], jnp.zeros((1, 1)), 0.0, 0.0)
+    since = jnp.maximum(THE.t, THE.t[n])  # steps before n take no time
+    return exact_return(twin, THE.objective, since, THE.theta, x[None], jnp.zeros((1, 1)), 0.0, 0.0)
 
 
 @cache
@@ -83,12 +82,10 @@ def parts():
         bar.append(jax.vmap(lambda x, n=n: mean(WRONG(theta), x, t[n], dt[n]))(bar[-1]))
     bar = jnp.stack(bar, axis=1)
 
-    def guess(n):  # a quadratic, so that its expansion about one place is as good as about another
-        at = lambda f, x: jax.jit(jax.vmap(f))(x)
-        value = lambda x: twin_value(n, x)
-        return at(lambda x: (value(x), jax.grad(value)(x), jax.grad(jax.grad(value))(x)), bar[:, n])
-
-    v, p, s = (jnp.stack(column, axis=1) for column in zip(*map(guess, range(t.size)), strict=True))
+    value_slope_bend = lambda n, x: (
+        twin_value(n, x), jax.grad(twin_value, 1)(n, x), jax.grad(jax.grad(twin_value, 1), 1)(n, x)
+    )  # fmt: skip
+    v, p, s = jax.jit(jax.vmap(jax.vmap(value_slope_bend), in_axes=(None, 0)))(jnp.arange(t.size), bar)
     return Parts(
         score, initial, explicit.sum(1) + last, rewards, terminal, v, p, s, x - bar, ahead - bar[:, 1:], q, d_mean, d_q
     )
