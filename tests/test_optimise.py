@@ -74,6 +74,15 @@ def test_wrong_numbers(wrong):
         rms_ascent(**wrong)
 
 
+def test_steps_fade_with_the_iterations():
+    rule = by_name("sgd", 1.0, {}, decay=3.0)
+    state, sizes = rule.init({"a": jnp.zeros(1)}), []
+    for _ in range(10):
+        step, state = rule.update({"a": jnp.ones(1)}, state)
+        sizes.append(-float(step["a"][0]))
+    np.testing.assert_allclose(sizes, (1 + np.arange(10) / 3) ** -0.5, rtol=1e-6)
+
+
 def test_any_rule_of_optax_by_name():
     theta, gradient = {"a": jnp.ones(2)}, {"a": jnp.array([1.0, -2.0])}
     for name, options in (("adam", {"b1": 0.5}), ("sgd", {"momentum": 0.9}), ("lion", {})):

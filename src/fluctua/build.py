@@ -131,7 +131,8 @@ def build(config: Config) -> Parts:
     """Everything a training needs. `config.backend` must be resolved."""
     task = make_task(config)
     o, bounds = config.optimiser, config.bounds
-    rule = by_name(o.rule, o.learning_rate, o.options, {name: getattr(o, f"{name}_scale") for name in FAMILIES})
+    scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
+    rule = by_name(o.rule, o.learning_rate, o.options, scales, o.decay)
     sides = [{name: getattr(bounds, name)[side] for name in FAMILIES} for side in (0, 1)]
     project = box(*sides)
     k_start, k_run = jax.random.split(jax.random.key(config.seed))

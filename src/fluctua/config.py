@@ -90,6 +90,7 @@ class Optimiser:
 
     rule: str = _key("paper", rules.text(), 'or any optimiser of optax: "adam", "sgd", "lion", ...')
     learning_rate: float = _key(0.05, rules.number(above=0), "")
+    decay: float = _key(0.0, rules.number(least=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not")
     options: dict[str, Any] = _key({}, rules.table(), "further ones of the rule; paper: rho, beta, epsilon")
     omega_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of omega; 0 leaves it as it is")
     kappa_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of kappa")

@@ -83,8 +83,20 @@ def scaled(factors: Mapping[str, float]) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, _: {name: factors.get(name, 1.0) * value for name, value in updates.items()})
 
 
+def fading(decay: float) -> optax.GradientTransformation:
+    """Multiply the updates of iteration l by 1/√(1 + l/decay): steps small enough, in the end, for the noise.
+
+    It does not know when training ends, so that a training may go on.
+    """
+    return optax.scale_by_schedule(lambda iteration: (1 + iteration / decay) ** -0.5)
+
+
 def by_name(
-    rule: str, learning_rate: float, options: Mapping[str, Any], scale: Mapping[str, float] | None = None
+    rule: str,
+    learning_rate: float,
+    options: Mapping[str, Any],
+    scale: Mapping[str, float] | None = None,
+    decay: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """`"paper"`, or any optimiser of optax that takes a learning rate: `"adam"`, `"sgd"`, `"lion"`, …
 
@@ -104,9 +116,9 @@ def by_name(
             f"{rule} has no option {unknown[0]!r}; it has {', '.join(names[1:])}." + close_match(unknown[0], names[1:])
         )
     chosen = optax.with_extra_args_support(make(learning_rate, **options))  # type: ignore[misc]
-    if not scale or all(factor == 1 for factor in scale.values()):
-        return chosen
-    return optax.with_extra_args_support(optax.chain(chosen, scaled(scale)))
+    further = [scaled(scale)] if scale and any(factor != 1 for factor in scale.values()) else []
+    further += [fading(decay)] if decay else []
+    return optax.with_extra_args_support(optax.chain(chosen, *further)) if further else chosen
 
 
 def _takes_rate(thing: Any) -> bool:

@@ -56,6 +56,7 @@ FAST = changed(
         "ensemble.trajectories": 16,
         "optimiser.rule": "adam",
         "optimiser.learning_rate": 0.1,
+        "optimiser.decay": 100.0,
         "optimiser.options": {"b2": 0.99},
         "optimiser.chi_scale": 0.01,
         "baseline.kind": "twin",

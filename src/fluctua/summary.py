@@ -83,8 +83,8 @@ def as_text(told: dict[str, Any]) -> str:
     )
     lines.append("bounds     " + ", ".join(bounds))
     if "twin" in told:
-        each = (f"{name} {row['rms']:.1%} (±{row['error']:.1%})" for name, row in told["twin"].items())
-        lines.append(f"twin       its error in the gradient: {', '.join(each)}")
+        each = (f"{name} {row['rms']:.1e} (±{row['error']:.1e})" for name, row in told["twin"].items())
+        lines.append(f"twin       its error in the gradient, rms: {', '.join(each)}")
     return "\n".join([*lines, ""])
 
 
@@ -94,8 +94,16 @@ def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[
     if found is None:
         return {}
     memory = {name.removeprefix("estimator/"): v for name, v in found[1].items() if name.startswith("estimator/")}
-    rows = certificate_of(memory, theta).rows if memory else []
-    return {"twin": {name: {"rms": rms, "error": error, "chi2": chi2} for name, rms, error, chi2 in rows}}
+    if not memory:
+        return {}
+    certificate = certificate_of(memory, theta)
+    rms = lambda v: float(np.sqrt(np.mean(np.square(v))))  # not relative to the gradient, which vanishes at the end
+    return {
+        "twin": {
+            name: {"rms": rms(certificate.correction[name]), "error": rms(certificate.stderr[name]), "chi2": chi2}
+            for name, _, _, chi2 in certificate.rows
+        }
+    }
 
 
 def _at_bound(values: Any, bounds: tuple[float, float]) -> float:
