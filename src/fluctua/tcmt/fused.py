@@ -32,7 +32,7 @@ PILOT = 128
 """Trajectories of the independent run behind the time-only baseline."""
 
 RANK = 16
-"""Directions of the quadratic term of a `Twin` of order 2: enough for the paper's lattice (benchmarks/twin.py)."""
+"""Directions of the quadratic term of a `Twin(order=2)`: plenty for the paper's lattice (benchmarks/estimators.py)."""
 
 
 @dataclass(frozen=True)
