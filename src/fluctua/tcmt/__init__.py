@@ -15,7 +15,7 @@ from fluctua.tcmt.network import (
 )
 from fluctua.tcmt.process import Drive, condition, process
 from fluctua.tcmt.stability import stability
-from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission
+from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission, with_noise
 
 __all__ = [
     "Drive",
@@ -38,4 +38,5 @@ __all__ = [
     "ring",
     "stability",
     "transmission",
+    "with_noise",
 ]

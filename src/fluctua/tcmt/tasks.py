@@ -173,6 +173,21 @@ def isolation(
     return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame)
 
 
+def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None) -> Task:
+    """The same experiment under another noise: σ_W on every channel, σ_κ on every bond; None leaves it as it is.
+
+    >>> with_noise(transmission(paper()), sigma_w=0.1, sigma_kappa=0.05)
+    """
+    if task.weights is None:
+        raise ValueError("only a task whose reward is a weighted output power can be put together again; build this one anew.")
+    network = task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
+    if sigma_kappa is None:
+        sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
+    horizon = float(task.t[-1])
+    dt, weights = horizon / (len(task.t) - 1), np.asarray(task.weights)
+    return _quadratic(network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame)
+
+
 def custom(
     network: Network,
     drive: Drive | Sequence[Drive],
