@@ -78,7 +78,8 @@ def running(
     """
     if group % block or count % group:
         raise ValueError(f"`count` must be whole groups and a group whole blocks; got {count}, {group}, {block}.")
-    estimator: Any = task.estimator(backend, baseline=kernel.Binned(every=every, group=group))
+    baseline: Any = kernel.Binned(every=every, group=group)
+    estimator: Any = task.estimator(backend, baseline=baseline)
     means, squares = [], []
     for first in range(0, count, group):
         samples = estimator.run(key, theta, group, samples=True, first_trajectory=first).samples

@@ -38,7 +38,9 @@ def midway(run: Run, iteration: int | None = None) -> Lattice:
     records = np.flatnonzero(run.course.iteration >= iteration)
     if not records.size:
         last = run.course.iteration[-1]
-        raise ValueError(f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an earlier one.")
+        raise ValueError(
+            f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an earlier one."
+        )
     at = int(records[0])
     return Lattice(run.task, run.course.theta(at), run.sigma_kappa, int(run.course.iteration[at]), run.folder.name)
 

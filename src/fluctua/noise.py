@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.scaling import into_batches
-from fluctua.tcmt import kernel
 from fluctua.tcmt.tasks import Task, with_noise
 from fluctua.types import Array, Params
 
@@ -31,7 +30,7 @@ def variances(
     theta: Params,
     sigma_w: Sequence[float],
     *,
-    baseline: str | kernel.Binned = "binned",
+    baseline: Any = "binned",
     count: int = 1000,
     backend: str = "cpu",
     family: str = "omega",
@@ -39,6 +38,8 @@ def variances(
     done: Done = ignore,
 ) -> np.ndarray:
     """Variance of one trajectory's gradient, averaged over a family of parameters, at each σ_W. (S, B)
+
+    baseline: as the kernels take it, a name or a `Binned`.
 
     >>> variances(key, transmission(paper()), theta, [0.1, 0.5]).mean(axis=1)
     """

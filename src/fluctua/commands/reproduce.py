@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fluctua.properties import Panel, Settings
+    from fluctua.panels import Panel, Settings
 
 app = typer.Typer(no_args_is_help=True, help="Draw the paper's figures from run folders.")
 
@@ -73,7 +73,9 @@ def fig2(
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
     replace: Annotated[bool, typer.Option("--replace", help="measure again what is there")] = False,
-    from_tables: Annotated[bool, typer.Option("--from-tables", help="measure nothing, draw the tables in --out")] = False,
+    from_tables: Annotated[
+        bool, typer.Option("--from-tables", help="measure nothing, draw the tables in --out")
+    ] = False,
 ) -> None:
     """Convergence (a, b) and variance (c) of the estimate, bias and spread of the return (d), in mid-training.
 
@@ -101,7 +103,7 @@ def fig2(
 
 
 def _settings(quick: bool, **given: Any) -> Settings:
-    from fluctua.properties import QUICK, Settings
+    from fluctua.panels import QUICK, Settings
 
     settings = QUICK if quick else Settings()
     settings = settings._replace(**{name: value for name, value in given.items() if value is not None})
@@ -114,13 +116,15 @@ def _measure(
     out: Path, runs: Path | None, settings: Settings, quick: bool, iteration: int | None, config: str, backend: str,
     replace: bool,
 ) -> None:  # fmt: skip
-    from fluctua import lattices, properties
+    from fluctua import lattices, panels
     from fluctua.build import resolve_backend
 
     if backend not in ("auto", "cpu", "cuda"):
         raise ValueError(f'--backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
     if runs is None and not quick:
-        raise ValueError("--runs is missing: a folder of run folders (results/fig1 has two), or --quick for a small lattice.")
+        raise ValueError(
+            "--runs is missing: a folder of run folders (results/fig1 has two), or --quick for a small lattice."
+        )
     if runs is None:
         found = [lattices.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
     elif runs.suffix == ".npz":
@@ -130,9 +134,9 @@ def _measure(
     sites = found[0].task.network.sites
     if not -1 <= settings.site < sites:
         raise ValueError(f"--site must be one of 0 … {sites - 1}; got {settings.site}.")
-    panels = properties.plan(out, found, settings, resolve_backend(backend))
+    every = panels.plan(out, found, settings, resolve_backend(backend))
     with _bar() as bar:
-        for panel, go in properties.measure(panels, replace=replace):
+        for panel, go in panels.measure(every, replace=replace):
             bar(panel, go)
 
 

@@ -55,5 +55,7 @@ def summary(found: Properties) -> str:
     ]
     body = [("", "", "here", "paper"), *rows(found)]
     width = [max(len(row[k]) for row in body) for k in range(4)]
-    lines += [f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip() for p, what, here, paper in body]
+    lines += [
+        f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip() for p, what, here, paper in body
+    ]
     return "\n".join(lines) + "\n"

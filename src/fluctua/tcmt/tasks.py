@@ -179,7 +179,9 @@ def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float |
     >>> with_noise(transmission(paper()), sigma_w=0.1, sigma_kappa=0.05)
     """
     if task.weights is None:
-        raise ValueError("only a task whose reward is a weighted output power can be put together again; build this one anew.")
+        raise ValueError(
+            "only a task whose reward is a weighted output power can be put together again; build this one anew."
+        )
     network = task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
     if sigma_kappa is None:
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
