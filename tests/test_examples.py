@@ -32,7 +32,7 @@ def test_recorded_arrays():
     assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
 
 
-@pytest.mark.parametrize("name", ["double_well", "oscillators"])
+@pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(name, tmp_path):
     out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)
     assert "iteration     1 of 3" in out
