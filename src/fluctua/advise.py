@@ -26,7 +26,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Amplitudes that are measured, relative to the task's own."""
 
 H200 = {False: 1.07e-9 / 143, True: 1.57e-9 / 143}
-"""Seconds a trajectory, step and resonator, without and with modulation, time-only baseline: results/bench/cuda.json."""
+"""Seconds a trajectory, step and resonator, without and with modulation (results/bench/cuda.json, time-only)."""
 
 SPLIT = 10
 """Parts of a recording whose estimates are compared."""
@@ -98,7 +98,7 @@ def advise(
         error = 0.1
     keys = jax.random.split(key, len(grid) + 2)
     means, variances, seconds = _gradients(keys[2:], task, theta, grid, pilot, baseline, backend, done)
-    returns = noise.returns(keys[0], task, theta, grid, count=pilot, backend=backend, batches=10, done=done)
+    returns = noise.returns(keys[0], task, theta, grid.tolist(), count=pilot, backend=backend, batches=10, done=done)
     small = grid <= max(own, grid[0])
     c, c_error = jackknife(lambda b: np.mean(b / grid[small] ** 2), returns.bias[small])
     at_own = int(np.argmin(np.abs(grid - own)))
@@ -165,7 +165,7 @@ def _bias_slope(
     size = np.shape(theta[name])[0]
     k_noise, k_u = jax.random.split(key)
     u = np.asarray(jax.random.normal(k_u, (directions, size)), float)
-    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    u = u / np.linalg.norm(u, axis=1, keepdims=True)
     loud = with_noise(task, sigma_w=sigma)
     squares = []
     for one in u:

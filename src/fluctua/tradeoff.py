@@ -96,7 +96,7 @@ class Tradeoff(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """limited_by: "gradient" (variance against bias of the gradient), "return bias", or "range" of what was measured."""
+    """A choice. limited_by: "gradient" (its variance against its bias), "return bias", or the "range" measured."""
 
     sigma_w: float
     trajectories: float

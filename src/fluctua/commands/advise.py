@@ -96,6 +96,12 @@ def _times(advice: Advice, point: Optimum, rate: float | None) -> dict[str, floa
     return each | ({} if rate is None else {"hardware": point.trajectories / rate})
 
 
+def _duration(seconds: float) -> str:
+    from fluctua.live import duration
+
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+
+
 def _plain(advice: Advice, told: str, rate: float | None, device: str) -> dict[str, Any]:
     """As JSON has it."""
     point = lambda p: {**p._asdict(), "return_bias": advice.bias.value * p.sigma_w**2,
@@ -121,29 +127,27 @@ def _print(advice: Advice, told: str, task: Task, rate: float | None, device: st
     from rich.console import Console
     from rich.table import Table
 
-    from fluctua.live import duration
-
-    t = advice.tradeoff
+    console, t = Console(width=110), advice.tradeoff
     typer.echo(f"{told}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, {baseline} baseline, measured at "
                f"σ_W from {t.low:g} to {t.high:g}")  # fmt: skip
-    typer.echo(f"J = {advice.J_silent:.4f} without noise; noise adds ({advice.bias}) σ_W², and the return of one "
-               f"trajectory has a spread of {advice.spread:.3g} at σ_W = {advice.sigma_w:g}")  # fmt: skip
+    typer.echo(f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single returns spread "
+               f"by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}")  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("family", "|∇J|²", "variance of one trajectory", "slope of the bias |∇c|"):
+    for heading in ("family", "|∇J|²", "variance of one trajectory", "|∇c|"):
         table.add_column(heading, justify="left" if heading == "family" else "right", no_wrap=True)
     for f in advice.families:
         law = " + ".join(f"{v:.3g}{unit}" for v, unit in zip(f.variance, ("/σ²", "", "σ²"), strict=True) if v > 0)
         table.add_row(f.name, str(f.norm2) + ("" if f.resolved else " (unresolved)"), law, f"{f.bias:.2g}")
-    Console().print(table)
+    console.print(table)
     table = Table(box=box.SIMPLE_HEAD)
     headings = ["", "σ_W", "trajectories", "error", "added to J", f"here ({device})", "H200 *"]
     for heading in [*headings, *([] if rate is None else [f"at {rate:g} Hz"])]:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, p in (("recommended", advice.best), ("as it is", advice.at_own)):
-        times = [duration(seconds) for seconds in _times(advice, p, rate).values()]
+        times = [_duration(seconds) for seconds in _times(advice, p, rate).values()]
         table.add_row(name, f"{p.sigma_w:.3g}", f"{p.trajectories:,.0f}", f"{p.error:.2g}",
                       f"{advice.bias.value * p.sigma_w**2:+.2g}", *times)  # fmt: skip
-    Console().print(table)
+    console.print(table)
     why = {"gradient": "less noise has more variance, more has more bias in the gradient",
            "return bias": "more noise would add more to the return than --return-bias allows",
            "range": "it is the end of what was measured: repeat --sigma-w to look further"}  # fmt: skip
