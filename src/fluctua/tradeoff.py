@@ -75,8 +75,8 @@ def squared_norm(gradients: np.ndarray, variances: np.ndarray) -> Measured:
 class Tradeoff(NamedTuple):
     """What the choice depends on, relative to the gradient and averaged over families.
 
-    variance: ⟨V(σ)/|∇J|²⟩. bias: ⟨|∇c|²/|∇J|²⟩. ceiling: largest σ that the bias of the return allows. low, high: the
-    amplitudes between which V was measured.
+    variance: ``⟨V(σ)/|∇J|²⟩``. bias: ``⟨|∇c|²/|∇J|²⟩``. ceiling: largest σ that the bias of the return
+    allows. low, high: the amplitudes between which V was measured.
     """
 
     variance: VarianceLaw
@@ -107,7 +107,7 @@ class Optimum(NamedTuple):
 def optimum(tradeoff: Tradeoff, *, error: float | None = None, trajectories: float | None = None) -> Optimum:
     """The σ that needs the fewest trajectories for an error, or that has the least error for a number of them.
 
-    Where V = A/σ² alone, the second is σ⁶ = A/(2E⟨|∇c|²/|∇J|²⟩).
+    Where V = A/σ² alone, the second is ``σ⁶ = A/(2E⟨|∇c|²/|∇J|²⟩)``.
     """
     if (error is None) == (trajectories is None):
         raise ValueError("give either the wanted `error` or the number of `trajectories`.")

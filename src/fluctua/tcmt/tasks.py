@@ -130,7 +130,7 @@ def transmission(
     frame: Frame = "rotating",
     guard: Guard | None = None,
 ) -> Task:
-    """The paper's: J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt], the time-averaged fraction of power transmitted.
+    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power transmitted.
 
     source, to: leads; equal ones make it a reflection. s, frequency, envelope: the drive; power is counted
     relative to s², whatever the envelope. sigma_kappa: antagonistic modulation.
@@ -138,8 +138,8 @@ def transmission(
     guard: how noise is kept from counting as transmitted power, which matters where θ can amplify it (γ_e, γ; the
     paper's "wireheading"). A trajectory is then two runs of the device, and its score the sum of theirs.
     "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
-    "coherent": Re(s⁻ s⁻'*) of two driven runs with independent noise, whose mean is |E s⁻|², the power that a lock-in
-    sees; exact for any network, and what modulation scrambles does not count either (JAX only).
+    "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
+    lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
 
     >>> transmission(paper()).estimator()(jax.random.key(0), theta, 1000)
     >>> transmission(paper(), guard="dark").estimator("cpu")(jax.random.key(0), {"gamma_e": jnp.ones(2)}, 1000)
@@ -173,7 +173,7 @@ def isolation(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
 ) -> Task:
-    """Forward minus backward transmission: J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt].
+    """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
 
     Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to train.
 
