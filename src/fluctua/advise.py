@@ -86,7 +86,8 @@ def advise(
 
     error: wanted ``|estimate − ∇J| / |∇J|``, 0.1 if neither it nor `trajectories`, the budget, is given.
     return_bias: most of J(0) that noise may add to the return. sigma_w: amplitudes to measure at; 1/4 to 4 times the
-    task's if not given. pilot: trajectories at each. directions: random ones along which the bias of the gradient is differenced.
+    task's if not given. pilot: trajectories at each. directions: random ones along which the bias of the gradient is
+    differenced.
 
     >>> advise(jax.random.key(0), transmission(paper()), theta, error=0.3).best
     """
