@@ -41,7 +41,7 @@ def test_twin():
     assert "the twin's error in the gradient" in out
 
 
-@pytest.mark.parametrize("name", ["double_well", "oscillators"])
+@pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(name, tmp_path):
     out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)
     assert "iteration     1 of 3" in out

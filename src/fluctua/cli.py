@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fluctua.commands import reproduce
+from fluctua.commands.advise import advise
 from fluctua.commands.bench import bench
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
@@ -17,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-for command in (train, evaluate, plot, gradient, bench):
+for command in (train, evaluate, plot, gradient, advise, bench):
     app.command()(command)
 app.add_typer(reproduce.app, name="reproduce")
 

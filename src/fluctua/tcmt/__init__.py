@@ -15,7 +15,7 @@ from fluctua.tcmt.network import (
 )
 from fluctua.tcmt.process import Drive, condition, process
 from fluctua.tcmt.stability import stability
-from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission
+from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission, with_noise
 from fluctua.tcmt.twin_kernel import KernelTwin
 
 __all__ = [
@@ -40,4 +40,5 @@ __all__ = [
     "ring",
     "stability",
     "transmission",
+    "with_noise",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +40,9 @@ from fluctua.tcmt.twin_kernel import KernelTwin
 from fluctua.twin import Twin
 from fluctua.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
 from fluctua.wiener import Wiener, philox
+
+Guard = Literal["dark", "coherent"]
+"""What keeps amplified noise from passing for transmitted power."""
 
 
 class Task(NamedTuple):
@@ -139,19 +142,36 @@ def transmission(
     envelope: Callable[[Array], Array] | None = None,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
+    guard: Guard | None = None,
 ) -> Task:
-    """The paper's: J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt], the time-averaged fraction of power transmitted.
+    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power transmitted.
 
     source, to: leads; equal ones make it a reflection. s, frequency, envelope: the drive; power is counted
     relative to s², whatever the envelope. sigma_kappa: antagonistic modulation.
 
+    guard: how noise is kept from counting as transmitted power, which matters where θ can amplify it (γ_e, γ; the
+    paper's "wireheading"). A trajectory is then two runs of the device, and its score the sum of theirs.
+    "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
+    "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
+    lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
+
     >>> transmission(paper()).estimator()(jax.random.key(0), theta, 1000)
+    >>> transmission(paper(), guard="dark").estimator("cpu")(jax.random.key(0), {"gamma_e": jnp.ones(2)}, 1000)
     """
     _a_lead(network, source=source, to=to)
-    weights = np.zeros(network.leads)
+    leads = network.leads
+    weights = np.zeros(leads)
     weights[to] = 1 / (_positive(s=s) ** 2 * _positive(horizon=horizon))
     drive = Drive(source, s, 0.0, frequency, envelope)
-    return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame)
+    if guard is None:
+        return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame)
+    if guard == "dark":
+        return _quadratic(network, 2, (drive,), np.append(weights, -weights), horizon, dt, sigma_kappa, frame)
+    if guard == "coherent":
+        both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
+        reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
+        return _assembled(network, 2, both, reward, None, horizon, dt, sigma_kappa, frame)
+    raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
 
 def isolation(
@@ -167,7 +187,7 @@ def isolation(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
 ) -> Task:
-    """Forward minus backward transmission: J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt].
+    """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
 
     Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to train.
 
@@ -185,6 +205,23 @@ def isolation(
     weights[leads + source] = -weights[to]
     drives = (Drive(source, s, 0.0, frequency, envelope), Drive(leads + to, s, 0.0, frequency, envelope))
     return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame)
+
+
+def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None) -> Task:
+    """The same experiment under another noise: σ_W on every channel, σ_κ on every bond; None leaves it as it is.
+
+    >>> with_noise(transmission(paper()), sigma_w=0.1, sigma_kappa=0.05)
+    """
+    if task.weights is None:
+        raise ValueError(
+            "only a task whose reward is a weighted output power can be put together again; build this one anew."
+        )
+    network = task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
+    if sigma_kappa is None:
+        sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
+    horizon = float(task.t[-1])
+    dt, weights = horizon / (len(task.t) - 1), np.asarray(task.weights)
+    return _quadratic(network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame)
 
 
 def custom(
@@ -245,6 +282,22 @@ class WeightedPower:
 
 
 @dataclass(frozen=True)
+class CrossPower:
+    """g = Σ_m weights_m Re(s⁻_m s⁻'_m*), s⁻ and s⁻' of two copies of a network with L leads each.
+
+    The copies have independent noise, so E[s⁻ s⁻'*] = E[s⁻] E[s⁻]*: only what repeats counts.
+    """
+
+    s_minus: Outputs
+    weights: tuple[float, ...]
+
+    def __call__(self, theta: Params, x: Array, t: Array) -> Array:
+        """A rate of reward."""
+        one, other = self.s_minus(theta, x, t).reshape(2, -1)
+        return jnp.asarray(self.weights, x.dtype) @ jnp.real(one * other.conj())
+
+
+@dataclass(frozen=True)
 class Tied:
     """f of `copies` copies of a network that share one θ: each family is repeated before f sees it."""
 
@@ -282,9 +335,26 @@ def _quadratic(
 ) -> Task:
     """A task whose reward is a weighted sum of output powers."""
     simulated = network if count == 1 else copies(network, count)
+    given = tuple(weights.tolist())
+    reward = WeightedPower(outputs(simulated, drives, frame=frame), given)
+    return _assembled(network, count, drives, reward, given, horizon, dt, sigma_kappa, frame)
+
+
+def _assembled(
+    network: Network,
+    count: int,
+    drives: tuple[Drive, ...],
+    reward: Callable[..., Array],
+    weights: tuple[float, ...] | None,
+    horizon: float,
+    dt: float,
+    sigma_kappa: float,
+    frame: Frame,
+) -> Task:
+    """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all, x, t)."""
+    simulated = network if count == 1 else copies(network, count)
     modulation = checked(Modulation(sigma_kappa))
     drift, noise, _ = process(simulated, drives, frame=frame, modulation=modulation)
-    reward: Callable[..., Array] = WeightedPower(outputs(simulated, drives, frame=frame), tuple(weights.tolist()))
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift, reward = Tied(drift, count), Tied(leading(reward, 4), count)
@@ -304,7 +374,7 @@ def _quadratic(
         drives=drives,
         frame=frame,
         modulation=modulation,
-        weights=tuple(weights.tolist()),
+        weights=weights,
         copies=count,
     )
 
