@@ -52,7 +52,7 @@ def test_the_dark_kernel_equals_the_reference(key):
 
 def test_coherent_power_ignores_noise_of_a_nonlinear_network(key):
     """With a Kerr effect only the mean field counts: |E s⁻|² from one ensemble is Re E[s⁻ s⁻'*] of pairs."""
-    network = NETWORK.replace(chi=0.05)
+    network = NETWORK.replace(chi=0.03)
     pairs = tcmt.transmission(network, guard="coherent", **SHORT).estimator("jax")(key, THETA, 4000)
     plain = tcmt.transmission(network, **SHORT)
     field = plain.estimator("cpu").run(jax.random.fold_in(key, 1), THETA, 40_000, record_every=1).trajectories

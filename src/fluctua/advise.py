@@ -19,7 +19,7 @@ from fluctua.baseline import Baseline
 from fluctua.gradient import Samples, ppgt
 from fluctua.scaling import Measured, jackknife
 from fluctua.tcmt.tasks import Task, with_noise
-from fluctua.tradeoff import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
+from fluctua.tradeoff import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, signal, squared_norm
 from fluctua.types import Array, Objective, Params, Process, Trajectories
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -41,17 +41,12 @@ class Family(NamedTuple):
     variance: VarianceLaw
     bias: float
 
-    @property
-    def resolved(self) -> bool:
-        """Whether the gradient stands out from the noise of the pilot."""
-        return self.norm2.value > 2 * self.norm2.error
-
 
 class Advice(NamedTuple):
-    """sigma_w, J, J_silent: of the task, and without noise. bias: c in J(σ) = J(0) + cσ². spread: std of the return.
+    """sigma_w: of the task. J_silent: without noise. bias: c in J(σ) = J(0) + cσ². spread: std of a return at sigma_w.
 
-    best: the recommended noise. at_own: the same at the task's own. seconds_per_trajectory: here, and on an H200 by the
-    benchmark's table. left_out: families whose gradient the pilot did not resolve, which do not enter.
+    signal: ``Σ |∇J|²/V`` at sigma_w. best: the recommended noise. at_own: the same at the task's own.
+    seconds_per_trajectory: here, and on an H200 by the benchmark's table.
     """
 
     sigma_w: float
@@ -59,7 +54,7 @@ class Advice(NamedTuple):
     bias: Measured
     spread: float
     families: list[Family]
-    left_out: list[str]
+    signal: Measured
     tradeoff: Tradeoff
     best: Optimum
     at_own: Optimum
@@ -78,7 +73,7 @@ def advise(
     sigma_w: Sequence[float] | None = None,
     pilot: int = 400,
     baseline: Any = "time",
-    directions: int = 4,
+    directions: int = 16,
     backend: str = "cpu",
     done: noise.Done = noise.ignore,
 ) -> Advice:
@@ -103,14 +98,16 @@ def advise(
     small = grid <= max(own, grid[0])
     c, c_error = jackknife(lambda b: np.mean(b / grid[small] ** 2), returns.bias[small])
     at_own = int(np.argmin(np.abs(grid - own)))
-    families = [
-        Family(
-            name, v.shape[1], squared_norm(means[name], v / pilot), fit_variance(grid, v.sum(axis=1)),
-            _bias_slope(jax.random.fold_in(keys[1], k), task, theta, name, float(grid[-1]), directions, backend),
+    families = []
+    for k, (name, v) in enumerate(variances.items()):
+        of_slopes, slope = _slopes(
+            jax.random.fold_in(keys[1], k), task, theta, name, float(grid[-1]), directions, backend
         )
-        for k, (name, v) in enumerate(variances.items())
-    ]  # fmt: skip
-    tradeoff = weigh(families, float(np.sqrt(return_bias * abs(returns.silent) / max(abs(float(c)), 1e-300))), grid)
+        of_pilots = squared_norm(means[name], v / pilot)
+        norm2 = min(of_slopes, of_pilots, key=lambda m: m.error)
+        families.append(Family(name, v.shape[1], norm2, fit_variance(grid, v.sum(axis=1)), slope))
+    ceiling = float(np.sqrt(return_bias * abs(returns.silent) / max(abs(float(c)), 1e-300)))
+    lifted, tradeoff = weigh(families, own, ceiling, grid)
     best = optimum(tradeoff, error=error, trajectories=trajectories)
     needed = float(tradeoff.trajectories(own, error)) if error is not None else float(trajectories or 0)
     return Advice(
@@ -119,7 +116,7 @@ def advise(
         Measured(float(c), float(c_error)),
         float(np.sqrt(returns.square[at_own].mean())),
         families,
-        [f.name for f in families if not f.resolved],
+        lifted,
         tradeoff,
         best,
         Optimum(own, needed, float(tradeoff.error(own, needed)), "own"),
@@ -128,18 +125,19 @@ def advise(
     )
 
 
-def weigh(families: list[Family], ceiling: float, grid: np.ndarray) -> Tradeoff:
-    """The criterion of the families whose gradient is resolved, each relative to its own."""
-    seen = [f for f in families if f.resolved]
-    if not seen:
+def weigh(families: list[Family], sigma: float, ceiling: float, grid: np.ndarray) -> tuple[Measured, Tradeoff]:
+    """The signal, and the criterion: every family in units of its noise at σ."""
+    noise_of = [float(f.variance(sigma)) for f in families]
+    lifted = signal([f.norm2 for f in families], noise_of)
+    if not lifted.value > 2 * lifted.error:
         raise ValueError(
-            "the gradient of no family stands out from the noise of the pilot ("
-            + ", ".join(f"{f.name}: |∇J|² = {f.norm2}" for f in families)
-            + "). Take more trajectories (--pilot), or a point with a steeper return."
+            f"the gradient does not stand out: Σ|∇J|²/V = {lifted}. Take more trajectories (--pilot), or a point with "
+            "a steeper return."
         )
-    laws = np.array([f.variance for f in seen]) / np.array([[f.norm2.value] for f in seen])
-    bias = float(np.mean([f.bias**2 / f.norm2.value for f in seen]))
-    return Tradeoff(VarianceLaw(*laws.mean(axis=0).tolist()), bias, ceiling, float(grid[0]), float(grid[-1]))
+    w = np.array([1 / v for v in noise_of]) / lifted.value
+    law = VarianceLaw(*(w @ np.array([f.variance for f in families])).tolist())
+    bias = float(w @ np.array([f.bias**2 for f in families]))
+    return lifted, Tradeoff(law, bias, ceiling, float(grid[0]), float(grid[-1]))
 
 
 def _gradients(
@@ -159,23 +157,33 @@ def _gradients(
     return rows(lambda e: e.gradient), {n: pilot * v**2 for n, v in errors.items()}, min(seconds)
 
 
-def _bias_slope(
-    key: Array, task: Task, theta: Params, name: str, sigma: float, directions: int, backend: str, count: int = 32
-) -> float:
-    """|∇c| of one family: differences with and without noise along random directions u, E(u·∇c)² = |∇c|²/P."""
+def _slopes(
+    key: Array, task: Task, theta: Params, name: str, sigma: float, directions: int, backend: str, count: int = 16
+) -> tuple[Measured, float]:
+    """|∇J(0)|² and |∇c| of one family from slopes along K random unit vectors u: E(u·g)² = |g|²/P.
+
+    Slopes are common-noise differences, with noise and without, of `count` trajectories. A square (u·g)² spreads by √2
+    of its mean, so |∇J|² is known to √(2/K); what the finite ensemble adds to a square is taken off its mean.
+    """
     size = np.shape(theta[name])[0]
     k_noise, k_u = jax.random.split(key)
     u = np.asarray(jax.random.normal(k_u, (directions, size)), float)
-    u = u / np.linalg.norm(u, axis=1, keepdims=True)
     loud = with_noise(task, sigma_w=sigma)
-    squares = []
-    for one in u:
-        slope = lambda noisy, one=one: noise.difference(
-            k_noise, loud, theta, {name: one}, count=count, backend=backend, noise=noisy
+    silent, bias = [], []
+    for one in u / np.linalg.norm(u, axis=1, keepdims=True):
+        quiet, noisy = (
+            noise.difference(k_noise, loud, theta, {name: one}, count=count, backend=backend, noise=on)
+            for on in (False, True)
         )
-        each = (slope(True) - slope(False)) / sigma**2
-        squares.append(each.mean() ** 2 - each.var(ddof=1) / len(each))  # the square of a mean has its error in it
-    return float(np.sqrt(max(0.0, size * np.mean(squares))))
+        silent.append(quiet)
+        bias.append((noisy - quiet) / sigma**2)
+
+    def squares(each: list[np.ndarray]) -> tuple[float, float]:
+        raw = np.array([e.mean() ** 2 for e in each])
+        own = np.array([e.var(ddof=1) / len(e) for e in each])
+        return float(size * np.mean(raw - own)), float(size * np.mean(raw) * np.sqrt(2 / len(raw)))
+
+    return Measured(*squares(silent)), float(np.sqrt(max(0.0, squares(bias)[0])))
 
 
 # ------------------------------------------------------------------------------------------ recordings
@@ -193,7 +201,6 @@ class RecordingAdvice(NamedTuple):
     reached: float
     norm2: dict[str, Measured]
     variance: dict[str, float]
-    left_out: list[str]
 
 
 def advise_recording(
@@ -228,14 +235,14 @@ def advise_samples(samples: Samples, *, error: float = 0.1) -> RecordingAdvice:
         v = each.var(axis=0, ddof=1)
         parts = each[: size * SPLIT].reshape(SPLIT, size, -1).mean(axis=1)
         norm2[name], variance[name] = squared_norm(parts, np.tile(v / size, (SPLIT, 1))), float(v.sum())
-    seen = [name for name, m in norm2.items() if m.value > 2 * m.error]
-    if not seen:
+    lifted = signal(list(norm2.values()), list(variance.values()))
+    if not lifted.value > 2 * lifted.error:
         raise ValueError(
-            f"no gradient stands out from the noise of {count:,} trajectories: record more, or use a better baseline."
+            f"the gradient does not stand out from the noise of {count:,} trajectories, Σ|∇J|²/V = {lifted}: record "
+            "more, or use a better baseline."
         )
-    ratio = float(np.mean([variance[name] / norm2[name].value for name in seen]))
-    left = [name for name in norm2 if name not in seen]
-    return RecordingAdvice(count, error, ratio / error**2, float(np.sqrt(ratio / count)), norm2, variance, left)
+    ratio = len(norm2) / lifted.value  # Σ w V / Σ w |∇J|² with w = 1/V
+    return RecordingAdvice(count, error, ratio / error**2, float(np.sqrt(ratio / count)), norm2, variance)
 
 
 def _nothing(key: Array, theta: Params, count: int) -> Trajectories:

@@ -23,7 +23,7 @@ SIGMA_W = tuple(float(f"{0.5 * 10 ** (k / 3):.4g}") for k in range(-8, 3))
 
 
 class Settings(NamedTuple):
-    """How much is measured. The defaults are the paper's ensembles, and 80 s of an H200.
+    """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by results/bench.
 
     running: trajectories of a and b. difference: of either leg of the finite difference. variance: of each point of
     c. bias: of each point of d. every: steps between two sortings into bins (1 is the paper's). site: of a and b, −1

@@ -2,11 +2,12 @@
 
 With E trajectories at amplitude σ the estimate of ∇J(0) is off by
 
-    ε²(σ, E) = ⟨ (|∇c|²σ⁴ + V(σ)/E) / |∇J|² ⟩,     V(σ) = A/σ² + B + Cσ²,     J(σ) = J(0) + cσ²,
+    ε²(σ, E) = Σ_f w_f (|∇c|²σ⁴ + V(σ)/E) / Σ_f w_f |∇J|²,     V(σ) = A/σ² + B + Cσ²,     J(σ) = J(0) + cσ²,
 
-each family of parameters relative to its own gradient and ⟨·⟩ over families, so that units drop out. V is the
-variance of one trajectory's gradient, summed over the family: A is what the return varies by without noise (modulation,
-or no baseline) times a score ∝ 1/σ; B is noise times score; C noise on noise. See docs/noise.md.
+summed over families f of parameters, each in units of its own noise, w_f = 1/V_f at the present σ: the metric in which
+the paper's rule steps, and one that a family without any gradient does not upset. V is the variance of one trajectory's
+gradient, summed over the family: A is what the return varies by without noise (modulation, or no baseline) times a
+score ∝ 1/σ; B is noise times score; C noise on noise. See docs/noise.md.
 """
 
 from __future__ import annotations
@@ -72,10 +73,16 @@ def squared_norm(gradients: np.ndarray, variances: np.ndarray) -> Measured:
     return Measured(value, float(np.sqrt(noise + 4 * max(value, 0.0) * pooled.max())))
 
 
-class Tradeoff(NamedTuple):
-    """What the choice depends on, relative to the gradient and averaged over families.
+def signal(norm2: list[Measured], variance: list[float]) -> Measured:
+    """S = Σ_f |∇J|²_f / V_f: how far one trajectory lifts the gradient out of its noise, and the error of that."""
+    each = np.array(norm2) / np.array(variance)[:, None]
+    return Measured(float(each[:, 0].sum()), float(np.sqrt((each[:, 1] ** 2).sum())))
 
-    variance: ``⟨V(σ)/|∇J|²⟩``. bias: ``⟨|∇c|²/|∇J|²⟩``. ceiling: largest σ that the bias of the return
+
+class Tradeoff(NamedTuple):
+    """What the choice depends on: sums over families, relative to the gradient ``S = Σ w|∇J|²``.
+
+    variance: ``Σ wV(σ)/S``. bias: ``Σ w|∇c|²/S``. ceiling: largest σ that the bias of the return
     allows. low, high: the amplitudes between which V was measured.
     """
 
@@ -107,7 +114,7 @@ class Optimum(NamedTuple):
 def optimum(tradeoff: Tradeoff, *, error: float | None = None, trajectories: float | None = None) -> Optimum:
     """The σ that needs the fewest trajectories for an error, or that has the least error for a number of them.
 
-    Where V = A/σ² alone, the second is ``σ⁶ = A/(2E⟨|∇c|²/|∇J|²⟩)``.
+    Where V = A/σ² alone, the second is ``σ⁶ = A/(2E·bias)``.
     """
     if (error is None) == (trajectories is None):
         raise ValueError("give either the wanted `error` or the number of `trajectories`.")

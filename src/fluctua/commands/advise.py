@@ -112,11 +112,12 @@ def _plain(advice: Advice, told: str, rate: float | None, device: str) -> dict[s
         "J_silent": advice.J_silent,
         "return_bias_per_sigma2": list(advice.bias),
         "return_std": advice.spread,
+        "signal": list(advice.signal),
         "recommended": point(advice.best),
         "own": point(advice.at_own),
         "families": {
             f.name: {"parameters": f.size, "gradient_norm2": list(f.norm2), "variance_law": f.variance._asdict(),
-                     "bias_slope": f.bias, "resolved": bool(f.resolved)}
+                     "bias_slope": f.bias}
             for f in advice.families
         },
     }  # fmt: skip
@@ -137,8 +138,9 @@ def _print(advice: Advice, told: str, task: Task, rate: float | None, device: st
         table.add_column(heading, justify="left" if heading == "family" else "right", no_wrap=True)
     for f in advice.families:
         law = " + ".join(f"{v:.3g}{unit}" for v, unit in zip(f.variance, ("/σ²", "", "σ²"), strict=True) if v > 0)
-        table.add_row(f.name, str(f.norm2) + ("" if f.resolved else " (unresolved)"), law, f"{f.bias:.2g}")
+        table.add_row(f.name, str(f.norm2), law, f"{f.bias:.2g}")
     console.print(table)
+    typer.echo(f"one trajectory lifts the gradient out of its noise by Σ|∇J|²/V = {advice.signal}")
     table = Table(box=box.SIMPLE_HEAD)
     headings = ["", "σ_W", "trajectories", "error", "added to J", f"here ({device})", "H200 *"]
     for heading in [*headings, *([] if rate is None else [f"at {rate:g} Hz"])]:
@@ -152,8 +154,4 @@ def _print(advice: Advice, told: str, task: Task, rate: float | None, device: st
            "return bias": "more noise would add more to the return than --return-bias allows",
            "range": "it is the end of what was measured: repeat --sigma-w to look further"}  # fmt: skip
     typer.echo(f"σ_W = {advice.best.sigma_w:.3g}: {why[advice.best.limited_by]}.")
-    if advice.left_out:
-        typer.echo(
-            f"left out, because the pilot does not resolve their gradient: {', '.join(advice.left_out)} (--pilot)"
-        )
     typer.echo("* from results/bench, time-only baseline, scaled by resonators and steps; not measured here")
