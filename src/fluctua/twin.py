@@ -201,16 +201,34 @@ def advance_twin(twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: A
     return jax.vmap(move)(xbar, context)
 
 
-@partial(jax.jit, static_argnums=0)
 def end(twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, context: PyTree) -> Backward:
     """After the last step: Λ_T = g_T(X_T) − V_T(X_T), and ∂θg_T."""
+    # Two compilations and not one: without a terminal reward S_T is a constant zero, and XLA's CPU backend returns
+    # uninitialised memory for its product with a vector if it sees that (jaxlib 0.10.2).
+    return _end(twin, numbers, *_guesses(twin, numbers.theta, xbar, context), x, xbar, times, context)
+
+
+@partial(jax.jit, static_argnums=0)
+def _guesses(twin: TwinModel, theta: Params, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
+    return jax.vmap(lambda x, c: expand_terminal(twin, theta, x, c))(xbar, context)
+
+
+@partial(jax.jit, static_argnums=0)
+def _end(
+    twin: TwinModel,
+    numbers: Numbers,
+    guess: Guess,
+    value: Array,
+    x: Array,
+    xbar: Array,
+    times: Times,
+    context: PyTree,
+) -> Backward:
     flat, _ = ravel_pytree(numbers.theta)
     zero = jnp.zeros((x.shape[0], flat.size), flat.dtype)
     reward = sweep.terminal(twin.model, numbers.theta, x, context)
-    guess, value = jax.vmap(lambda x, c: expand_terminal(twin, numbers.theta, x, c))(xbar, context)
     residual = reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
-    sums = sweep.Sums(reward, zero, zero)
-    direct = sweep.finish(twin.model, numbers.theta, sums, x, times.t, context)
+    direct = sweep.finish(twin.model, numbers.theta, sweep.Sums(reward, zero, zero), x, times.t, context)
     return Backward(guess, value, residual, reward, direct, zero)
 
 
