@@ -123,6 +123,8 @@ def noise_worth(process: Process, theta: Params, guess: Guess, x: Array, t: Arra
     if guess.bend is None:
         return jnp.zeros((), x.dtype)
     q = diffusion_at(process, theta, x, t, context)
+    if q.kind == "diagonal":
+        return jnp.diagonal(guess.bend) @ q.apply(theta, jnp.ones_like(x))
     return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))  # S is symmetric: rows are columns
 
 
