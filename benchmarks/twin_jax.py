@@ -34,6 +34,8 @@ def main(count, dt):
     for sigma in (0.0, 0.2):
         task = transmission(network, dt=dt, sigma_kappa=sigma)
         twins = {"twin": "twin", "twin 5 % off": fl.Twin(off(0.05)), "twin 20 % off": fl.Twin(off(0.2))}
+        if not sigma:  # one noise-free path for all, and so one Hessian; with modulation there would be one for each
+            twins["twin of second order"] = fl.Twin(order=2)
         plain = None
         for name, baseline in {"time only": "time", **twins}.items():
             estimator = task.estimator(baseline=baseline)

@@ -76,6 +76,17 @@ def test_a_noiseless_simulation_has_nothing_to_correct():
     assert np.abs(parts.mean_lambda).max() < 1e-13
 
 
+def test_a_large_state_without_a_terminal_reward_in_single_precision():
+    # S_T = 0 is then known to the compiler, and a product with it once came out as what happened to be in memory.
+    with jax.enable_x64(False):
+        process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.1 * jnp.ones_like(x))
+        run = fl.simulator(process, jnp.ones(286), jnp.linspace(0, 1, 10))
+        estimator = fl.ppgt(process, fl.Objective(lambda th, x: x @ x), run, baseline=fl.Twin(order=2))
+        parts = estimator.split(KEY, {"k": jnp.float32(0.8)}, 16)
+    # linear and quadratic: nothing but roundings is left, of returns of 286 terms or so
+    assert np.abs(parts.mean_lambda).max() < 1e-4 * np.abs(parts.returns).max()
+
+
 MEMORY = """
 import jax, jax.numpy as jnp, fluctua as fl
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones_like(x))

@@ -16,27 +16,25 @@ Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λ
 given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
 variance, never bias.
 
-This file is one step of the reverse sweep; `fluctua.twin_run` takes it through a run or a recording.
+Here are the records and one step of one trajectory; `fluctua.twin_sweep` takes all of them back through time, and
+`fluctua.twin_run` through a run or a recording.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fluctua import sweep
-from fluctua.baseline import Baseline, Kick, mean
+from fluctua.baseline import Baseline, mean
 from fluctua.diffusion import diffusion_at
 from fluctua.score import full_score
-from fluctua.simulate import grid
-from fluctua.start import Density, Reparameterised
+from fluctua.start import Reparameterised
 from fluctua.sweep import Model
-from fluctua.types import Array, Params, Process, PyTree, Times
+from fluctua.types import Array, Params, Process, PyTree
 
 BATCH = 256
 """Trajectories that go through time together, unless a `Twin` says otherwise."""
@@ -104,17 +102,6 @@ class Guess(NamedTuple):
         return self.slope @ d + (0.0 if self.bend is None else d @ self.bend @ d / 2)
 
 
-class Backward(NamedTuple):
-    """What the reverse sweep carries: sums over the steps after the present one."""
-
-    guess: Guess  # of V at the next time; one for all trajectories where their twins are the same
-    value: Array  # v (E,) or (1,)
-    residual: Array  # Λ (E,)
-    reward: Array  # λ̂ (E,)
-    direct: Array  # (E, P)
-    correction: Array  # (E, P)
-
-
 # ------------------------------------------------------------------------- one trajectory, one step
 
 
@@ -123,6 +110,8 @@ def noise_worth(process: Process, theta: Params, guess: Guess, x: Array, t: Arra
     if guess.bend is None:
         return jnp.zeros((), x.dtype)
     q = diffusion_at(process, theta, x, t, context)
+    if q.kind == "diagonal":
+        return jnp.diagonal(guess.bend) @ q.apply(theta, jnp.ones_like(x))
     return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))  # S is symmetric: rows are columns
 
 
@@ -190,121 +179,3 @@ def direct_term(
 
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
     return ravel_pytree(slope)[0], value, g
-
-
-# ------------------------------------------------------------------------ all trajectories, all steps
-
-
-def advance_twin(twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """x̄ₙ₊₁ = x̄ₙ + μ̃Δt of every trajectory, or of the one that stands for all. (E, M) or (1, M)"""
-    move = lambda x, c: (x + twin.process.drift(numbers.twin, x, t, c) * dt).astype(x.dtype)
-    return jax.vmap(move)(xbar, context)
-
-
-@partial(jax.jit, static_argnums=0)
-def end(twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, context: PyTree) -> Backward:
-    """After the last step: Λ_T = g_T(X_T) − V_T(X_T), and ∂θg_T."""
-    flat, _ = ravel_pytree(numbers.theta)
-    zero = jnp.zeros((x.shape[0], flat.size), flat.dtype)
-    reward = sweep.terminal(twin.model, numbers.theta, x, context)
-    guess, value = jax.vmap(lambda x, c: expand_terminal(twin, numbers.theta, x, c))(xbar, context)
-    residual = reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
-    sums = sweep.Sums(reward, zero, zero)
-    direct = sweep.finish(twin.model, numbers.theta, sums, x, times.t, context)
-    return Backward(guess, value, residual, reward, direct, zero)
-
-
-@partial(jax.jit, static_argnums=0)
-def reverse_block(
-    twin: TwinModel,
-    numbers: Numbers,
-    carry: Backward,
-    first: Array,
-    times: Times,
-    x: Array,
-    xbar: Array,
-    context: PyTree,
-    origin: Array,
-) -> tuple[Backward, Array]:
-    """Go back through a block of b steps that begins at step `first`.
-
-    x: (b+1, E, M) measured or replayed. xbar: (E, M) or (1, M), the twin at the block's first time; the rest of its
-    path is made again here. -> what is carried to the block before, and the mean of Λₙ at the block's times (b,).
-    """
-    index, t, dt = grid(times)
-
-    def ahead(xbar: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-        return advance_twin(twin, numbers, xbar, step[0], step[1], context), xbar
-
-    _, path = jax.lax.scan(ahead, xbar, (t, dt))
-
-    def body(carry: Backward, step: Any) -> tuple[Backward, Array]:
-        x, x_next, xbar, when = step
-        carry = _step_back(twin, numbers, carry, (x, x_next, context), xbar, when, origin)
-        return carry, carry.residual.mean()
-
-    return jax.lax.scan(body, carry, (x[:-1], x[1:], path, (first + index, t, dt)), reverse=True)
-
-
-def _step_back(
-    twin: TwinModel,
-    numbers: Numbers,
-    carry: Backward,
-    ensemble: tuple[Array, Array, PyTree],
-    xbar: Array,
-    when: tuple[Array, Array, Array],
-    origin: Array,
-) -> Backward:
-    x, _, context = ensemble
-    n, t, dt = when
-    model, theta = twin.model, numbers.theta
-    score, _ = sweep.scores(model, theta, ensemble, when, origin)
-    kick = Kick(n, theta, x, t, context, carry.residual, score, numbers.table)
-    correction = (carry.residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
-
-    one = lambda guess, x, xbar, c: direct_term(twin, numbers, guess, x, xbar, (t, dt, origin), c)
-    shared = _axis(carry.guess, x)
-    direct, expected, g = jax.vmap(one, in_axes=(shared, 0, shared, 0))(
-        _drop(carry.guess, x), x, _drop(xbar, x), context
-    )
-    back = lambda guess, xbar, c: expand(twin, numbers, guess, xbar, t, dt, c)
-    guess, gain = jax.vmap(back)(carry.guess, xbar, context)
-    departure = jax.vmap(Guess.at, in_axes=(shared, 0))(_drop(guess, x), x - xbar)
-    delta = expected - gain - departure
-    return Backward(
-        guess,
-        carry.value + gain,
-        carry.residual + delta,
-        carry.reward + g * dt.astype(g.dtype),
-        carry.direct + direct.astype(score.dtype),
-        carry.correction + correction.astype(score.dtype),
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def start_terms(
-    twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
-) -> tuple[Array, Array]:
-    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline."""
-    model, theta = twin.model, numbers.theta
-    if not isinstance(model.start, Density):
-        return carry.direct, carry.correction
-    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
-    score = jax.vmap(one)(x, context)
-
-    def term(worth: Array) -> Array:
-        kick = Kick(jnp.array(-1), theta, None, t, context, worth, score, None)
-        return ((worth[:, None] - model.initial_baseline(kick)) * score).astype(score.dtype)
-
-    value = jnp.broadcast_to(carry.value, carry.residual.shape)  # x̄₀ = X₀, so that V₀(X₀) = v₀
-    return carry.direct + term(value), carry.correction + term(carry.residual)
-
-
-def _axis(guess: Guess, x: Array) -> int | None:
-    """The axis that a `vmap` over trajectories maps: none where one twin stands for all."""
-    return None if guess.slope.shape[0] < x.shape[0] else 0
-
-
-def _drop(tree: PyTree, x: Array) -> PyTree:
-    """Without the axis of trajectories where one twin stands for all."""
-    return jax.tree.map(lambda leaf: leaf[0] if leaf.shape[0] < x.shape[0] else leaf, tree)

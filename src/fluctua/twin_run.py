@@ -20,7 +20,8 @@ from fluctua.recording import Recording
 from fluctua.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
 from fluctua.start import Density
 from fluctua.stream import only
-from fluctua.twin import Backward, Numbers, TwinModel, advance_twin, end, reverse_block, start_terms
+from fluctua.twin import Numbers, TwinModel
+from fluctua.twin_sweep import Backward, advance_twin, end, reverse_block, start_terms
 from fluctua.types import Array, Params, PyTree, Times
 
 Parts = tuple[Array, Array, Array, Array]
