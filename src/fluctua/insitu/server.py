@@ -50,8 +50,8 @@ class Server:
                     reply = await asyncio.to_thread(session.execute, line)
                 if not await self._deliver(reply, reader, writer):
                     break
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-            pass  # a client that left or fell silent is no concern of the others
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
+            pass  # a client that left or fell silent is no concern of the others; cancelled: the bench is closing
         finally:
             self.clients.discard(writer)
             with contextlib.suppress(Exception):
@@ -101,9 +101,13 @@ class Server:
 async def serve(server: Server, host: str, port: int, listening: Callable[[int], None]) -> None:
     """Listen until cancelled. listening: told the port."""
     listener = await server.start(host, port)
-    async with listener:
+    try:
         listening(listener.sockets[0].getsockname()[1])
-        await listener.serve_forever()
+        await asyncio.Event().wait()
+    finally:  # not wait_closed, which would wait for clients to leave
+        listener.close()
+        for writer in server.clients:
+            writer.transport.abort()
 
 
 @contextlib.contextmanager
