@@ -43,7 +43,9 @@ class Drift:
         """dψ/dt as quadratures. (2N,)"""
         p, psi = parameters(context, theta), to_psi(x)
         source = jnp.zeros_like(psi).at[self.driven].set(jax.lax.complex(*context["drive"].astype(x.dtype)))
-        return to_x(-1j * (p["omega"] * psi + coupled(self.network, p["kappa"], psi)) - context["damping"] * psi + source)
+        return to_x(
+            -1j * (p["omega"] * psi + coupled(self.network, p["kappa"], psi)) - context["damping"] * psi + source
+        )
 
 
 def _noise(theta: Params, x: Array, t: Array, context: Calibration) -> Array:

@@ -119,9 +119,7 @@ def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
     return {**box.offset, "omega": box.offset["omega"] + aged}
 
 
-def parameters(
-    sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0
-) -> dict[str, np.ndarray]:
+def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0) -> dict[str, np.ndarray]:
     """θ of the network at these settings: what the box truly does."""
     off = offsets(sheet, box, shots)
     return {name: off[name] + box.gain[name] * settings[name] for name in FAMILIES} | {"gamma": box.gamma}

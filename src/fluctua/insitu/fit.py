@@ -85,7 +85,8 @@ def _noise(network: Network, c: Coefficients, psi: np.ndarray, dt: float, driven
     hamiltonian = np.zeros((network.sites, network.sites), complex)
     hamiltonian[i, j] = hamiltonian[j, i] = c.kappa
     np.fill_diagonal(hamiltonian, c.omega)
-    drift = psi[:, :-1] @ (-1j * hamiltonian - np.diag(c.damping)).T
+    shape = psi[:, :-1].shape  # one product of matrices, not one a trajectory
+    drift = (psi[:, :-1].reshape(-1, network.sites) @ (-1j * hamiltonian - np.diag(c.damping)).T).reshape(shape)
     drift[..., driven] += c.drive[0] + 1j * c.drive[1]
     residual = np.diff(psi, axis=1) - drift * dt
     variance = (np.abs(residual) ** 2).mean(axis=(0, 1)) / 2

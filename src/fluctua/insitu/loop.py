@@ -56,13 +56,13 @@ class Plan:
 
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a tenth by a cosine. seed: of the probes.
-    attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is kept on disk. address: for the
-    record, and for resuming.
+    attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is kept on disk. points, address:
+    of the instrument, for resuming.
     """
 
-    iterations: int = 60
-    trajectories: int = 100
-    learning_rate: float = 0.08
+    iterations: int = 80
+    trajectories: int = 300
+    learning_rate: float = 0.06
     probes: int = 6
     probe_trajectories: int = 50
     batch: int = 100
@@ -71,6 +71,7 @@ class Plan:
     first_pause: float = 0.1
     longest_pause: float = 30.0
     record: bool = True
+    points: int = 601
     address: str = ""
 
     def __post_init__(self) -> None:

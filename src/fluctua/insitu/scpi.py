@@ -1,6 +1,6 @@
 """IEEE 488.2 on the wire: definite-length blocks, decimal numbers, messages. Used by drivers and by the bench.
 
-    #<n><length in n digits><bytes>         #3256…  is a block of 256 bytes
+#<n><length in n digits><bytes>         #3256…  is a block of 256 bytes
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ STANDARD = {
 
 def error(code: int, detail: str = "") -> ScpiError:
     """A standard error; details, after a semicolon, without what would break the quotes."""
-    clean = re.sub(r'[^ -!#-~]', "?", detail)[:200]
+    clean = re.sub(r"[^ -!#-~]", "?", detail)[:200]
     return ScpiError(code, STANDARD[code] + (f"; {clean}" if clean else ""))
 
 

@@ -50,7 +50,7 @@ class Server:
                     reply = await asyncio.to_thread(session.execute, line)
                 if not await self._deliver(reply, reader, writer):
                     break
-        except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
+        except (TimeoutError, OSError, asyncio.CancelledError):
             pass  # a client that left or fell silent is no concern of the others; cancelled: the bench is closing
         finally:
             self.clients.discard(writer)

@@ -415,5 +415,3 @@ def _faults_cleared(s: Session, a: tuple[str, ...]) -> None:
 def commands() -> list[str]:
     """Every command as a pattern, for tests of the documentation."""
     return [form.pattern for form, *_ in _TABLE]
-
-
