@@ -25,11 +25,11 @@ def _main() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the run and the figure")] = Path("insitu-demo"),
-    iterations: Annotated[int, typer.Option(help="of the training in situ")] = 80,
+    iterations: Annotated[int, typer.Option(help="of the training in situ")] = 120,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
     fault_rate: Annotated[float, typer.Option(help="probability that an acquisition goes wrong")] = 0.0,
-    record: Annotated[bool, typer.Option(help="keep every trajectory on disk")] = True,
+    record: Annotated[bool, typer.Option(help="keep every trajectory on disk, about a gigabyte")] = False,
     figure: Annotated[Path | None, typer.Option(help="the picture; OUT/in_situ.png if not given")] = None,
 ) -> None:
     """The sim-to-real gap and how it closes: a virtual bench, three trainings, one figure.
@@ -93,7 +93,7 @@ def train(
         else:
             folder = out
             plan = Plan(
-                iterations=80 if iterations is None else iterations, trajectories=trajectories, probes=probes,
+                iterations=120 if iterations is None else iterations, trajectories=trajectories, probes=probes,
                 learning_rate=learning_rate, attempts=attempts, record=record, address=address, points=points,
             )  # fmt: skip
         where = address
@@ -179,5 +179,5 @@ def _verdict(result: Result) -> str:
             "Calibration at the end: "
             + ", ".join(f"{name} to {error:.3f} (rms)" for name, error in result.calibration_error.items())
             + ".",
-        )  # fmt: skip
+        )
     )

@@ -32,7 +32,7 @@ def virtual_bench(
         list[str] | None,
         typer.Option(
             help="KIND@ACQUISITION, such as drop@3; may be repeated. drop, stall, short, nan, clip, reboot, brownout"
-        ),  # fmt: skip
+        ),
     ] = None,
     fault_rate: Annotated[float, typer.Option(help="probability of a random fault at an acquisition")] = 0.0,
     attached: Annotated[bool, typer.Option("--attached", help="stop when standard input closes")] = False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +27,7 @@ class Archive:
 
     def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str) -> Path:
         """Write one batch. good: (E,), which of its trajectories may be averaged. verdict: why not the others."""
-        arrays = {
+        arrays: dict[str, Any] = {
             f"settings{jax.tree_util.keystr(path)}": np.asarray(leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(settings)
         }

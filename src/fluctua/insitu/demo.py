@@ -113,18 +113,17 @@ def simulated(
         offset, gain = device.offsets(sheet, hidden, shots), hidden.gain
     estimator = Mapped(task.estimator("cpu", baseline="time"), offset, gain)
     rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.1))
-    for record in train(
+    *_, last = train(
         jax.random.key(0), model.start, estimator, rule, count=count, iterations=iterations,
         project=box(model.lower, model.upper),
-    ):  # fmt: skip
-        pass
-    promised = estimator(jax.random.key(1), record.next_theta, 1000)
-    return record.next_theta, float(promised.value)
+    )  # fmt: skip
+    promised = estimator(jax.random.key(1), last.next_theta, 1000)
+    return last.next_theta, float(promised.value)
 
 
 def power(model: Model, substrate: Measured, settings: Params, count: int) -> Level:
     """J on the bench, afresh."""
-    t, x, _ = substrate(None, settings, count)  # type: ignore[arg-type]
+    t, x, _ = substrate(None, settings, count)
     running = model.objective.running
     assert running is not None
     rate = jax.vmap(jax.vmap(lambda x: running(settings, x, 0.0)))(jnp.asarray(x[:, :-1]))

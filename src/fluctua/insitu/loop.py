@@ -60,7 +60,7 @@ class Plan:
     of the instrument, for resuming.
     """
 
-    iterations: int = 80
+    iterations: int = 120
     trajectories: int = 300
     learning_rate: float = 0.06
     probes: int = 6
@@ -188,7 +188,7 @@ class _Session:
         rng, runs = np.random.default_rng(self.plan.seed), []
         for _ in range(self.plan.probes):
             settings = self.model.probe(rng)
-            runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))  # type: ignore[arg-type]
+            runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))
         self.calibration = self.model.calibrate(runs)
 
     def follow(self) -> None:
@@ -228,8 +228,7 @@ class _Session:
 
 
 def _rows(session: _Session, found: dict[str, np.ndarray] | None) -> Rows:
-    model, plan, place = session.model, session.plan, session.place
-    theta = session.project(model.start)
+    place, theta = session.place, session.project(session.model.start)
     state: State | None = None
     try:
         fresh = beginning(theta, session.rule.init(theta))

@@ -18,8 +18,8 @@ class Model(NamedTuple):
 
     process: drift and noise as functions of the settings; its context is one row of the calibration. start: settings to
     begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
-    [(settings, trajectories), …] to a calibration, a dictionary of arrays. follow: (calibration, settings, trajectories)
-    -> the calibration after those trajectories; None if it stays as it is. points: samples a trajectory.
+    [(settings, trajectories), …] to a calibration, a dictionary of arrays. follow: (calibration, settings,
+    trajectories) -> the calibration after those trajectories; None if it stays as it is. points: samples a trajectory.
     """
 
     process: Process
