@@ -44,7 +44,7 @@ def demo(
     try:
         plan = Plan(iterations=iterations, trajectories=trajectories, record=record, longest_pause=2.0)
         result = play.run(
-            out, seed=seed, plan=plan, address=_visa_if_there(), bench_options=("--fault-rate", str(fault_rate)),
+            out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), bench_options=("--fault-rate", str(fault_rate)),
             say=typer.echo, show=lambda rows: _shown(rows, plan), report=_tell,
         )  # fmt: skip
     except EXPECTED as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import Annotated
+import threading
+from typing import Annotated, Any
 
 import typer
 
@@ -70,8 +71,7 @@ def virtual_bench(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         if attached:
-            reading = loop.run_in_executor(None, sys.stdin.read)
-            reading.add_done_callback(lambda _: task.cancel())
+            threading.Thread(target=_until_closed, args=(loop, task), daemon=True).start()
         try:
             await task
         except asyncio.CancelledError:
@@ -81,3 +81,10 @@ def virtual_bench(
         asyncio.run(main())
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port; 0 finds a free one.")
+
+
+def _until_closed(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:
+    """Whoever started the bench holds its standard input; when that closes, they are gone."""
+    while sys.stdin.read(4096):
+        pass
+    loop.call_soon_threadsafe(task.cancel)

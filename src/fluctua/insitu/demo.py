@@ -29,8 +29,9 @@ from fluctua.insitu.driver import VirtualBench
 from fluctua.insitu.loop import Plan, Rows, begin
 from fluctua.insitu.measured import Incident, Measured, measured
 from fluctua.insitu.model import Model, network_model
+from fluctua.tcmt import exact
 from fluctua.train import box, train
-from fluctua.types import Array, Estimate, Estimator, Params
+from fluctua.types import Array, Estimate, Params
 
 
 class Level(NamedTuple):
@@ -80,45 +81,46 @@ def bench_process(*options: str) -> Iterator[tuple[str, int]]:
             process.wait()
 
 
-class Mapped:
-    """An estimator of a network as a function of settings: θ = offset + gain · u, ∂J/∂u = gain ∂J/∂θ."""
+class Exact(NamedTuple):
+    """J and ∂J/∂u of a known linear network with θ = offset + gain · u, without noise: a yardstick, as an estimator."""
 
-    def __init__(self, estimator: Estimator, offset: Params, gain: Params):
-        self.estimator, self.offset, self.gain = estimator, offset, gain
+    task: tcmt.Task
+    offset: Params
+    gain: Params
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Of the settings."""
-        at = {name: jnp.asarray(self.offset[name] + self.gain[name] * u) for name, u in theta.items()}
-        found = self.estimator(key, at, count)
-        scaled = lambda tree, power: {name: v * jnp.asarray(self.gain[name]) ** power for name, v in tree.items()}
-        return found._replace(
-            gradient=scaled(found.gradient, 1),
-            stderr={name: jnp.abs(v) for name, v in scaled(found.stderr, 1).items()},
-            second_moment=scaled(found.second_moment, 2),
-        )
+        """Of the settings; `key` and `count` are not used."""
+        at = {name: self.offset[name] + self.gain[name] * np.asarray(u) for name, u in theta.items()}
+        value, by_theta = exact.value_and_gradient(self.task, at)
+        gradient = {n: jnp.asarray(g * self.gain[n], jnp.asarray(theta[n]).dtype) for n, g in by_theta.items()}
+        zero = jax.tree.map(jnp.zeros_like, gradient)
+        return Estimate(gradient, zero, jax.tree.map(jnp.square, gradient), jnp.asarray(value), jnp.asarray(0.0), count)
 
 
 def simulated(
-    sheet: device.Sheet, model: Model, *, hidden: device.Hidden | None, shots: float, iterations: int, count: int
+    sheet: device.Sheet, model: Model, *, hidden: device.Hidden | None, shots: float, iterations: int
 ) -> tuple[Params, float]:
-    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the J it promises."""
+    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the J it promises.
+
+    With exact gradients: the best that a simulation could do.
+    """
     assert model.points is not None
     network = sheet.nominal if hidden is None else sheet.nominal.replace(gamma=hidden.gamma)
     dt = sheet.interval / sheet.oversample
     task = tcmt.transmission(network, horizon=(model.points - 1) * sheet.interval, dt=dt)
     if hidden is None:
-        offset = {name: np.zeros_like(v) for name, v in model.start.items()}
-        gain = {name: np.ones_like(v) for name, v in model.start.items()}
+        offset = {name: np.zeros(np.shape(v)) for name, v in model.start.items()}
+        gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
     else:
         offset, gain = device.offsets(sheet, hidden, shots), hidden.gain
-    estimator = Mapped(task.estimator("cpu", baseline="time"), offset, gain)
-    rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.1))
-    *_, last = train(
-        jax.random.key(0), model.start, estimator, rule, count=count, iterations=iterations,
+    estimator = Exact(task, offset, gain)
+    rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
+    records = train(
+        jax.random.key(0), model.start, estimator, rule, count=1, iterations=iterations,
         project=box(model.lower, model.upper),
     )  # fmt: skip
-    promised = estimator(jax.random.key(1), last.next_theta, 1000)
-    return last.next_theta, float(promised.value)
+    *_, last = records
+    return last.next_theta, float(estimator(jax.random.key(0), last.next_theta, 1).value)
 
 
 def power(model: Model, substrate: Measured, settings: Params, count: int) -> Level:
@@ -134,23 +136,24 @@ def power(model: Model, substrate: Measured, settings: Params, count: int) -> Le
 def run(
     folder: Path,
     *,
-    seed: int = 3,
+    sheet: device.Sheet | None = None,
     plan: Plan | None = None,
-    points: int = 601,
     address: Callable[[str, int], str] | None = None,
     bench_options: tuple[str, ...] = (),
-    yardstick: tuple[int, int] = (200, 500),
+    yardstick: int = 250,
     measure: int = 400,
     say: Callable[[str], None] = print,
     show: Callable[[Rows], Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Result:
-    """Everything. address: (host, port) -> what to connect to. yardstick: iterations and trajectories of the simulated
-    trainings. measure: trajectories behind every level. show: wraps the rows, for a display.
+    """Everything, into a new folder.
+
+    address: (host, port) -> what to connect to. bench_options: further words for `fluctua virtual-bench`. yardstick:
+    iterations of the simulated trainings. measure: trajectories behind every level. show: wraps the rows, for a display.
     """
-    plan = plan or Plan()
-    sheet = device.Sheet(seed=seed)
-    with bench_process("--seed", str(seed), *bench_options) as (host, port):
+    plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
+    points = plan.points
+    with bench_process(*_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
         connect = lambda: VirtualBench(where, points=points)
@@ -162,15 +165,23 @@ def run(
             in_situ = power(model, levels, {name: final[name] for name in final.files}, measure)
         hidden = device.hidden(sheet)
         shots = rows[-1].trajectories
-        say(f"yardstick  two trainings by simulation, {yardstick[0]} iterations of {yardstick[1]} trajectories each")
-        plain = {"iterations": yardstick[0], "count": yardstick[1]}
-        at_nominal, promised = simulated(sheet, model, hidden=None, shots=shots, **plain)
-        at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, **plain)
+        say(f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations each")
+        at_nominal, promised = simulated(sheet, model, hidden=None, shots=shots, iterations=yardstick)
+        at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, iterations=yardstick)
         nominal, true = power(model, levels, at_nominal, measure), power(model, levels, at_true, measure)
         levels.close()
     return Result(
         before, nominal, promised, true, in_situ, rows, _discarded(folder), _calibration_error(folder, sheet, shots)
     )
+
+
+def _options(sheet: device.Sheet) -> list[str]:
+    """The command line of a bench with this sheet."""
+    words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
+    for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing", "readout",
+                 "adc_range", "bits"):  # fmt: skip
+        words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
+    return words
 
 
 def _discarded(folder: Path) -> str:
