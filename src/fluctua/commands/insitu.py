@@ -25,7 +25,7 @@ def _main() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the run and the figure")] = Path("insitu-demo"),
-    iterations: Annotated[int, typer.Option(help="of the training in situ")] = 120,
+    iterations: Annotated[int, typer.Option(help="of the training in situ")] = 100,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
     fault_rate: Annotated[float, typer.Option(help="probability that an acquisition goes wrong")] = 0.0,
@@ -39,13 +39,14 @@ def demo(
     """
     from fluctua.figures import in_situ
     from fluctua.insitu import demo as play
+    from fluctua.insitu.device import Sheet
     from fluctua.insitu.loop import Plan
 
     try:
         plan = Plan(iterations=iterations, trajectories=trajectories, record=record, longest_pause=2.0)
         result = play.run(
-            out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), bench_options=("--fault-rate", str(fault_rate)),
-            say=typer.echo, show=lambda rows: _shown(rows, plan), report=_tell,
+            out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), say=typer.echo, report=_tell,
+            bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
         )  # fmt: skip
     except EXPECTED as error:
         fail(str(error))
@@ -67,7 +68,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
     iterations: Annotated[int | None, typer.Option(help="how many, those before a --resume included")] = None,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
-    learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a tenth")] = 0.06,
+    learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
     attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
@@ -93,7 +94,7 @@ def train(
         else:
             folder = out
             plan = Plan(
-                iterations=120 if iterations is None else iterations, trajectories=trajectories, probes=probes,
+                iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
                 learning_rate=learning_rate, attempts=attempts, record=record, address=address, points=points,
             )  # fmt: skip
         where = address

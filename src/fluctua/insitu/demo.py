@@ -149,7 +149,8 @@ def run(
     """Everything, into a new folder.
 
     address: (host, port) -> what to connect to. bench_options: further words for `fluctua virtual-bench`. yardstick:
-    iterations of the simulated trainings. measure: trajectories behind every level. show: wraps the rows, for a display.
+    iterations of the simulated trainings. measure: trajectories behind every level. show: wraps the rows of the
+    training, for a display.
     """
     plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
     points = plan.points

@@ -55,14 +55,14 @@ class Plan:
     """What in-situ training does.
 
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
-    batch: trajectories an acquisition. learning_rate: of Adam, falling to a tenth by a cosine. seed: of the probes.
+    batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
     attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is kept on disk. points, address:
     of the instrument, for resuming.
     """
 
-    iterations: int = 120
+    iterations: int = 100
     trajectories: int = 300
-    learning_rate: float = 0.06
+    learning_rate: float = 0.1
     probes: int = 6
     probe_trajectories: int = 50
     batch: int = 100
@@ -159,7 +159,7 @@ class _Session:
             report=self.note,
         )
         self.estimator = estimator(model.process, model.objective, self.substrate)
-        decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.1)
+        decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
         self.rule = optax.with_extra_args_support(optax.adam(decay))
         self.project = box(model.lower, model.upper)
 

@@ -41,7 +41,7 @@ def network_model(
     s: float = 10.0,
     rate: float = 0.3,
     omega: tuple[float, float] = (-2.0, 2.0),
-    kappa: tuple[float, float] = (0.0, 2.0),
+    kappa: tuple[float, float] = (0.0, 1.5),
 ) -> Model:
     """A resonator network with knobs for ω and κ, trained for the power that it transmits (`tcmt.transmission`).
 
