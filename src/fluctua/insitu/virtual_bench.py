@@ -72,13 +72,12 @@ class Bench:
         if size > MOST_BYTES:
             raise Problem(-225, f"{size} bytes, at most {MOST_BYTES}; lower ACQ:COUN or ACQ:POIN")
         self.codes, self.fault = None, self.faults.next()
-        if self.fault in ("reboot", "brownout"):
-            asked = self.count, self.points, self.amplitude
+        if self.fault == "reboot":
             self.boot()
-            if self.fault == "reboot":
-                return
-            self.count, self.points, self.amplitude = asked  # only the actuators fell back
-            self.power_on = False
+            self.fault = "reboot"
+            return
+        if self.fault == "brownout":
+            self.settings = reset_settings(self.sheet)
         try:
             codes = measure(
                 self.sheet, self.hidden, self.settings, count=self.count, points=self.points,
