@@ -133,7 +133,7 @@ def _visa_if_there() -> Any:
     """Through PyVISA where it is installed, else over a bare socket."""
     try:
         import pyvisa  # noqa: F401
-        import pyvisa_py  # type: ignore[import-untyped]  # noqa: F401
+        import pyvisa_py  # noqa: F401
     except ImportError:
         return None
     return lambda host, port: f"TCPIP::{host}::{port}::SOCKET"
@@ -164,21 +164,19 @@ def _verdict(result: Result) -> str:
 
     told = lambda level: with_error(level.J, level.stderr)
     better = result.in_situ.J > result.nominal.J
-    return "\n".join(
+    rows = (
+        ("before training", result.before, ""),
         (
-            "",
-            "J measured on the bench",
-            f"  before training                                {told(result.before)}",
-            f"  trained on the nominal simulation, carried over {told(result.nominal)}   "
-            f"(the simulation promised {result.nominal_promised:.3f})",
-            f"  trained in situ                                {told(result.in_situ)}   "
-            f"({result.rows[-1].trajectories:,} trajectories on the bench)",
-            f"  trained with the bench's true parameters       {told(result.true)}",
-            "",
-            f"In situ reaches {result.share:.0%} of what the true parameters reach"
-            + (f", and {result.in_situ.J / result.nominal.J:.1f} × the nominal training." if better else "."),
-            "Calibration at the end: "
-            + ", ".join(f"{name} to {error:.3f} (rms)" for name, error in result.calibration_error.items())
-            + ".",
-        )
+            "trained on the nominal simulation, carried over",
+            result.nominal,
+            f"the simulation promised {result.nominal_promised:.3f}",
+        ),
+        ("trained in situ", result.in_situ, f"{result.rows[-1].trajectories:,} trajectories on the bench"),
+        ("trained with the bench's true parameters", result.true, ""),
     )
+    lines = ["", "J measured on the bench"]
+    lines += [f"  {what:<49} {told(level):<18} {note and f'({note})'}".rstrip() for what, level, note in rows]
+    lines += ["", f"In situ reaches {result.share:.0%} of what the true parameters reach"
+              + (f", and {result.in_situ.J / result.nominal.J:.1f} times the nominal training." if better else ".")]  # fmt: skip
+    known = ", ".join(f"{name} to {error:.3f}" for name, error in result.calibration_error.items())
+    return "\n".join([*lines, f"At the end the calibration knew {known} (root mean square)."])

@@ -26,7 +26,16 @@ def draw(result: Result) -> Figure:
         axes.plot([0, calibrated], [result.before.J] * 2, color=INK["in situ"], lw=1.2, ls=":")
         axes.fill_between(spent, value - 2 * error, value + 2 * error, color=INK["in situ"], alpha=0.25, lw=0)
         axes.plot(spent, value, color=INK["in situ"], lw=1.5)
-        axes.errorbar(end, result.in_situ.J, 2 * result.in_situ.stderr, fmt="o", ms=4, color=INK["in situ"])
+        axes.errorbar(
+            end,
+            result.in_situ.J,
+            2 * result.in_situ.stderr,
+            fmt="o",
+            ms=4,
+            color=INK["in situ"],
+            clip_on=False,
+            zorder=5,
+        )
         right = 1.015 * end
         for name, level, text in (
             ("true", result.true, "trained with the\nbench's true parameters"),
@@ -46,8 +55,8 @@ def draw(result: Result) -> Figure:
                   "gap: promised by the\nnominal simulation,\nnot kept by the bench", color=INK["gap"], fontsize=7.5,
                   ha="right", va="center")  # fmt: skip
         top = max(result.true.J, result.nominal_promised, value.max())
-        axes.text(calibrated / 2, 0.03 * top, "calibration", rotation=90, ha="center", va="bottom", fontsize=7.5,
-                  color="0.4")  # fmt: skip
+        axes.text(calibrated + 0.015 * end, 0.02 * top,
+                  f"← the first {calibrated * 1000:,.0f} calibrate", va="bottom", fontsize=7.5, color="0.4")  # fmt: skip
         axes.set(
             xlabel="trajectories run on the bench (thousands)",
             ylabel="transmitted power $J$, measured on the bench",
