@@ -176,7 +176,7 @@ def _verdict(result: Result) -> str:
     )
     lines = ["", "J measured on the bench"]
     lines += [f"  {what:<49} {told(level):<18} {note and f'({note})'}".rstrip() for what, level, note in rows]
-    lines += ["", f"In situ reaches {result.share:.0%} of what the true parameters reach"
-              + (f", and {result.in_situ.J / result.nominal.J:.1f} times the nominal training." if better else ".")]  # fmt: skip
+    times = f", and {result.in_situ.J / result.nominal.J:.1f} times the nominal training" if better else ""
+    lines += ["", f"In situ reaches {result.share:.0%} of what the true parameters reach{times}."]
     known = ", ".join(f"{name} to {error:.3f}" for name, error in result.calibration_error.items())
     return "\n".join([*lines, f"At the end the calibration knew {known} (root mean square)."])

@@ -23,7 +23,6 @@ def draw(result: Result) -> Figure:
         calibrated = (result.rows[0].trajectories - result.rows[0].ensemble) / 1000
         end = spent[-1]
         axes.axvspan(0, calibrated, color="0.93", lw=0)
-        axes.plot([0, calibrated], [result.before.J] * 2, color=INK["in situ"], lw=1.2, ls=":")
         axes.fill_between(spent, value - 2 * error, value + 2 * error, color=INK["in situ"], alpha=0.25, lw=0)
         axes.plot(spent, value, color=INK["in situ"], lw=1.5)
         axes.errorbar(
@@ -55,8 +54,8 @@ def draw(result: Result) -> Figure:
                   "gap: promised by the\nnominal simulation,\nnot kept by the bench", color=INK["gap"], fontsize=7.5,
                   ha="right", va="center")  # fmt: skip
         top = max(result.true.J, result.nominal_promised, value.max())
-        axes.text(calibrated + 0.015 * end, 0.02 * top,
-                  f"← the first {calibrated * 1000:,.0f} calibrate", va="bottom", fontsize=7.5, color="0.4")  # fmt: skip
+        note = f"← the first {calibrated * 1000:,.0f} calibrate"
+        axes.text(calibrated + 0.015 * end, 0.02 * top, note, va="bottom", fontsize=7.5, color="0.4")
         axes.set(
             xlabel="trajectories run on the bench (thousands)",
             ylabel="transmitted power $J$, measured on the bench",
