@@ -1,4 +1,4 @@
-"""A driver for one's own instrument: four methods, and it trains.
+"""A driver for one's own instrument: five short methods, and it trains.
 
 The box is a driven, noisy mode with two knobs, a detuning and a drive. Its resonance is off by 0.9 from the data sheet,
 which a calibration has found; nobody has a simulator of it. Every tenth acquisition fails, as acquisitions do. Run it

@@ -1,6 +1,6 @@
 """What an instrument is: something that takes settings, runs, and hands back a batch of trajectories.
 
-A driver for one's own box is a class with four methods; docs/laboratory.md shows one. Nothing here retries or
+A driver for one's own box is a class with five short methods; docs/laboratory.md shows one. Nothing here retries or
 judges data: a method either does what it says or raises, and `fluctua.insitu.measured` decides what happens next.
 """
 
