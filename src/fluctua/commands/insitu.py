@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.commands.common import EXPECTED, fail
+from fluctua.commands.common import EXPECTED, fail, free_folder
 
 if TYPE_CHECKING:
     from fluctua.insitu.demo import Result
@@ -24,7 +25,9 @@ def _main() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the run and the figure")] = Path("insitu-demo"),
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the run and the figure; runs/insitu-demo-1, -2, … if not given")
+    ] = None,
     iterations: Annotated[int, typer.Option(help="of the training in situ")] = 100,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
@@ -42,8 +45,10 @@ def demo(
     from fluctua.insitu.device import Sheet
     from fluctua.insitu.loop import Plan
 
+    out = free_folder("insitu-demo") if out is None else out
     try:
         plan = Plan(iterations=iterations, trajectories=trajectories, record=record, longest_pause=2.0)
+        typer.echo(_opening(plan))
         result = play.run(
             out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), say=typer.echo, report=_tell,
             bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
@@ -101,8 +106,10 @@ def train(
         connect = lambda: VirtualBench(where, points=points, timeout=timeout)
         model = _model_of(connect, points)
         if resume is not None:
+            plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
             rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
         else:
+            typer.echo(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
         done = [row for row, _ in _shown(rows, plan)]
     except KeyboardInterrupt:
@@ -139,6 +146,13 @@ def _visa_if_there() -> Any:
     return lambda host, port: f"TCPIP::{host}::{port}::SOCKET"
 
 
+def _opening(plan: Plan) -> str:
+    return (
+        f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories each; then train, "
+        f"{plan.iterations} iterations of {plan.trajectories}"
+    )
+
+
 def _tell(incident: Any) -> None:
     typer.secho(f"note: {incident.message}", err=True, fg=typer.colors.YELLOW)
 
@@ -154,7 +168,6 @@ def _shown(rows: Rows, plan: Plan) -> Iterator[Any]:
             kept.append(row)
             yield record._replace(trajectories=row.trajectories)
 
-    typer.echo(f"calibrate  {plan.probes} settings, {plan.probe_trajectories} trajectories at each; then train")
     for record in watch(records(), plan.iterations):
         yield kept[-1], record
 

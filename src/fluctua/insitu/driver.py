@@ -38,7 +38,10 @@ class VirtualBench:
     """
 
     def __init__(self, address: str, *, points: int | None = None, timeout: float = 30.0):
-        self.line = connect(address, timeout=timeout)
+        try:
+            self.line = connect(address, timeout=timeout)
+        except InstrumentError as error:
+            raise InstrumentError(f"{error}. Is the bench switched on? fluctua virtual-bench starts one.") from error
         try:
             self.line.write("*CLS")
             identity = self.line.query("*IDN?")

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """One acquisition as it came, before anybody judged it.
 
     t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or floating point.
-    scale: units a code; x = scale · samples. full_scale: the largest |x| that can be told; a sample that reaches
+    scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a sample that reaches
     it was clipped. Samples that the instrument marks as invalid are NaN in x: `invalid` is their code.
 
     >>> Batch(t, codes, scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype

@@ -62,6 +62,7 @@ class Measured:
         self.context, self.report, self.sleep = context, report, sleep
         self.counts: Counter[str] = Counter()
         self.instrument: Instrument | None = None
+        self.warned = False
         self.last: tuple[Params, Trajectories] | None = None
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
@@ -162,7 +163,8 @@ class Measured:
 
     def _watch_clipping(self) -> None:
         seen = self.counts["good"] + self.counts["clipped"]
-        if seen >= 200 and self.counts["clipped"] > CLIPPED_WARNING * seen:
+        if not self.warned and seen >= 200 and self.counts["clipped"] > CLIPPED_WARNING * seen:
+            self.warned = True
             warnings.warn(
                 f"{self.counts['clipped']:,} of {seen:,} trajectories were clipped. Leaving them out prefers runs with "
                 "small amplitudes, which biases J and its gradient: raise the range of the digitiser.",

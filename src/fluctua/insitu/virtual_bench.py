@@ -121,6 +121,9 @@ class Session:
             except MemoryError:
                 self.complain(error(-225))
                 continue
+            except Exception as bug:  # a mistake of the bench is no reason to leave the others without it
+                self.complain(error(-310, f"{type(bug).__name__}: {bug}"))
+                continue
             if answer is not None:
                 answers.append(answer if isinstance(answer, bytes) else answer.encode())
             if self.then in ("stall", "reboot"):
