@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluctua.insitu import device, scpi, server, virtual_bench
+from fluctua.insitu import box, device, scpi, server, virtual_bench
 from fluctua.insitu.driver import VirtualBench
 from fluctua.insitu.instrument import Instrument, InstrumentError, Refused
 from fluctua.insitu.virtual_bench import Bench, Session
@@ -79,30 +79,30 @@ def test_numbers_read_back_exactly():
 
 
 def test_the_box_is_not_its_data_sheet_and_the_same_each_time():
-    box, again = device.hidden(SMALL), device.hidden(SMALL)
+    made, again = device.hidden(SMALL), device.hidden(SMALL)
     settings = device.reset_settings(SMALL)
-    theta = device.parameters(SMALL, box, settings)
+    theta = device.parameters(SMALL, made, settings)
     assert np.abs(theta["omega"]).max() > 0.1
     assert np.std(theta["kappa"]) > 0.05
     np.testing.assert_array_equal(theta["kappa"], device.parameters(SMALL, again, settings)["kappa"])
-    aged = device.parameters(SMALL, box, settings, shots=5000)["omega"] - theta["omega"]
+    aged = device.parameters(SMALL, made, settings, shots=5000)["omega"] - theta["omega"]
     assert 0 < np.abs(aged).max() <= 2 * SMALL.ageing
 
 
 def test_samples_follow_the_transition_density_of_the_true_parameters():
     """Residuals under the hidden parameters have mean zero and the variance a²Δt + 2ν²."""
     sheet = device.Sheet(rows=2, columns=2, seed=1, ageing=0.0)
-    box, settings = device.hidden(sheet), device.reset_settings(sheet)
-    x = device.measure(sheet, box, settings, count=400, points=51).astype(float) * sheet.scale
+    made, settings = device.hidden(sheet), device.reset_settings(sheet)
+    x = device.measure(sheet, made, settings, count=400, points=51).astype(float) * sheet.scale
     psi = x[..., :4] + 1j * x[..., 4:]
-    p, (i, j) = device.parameters(sheet, box, settings), sheet.nominal.bonds.T
+    p, (i, j) = device.parameters(sheet, made, settings), sheet.nominal.bonds.T
     h = np.diag(p["omega"]).astype(complex)
     h[i, j] = h[j, i] = p["kappa"]
     lead = np.array([1.0, 0, 0, 1.0])
-    drift = psi[:, :-1] @ (-1j * h - np.diag(lead + box.gamma)).T
+    drift = psi[:, :-1] @ (-1j * h - np.diag(lead + made.gamma)).T
     drift[..., 0] += 10 * np.sqrt(2)
     residual = np.diff(psi, axis=1) - drift * sheet.interval
-    variance = sheet.sigma_w**2 * (lead + box.gamma) * 2 * sheet.interval + 2 * sheet.readout**2 + sheet.scale**2 / 6
+    variance = sheet.sigma_w**2 * (lead + made.gamma) * 2 * sheet.interval + 2 * sheet.readout**2 + sheet.scale**2 / 6
     count = residual.shape[0] * residual.shape[1]
     assert np.all(np.abs(residual.mean(axis=(0, 1))) < 5 * np.sqrt(2 * variance / count))
     measured = (np.abs(residual) ** 2).mean(axis=(0, 1)) / 2
@@ -209,9 +209,9 @@ def test_no_message_breaks_a_session(monkeypatch_bytes, lines):
 @pytest.fixture(scope="module")
 def monkeypatch_bytes():
     """Acquisitions of a fuzzer stay small."""
-    old, virtual_bench.MOST_BYTES = virtual_bench.MOST_BYTES, 2**18
+    old, box.MOST_BYTES = box.MOST_BYTES, 2**18
     yield
-    virtual_bench.MOST_BYTES = old
+    box.MOST_BYTES = old
 
 
 # ------------------------------------------------------------------------------------------------- the socket
@@ -249,13 +249,13 @@ def test_pyvisa_reads_a_block_by_itself(port):
     """As somebody would at a prompt, without this library."""
     pyvisa = pytest.importorskip("pyvisa")
     pytest.importorskip("pyvisa_py")
-    box = pyvisa.ResourceManager("@py").open_resource(
+    bench = pyvisa.ResourceManager("@py").open_resource(
         f"TCPIP::127.0.0.1::{port}::SOCKET", read_termination="\n", write_termination="\n", timeout=30_000
     )
-    assert "virtual bench" in box.query("*IDN?")
-    box.write("ACQ:COUN 3;POIN 11;:INIT")
-    assert len(box.query_binary_values("FETC?", datatype="h", container=np.array)) == 3 * 11 * 8
-    box.close()
+    assert "virtual bench" in bench.query("*IDN?")
+    bench.write("ACQ:COUN 3;POIN 11;:INIT")
+    assert len(bench.query_binary_values("FETC?", datatype="h", container=np.array)) == 3 * 11 * 8
+    bench.close()
 
 
 def test_plain_lines_as_from_netcat(port):
@@ -332,6 +332,20 @@ def test_a_client_that_does_not_read_is_left():
         with client(port) as (_, other):
             other.write(b"*IDN?\n")
             assert b"virtual bench" in other.readline()
+
+
+def test_a_silent_connection_is_closed():
+    with server.background(Bench(SMALL), idle=0.3) as port, client(port) as (_, f):
+        f.write(b"*OPC?\nSOUR:OM")  # and then nothing, as from a cable that was pulled
+        assert f.read() == b"1\n"
+
+
+def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):
+    session = Session(Bench(SMALL))
+    monkeypatch.setattr(box, "measure", lambda *a, **k: 1 / 0)
+    session.execute(b"INIT")
+    assert tell(session, "SYST:ERR?").startswith('-310,"System error; ZeroDivisionError')
+    assert tell(session, "*OPC?") == "1"
 
 
 def test_command_line_listens_on_loopback_and_stops_with_its_starter():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +50,7 @@ def demo(
     try:
         plan = Plan(iterations=iterations, trajectories=trajectories, record=record, longest_pause=2.0)
         typer.echo(_opening(plan))
+        warnings.showwarning = _note
         result = play.run(
             out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), say=typer.echo, report=_tell,
             bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
@@ -102,6 +104,7 @@ def train(
                 iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
                 learning_rate=learning_rate, attempts=attempts, record=record, address=address, points=points,
             )  # fmt: skip
+        warnings.showwarning = _note
         where = address
         connect = lambda: VirtualBench(where, points=points, timeout=timeout)
         model = _model_of(connect, points)
@@ -144,6 +147,11 @@ def _visa_if_there() -> Any:
     except ImportError:
         return None
     return lambda host, port: f"TCPIP::{host}::{port}::SOCKET"
+
+
+def _note(message: Warning | str, *rest: Any, **more: Any) -> None:
+    """A warning as a line."""
+    typer.secho(f"note: {message}", err=True, fg=typer.colors.YELLOW)
 
 
 def _opening(plan: Plan) -> str:

@@ -64,6 +64,8 @@ def virtual_bench(
     def listening(number: int) -> None:
         typer.echo(f"listening on TCPIP::{host}::{number}::SOCKET   (tcp://{host}:{number})")
         typer.echo(f"{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. Ctrl-C stops it.")
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            typer.echo("It can be reached from other machines, and has no password.")
         sys.stdout.flush()
 
     async def main() -> None:

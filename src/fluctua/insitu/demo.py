@@ -158,7 +158,7 @@ def run(
     with bench_process(*_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
-        connect = lambda: VirtualBench(where, points=points)
+        connect = lambda: VirtualBench(where, points=points, timeout=10.0)
         model = network_model(sheet.nominal, interval=sheet.interval, points=points)
         levels = measured(connect)
         before = power(model, levels, model.start, measure)
