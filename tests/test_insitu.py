@@ -164,6 +164,7 @@ def test_going_on_after_giving_up(tmp_path):
         rest = list(loop.resume(connect, small_model(), tmp_path / "run", iterations=4, estimator=Slope))
     assert [row.iteration for row, _ in rest] == [1, 2, 3]
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
+    assert loop.read_plan(tmp_path / "run").iterations == 4
     assert rest[-1][0].trajectories == 100  # calibrated once, and the calibration was kept
 
 

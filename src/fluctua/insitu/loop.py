@@ -48,6 +48,7 @@ MakeEstimator = Callable[..., Estimator]
 
 
 CALIBRATION = "calibration/"
+COMMAND = "fluctua insitu train"
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,9 @@ def begin(
             f"the folder {folder} is not empty. Go on with it: fluctua insitu train --resume {folder}; or choose "
             "another --out."
         )
-    with explained(place):
+    with explained(place, COMMAND):
         place.checkpoints.mkdir()
-        checkpoint.replace(place.path / "plan.json", json.dumps(dataclasses.asdict(plan), indent=1).encode())
+        _write_plan(place, plan)
         checkpoint.replace(place.history, history.HEADER.encode())
     return _rows(_Session(connect, model, plan, place, lock, report, estimator), None)
 
@@ -121,12 +122,14 @@ def resume(
 ) -> Rows:
     """Go on after a stop, a kill or a failure. iterations: how many in all, if not as planned.
 
-    The iteration that was cut off is measured again; what it had recorded stays in recordings/.
+    The iteration that was cut off is measured again; what it had recorded stays in recordings/. With another number of
+    iterations the learning rate follows the cosine of that number from here on.
     """
     plan, place = read_plan(folder), RunFolder(Path(folder))
     lock = acquire(place)
     if iterations is not None:
         plan = dataclasses.replace(plan, iterations=iterations)
+        _write_plan(place, plan)
     session = _Session(connect, model, plan, place, lock, report, estimator)
     found = checkpoint.newest(place.checkpoints, lambda text: report(Incident("checkpoint", 0, text)))
     return _rows(session, None if found is None else found[1])
@@ -138,6 +141,10 @@ def read_plan(folder: str | Path) -> Plan:
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of an in-situ run: it has no plan.json.")
     return Plan(**json.loads(path.read_text()))
+
+
+def _write_plan(place: RunFolder, plan: Plan) -> None:
+    checkpoint.replace(place.path / "plan.json", json.dumps(dataclasses.asdict(plan), indent=1).encode())
 
 
 class _Session:
@@ -235,11 +242,11 @@ def _rows(session: _Session, found: dict[str, np.ndarray] | None) -> Rows:
         if found is None:
             session.calibrate()
             state = fresh
-            with explained(place):
+            with explained(place, COMMAND):
                 session.save(state)
         else:
             state = session.load(found, fresh)
-        with explained(place):
+        with explained(place, COMMAND):
             history.truncate(place.history, state.row - 1)
         session.substrate.context = session.context
         with open(place.history, "a", encoding="utf-8") as file:
@@ -251,13 +258,13 @@ def _rows(session: _Session, found: dict[str, np.ndarray] | None) -> Rows:
                     state, row=state.row + 1, now=now, spent=record.trajectories,
                     seconds=state.seconds + record.seconds, values=[*state.values, row.J],
                 )  # fmt: skip
-                with explained(place):
+                with explained(place, COMMAND):
                     history.append(file, row)
                     session.save(state)
                 session.iteration = str(now.iteration)
                 yield row, record
     finally:  # also when whoever iterates stops, and when the instrument is beyond help
-        with explained(place):
+        with explained(place, COMMAND):
             session.close(state)
 
 
