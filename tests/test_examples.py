@@ -41,6 +41,18 @@ def test_twin():
     assert "the twin's error in the gradient" in out
 
 
+def test_own_instrument_trains_though_acquisitions_fail():
+    out = run(ROOT / "examples" / "own_instrument.py")
+    assert "note: the acquisition failed: no trigger" in out
+    assert -1.1 < float(re.search(r"detuning (\S+),", out)[1]) < -0.6
+    assert "3 failures retried" in out
+
+
+def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
+    part = (ROOT / "examples" / "own_instrument.py").read_text().split("# --8<-- the driver\n")[1].strip()
+    assert part in (ROOT / "docs" / "laboratory.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(name, tmp_path):
     out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)

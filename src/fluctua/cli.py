@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from fluctua.commands import reproduce
+from fluctua.commands import insitu, reproduce
 from fluctua.commands.advise import advise
 from fluctua.commands.bench import bench
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
 from fluctua.commands.plot import plot
 from fluctua.commands.train import train
+from fluctua.commands.virtual_bench import virtual_bench
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +21,8 @@ app = typer.Typer(
 )
 for command in (train, evaluate, plot, gradient, advise, bench):
     app.command()(command)
+app.command("virtual-bench")(virtual_bench)
+app.add_typer(insitu.app, name="insitu")
 app.add_typer(reproduce.app, name="reproduce")
 
 

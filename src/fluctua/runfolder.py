@@ -139,8 +139,8 @@ def acquire(folder: RunFolder) -> IO[str]:
 
 
 @contextmanager
-def explained(folder: RunFolder) -> Iterator[None]:
-    """A failing disk, in words, with what to do."""
+def explained(folder: RunFolder, command: str = "fluctua train") -> Iterator[None]:
+    """A failing disk, in words, with what to do. command: what goes on with the run."""
     try:
         yield
     except OSError as error:
@@ -150,7 +150,7 @@ def explained(folder: RunFolder) -> Iterator[None]:
         why = error.strerror or "no space left"
         raise RuntimeError(
             f"{folder.path} can no longer be written ({why}). The run up to its last checkpoint is safe; make room, "
-            f"then: fluctua train --resume {folder.path}"
+            f"then: {command} --resume {folder.path}"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -23,3 +24,11 @@ def lattice_size(text: str) -> tuple[int, int]:
     if not match:
         raise ValueError(f"--lattice is rows x columns, such as 11x13; got {text!r}.")
     return int(match[1]), int(match[2])
+
+
+def free_folder(name: str) -> Path:
+    """runs/NAME-1, or the first that does not exist."""
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.commands.common import EXPECTED, fail
+from fluctua.commands.common import EXPECTED, fail, free_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     if show:
         typer.echo(dump(config), nl=False)
         return 0
-    folder = _free(config.preset) if out is None else out
+    folder = free_folder(config.preset) if out is None else out
     console = Console()
     rows = runs.run(config, folder, replace=replace)
     return _drive(rows, folder, console, [])
@@ -104,7 +104,7 @@ def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bo
 
     from fluctua import runs
 
-    folder = _free(f"{source.name}-branch") if out is None else out
+    folder = free_folder(f"{source.name}-branch") if out is None else out
     rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
     return _drive(rows, folder, Console(), [])
 
@@ -174,14 +174,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
-
-
-def _free(name: str) -> Path:
-    """runs/NAME-1, or the first that does not exist."""
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return folder
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""In situ: instruments and recordings in place of a simulator."""

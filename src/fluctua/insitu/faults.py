@@ -1,0 +1,80 @@
+"""What can go wrong with the virtual bench on purpose: `drop@3` is a dropped connection at the third acquisition.
+
+drop      the connection is closed in the middle of an answer
+stall     no answer comes
+short     the block holds less than was asked for, and says so
+nan       some trajectories have invalid samples
+clip      some trajectories are clipped at the converter's full scale
+reboot    the box restarts: connections closed, settings lost
+brownout  settings are lost and the box does not say
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = ("drop", "stall", "short", "nan", "clip", "reboot", "brownout")
+SPOILT = 0.3
+"""Share of the trajectories that `nan` and `clip` spoil; at least one."""
+
+
+class Fault(NamedTuple):
+    """kind: one of `KINDS`. after: at which acquisition from now, from 1. times: how many in a row."""
+
+    kind: str
+    after: int = 1
+    times: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.after}" + (f"x{self.times}" if self.times > 1 else "")
+
+
+def parse(text: str) -> Fault:
+    """`drop@3` or `nan@5x2`.
+
+    >>> parse("nan@5x2")
+    Fault(kind='nan', after=5, times=2)
+    """
+    match = re.fullmatch(r"([a-z]+)@(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
+    if not match or match[1] not in KINDS or int(match[2]) < 1:
+        raise ValueError(
+            f"a fault is KIND@ACQUISITION, such as drop@3, or nan@5x2 for two in a row; KIND is one of "
+            f"{', '.join(KINDS)}; got {text!r}."
+        )
+    return Fault(match[1], int(match[2]), int(match[3] or 1))
+
+
+class Plan:
+    """Which fault meets which acquisition. rate: that of a random one, for endurance tests."""
+
+    def __init__(self, faults: tuple[Fault, ...] = (), *, rate: float = 0.0, seed: int = 0):
+        if not 0 <= rate <= 1:
+            raise ValueError(f"the rate of random faults is a probability, 0 to 1; got {rate}.")
+        self.pending = list(faults)
+        self.rate = rate
+        self.rng = np.random.default_rng([seed, 1])
+
+    def next(self) -> str:
+        """The fault of the acquisition that begins now, or nothing."""
+        due = next((fault.kind for fault in self.pending if fault.after <= 1), "")
+        self.pending = [
+            fault._replace(after=fault.after - 1) if fault.after > 1 else fault._replace(times=fault.times - 1)
+            for fault in self.pending
+        ]
+        self.pending = [fault for fault in self.pending if fault.times > 0]
+        if not due and self.rate and self.rng.random() < self.rate:
+            due = str(self.rng.choice(KINDS))
+        return due
+
+    def spoil(self, kind: str, codes: np.ndarray, full: int, invalid: int) -> np.ndarray:
+        """Codes (E, …) with some trajectories made invalid or clipped."""
+        if kind not in ("nan", "clip"):
+            return codes
+        codes = codes.copy()
+        which = self.rng.choice(len(codes), max(1, int(SPOILT * len(codes))), replace=False)
+        from_ = codes.shape[1] // 2
+        codes[which, from_ : from_ + 3] = invalid if kind == "nan" else full
+        return codes

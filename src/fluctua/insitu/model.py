@@ -1,0 +1,75 @@
+"""What in-situ training has to know of an experiment: its knobs, its model, its reward, how to calibrate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.insitu.calibrated import Calibration, calibrate, follow, process
+from fluctua.types import Array, Objective, Params, Process, Trajectories
+
+
+class Model(NamedTuple):
+    """An experiment.
+
+    process: drift and noise as functions of the settings; its context is one row of the calibration. start: settings to
+    begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
+    [(settings, trajectories), …] to a calibration, a dictionary of arrays. follow: (calibration, settings,
+    trajectories) -> the calibration after those trajectories; None if it stays as it is. points: samples a trajectory.
+    """
+
+    process: Process
+    objective: Objective
+    start: Params
+    lower: Params
+    upper: Params
+    probe: Callable[[np.random.Generator], Params]
+    calibrate: Callable[[list[tuple[Params, Trajectories]]], dict[str, Array]]
+    follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
+    points: int | None = None
+
+
+def network_model(
+    network: tcmt.Network,
+    *,
+    interval: float,
+    points: int = 601,
+    s: float = 10.0,
+    rate: float = 0.3,
+    omega: tuple[float, float] = (-2.0, 2.0),
+    kappa: tuple[float, float] = (0.0, 1.5),
+) -> Model:
+    """A resonator network with knobs for ω and κ, trained for the power that it transmits (`tcmt.transmission`).
+
+    network: by the data sheet; of it only the graph and the lead couplings are believed. interval, points: of the
+    samples. s: amplitude of the drive. rate: how fast the calibration follows; 0 leaves it. omega, kappa: bounds.
+
+    >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
+    """
+    task = tcmt.transmission(network, horizon=(points - 1) * interval, dt=interval, s=s)
+    driven = int(network.lead_sites[0])
+    sites, bonds = network.sites, len(network.bonds)
+
+    def probe(rng: np.random.Generator) -> Params:
+        # half of the range about the start: wide enough for gains, and no bond is switched off
+        return {"omega": rng.uniform(-1, 1, sites), "kappa": rng.uniform(0.5, 1.5, bonds)}
+
+    def moved(calibration: Calibration, settings: Params, trajectories: Trajectories) -> Calibration:
+        return follow(calibration, network, settings, trajectories, rate=rate, driven=driven)
+
+    real = jnp.result_type(float)
+    return Model(
+        process=process(network, driven),
+        objective=task.objective,
+        start={"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)},
+        lower={"omega": omega[0], "kappa": kappa[0]},
+        upper={"omega": omega[1], "kappa": kappa[1]},
+        probe=probe,
+        calibrate=lambda runs: calibrate(network, runs, driven=driven),
+        follow=moved if rate > 0 else None,
+        points=points,
+    )

@@ -1,0 +1,226 @@
+"""In situ: calibration from recordings, gradients at the bench, training that survives a kill, and the whole of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua import history, tcmt
+from fluctua.insitu import calibrated, demo, device, loop, server
+from fluctua.insitu.driver import VirtualBench
+from fluctua.insitu.fit import fit, line
+from fluctua.insitu.measured import measured
+from fluctua.insitu.model import network_model
+from fluctua.insitu.virtual_bench import Bench
+from fluctua.types import Estimate, Trajectories
+
+SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.6, ageing=0.0)
+HIDDEN = device.hidden(SHEET)
+POINTS = 101
+
+
+def recorded(settings, count=300, shots=0, sheet=SHEET):
+    codes = device.measure(sheet, HIDDEN, settings, count=count, points=POINTS, shots=shots)
+    return Trajectories(np.arange(POINTS) * sheet.interval, codes * np.float64(sheet.scale))
+
+
+def truth():
+    """The calibration that a perfect laboratory would find."""
+    lead = np.array([1.0, 0, 0, 1.0])
+    amplitude = SHEET.sigma_w * np.sqrt(2 * (lead + HIDDEN.gamma))
+    parts = {f"{name}_offset": v for name, v in HIDDEN.offset.items()} | {
+        f"{name}_gain": v for name, v in HIDDEN.gain.items()
+    }
+    return parts | {"damping": lead + HIDDEN.gamma, "drive": np.array([10 * np.sqrt(2), 0.0]), "noise": amplitude}
+
+
+# --------------------------------------------------------------------------------------------- calibration
+
+
+def test_least_squares_find_the_hidden_parameters():
+    settings = device.reset_settings(SHEET)
+    found, true = fit(SHEET.nominal, recorded(settings)), device.parameters(SHEET, HIDDEN, settings)
+    z = [(found.omega - true["omega"]) / found.stderr["omega"], (found.kappa - true["kappa"]) / found.stderr["kappa"]]
+    z += [(found.damping - truth()["damping"]) / found.stderr["damping"]]
+    z += [(found.drive - truth()["drive"]) / found.stderr["drive"]]
+    z = np.concatenate(z)
+    assert np.abs(z).max() < 4
+    assert 0.4 < z.std() < 1.7  # the errors are neither too small nor too large
+    np.testing.assert_allclose(found.noise, truth()["noise"], rtol=0.03)
+
+
+def test_readout_noise_is_told_from_the_noise_of_the_resonators():
+    loud = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.6, ageing=0.0, readout=0.02)
+    found = fit(SHEET.nominal, recorded(device.reset_settings(SHEET), sheet=loud))
+    np.testing.assert_allclose(found.noise, truth()["noise"], rtol=0.1)
+    np.testing.assert_allclose(found.readout[1:3], 0.02, rtol=0.1)  # on lead sites it drowns
+
+
+def test_gains_and_offsets_of_the_knobs():
+    rng, runs = np.random.default_rng(0), []
+    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    for k in range(5):
+        settings = model.probe(rng)
+        runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
+    found = model.calibrate(runs)
+    for name in calibrated.KNOBS:
+        np.testing.assert_allclose(found[f"{name}_offset"], HIDDEN.offset[name], atol=0.1)
+        np.testing.assert_allclose(found[f"{name}_gain"], HIDDEN.gain[name], atol=0.1)
+    with pytest.raises(ValueError, match="two different settings"):
+        line(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
+
+
+def test_a_slow_change_is_followed():
+    settings = device.reset_settings(SHEET)
+    wrong = truth()
+    wrong["omega_offset"] = wrong["omega_offset"] + 0.2
+    now = wrong
+    for k in range(12):
+        now = calibrated.follow(now, SHEET.nominal, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
+    assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.05
+    np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
+
+
+def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
+    """∂J/∂setting = gain · ∂J/∂θ, exactly known for a linear network, though the estimate never saw its parameters."""
+    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    task = tcmt.transmission(
+        SHEET.nominal.replace(gamma=HIDDEN.gamma), horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval
+    )
+    expected = demo.Exact(task, HIDDEN.offset, HIDDEN.gain)(None, model.start, 1)
+    with server.background(Bench(SHEET)) as port:
+        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), batch=500)
+        substrate.context = lambda count: jax.tree.map(lambda v: np.broadcast_to(v, (count, *np.shape(v))), truth())
+        found = fl.ppgt(model.process, model.objective, substrate)(jax.random.key(0), model.start, 2000)
+        substrate.close()
+    assert abs(found.value - expected.value) < 4 * found.value_stderr
+    z = np.concatenate([(found.gradient[n] - expected.gradient[n]) / found.stderr[n] for n in calibrated.KNOBS])
+    assert np.abs(z).max() < 4
+    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / found.stderr[n]) for n in calibrated.KNOBS])
+    assert signal_to_noise.max() > 4  # a lost factor of two would show
+
+
+# ------------------------------------------------------------------------------------------------ the loop
+
+
+class Slope:
+    """An estimator that needs no compilation: the mean power, and a gradient that points at its settings' zero."""
+
+    def __init__(self, process, objective, substrate):
+        self.substrate = substrate
+
+    def __call__(self, key, theta, count):
+        x = self.substrate(key, theta, count).x
+        gradient = jax.tree.map(jnp.negative, theta)
+        zero = jax.tree.map(jnp.zeros_like, theta)
+        return Estimate(gradient, zero, zero, jnp.asarray(np.square(x).mean()), jnp.asarray(0.0), count)
+
+
+def small_plan(**changes):
+    return loop.Plan(**{"iterations": 3, "trajectories": 20, "probes": 2, "probe_trajectories": 10, "points": 21,
+                        "first_pause": 0.01, "longest_pause": 0.3, **changes})  # fmt: skip
+
+
+def small_model():
+    return network_model(SHEET.nominal, interval=SHEET.interval, points=21)
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    bench = Bench(SHEET)
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        connect().line.write("DIAG:FAUL NAN,4")
+        rows = [row for row, _ in loop.begin(connect, small_model(), small_plan(), tmp_path / "run", estimator=Slope)]
+    assert [row.iteration for row in rows] == [0, 1, 2]
+    assert rows[-1].trajectories == bench.shots == 86  # 2 × 10 to calibrate, 3 × 20, and 6 in place of bad ones
+    assert rows[1].event == "6 invalid"
+    assert [row.J for row in history.read(tmp_path / "run" / "history.csv")] == [row.J for row in rows]
+    assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
+    files = sorted((tmp_path / "run" / "recordings").glob("batch-*.npz"))
+    assert sum(len(np.load(f)["samples"]) for f in files) == 86
+    with np.load(tmp_path / "run" / "final.npz") as final:
+        assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
+    with pytest.raises(ValueError, match="not empty"):
+        next(loop.begin(connect, small_model(), small_plan(), tmp_path / "run"))
+
+
+def test_going_on_after_giving_up(tmp_path):
+    bench = Bench(SHEET)
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        connect().line.write("DIAG:FAUL SHORT,4,3")
+        plan = small_plan(attempts=3)
+        with pytest.raises(RuntimeError, match="failed 3 times in a row"):
+            list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
+        assert len(history.read(tmp_path / "run" / "history.csv")) == 1
+        rest = list(loop.resume(connect, small_model(), tmp_path / "run", iterations=4, estimator=Slope))
+    assert [row.iteration for row, _ in rest] == [1, 2, 3]
+    assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
+    assert loop.read_plan(tmp_path / "run").iterations == 4
+    assert rest[-1][0].trajectories == 100  # calibrated once, and the calibration was kept
+
+
+def test_going_on_after_a_kill(tmp_path):
+    """The command, killed without warning in the middle of an acquisition or wherever it is; the bench lives on."""
+    bench, folder = Bench(SHEET), tmp_path / "run"
+    environment = {**os.environ, "JAX_ENABLE_X64": "0"}
+
+    def command(*words):
+        return [sys.executable, "-m", "fluctua.cli", "insitu", "train", *map(str, words)]
+
+    with server.background(bench) as port:
+        words = (f"tcp://127.0.0.1:{port}", "--out", folder, "--iterations", 1000, "--trajectories", 20,
+                 "--probes", 2, "--points", 21)  # fmt: skip
+        process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 120
+        while time.monotonic() < until and process.poll() is None:
+            if (folder / "history.csv").exists() and len(history.read(folder / "history.csv")) >= 3:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        before = history.read(folder / "history.csv")
+        kept = len(list((folder / "recordings").glob("*.npz")))
+        last = before[-1].iteration
+        done = subprocess.run(
+            command("--resume", folder, "--iterations", last + 4), env=environment, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    after = history.read(folder / "history.csv")
+    assert [row.iteration for row in after] == list(range(last + 4))
+    assert after[:last] == before[:last]
+    assert len(list((folder / "recordings").glob("*.npz"))) >= kept + 3
+    assert "trajectories on the instrument" in done.stdout
+    assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")
+
+
+# --------------------------------------------------------------------------------------------- start to end
+
+
+def test_training_in_situ_closes_the_gap(tmp_path):
+    """A bench of its own, calibrated and trained over its socket, with faults: ≥ 90 % of the true optimum, and more
+    than the nominal training."""
+    sheet = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.8)
+    plan = loop.Plan(
+        points=151, iterations=40, trajectories=150, probes=4, probe_trajectories=30, record=False, longest_pause=1.0
+    )
+    result = demo.run(
+        tmp_path / "run", sheet=sheet, plan=plan, yardstick=100, measure=300, say=lambda text: None,
+        bench_options=("--fault", "nan@12", "--fault", "reboot@20"),
+    )  # fmt: skip
+    assert result.share > 0.9
+    assert result.in_situ.J > 1.5 * result.nominal.J
+    assert result.nominal_promised > 1.5 * result.nominal.J
+    assert json.loads(result.discarded)["invalid"] > 0
+    from fluctua.figures.in_situ import draw
+
+    draw(result).savefig(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

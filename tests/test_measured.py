@@ -1,0 +1,205 @@
+"""An instrument as a substrate, and one test for each way in which it can fail."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fluctua.insitu import device, server
+from fluctua.insitu.archive import Archive
+from fluctua.insitu.driver import VirtualBench
+from fluctua.insitu.faults import KINDS, Fault, Plan, parse
+from fluctua.insitu.instrument import Batch, Health, InstrumentError, Refused
+from fluctua.insitu.measured import Retry, measured
+from fluctua.insitu.virtual_bench import Bench
+
+SHEET = device.Sheet(rows=2, columns=2, seed=2, ageing=0.0)
+SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}
+POINTS = 21
+
+
+def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
+    """(trajectories, substrate, incidents, pauses, bench) of one call to a bench with these faults."""
+    bench = Bench(SHEET, Plan(tuple(map(parse, faults)), seed=1))
+    incidents, pauses = [], []
+    with server.background(bench) as port:
+        address = f"TCPIP::127.0.0.1::{port}::SOCKET" if visa else f"tcp://127.0.0.1:{port}"
+
+        def rest(seconds):  # as long as a restart takes; a test waits for nothing else
+            pauses.append(seconds)
+            if "reboot" in str(faults):
+                import time
+
+                time.sleep(server.BOOTING)
+
+        substrate = measured(
+            lambda: VirtualBench(address, points=POINTS, timeout=timeout),
+            batch=10, archive=Archive(tmp_path), report=incidents.append, sleep=rest, retry=retry,
+        )  # fmt: skip
+        try:
+            return substrate(None, SETTINGS, count), substrate, incidents, pauses, bench
+        finally:
+            substrate.close()
+
+
+def recorded(tmp_path):
+    return [np.load(path) for path in sorted(tmp_path.glob("batch-*.npz"))]
+
+
+def at_the_settings(x):
+    """Whether trajectories were run at SETTINGS and not at those after a reset: by their mean, in standard errors."""
+    reference = {
+        name: device.measure(SHEET, device.hidden(SHEET), s, count=2000, points=POINTS, shots=10**6) * SHEET.scale
+        for name, s in (("asked", SETTINGS), ("reset", device.reset_settings(SHEET)))
+    }
+    far = lambda r: np.abs(x.mean(axis=0)[-1] - r.mean(axis=0)[-1]).max() / (r.std(axis=0)[-1].max() / np.sqrt(len(x)))
+    return far(reference["asked"]) < far(reference["reset"])
+
+
+def test_without_faults(tmp_path):
+    (t, x, context), substrate, incidents, pauses, bench = run(tmp_path)
+    assert x.shape == (30, POINTS, 8)
+    assert context is None
+    assert at_the_settings(x)
+    assert not incidents
+    assert not pauses
+    assert substrate.describe() == "30 trajectories averaged; discarded: none"
+    files = recorded(tmp_path)
+    assert [len(f["samples"]) for f in files] == [10, 10, 10]
+    np.testing.assert_array_equal(files[0]["settings['omega']"], SETTINGS["omega"])
+
+
+@pytest.mark.parametrize("visa", [False, True])
+def test_a_dropped_connection_is_opened_again(tmp_path, visa):
+    if visa:
+        pytest.importorskip("pyvisa_py")
+    (_, x, _), substrate, incidents, pauses, bench = run(tmp_path, "drop@2", visa=visa, timeout=2.0 if visa else 20.0)
+    assert len(x) == 30
+    assert at_the_settings(x)
+    assert substrate.counts["good"] == 30
+    assert pauses[0] == 0.1
+    assert bench.shots >= 40  # the batch that was cut off was run again
+
+
+def test_a_stalled_answer_is_given_up(tmp_path):
+    (_, x, _), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=1.0)
+    assert len(x) == 30
+    assert substrate.counts["failures"] >= 1  # more on a machine so busy that an honest answer takes a second
+    assert "timed out" in incidents[0].message
+
+
+def test_a_short_block_is_not_used(tmp_path):
+    (_, x, _), substrate, incidents, *_ = run(tmp_path, "short@1")
+    assert len(x) == 30
+    assert at_the_settings(x)
+    assert "short block" in incidents[0].message
+
+
+def test_invalid_samples_are_discarded_counted_and_kept(tmp_path):
+    (_, x, _), substrate, incidents, *_ = run(tmp_path, "nan@2")
+    assert len(x) == 30
+    assert np.isfinite(x).all()
+    assert substrate.counts == {"good": 30, "invalid": 3}
+    assert incidents[0] == ("invalid", 3, "3 of 10 trajectories invalid")
+    files = recorded(tmp_path)
+    assert [int(f["good"].sum()) for f in files] == [10, 7, 10, 3]
+    assert sum(len(f["samples"]) for f in files) == 33
+    assert str(files[1]["verdict"]) == "invalid"
+
+
+def test_clipped_trajectories_are_discarded_and_counted(tmp_path):
+    (_, x, _), substrate, *_ = run(tmp_path, "clip@1")
+    assert np.abs(x).max() < SHEET.adc_range
+    assert substrate.counts == {"good": 30, "clipped": 3}
+
+
+def test_after_a_reboot_the_settings_are_sent_again(tmp_path):
+    (_, x, _), substrate, incidents, pauses, bench = run(tmp_path, "reboot@2")
+    assert bench.boots == 2
+    assert len(x) == 30
+    assert at_the_settings(x)
+    assert substrate.counts["failures"] >= 1
+    np.testing.assert_array_equal(bench.settings["omega"], SETTINGS["omega"])
+
+
+def test_settings_lost_in_silence_are_noticed(tmp_path):
+    """The batch was run at other settings: it is whole and finite, and must not be averaged."""
+    (_, x, _), substrate, incidents, *_ = run(tmp_path, "brownout@2")
+    assert len(x) == 30
+    assert at_the_settings(x)
+    assert substrate.counts == {"good": 30, "at other settings": 10}
+
+
+def test_every_kind_of_fault_has_a_test():
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{kind}@' in source for kind in KINDS)
+
+
+def test_pauses_double_and_patience_ends(tmp_path):
+    with pytest.raises(InstrumentError, match="failed 5 times in a row, at last with: a short block"):
+        run(tmp_path, "short@1x99", retry=Retry(attempts=5, first=0.25, longest=1.0))
+    assert [Retry(5, 0.25, 1.0).pause(k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_a_box_that_only_sends_rubbish_is_given_up():
+    class Rubbish:
+        set = arm = lambda self, what: None
+        close = lambda self: None
+        acquire = lambda self: Batch(np.arange(3.0), np.full((2, 3, 1), np.nan))
+        health = lambda self: Health()
+
+    with pytest.raises(InstrumentError, match="no usable trajectory .* 4 invalid"):
+        measured(Rubbish, batch=2, retry=Retry(attempts=2))(None, {}, 2)
+
+
+def test_a_refusal_is_not_repeated(tmp_path):
+    bench = Bench(SHEET)
+    with server.background(bench) as port:
+        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), sleep=pytest.fail)
+        with pytest.raises(Refused, match="out of range"):
+            substrate(None, {**SETTINGS, "omega": np.full(4, 9.0)}, 5)
+
+
+def test_clipping_that_would_bias_is_told():
+    class Low:
+        set = lambda self, settings: None
+        close = lambda self: None
+        health = lambda self: Health()
+
+        def arm(self, count):
+            self.count = count
+
+        def acquire(self):
+            x = np.zeros((self.count, 3, 1))
+            x[1::10] = 1.0
+            return Batch(np.arange(3.0), x, full_scale=1.0)
+
+    with pytest.warns(RuntimeWarning, match="raise the range"):
+        measured(Low, batch=50)(None, {}, 250)
+
+
+def test_faults_as_text():
+    assert parse("nan@5x2") == Fault("nan", 5, 2)
+    assert str(Fault("drop", 3)) == "drop@3"
+    plan = Plan((Fault("drop", 2, 2), Fault("nan", 3)))
+    assert [plan.next() for _ in range(5)] == ["", "drop", "drop", "", ""]  # one at a time; the first named wins
+    for bad in ("drop", "drop@0", "explode@1", "nan@1x"):
+        with pytest.raises(ValueError, match="KIND@ACQUISITION"):
+            parse(bad)
+
+
+@pytest.mark.filterwarnings("ignore:.*clipped:RuntimeWarning")
+def test_random_faults_for_hours_in_a_second(tmp_path):
+    bench = Bench(SHEET, Plan(rate=0.4, seed=4))
+    bench.faults.rng = np.random.default_rng(1)
+    with server.background(bench, stall=0.1) as port:
+        substrate = measured(
+            lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS, timeout=2.0),
+            batch=10, archive=Archive(tmp_path), retry=Retry(attempts=20, first=0.05, longest=0.2),
+        )  # fmt: skip
+        x = substrate(None, SETTINGS, 300).x
+        substrate.close()
+    assert x.shape == (300, POINTS, 8)
+    assert at_the_settings(x)
+    assert len(substrate.counts) > 3
+    assert sum(int(f["good"].sum()) for f in recorded(tmp_path)) == 300 == substrate.counts["good"]
