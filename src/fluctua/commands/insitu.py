@@ -31,6 +31,7 @@ def demo(
     ] = None,
     iterations: Annotated[int, typer.Option(help="of the training in situ")] = 100,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
+    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
     fault_rate: Annotated[float, typer.Option(help="probability that an acquisition goes wrong")] = 0.0,
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk, about a gigabyte")] = False,
@@ -48,7 +49,9 @@ def demo(
 
     out = free_folder("insitu-demo") if out is None else out
     try:
-        plan = Plan(iterations=iterations, trajectories=trajectories, record=record, longest_pause=2.0)
+        plan = Plan(
+            iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
+        )
         typer.echo(_opening(plan))
         warnings.showwarning = _note
         result = play.run(
@@ -77,6 +80,7 @@ def train(
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
+    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
     attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 30.0,
@@ -102,7 +106,8 @@ def train(
             folder = out
             plan = Plan(
                 iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
-                learning_rate=learning_rate, attempts=attempts, record=record, address=address, points=points,
+                learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record, address=address,
+                points=points,
             )  # fmt: skip
         warnings.showwarning = _note
         where = address

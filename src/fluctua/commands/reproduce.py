@@ -69,6 +69,7 @@ def fig2(
         int | None, typer.Option(help="whose frequency a and b show", show_default="the one resolved best")
     ] = None,
     trajectories: Annotated[int | None, typer.Option(help="of a and b", show_default="200000")] = None,
+    returns: Annotated[int | None, typer.Option(help="trajectories of each point of d", show_default="10000")] = None,
     every: Annotated[int | None, typer.Option(help="steps between two sortings into bins; 1 is the paper's")] = None,
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
@@ -89,7 +90,7 @@ def fig2(
 
     try:
         if not from_tables:
-            settings = _settings(quick, site=site, running=trajectories, every=every, seed=seed)
+            settings = _settings(quick, site=site, running=trajectories, bias=returns, every=every, seed=seed)
             _measure(out, runs, settings, quick, iteration, config, backend, replace)
         found = properties.read(out)
         written = save(figure.draw(found), out / "fig2")

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,12 +40,16 @@ from fluctua.saver import as_row
 from fluctua.state import Iterate, State, from_arrays, to_arrays
 from fluctua.state import begin as beginning
 from fluctua.train import Record, box, train
+from fluctua.twin import Twin
 from fluctua.types import Estimator, PyTree
 
 Rows = Iterator[tuple[Row, Record]]
 Connect = Callable[[], Instrument]
 MakeEstimator = Callable[..., Estimator]
 """(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`."""
+
+ESTIMATORS: dict[str, MakeEstimator] = {"twin": partial(ppgt, baseline=Twin()), "optimal": ppgt}
+"""By name, for a plan: the calibrated drift as a twin of the instrument, or no model beyond the score's."""
 
 
 CALIBRATION = "calibration/"
@@ -57,8 +62,8 @@ class Plan:
 
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
-    attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is kept on disk. points, address:
-    of the instrument, for resuming.
+    baseline: one of `ESTIMATORS`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
+    kept on disk. points, address: of the instrument, for resuming.
     """
 
     iterations: int = 100
@@ -68,6 +73,7 @@ class Plan:
     probe_trajectories: int = 50
     batch: int = 100
     seed: int = 0
+    baseline: str = "twin"
     attempts: int = 8
     first_pause: float = 0.1
     longest_pause: float = 30.0
@@ -81,6 +87,8 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+        if self.baseline not in ESTIMATORS:
+            raise ValueError(f"`baseline` must be {' or '.join(map(repr, ESTIMATORS))}; got {self.baseline!r}.")
         if not self.learning_rate > 0:
             raise ValueError(f"`learning_rate` must be positive; got {self.learning_rate!r}.")
 
@@ -91,10 +99,13 @@ def begin(
     plan: Plan,
     folder: str | Path,
     *,
-    estimator: MakeEstimator = ppgt,
+    estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
-    """Calibrate and train into a new folder. Yields each row of the history with its `Record`; stop to stop."""
+    """Calibrate and train into a new folder. Yields each row of the history with its `Record`; stop to stop.
+
+    estimator: in place of the plan's `baseline`.
+    """
     place = RunFolder(Path(folder))
     place.path.mkdir(parents=True, exist_ok=True)
     lock = acquire(place)
@@ -117,7 +128,7 @@ def resume(
     folder: str | Path,
     *,
     iterations: int | None = None,
-    estimator: MakeEstimator = ppgt,
+    estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
     """Go on after a stop, a kill or a failure. iterations: how many in all, if not as planned.
@@ -152,7 +163,7 @@ class _Session:
 
     def __init__(
         self, connect: Connect, model: Model, plan: Plan, place: RunFolder, lock: IO[str],
-        report: Callable[[Incident], None], estimator: MakeEstimator,
+        report: Callable[[Incident], None], estimator: MakeEstimator | None,
     ):  # fmt: skip
         self.model, self.plan, self.place, self.lock, self.told = model, plan, place, lock, report
         self.calibration: dict[str, Any] = {}
@@ -165,7 +176,8 @@ class _Session:
             archive=Archive(place.path / "recordings") if plan.record else None,
             report=self.note,
         )
-        self.estimator = estimator(model.process, model.objective, self.substrate)
+        make = ESTIMATORS[plan.baseline] if estimator is None else estimator
+        self.estimator = make(model.process, model.objective, self.substrate)
         decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
         self.rule = optax.with_extra_args_support(optax.adam(decay))
         self.project = box(model.lower, model.upper)
