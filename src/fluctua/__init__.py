@@ -9,6 +9,7 @@ from fluctua.gradient import (
     ppgt,
     reduce_samples,
 )
+from fluctua.local_linear import local_linear_score
 from fluctua.optimise import rms_ascent
 from fluctua.returns import returns_to_go
 from fluctua.score import drift_score, full_score, residual
