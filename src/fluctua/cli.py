@@ -6,9 +6,12 @@ import typer
 
 from fluctua.commands import reproduce
 from fluctua.commands.bench import bench
+from fluctua.commands.estimate import estimate
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
+from fluctua.commands.inspect import inspect
 from fluctua.commands.plot import plot
+from fluctua.commands.record import record
 from fluctua.commands.train import train
 
 app = typer.Typer(
@@ -17,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-for command in (train, evaluate, plot, gradient, bench):
+for command in (train, evaluate, plot, gradient, bench, record, inspect, estimate):
     app.command()(command)
 app.add_typer(reproduce.app, name="reproduce")
 
