@@ -45,11 +45,11 @@ def inspect(
 
 def _print(found: Inspection, components: tuple[str, ...]) -> None:
     s = found.summary
-    units = f" {s['time_units']}" if s["time_units"] else ""
+    units = f", times in {s['time_units']}" if s["time_units"] else ""
     kind = "complex channels" if s["complex"] else "channels"
     typer.echo(f"{s['file']}  ({s['kind']}, {s['dtype']})")
     typer.echo(f"  {s['trajectories']:,} trajectories × {s['times']:,} times × {len(s['channels'])} {kind}")
-    typer.echo(f"  {s['duration']:g}{units} each, a sample every {s['interval']:g}{units}")
+    typer.echo(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
     shapes = [f"{n} ({'×'.join(map(str, v))})" if v else n for n, v in s["parameters"].items()]
     typer.echo(f"  parameters: {', '.join(shapes) or 'none'}")
     for name in ("settings", "context", "tables"):

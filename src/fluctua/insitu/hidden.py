@@ -107,7 +107,7 @@ def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
     """Raise for parameters that were asked for by name and cannot be trained. label: component -> its name."""
     bad = [name for name in asked if name in view.missing]
     if bad:
-        reasons = "; ".join(f"{name} needs {_few([label(i) for i in view.missing[name]])}" for name in bad[:4])
+        reasons = "; ".join(f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}" for name in bad[:4])
         raise ValueError(f"not trainable from the observed channels: {', '.join(bad)}. {reasons}.")
 
 

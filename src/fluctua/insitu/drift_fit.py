@@ -1,0 +1,174 @@
+"""The drift's coefficients from increments: generalised least squares on residuals.
+
+With m_θ(x) and C(x) the mean and covariance of the next state (Euler's, or local linearisation's for samples far apart),
+minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = ∂m/∂θ:
+
+    δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
+
+For Euler and a drift that is linear in θ one step is exact. E[r | x] = 0 makes the estimate unbiased whatever C is;
+a wrong C costs accuracy, and shows where `robust_stderr`, from the scatter of single trajectories, departs from `stderr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import cho_factor, cho_solve
+
+from fluctua import check
+from fluctua.insitu.reader import RecordingFile
+from fluctua.local_linear import Gaussian, euler
+from fluctua.report import names
+from fluctua.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
+
+Transition = Callable[[Process, Params, Step], Gaussian]
+BATCH = 32
+FLOPS = 1e12
+"""Work after which trajectories are left out of a fit: its errors are then far below those of a gradient."""
+NULL = 1e-9
+"""Eigenvalues of N, scaled to a unit diagonal, below this say nothing about θ."""
+
+
+class Fit(NamedTuple):
+    """theta, stderr, robust_stderr: with the structure of θ; stderr is infinite for what the data do not determine.
+
+    covariance: (P, P). unresolved: names of those parameters. transitions, trajectories: used. passes: over the data.
+    """
+
+    theta: Params
+    stderr: Params
+    robust_stderr: Params
+    covariance: np.ndarray
+    unresolved: tuple[str, ...]
+    transitions: int
+    trajectories: int
+    passes: int
+
+
+def fit_drift(
+    source: RecordingFile | Trajectories,
+    process: Process,
+    theta: Params,
+    *,
+    transition: Transition = euler,
+    usable: np.ndarray | None = None,
+    most_passes: int = 8,
+) -> Fit:
+    """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
+
+    process.noise sets the weights. usable: (M,) components whose residual is known, if channels are hidden.
+
+    >>> fit_drift(recording, process, theta).stderr["k"]
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    flat, unravel = ravel_pytree(theta)
+    mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
+    stop = _enough(source, flat.size)
+    for passes in range(1, most_passes + 1):
+        normal, right, rows, transitions = _pass(source, process, unravel, flat, transition, mask, stop)
+        solve, covariance, known = _inverse(normal)
+        step = solve(right)
+        error = np.sqrt(np.diag(covariance))
+        flat = flat + jnp.asarray(step, flat.dtype)
+        if not np.all(np.isfinite(step)):
+            raise FloatingPointError("the fit of the drift diverged; start it nearer to the truth, or use Euler first.")
+        rounding = 8 * np.finfo(flat.dtype).eps * np.abs(np.asarray(flat))
+        if np.all(np.abs(step)[known] <= np.maximum(0.01 * error, rounding)[known]):
+            break
+    scatter = covariance @ (rows.T @ rows) @ covariance
+    infinite = lambda v: unravel(jnp.asarray(np.where(known, v, np.inf), flat.dtype))
+    return Fit(
+        unravel(flat),
+        infinite(error),
+        infinite(np.sqrt(np.diag(scatter))),
+        covariance,
+        tuple(name for name, ok in zip(names(theta), known, strict=True) if not ok),
+        transitions,
+        len(rows),
+        passes,
+    )
+
+
+def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
+    """Consecutive pieces of `size` trajectories, loaded."""
+    count = source.count if isinstance(source, RecordingFile) else len(source.x)
+    for first in range(0, count if stop is None else min(stop, count), size):
+        last = min(first + size, count)
+        if isinstance(source, RecordingFile):
+            yield source.trajectories(first, last, load=True)
+        else:
+            rows = jax.tree.map(lambda leaf: leaf[first:last], source.context)  # noqa: B023
+            yield Trajectories(source.t, np.asarray(source.x[first:last]), rows)
+
+
+def _pass(
+    source: Any, process: Process, unravel: Any, flat: Array, transition: Transition, mask: Array, stop: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    size = flat.size
+    normal, rows, transitions = np.zeros((size, size)), [], 0
+    for piece in pieces(source, BATCH, stop):
+        dtype = working_dtype(flat, piece.x)
+        x, times = jnp.asarray(piece.x, dtype), check.grid(piece.t)
+        n, u = _sums(process, unravel, transition, flat, x, times.t, times.dt, piece.context, mask)
+        normal += np.asarray(n, np.float64)
+        rows.append(np.asarray(u, np.float64))
+        transitions += x.shape[0] * (x.shape[1] - 1)
+    each = np.concatenate(rows)
+    return normal, each.sum(axis=0), each, transitions
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sums(
+    process: Process, unravel: Any, transition: Transition, flat: Array, x: Array, t: Array, dt: Array, context: PyTree,
+    mask: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """N (P, P) of all trajectories, and ΣAᵀC⁻¹r of each (E, P)."""
+
+    def one(x: Array, x_next: Array, context: PyTree, t: Array, dt: Array) -> tuple[Array, Array]:
+        law = lambda p: transition(process, unravel(p), Step(x, x_next, t, dt, context))
+        mean, covariance = law(flat)
+        a = _jacobian(lambda p: law(p).mean, flat, x.shape[0]) * mask[:, None]
+        r = (x_next - mean) * mask
+        both = cho_solve(cho_factor(covariance, lower=True), jnp.concatenate([a, r[:, None]], axis=1)) * mask[:, None]
+        return a.T @ both[:, :-1], a.T @ both[:, -1]
+
+    def body(sums: Any, step: Any) -> Any:
+        before, after, t, dt = step
+        n, u = jax.vmap(one, in_axes=(0, 0, 0, None, None))(before, after, context, t, dt)
+        return (sums[0] + n.sum(axis=0), sums[1] + u), None
+
+    path = jnp.swapaxes(x, 0, 1)
+    zero = (jnp.zeros((flat.size, flat.size), x.dtype), jnp.zeros((x.shape[0], flat.size), x.dtype))
+    return jax.lax.scan(body, zero, (path[:-1], path[1:], t[:-1], dt))[0]
+
+
+def _jacobian(f: Any, at: Array, outputs: int) -> Array:
+    """Forward or reverse, whichever is shorter."""
+    return jax.jacrev(f)(at) if outputs <= at.size else jax.jacfwd(f)(at)
+
+
+def _inverse(normal: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, np.ndarray]:
+    """(b -> N⁻¹b, N⁻¹, which parameters are determined), leaving out directions without information."""
+    scale = np.sqrt(np.diag(normal))
+    unit = np.where(scale > 0, scale, 1.0)
+    values, vectors = np.linalg.eigh(normal / unit / unit[:, None])
+    good = values > NULL * max(values[-1], 0)
+    known = (vectors[:, ~good] ** 2).sum(axis=1) < 1e-3
+    inverse = (vectors[:, good] / values[good]) @ vectors[:, good].T / unit / unit[:, None]
+    return lambda b: inverse @ b, inverse, known & (scale > 0)
+
+
+def _width(source: Any) -> int:
+    return source.x.shape[2]
+
+
+def _enough(source: Any, size: int) -> int:
+    """Trajectories within the budget of work, two at least."""
+    count, times, width = source.x.shape
+    return max(2, min(count, int(FLOPS / max(1, 2 * width * size * (size + 2 * width) * times))))
