@@ -6,6 +6,7 @@ import typer
 
 from fluctua.commands import reproduce
 from fluctua.commands.bench import bench
+from fluctua.commands.calibrate import calibrate
 from fluctua.commands.estimate import estimate
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-for command in (train, evaluate, plot, gradient, bench, record, inspect, estimate):
+for command in (train, evaluate, plot, gradient, bench, record, inspect, estimate, calibrate):
     app.command()(command)
 app.add_typer(reproduce.app, name="reproduce")
 

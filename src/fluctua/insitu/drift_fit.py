@@ -7,6 +7,11 @@ minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = ∂m/∂θ
 
 For Euler and a drift that is linear in θ one step is exact. E[r | x] = 0 makes the estimate unbiased whatever C is;
 a wrong C costs accuracy, and shows where `robust_stderr`, from the scatter of single trajectories, departs from `stderr`.
+
+States measured with noise ε sit in r and in A both, and least squares takes that for damping. With A at the sample before
+in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
+
+    δθ = N⁻¹ Σ A₋ᵀC⁻¹r,     N = Σ A₋ᵀC⁻¹A.
 """
 
 from __future__ import annotations
@@ -58,11 +63,13 @@ def fit_drift(
     *,
     transition: Transition = euler,
     usable: np.ndarray | None = None,
+    noisy_states: bool = False,
     most_passes: int = 8,
 ) -> Fit:
     """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
 
     process.noise sets the weights. usable: (M,) components whose residual is known, if channels are hidden.
+    noisy_states: the states carry observation noise; both errors are then those of the scatter.
 
     >>> fit_drift(recording, process, theta).stderr["k"]
     """
@@ -71,23 +78,23 @@ def fit_drift(
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     stop = _enough(source, flat.size)
     for passes in range(1, most_passes + 1):
-        normal, right, rows, transitions = _pass(source, process, unravel, flat, transition, mask, stop)
-        solve, covariance, known = _inverse(normal)
-        step = solve(right)
-        error = np.sqrt(np.diag(covariance))
-        flat = flat + jnp.asarray(step, flat.dtype)
+        gram, normal, rows, transitions = _pass(source, process, unravel, flat, transition, mask, stop, noisy_states)
+        inverse, known = _inverse(gram, normal)
+        step = inverse @ rows.sum(axis=0)
+        scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
+        error = scatter if noisy_states else np.sqrt(np.diag(inverse))
         if not np.all(np.isfinite(step)):
             raise FloatingPointError("the fit of the drift diverged; start it nearer to the truth, or use Euler first.")
+        flat = flat + jnp.asarray(step, flat.dtype)
         rounding = 8 * np.finfo(flat.dtype).eps * np.abs(np.asarray(flat))
         if np.all(np.abs(step)[known] <= np.maximum(0.01 * error, rounding)[known]):
             break
-    scatter = covariance @ (rows.T @ rows) @ covariance
     infinite = lambda v: unravel(jnp.asarray(np.where(known, v, np.inf), flat.dtype))
     return Fit(
         unravel(flat),
         infinite(error),
-        infinite(np.sqrt(np.diag(scatter))),
-        covariance,
+        infinite(scatter),
+        inverse @ (rows.T @ rows) @ inverse.T if noisy_states else inverse,
         tuple(name for name, ok in zip(names(theta), known, strict=True) if not ok),
         transitions,
         len(rows),
@@ -108,44 +115,49 @@ def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = N
 
 
 def _pass(
-    source: Any, process: Process, unravel: Any, flat: Array, transition: Transition, mask: Array, stop: int
+    source: Any, process: Process, unravel: Any, flat: Array, transition: Transition, mask: Array, stop: int, lagged: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """ΣA₋ᵀC⁻¹A₋ and N (P, P), ΣA₋ᵀC⁻¹r of every trajectory (E, P), and the number of transitions."""
     size = flat.size
-    normal, rows, transitions = np.zeros((size, size)), [], 0
+    gram, normal, rows, transitions = np.zeros((size, size)), np.zeros((size, size)), [], 0
     for piece in pieces(source, BATCH, stop):
         dtype = working_dtype(flat, piece.x)
         x, times = jnp.asarray(piece.x, dtype), check.grid(piece.t)
-        n, u = _sums(process, unravel, transition, flat, x, times.t, times.dt, piece.context, mask)
+        g, n, u = _sums(process, unravel, transition, lagged, flat, x, times.t, times.dt, piece.context, mask)
+        gram += np.asarray(g, np.float64)
         normal += np.asarray(n, np.float64)
         rows.append(np.asarray(u, np.float64))
-        transitions += x.shape[0] * (x.shape[1] - 1)
-    each = np.concatenate(rows)
-    return normal, each.sum(axis=0), each, transitions
+        transitions += x.shape[0] * (x.shape[1] - 1 - lagged)
+    return gram, normal, np.concatenate(rows), transitions
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _sums(
-    process: Process, unravel: Any, transition: Transition, flat: Array, x: Array, t: Array, dt: Array, context: PyTree,
-    mask: Array,
-) -> tuple[Array, Array]:  # fmt: skip
-    """N (P, P) of all trajectories, and ΣAᵀC⁻¹r of each (E, P)."""
+    process: Process, unravel: Any, transition: Transition, lagged: bool, flat: Array, x: Array, t: Array, dt: Array,
+    context: PyTree, mask: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    def slope(x: Array, context: PyTree, t: Array, dt: Array) -> Array:
+        mean = lambda p: transition(process, unravel(p), Step(x, x, t, dt, context)).mean
+        return _jacobian(mean, flat, x.shape[0]) * mask[:, None]
 
-    def one(x: Array, x_next: Array, context: PyTree, t: Array, dt: Array) -> tuple[Array, Array]:
-        law = lambda p: transition(process, unravel(p), Step(x, x_next, t, dt, context))
-        mean, covariance = law(flat)
-        a = _jacobian(lambda p: law(p).mean, flat, x.shape[0]) * mask[:, None]
+    def one(before: Array, x: Array, x_next: Array, context: PyTree, t: Array, dt: Array) -> tuple[Array, Array, Array]:
+        mean, covariance = transition(process, unravel(flat), Step(x, x_next, t, dt, context))
+        a = slope(x, context, t, dt)
+        # in another sample's place but at this time: only its noise must be another one
+        instrument = slope(before, context, t, dt) if lagged else a
         r = (x_next - mean) * mask
-        both = cho_solve(cho_factor(covariance, lower=True), jnp.concatenate([a, r[:, None]], axis=1)) * mask[:, None]
-        return a.T @ both[:, :-1], a.T @ both[:, -1]
+        solved = cho_solve(cho_factor(covariance, lower=True), instrument) * mask[:, None]
+        return instrument.T @ solved, solved.T @ a, solved.T @ r
 
     def body(sums: Any, step: Any) -> Any:
-        before, after, t, dt = step
-        n, u = jax.vmap(one, in_axes=(0, 0, 0, None, None))(before, after, context, t, dt)
-        return (sums[0] + n.sum(axis=0), sums[1] + u), None
+        before, x, after, t, dt = step
+        g, n, u = jax.vmap(one, in_axes=(0, 0, 0, 0, None, None))(before, x, after, context, t, dt)
+        return (sums[0] + g.sum(axis=0), sums[1] + n.sum(axis=0), sums[2] + u), None
 
-    path = jnp.swapaxes(x, 0, 1)
-    zero = (jnp.zeros((flat.size, flat.size), x.dtype), jnp.zeros((x.shape[0], flat.size), x.dtype))
-    return jax.lax.scan(body, zero, (path[:-1], path[1:], t[:-1], dt))[0]
+    path, k = jnp.swapaxes(x, 0, 1), int(lagged)
+    square = jnp.zeros((flat.size, flat.size), x.dtype)
+    zero = (square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
+    return jax.lax.scan(body, zero, (path[: len(path) - 1 - k], path[k:-1], path[1 + k :], t[k:-1], dt[k:]))[0]
 
 
 def _jacobian(f: Any, at: Array, outputs: int) -> Array:
@@ -153,15 +165,16 @@ def _jacobian(f: Any, at: Array, outputs: int) -> Array:
     return jax.jacrev(f)(at) if outputs <= at.size else jax.jacfwd(f)(at)
 
 
-def _inverse(normal: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, np.ndarray]:
-    """(b -> N⁻¹b, N⁻¹, which parameters are determined), leaving out directions without information."""
-    scale = np.sqrt(np.diag(normal))
+def _inverse(gram: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """N⁻¹ in the directions that the data say something about, and which parameters lie in them."""
+    scale = np.sqrt(np.diag(gram))
     unit = np.where(scale > 0, scale, 1.0)
-    values, vectors = np.linalg.eigh(normal / unit / unit[:, None])
+    values, vectors = np.linalg.eigh(gram / unit / unit[:, None])
     good = values > NULL * max(values[-1], 0)
     known = (vectors[:, ~good] ** 2).sum(axis=1) < 1e-3
-    inverse = (vectors[:, good] / values[good]) @ vectors[:, good].T / unit / unit[:, None]
-    return lambda b: inverse @ b, inverse, known & (scale > 0)
+    v = vectors[:, good]
+    inverse = v @ np.linalg.solve(v.T @ (normal / unit / unit[:, None]) @ v, v.T) / unit / unit[:, None]
+    return inverse, known & (scale > 0)
 
 
 def _width(source: Any) -> int:

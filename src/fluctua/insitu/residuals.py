@@ -36,7 +36,7 @@ class ResidualReport(NamedTuple):
     """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
 
     features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr: B with the structure
-    of θ. gradient_scale: |∇J| is not known here; compare with `estimate`.
+    of θ. groups: how many B was averaged over.
     """
 
     p_values: np.ndarray

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from fluctua.insitu import layout, superblock
-from fluctua.insitu.description import Description
+from fluctua.insitu.description import GROUPS, Description, table_value
 
 
 class Writer:
@@ -178,3 +178,24 @@ def _context(d: Description, given: Mapping[str, Any] | None) -> dict[str, np.nd
         if value.shape != known[name]:
             raise ValueError(f"`context[{name!r}]` of one trajectory has shape {known[name]}; got {value.shape}.")
     return values
+
+
+def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
+    """Write or replace one table of a closed recording: the noise calibration, most often."""
+    if name not in GROUPS:
+        raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
+    repair(path)
+    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
+        if name in file:
+            del file[name]
+        layout.write_table(file.create_group(name), {k: table_value(k, v, name) for k, v in table.items()})
+
+
+def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
+    """A recording from arrays that are there already. x (E, T+1, C), context leaves (E, …).
+
+    >>> save("run.nc", Description(t, ("left", "right")), x)
+    """
+    with create(path, description) as writer:
+        for j in range(len(x)):
+            writer.append(x[j], None if context is None else {name: leaf[j] for name, leaf in context.items()})
