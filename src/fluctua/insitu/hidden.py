@@ -152,7 +152,7 @@ class PartialScore:
         q = diffusion_at(process, theta, step.x, step.t, step.context)
         r = lambda th: step.x_next - step.x - process.drift(th, step.x, step.t, step.context) * step.dt
         keep = jnp.asarray(self.usable, step.x.dtype)
-        y = jax.lax.stop_gradient(q.solve(r(theta)) * keep)
+        y = q.solve(r(theta)) * keep
 
         def log_density(th: Params) -> Array:
             return -q.trace(th) / 2 + y @ q.apply(th, y) / (4 * step.dt) - y @ r(th) / (2 * step.dt)

@@ -76,10 +76,10 @@ def write_table(group: h5py.Group, table: Any) -> None:
 
 
 def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
-    """Give every axis a netCDF dimension, `n…` by its length: readers know no anonymous ones."""
+    """Give every axis a netCDF dimension, `size-…` by its length: readers know no anonymous ones."""
     for axis in range(first, data.ndim):
         length = data.shape[axis]
-        name = f"n{length}"
+        name = f"size-{length}"  # no name that a table may have
         if name not in group:
             group.create_dataset(name, (length,), dtype="i1").make_scale(_DIMENSION.format(length))
         data.dims[axis].attach_scale(group[name])
@@ -142,8 +142,8 @@ def complete(file: h5py.File) -> int:
     return min(whole, *lengths)
 
 
-def cut(file: h5py.File, count: int) -> None:
-    """Leave the first `count` trajectories."""
+def resize(file: h5py.File, count: int) -> None:
+    """Make it `count` trajectories long: leave the first ones, or make room."""
     for data in _growing(file):
         data.resize(count, axis=0)
 

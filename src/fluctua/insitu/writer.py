@@ -77,17 +77,40 @@ def create(path: str | Path, description: Description, *, replace: bool = False)
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
+    _begin(path, description, [], {})
+    return _growing(path, description)
+
+
+def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
+    """A recording from arrays that are there already. x (E, T+1, C), context leaves (E, …).
+
+    >>> save("run.nc", Description(t, ("left", "right")), x)
+    """
+    path = Path(path)
+    if path.exists():
+        raise ValueError(f"{path} exists; choose another name, or remove it.")
+    known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
+    rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
+    _begin(path, description, [_states(description, one) for one in x], rows)
+
+
+def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
+    """A closed file with its head and what is given, under another name until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name until the head is whole: a kill in between must not leave half a head as a recording.
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
             file.attrs["writer"] = _me()
+            layout.resize(file, len(states))  # which makes room as well
+            for j, one in enumerate(states):
+                file["x"][j] = one
+            for name, rows in context.items():
+                file["context"][name][:] = rows
+            file["trajectory"][:] = np.arange(len(states))
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    return _growing(path, description)
 
 
 def append_to(path: str | Path) -> Writer:
@@ -101,7 +124,7 @@ def append_to(path: str | Path) -> Writer:
             raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
         description = recording.description
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.cut(file, layout.complete(file))
+        layout.resize(file, layout.complete(file))
         file.attrs["writer"] = _me()
     return _growing(path, description)
 
@@ -124,7 +147,7 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
         raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
     superblock.unmark(path)
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.cut(file, layout.complete(file))
+        layout.resize(file, layout.complete(file))
     return True
 
 
@@ -190,12 +213,3 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
             del file[name]
         layout.write_table(file.create_group(name), {k: table_value(k, v, name) for k, v in table.items()})
 
-
-def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
-    """A recording from arrays that are there already. x (E, T+1, C), context leaves (E, …).
-
-    >>> save("run.nc", Description(t, ("left", "right")), x)
-    """
-    with create(path, description) as writer:
-        for j in range(len(x)):
-            writer.append(x[j], None if context is None else {name: leaf[j] for name, leaf in context.items()})
