@@ -51,8 +51,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     a = _ramp(drift, x, jnp.asarray(t, x.dtype), q)
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
-    for _ in range(DOUBLINGS):
-        f, forced, c, h = _doubled(f, forced, c, h)
+    (f, forced, c, _), _ = jax.lax.scan(lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS)
     return Gaussian(x + forced[:, 0] + forced[:, 2], (c + c.T) / 2)
 
 

@@ -14,7 +14,7 @@ from fluctua.insitu.drift_fit import Fit, Transition, fit_drift
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.model import Model
-from fluctua.insitu.network_model import FixedNoise, linear_model
+from fluctua.insitu.network_model import linear_model
 from fluctua.insitu.noise_fit import NoiseFit, fit_noise
 from fluctua.insitu.reader import RecordingFile
 from fluctua.insitu.residuals import ResidualReport, examine_residuals
@@ -71,23 +71,26 @@ def calibrate(
         if transition != "euler":
             raise ValueError("with hidden channels only Euler's transition is known; sample faster, or observe them all.")
         one = _first_context(recording)
-        view = visibility(fitted, model.objective, start, model.observed, model.size, context=one)
+        view = visibility(fitted, None, start, model.observed, model.size, context=one)
         usable = view.usable[model.observed]
-        fitted, _ = observed_model(fitted, model.objective, tuple(map(int, model.observed)), model.size)
+        fitted, _ = observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
         fitted = check.process(fitted)
     say("noise")
     rough = fit_noise(recording, fitted, start, transition=law)
-    # 2QΔt + 2s² is the variance of an increment: what weighs it in the fit
-    dt = float(np.median(np.diff(recording.t)))
-    weight = rough.diffusion + (np.maximum(rough.observation_variance, 0) / dt if rough.observation_seen else 0.0)
-    weighted = fitted._replace(noise=check.leading(FixedNoise(tuple(np.maximum(weight, 1e-300).tolist())), 4))
     say("drift")
     fit = fit_drift(
-        recording, weighted, start, transition=law, usable=usable, noisy_states=rough.observation_seen
+        recording,
+        fitted,
+        start,
+        transition=law,
+        diffusion=rough.quadratic_variation,  # Q + s²/Δt, the whole variance of an increment: its weight
+        usable=usable,
+        noisy_states=rough.observation_seen,
     )
     say("noise")
-    own = fitted._replace(noise=check.leading(FixedNoise(tuple(np.maximum(rough.diffusion, 1e-300).tolist())), 4))
-    noise = fit_noise(recording, own, fit.theta, transition=law)
+    # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
+    scale = np.where(rough.diffusion > 0, rough.diffusion, rough.quadratic_variation)
+    noise = fit_noise(recording, fitted, fit.theta, transition=law, diffusion=scale)
     expected_q = _model_diffusion(recording, fitted, start)
     report = found = None
     if bias and not model.hidden:

@@ -62,13 +62,14 @@ def fit_drift(
     theta: Params,
     *,
     transition: Transition = euler,
+    diffusion: np.ndarray | None = None,
     usable: np.ndarray | None = None,
     noisy_states: bool = False,
     most_passes: int = 8,
 ) -> Fit:
     """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
 
-    process.noise sets the weights. usable: (M,) components whose residual is known, if channels are hidden.
+    diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known, if channels are hidden.
     noisy_states: the states carry observation noise; both errors are then those of the scatter.
 
     >>> fit_drift(recording, process, theta).stderr["k"]
@@ -78,7 +79,7 @@ def fit_drift(
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     stop = _enough(source, flat.size)
     for passes in range(1, most_passes + 1):
-        gram, normal, rows, transitions = _pass(source, process, unravel, flat, transition, mask, stop, noisy_states)
+        gram, normal, rows, transitions = _pass(source, process, theta, flat, transition, diffusion, mask, stop, noisy_states)
         inverse, known = _inverse(gram, normal)
         step = inverse @ rows.sum(axis=0)
         scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
@@ -115,15 +116,16 @@ def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = N
 
 
 def _pass(
-    source: Any, process: Process, unravel: Any, flat: Array, transition: Transition, mask: Array, stop: int, lagged: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    source: Any, process: Process, like: Params, flat: Array, transition: Transition, q: np.ndarray | None, mask: Array,
+    stop: int, lagged: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:  # fmt: skip
     """ΣA₋ᵀC⁻¹A₋ and N (P, P), ΣA₋ᵀC⁻¹r of every trajectory (E, P), and the number of transitions."""
     size = flat.size
     gram, normal, rows, transitions = np.zeros((size, size)), np.zeros((size, size)), [], 0
     for piece in pieces(source, BATCH, stop):
         dtype = working_dtype(flat, piece.x)
         x, times = jnp.asarray(piece.x, dtype), check.grid(piece.t)
-        g, n, u = _sums(process, unravel, transition, lagged, flat, x, times.t, times.dt, piece.context, mask)
+        g, n, u = _sums(process, transition, lagged, like, flat, x, times.t, times.dt, piece.context, q, mask)
         gram += np.asarray(g, np.float64)
         normal += np.asarray(n, np.float64)
         rows.append(np.asarray(u, np.float64))
@@ -131,11 +133,14 @@ def _pass(
     return gram, normal, np.concatenate(rows), transitions
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _sums(
-    process: Process, unravel: Any, transition: Transition, lagged: bool, flat: Array, x: Array, t: Array, dt: Array,
-    context: PyTree, mask: Array,
+    process: Process, transition: Transition, lagged: bool, like: Params, flat: Array, x: Array, t: Array, dt: Array,
+    context: PyTree, q: Array | None, mask: Array,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
+    unravel = ravel_pytree(like)[1]
+    process = with_diffusion(process, q)
+
     def slope(x: Array, context: PyTree, t: Array, dt: Array) -> Array:
         mean = lambda p: transition(process, unravel(p), Step(x, x, t, dt, context)).mean
         return _jacobian(mean, flat, x.shape[0]) * mask[:, None]
@@ -158,6 +163,13 @@ def _sums(
     square = jnp.zeros((flat.size, flat.size), x.dtype)
     zero = (square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
     return jax.lax.scan(body, zero, (path[: len(path) - 1 - k], path[k:-1], path[1 + k :], t[k:-1], dt[k:]))[0]
+
+
+def with_diffusion(process: Process, q: Array | None) -> Process:
+    """The process with Q (M,) as its noise, or as it is."""
+    if q is None:
+        return process
+    return Process(process.drift, lambda theta, x, t, context: jnp.sqrt(2 * jnp.asarray(q, x.dtype)))
 
 
 def _jacobian(f: Any, at: Array, outputs: int) -> Array:

@@ -29,6 +29,8 @@ from fluctua.types import Array, Objective, Params, Process, PyTree, Step
 PROBES = 3
 """Random states at which dependence is looked for: a derivative that is zero at all of them is taken as zero."""
 
+NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
+
 
 class Visibility(NamedTuple):
     """usable: (M,) components with a residual. trainable: (P,) in the order of `ravel_pytree`. missing: {parameter:
@@ -42,7 +44,7 @@ class Visibility(NamedTuple):
 
 def visibility(
     process: Process,
-    objective: Objective,
+    objective: Objective | None,
     theta: Params,
     observed: Sequence[int] | np.ndarray,
     size: int,
@@ -57,7 +59,7 @@ def visibility(
 
     >>> visibility(task.process, task.objective, theta, observed=[0, 1, 2], size=8).missing
     """
-    process, rewards = check.process(process), check.objective(objective)
+    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
     theta = check.parameters(theta)
     seen = np.zeros(size, bool)
     seen[np.asarray(observed, int)] = True
@@ -128,10 +130,10 @@ class Embedded:
 
 
 def observed_model(
-    process: Process, objective: Objective, observed: Sequence[int], size: int
+    process: Process, objective: Objective | None, observed: Sequence[int], size: int
 ) -> tuple[Process, Objective]:
     """Process and objective of the observed components only, for `gradient` with `partial_score`."""
-    process, rewards = check.process(process), check.objective(objective)
+    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
     seen = tuple(int(i) for i in observed)
     if process.noise is None or not callable(process.noise):
         raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")

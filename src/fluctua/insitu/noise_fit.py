@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from fluctua import check
-from fluctua.insitu.drift_fit import Transition, pieces
+from fluctua.insitu.drift_fit import Transition, pieces, with_diffusion
 from fluctua.insitu.reader import RecordingFile
 from fluctua.local_linear import euler
 from fluctua.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
@@ -58,11 +58,16 @@ class NoiseFit(NamedTuple):
 
 
 def fit_noise(
-    source: RecordingFile | Trajectories, process: Process, theta: Params, *, transition: Transition = euler
+    source: RecordingFile | Trajectories,
+    process: Process,
+    theta: Params,
+    *,
+    transition: Transition = euler,
+    diffusion: np.ndarray | None = None,
 ) -> NoiseFit:
     """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
 
-    process.noise is what the diffusion is compared with, and, under `local_linear`, what its scale is taken from.
+    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to.
 
     >>> fit_noise(recording, process, theta).diffusion
     """
@@ -75,7 +80,7 @@ def fit_noise(
         times = check.grid(piece.t)
         if len(piece.t) < LAGS + 3:
             raise ValueError(f"the noise is fitted from {LAGS + 3} times a trajectory at least; got {len(piece.t)}.")
-        each, products = _sums(process, transition, theta, x, times.t, times.dt, piece.context)
+        each, products = _sums(process, transition, theta, x, times.t, times.dt, piece.context, diffusion)
         parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
         cross = cross + np.asarray(products, np.float64)
         transitions += x.shape[0] * (x.shape[1] - 1)
@@ -85,9 +90,10 @@ def fit_noise(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sums(
-    process: Process, transition: Transition, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+    process: Process, transition: Transition, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, q: Array | None
 ) -> tuple[dict[str, Array], Array]:
     """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
+    process = with_diffusion(process, q)
 
     def residual(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         mean, covariance = transition(process, theta, Step(x, x_next, t, dt, context))

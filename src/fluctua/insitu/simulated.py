@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from fluctua import check
 from fluctua.insitu import system
 from fluctua.insitu.description import Description
 from fluctua.insitu.writer import append_to, create
-from fluctua.simulate import Recipe, Simulator, advance, begin_one
+from fluctua.simulate import sampled
 from fluctua.tcmt.tasks import Task
-from fluctua.types import Array, Params, PyTree, Times
+from fluctua.types import Params
 
 BATCH_BYTES = 64 * 2**20
 
@@ -101,33 +100,6 @@ def record(path: str | Path, task: Task, description: Description, count: int, *
                 one = None if context is None else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
                 writer.append(states[k], one)
                 yield writer.count
-
-
-def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int) -> tuple[Array, PyTree]:
-    """States of the given trajectories of a simulator at every `every`-th step, and their contexts.
-
-    (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories, ::every]`.
-    """
-    return _sampled(substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _sampled(
-    recipe: Recipe, every: int, key: Array, theta: Params, times: Times, x0: Array | None, trajectories: Array
-) -> tuple[Array, PyTree]:
-    ensemble = jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(trajectories)
-    n = jnp.arange(times.dt.shape[0])
-    steps = jax.tree.map(lambda v: v.reshape(-1, every), (n, times.t[:-1], times.dt))
-
-    def one(x: Array, step: Any) -> tuple[Array, None]:
-        return advance(recipe, theta, ensemble._replace(x=x), *step), None
-
-    def several(x: Array, block: Any) -> tuple[Array, Array]:
-        x, _ = jax.lax.scan(one, x, block)
-        return x, x
-
-    _, path = jax.lax.scan(several, ensemble.x, steps)
-    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
 
 
 def _same(path: str | Path, there: Description, asked: Description) -> None:
