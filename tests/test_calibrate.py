@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import flat, tolerance
 from scipy.stats import kstest
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from fluctua import check, insitu, tcmt
 from fluctua.cli import app
 from fluctua.insitu.network_model import linear_model
 from fluctua.local_linear import local_linear
+from problems import flat, tolerance
 
 A, B, SIGMA = np.array([[-0.8, 1.0], [-1.2, -0.5]]), np.array([0.3, -0.2]), np.array([0.5, 0.7])
 THETA = {"a": jnp.asarray(A), "b": jnp.asarray(B)}

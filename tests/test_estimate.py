@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import flat, tolerance
 from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli import app
 from fluctua.insitu.hidden import refuse
+from problems import flat, tolerance
 
 PROCESS = fl.Process(
     drift=lambda th, x, t, c: jnp.stack([-th["k"] * x[0] + th["c"] * x[1], -0.7 * x[1] - th["c"] * x[0] + c["force"]]),
@@ -216,7 +216,20 @@ def test_sound_recordings_are_rarely_said_to_drift(tmp_path):
 
 def test_record_inspect_estimate_from_the_command_line(tmp_path):
     path, run = str(tmp_path / "r.nc"), CliRunner()
-    options = ["record", path, "--lattice", "1x3", "--horizon", "1", "--dt", "0.01", "--every", "2", "--sigma-kappa", "0.1"]
+    options = [
+        "record",
+        path,
+        "--lattice",
+        "1x3",
+        "--horizon",
+        "1",
+        "--dt",
+        "0.01",
+        "--every",
+        "2",
+        "--sigma-kappa",
+        "0.1",
+    ]
     first = run.invoke(app, [*options, "--trajectories", "3"])
     assert first.exit_code == 0, first.output
     again = run.invoke(app, [*options, "--trajectories", "8"])

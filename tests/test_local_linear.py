@@ -61,7 +61,7 @@ def test_nonlinear_mean_has_its_second_order():
 
 
 def test_coarse_ou_gradient_is_exact_and_euler_is_not(key):
-    """dX = −kX dt + σ dW sampled every 0.5: the exact chain is X' = e^{−kΔ}X + noise, so ∂kE[X_T²] has a closed form."""
+    """dX = −kX dt + σ dW sampled every 0.5: X' = e^{−kΔ}X + noise, and ∂kE[X_T²] has a closed form."""
     k, s, interval, steps = 0.9, 0.7, 0.5, 4
     rng = np.random.default_rng(11)
     f = np.exp(-k * interval)
@@ -91,4 +91,6 @@ def test_start_that_moves_needs_the_full_score():
     start = fl.Reparameterised(lambda th, c: th["a"][0])
     data = fl.Trajectories(np.array([0.0, 1.0]), np.zeros((3, 2, 2)))
     with pytest.raises(ValueError, match="score=full_score"):
-        fl.gradient(LINEAR, fl.Objective(terminal=lambda th, x: x[0]), THETA, data, start=start, score=local_linear_score)
+        fl.gradient(
+            LINEAR, fl.Objective(terminal=lambda th, x: x[0]), THETA, data, start=start, score=local_linear_score
+        )

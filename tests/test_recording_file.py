@@ -51,7 +51,9 @@ def recordings(draw):
         noise=draw(TABLE),
         provenance=draw(TEXT),
     )
-    context = {name: np.asarray(draw(hnp.arrays(np.float64, (count, *shape)))) for name, shape in (shapes or {}).items()}
+    context = {
+        name: np.asarray(draw(hnp.arrays(np.float64, (count, *shape)))) for name, shape in (shapes or {}).items()
+    }
     return description, draw(states), context
 
 
@@ -104,7 +106,14 @@ def test_states_are_sliced_like_arrays(tmp_path):
     x = np.random.default_rng(1).normal(size=(5, 3, 2))
     insitu.save(tmp_path / "r.nc", simple(), x)
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        for key in (slice(1, 3), (slice(None), slice(0, 2)), (slice(None, None, 2), -1), 4, (2, 1), (slice(None), 0, 1)):
+        for key in (
+            slice(1, 3),
+            (slice(None), slice(0, 2)),
+            (slice(None, None, 2), -1),
+            4,
+            (2, 1),
+            (slice(None), 0, 1),
+        ):
             np.testing.assert_array_equal(r.x[key], x[key])
         with pytest.raises(IndexError, match="outside 0…4"):
             r.x[5]
@@ -221,7 +230,9 @@ def test_checksum_is_that_of_hdf5(tmp_path):
 
 def test_npz_by_convention_and_by_mapping(tmp_path):
     x = np.random.default_rng(2).normal(size=(4, 3, 2))
-    np.savez(tmp_path / "a.npz", x=x, t=T, channels=["u", "v"], **{"parameters.k": 0.5, "context.phase": np.arange(4.0)})
+    np.savez(
+        tmp_path / "a.npz", x=x, t=T, channels=["u", "v"], **{"parameters.k": 0.5, "context.phase": np.arange(4.0)}
+    )
     with insitu.open_recording(tmp_path / "a.npz") as r:
         assert (r.kind, r.description.channels, float(r.description.parameters["k"])) == ("npz", ("u", "v"), 0.5)
         np.testing.assert_array_equal(r.x[:], x)
@@ -251,12 +262,20 @@ def matlab(path, **variables):
                 value = np.array([list(map(ord, str(value)))], np.uint16)
             file[name] = value.T
     with open(path, "r+b") as file:
-        file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Jan 1".ljust(116) + b" " * 8 + b"\x00\x02IM")
+        file.write(
+            b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Jan 1".ljust(116) + b" " * 8 + b"\x00\x02IM"
+        )
 
 
 def test_matlab_v73(tmp_path):
     x = np.random.default_rng(3).normal(size=(4, 3, 2)) * (1 + 1j)
-    matlab(tmp_path / "a.mat", x=x, t=T[None], units="V", **{"parameters/k": [[0.5]], "context/phase": np.arange(4.0)[:, None]})
+    matlab(
+        tmp_path / "a.mat",
+        x=x,
+        t=T[None],
+        units="V",
+        **{"parameters/k": [[0.5]], "context/phase": np.arange(4.0)[:, None]},
+    )
     with insitu.open_recording(tmp_path / "a.mat") as r:
         assert (r.kind, r.description.units, r.x.shape) == ("MATLAB v7.3", "V", (4, 3, 4))
         assert float(r.description.parameters["k"]) == 0.5

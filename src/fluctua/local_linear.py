@@ -14,6 +14,7 @@ lose digits where e^{−J} would grow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.diffusion import diffusion_matrix
-from fluctua.types import Array, Params, Process, PyTree, Step
+from fluctua.types import Array, Params, Process, Step
 
 DOUBLINGS = 6
 ORDER = 6
@@ -72,7 +73,7 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
     return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
 
 
-def _ramp(drift, x: Array, t: Array, q: Array) -> Array:  # type: ignore[no-untyped-def]
+def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q: Array) -> Array:
     """∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l, the mean rate of change of μ that J does not see (Itô). (M,)"""
     in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
     along = lambda v: jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]

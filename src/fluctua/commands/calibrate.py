@@ -14,14 +14,18 @@ from fluctua.commands.recordings import mapping, parameters, plain, precision
 
 
 def calibrate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="recordings; several, at other settings, give gains")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="recordings; several, at other settings, give gains")
+    ],
     model: Annotated[
         Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
     ] = None,
     params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
     transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
     bias: Annotated[bool, typer.Option(help="examine the residuals and what they do to the gradient")] = True,
-    map_: Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")] = None,
     write: Annotated[bool, typer.Option("--write", help="keep the noise calibration in FILE itself")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -87,7 +91,7 @@ def _numbers(found: Any) -> dict[str, Any]:
 
 def _save(out: Path, fit: Any, theta: Any) -> None:
     """Of what was fitted, the parameters that the model has, where the data determine them."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in theta.items():
         if name in fit.theta:
             known = np.isfinite(np.asarray(fit.stderr[name]))

@@ -34,7 +34,9 @@ def estimate(
     observation_noise: Annotated[
         float | None, typer.Option(help="standard deviation of the measurement's own noise, to correct for")
     ] = None,
-    map_: Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
     chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
     out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -80,8 +82,9 @@ def estimate(
     seconds = time.perf_counter() - begun
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
-        np.savez(out, **arrays, **{f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()})
+        arrays: dict[str, Any] = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
+        arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
+        np.savez(out, **arrays)
     if as_json:
         typer.echo(json.dumps(plain(_told(result, seconds))))
         return

@@ -20,7 +20,9 @@ SERIOUS = 1
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
-    map_: Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Summarise a recording and say what is wrong with it. Exit status 1 if something serious is."""

@@ -30,8 +30,12 @@ def record(
     params: Annotated[Path | None, typer.Option(help=".npz with some of omega, kappa, chi")] = None,
     trajectories: Annotated[int, typer.Option(help="how many the file is to have in the end")] = 200,
     every: Annotated[int, typer.Option(help="keep one step of so many")] = 10,
-    observe: Annotated[str | None, typer.Option(help="resonators with a detector, such as 0,1,4-7; default all")] = None,
-    observation_noise: Annotated[float, typer.Option(help="standard deviation of the detectors, each quadrature")] = 0.0,
+    observe: Annotated[
+        str | None, typer.Option(help="resonators with a detector, such as 0,1,4-7; default all")
+    ] = None,
+    observation_noise: Annotated[
+        float, typer.Option(help="standard deviation of the detectors, each quadrature")
+    ] = 0.0,
     setting: Annotated[
         list[str] | None, typer.Option(help="NAME=NUMBER of an actuator, kept with the file; may be repeated")
     ] = None,
@@ -73,13 +77,15 @@ def record(
     except EXPECTED as error:
         fail(str(error))
     size = out.stat().st_size / 1e6
-    typer.echo(f"{out}: {trajectories:,} trajectories × {len(head.t):,} times × {len(head.channels)} channels, {size:.1f} MB")
+    typer.echo(
+        f"{out}: {trajectories:,} trajectories × {len(head.t):,} times × {len(head.channels)} channels, {size:.1f} MB"
+    )
     typer.echo(f"next: fluctua inspect {out}; fluctua estimate {out}; fluctua calibrate {out}")
 
 
 def _task(
-    preset: str | None, lattice: str, horizon: float, dt: float, sigma_w: float, sigma_kappa: float, chi_std: float, seed: int
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    preset: str | None, lattice: str, horizon: float, dt: float, sigma_w: float, sigma_kappa: float, chi_std: float,
+seed: int ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     import jax
 
     from fluctua import tcmt

@@ -45,8 +45,8 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Fit])
     rank = np.linalg.matrix_rank(moved) if known else 0
     if not known or rank < len(known):
         raise ValueError(
-            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more that do not lie on one "
-            f"line or plane; these {len(fits)} span {rank} dimensions."
+            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more that do not lie on "
+            f"one line or plane; these {len(fits)} span {rank} dimensions."
         )
     flat = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
     values = np.stack([flat(f.theta) for f in fits])
@@ -68,5 +68,11 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Fit])
         stderr.append(np.sqrt(np.diag(covariance))[1:])
         p.append(chi2.sf(misfit, spare) if spare > 0 else np.nan)
     return Gains(
-        np.array(gain), np.array(stderr), tuple(names(fits[0].theta)), known, s.mean(axis=0), np.array(offset), np.array(p)
+        np.array(gain),
+        np.array(stderr),
+        tuple(names(fits[0].theta)),
+        known,
+        s.mean(axis=0),
+        np.array(offset),
+        np.array(p),
     )

@@ -24,9 +24,9 @@ from fluctua.types import Estimate, Params, Process
 
 
 class Calibration(NamedTuple):
-    """fit: the drift. expected: the parameters of the fit as they were set. noise, residuals: of the model as it was set,
-    residuals None where channels are hidden. model_diffusion: Q that the model has (M,). estimate: the gradient, beside
-    which its bias is to be read.
+    """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift. model_diffusion: Q that
+    the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
+    beside which its bias is to be read.
     """
 
     fit: Fit
@@ -58,7 +58,9 @@ def calibrate(
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 2:
-        raise ValueError(f"{recording.path} has {recording.count} complete trajectories; a calibration needs two at least.")
+        raise ValueError(
+            f"{recording.path} has {recording.count} complete trajectories; a calibration needs two at least."
+        )
     law = laws[transition]
     process, theta = check.process(model.process), check.parameters(model.theta)
     fitted, start = process, theta
@@ -67,9 +69,12 @@ def calibrate(
         fitted, start = check.process(linear.process), check.parameters(linear.theta)
     usable = None
     if model.hidden:
-        assert model.observed is not None and model.size is not None
+        assert model.observed is not None
+        assert model.size is not None
         if transition != "euler":
-            raise ValueError("with hidden channels only Euler's transition is known; sample faster, or observe them all.")
+            raise ValueError(
+                "with hidden channels only Euler's transition is known; sample faster, or observe them all."
+            )
         one = _first_context(recording)
         view = visibility(fitted, None, start, model.observed, model.size, context=one)
         usable = view.usable[model.observed]

@@ -53,8 +53,8 @@ def _drift(c: Calibration) -> list[str]:
                      + (" …" if len(c.fit.unresolved) > 8 else ""))  # fmt: skip
     off = int(np.sum(np.abs(z) > limit(int(known.sum()))))
     lines.append("  → the system is what it was set to, within errors." if not off else
-                 f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: calibrate "
-                 "--out FILE.npz, estimate --params FILE.npz.")  # fmt: skip
+                 f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: "
+                 "calibrate --out FILE.npz, estimate --params FILE.npz.")  # fmt: skip
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
@@ -73,27 +73,31 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         lines.append(f"  … the {MOST} that differ most of {len(q)}")
     worst = int(np.argmax(np.abs(z)))
     if np.abs(z[worst]) > limit(len(z)):
-        lines.append(f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q.")
+        lines.append(
+            f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
+        )
     else:
         lines.append("  → the noise is the model's, within errors.")
     s2, e2 = n.observation_variance, n.observation_stderr
     if n.observation_seen:
         size = np.sqrt(max(np.sum(s2 / e2**2) / np.sum(1 / e2**2), 0))
         share = np.median(n.quadratic_variation / q)
-        lines.append(f"  observation noise: standard deviation {size:.3g} (weighted mean over components), taken off Q;")
-        lines.append(f"  → without that Q would be {share:.3g} times too large, and the gradient as much too small. Estimate "
-                     f"with --observation-noise {size:.3g}.")  # fmt: skip
+        lines.append(
+            f"  observation noise: standard deviation {size:.3g} (weighted mean over components), taken off Q;"
+        )
+        lines.append(f"  → without that Q would be {share:.3g} times too large, and the gradient as much too small. "
+                     f"Estimate with --observation-noise {size:.3g}.")  # fmt: skip
     else:
         bound = np.sqrt(max(np.max(s2 + 2 * e2), 0))
         lines.append(f"  observation noise: none seen (standard deviation below {bound:.2g} in every component)")
-    lines.append(_verdict("white", n.whiteness, components, "the kicks remember each other over lags 2 to 8: coloured noise, "
-                          "or a drift that is wrong"))  # fmt: skip
+    coloured = "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
+    lines.append(_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
     i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
     if np.abs(zs[i, k]) > limit(zs.size):
         what = ("x", "x²")[k]
-        lines.append(f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per spread of {what} "
-                     f"({zs[i, k]:+.1f} errors)")  # fmt: skip
+        lines.append(f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per spread of "
+                     f"{what} ({zs[i, k]:+.1f} errors)")  # fmt: skip
     else:
         lines.append(f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} errors)")
     m = len(q)
@@ -124,15 +128,16 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     for i in bad[np.argsort(r.p_values[bad])][:MOST]:
         z = r.coefficients[:, i] / np.where(r.stderr[:, i] > 0, r.stderr[:, i], np.inf)
         k = int(np.argmax(np.abs(z)))
-        lines.append(f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by {r.relative[i]:.1%} of its size, "
-                     f"most clearly along {r.features[k]} ({z[k]:+.1f} errors)")  # fmt: skip
+        lines.append(f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by {r.relative[i]:.1%} of "
+                     f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)")  # fmt: skip
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     return lines
 
 
 def _bias(c: Calibration) -> list[str]:
-    assert c.residuals is not None and c.estimate is not None
+    assert c.residuals is not None
+    assert c.estimate is not None
     bias, error, labels = flat(c.residuals.bias), flat(c.residuals.bias_stderr), names(c.residuals.bias)
     g, ge = flat(c.estimate.gradient), flat(c.estimate.stderr)
     z = np.abs(bias) / np.where(error > 0, error, np.inf)
@@ -147,9 +152,13 @@ def _bias(c: Calibration) -> list[str]:
     clear = int(np.sum(z > student.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
     share = np.sqrt(np.mean(error**2) / max(np.mean(ge**2), 1e-300))
     if clear:
-        lines.append(f"  → {clear} component{'s' if clear > 1 else ''} of the gradient cannot be trusted with these parameters.")
+        lines.append(
+            f"  → {clear} component{'s' if clear > 1 else ''} of the gradient cannot be trusted with these parameters."
+        )
     else:
-        lines.append(f"  → no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been.")
+        lines.append(
+            f"  → no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
+        )
     return lines
 
 
@@ -160,7 +169,9 @@ def describe_gains(g: Gains, most: int = 16) -> str:
     order = np.argsort(-z, axis=None, kind="stable")[:most]
     for p, s in zip(*np.unravel_index(order, z.shape), strict=True):
         said = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
-        lines.append(f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {said:>10}")
+        lines.append(
+            f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {said:>10}"
+        )
     if z.size > most:
         lines.append(f"  … the {most} clearest of {z.size}; --json has all")
     return "\n".join(lines)

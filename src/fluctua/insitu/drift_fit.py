@@ -1,15 +1,15 @@
 """The drift's coefficients from increments: generalised least squares on residuals.
 
-With m_θ(x) and C(x) the mean and covariance of the next state (Euler's, or local linearisation's for samples far apart),
-minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = ∂m/∂θ:
+With m_θ(x) and C(x) the mean and covariance of the next state (Euler's, or local linearisation's for samples far
+apart), minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = ∂m/∂θ:
 
     δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
 
 For Euler and a drift that is linear in θ one step is exact. E[r | x] = 0 makes the estimate unbiased whatever C is;
-a wrong C costs accuracy, and shows where `robust_stderr`, from the scatter of single trajectories, departs from `stderr`.
+a wrong C costs accuracy, and shows where `robust_stderr`, from the scatter of trajectories, departs from `stderr`.
 
-States measured with noise ε sit in r and in A both, and least squares takes that for damping. With A at the sample before
-in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
+States measured with noise ε sit in r and in A both, and least squares takes that for damping. With A at the sample
+before in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
 
     δθ = N⁻¹ Σ A₋ᵀC⁻¹r,     N = Σ A₋ᵀC⁻¹A.
 """
@@ -69,8 +69,8 @@ def fit_drift(
 ) -> Fit:
     """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
 
-    diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known, if channels are hidden.
-    noisy_states: the states carry observation noise; both errors are then those of the scatter.
+    diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known,
+    if channels are hidden. noisy_states: the states carry observation noise; both errors are then those of the scatter.
 
     >>> fit_drift(recording, process, theta).stderr["k"]
     """
@@ -78,8 +78,12 @@ def fit_drift(
     flat, unravel = ravel_pytree(theta)
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     stop = _enough(source, flat.size)
-    for passes in range(1, most_passes + 1):
-        gram, normal, rows, transitions = _pass(source, process, theta, flat, transition, diffusion, mask, stop, noisy_states)
+    passes = 0
+    while passes < most_passes:
+        passes += 1
+        gram, normal, rows, transitions = _pass(
+            source, process, theta, flat, transition, diffusion, mask, stop, noisy_states
+        )
         inverse, known = _inverse(gram, normal)
         step = inverse @ rows.sum(axis=0)
         scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))

@@ -58,7 +58,9 @@ def estimate(
     """
     theta = check.parameters(recording.description.theta if theta is None else theta)
     if recording.count < 2:
-        raise ValueError(f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least.")
+        raise ValueError(
+            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least."
+        )
     view = None
     if observed is not None and size is not None and len(observed) < size:
         if score is not full_score:
@@ -79,7 +81,9 @@ def estimate(
             block_bytes=chunk_bytes,
         )  # fmt: skip
     elif baseline in ("time", "none"):
-        found = _by_chunks(recording, process, objective, theta, score, baseline, observation_noise, chunk_bytes, progress)
+        found = _by_chunks(
+            recording, process, objective, theta, score, baseline, observation_noise, chunk_bytes, progress
+        )
     else:
         raise ValueError(f'`baseline` must be "time", "none", "optimal" or "mean"; got {baseline!r}.')
     return Result(found if view is None else _blank(found, view), view)
@@ -101,7 +105,8 @@ def _by_chunks(
     total, done = 2 * recording.count, 0
     plans: list[Any] = [none(), none()]
     if baseline == "time":
-        tables, counts = [0.0, 0.0], [0, 0]
+        tables: list[Any] = [0.0, 0.0]
+        counts = [0, 0]
         for k, chunk in enumerate(recording.chunks(size)):
             e = len(chunk.x)
             tables[k % 2] = tables[k % 2] + e * np.asarray(mean_return_to_go(rewards, theta, chunk), np.float64)
@@ -138,7 +143,9 @@ class _Sums:
         self.r = self.r2 = 0.0
 
     def add(self, gradients: Params, returns: np.ndarray) -> None:
-        rows = np.concatenate([np.asarray(v, np.float64).reshape(len(returns), -1) for v in jax.tree.leaves(gradients)], 1)
+        rows = np.concatenate(
+            [np.asarray(v, np.float64).reshape(len(returns), -1) for v in jax.tree.leaves(gradients)], 1
+        )
         self.g += rows.sum(axis=0)
         self.g2 += (rows**2).sum(axis=0)
         if self.shift is None:  # returns are large against their spread

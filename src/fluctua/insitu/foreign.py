@@ -1,8 +1,8 @@
 """Trajectories that other programs saved: .npz and MATLAB v7.3, by a naming convention or by a mapping.
 
 Names: `x` (trajectory, time, channel), real or complex; `t` (time); and, if there, `channels`, `units`, `time_units`,
-`provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`, `drive.NAME`, `noise.NAME`. In an .npz the dot
-is part of the name. In MATLAB a table is a struct, and size(x) is [trajectory, time, channel]. A mapping
+`provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`, `drive.NAME`, `noise.NAME`. In an .npz the
+dot is part of the name. In MATLAB a table is a struct, and size(x) is [trajectory, time, channel]. A mapping
 {"x": "psi", "parameters.omega": "w0"} says where things are instead.
 """
 
@@ -54,7 +54,7 @@ def open_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> Record
         else:
             values[name] = _squeezed(name, data[()].T if matlab else data[()])
     x = file[found["x"]]
-    if x.dtype.names and set(x.dtype.names) >= {"real", "imag"} or matlab:
+    if (x.dtype.names and set(x.dtype.names) >= {"real", "imag"}) or matlab:
         x = _Reversed(x) if matlab else _Compound(x)
     return _recording(path, "MATLAB v7.3" if matlab else "HDF5", values, x, file)
 
@@ -97,9 +97,7 @@ def _find(path: Path, places: list[str], mapping: Mapping[str, str], separator: 
                 f"{close_match(name, KNOWN)}"
             )
         if where.strip("/") not in places:
-            raise ValueError(
-                f"{path} has no {where!r} for {name}; it has {_few(places)}.{close_match(where, places)}"
-            )
+            raise ValueError(f"{path} has no {where!r} for {name}; it has {_few(places)}.{close_match(where, places)}")
     found = {name: where.strip("/") for name, where in mapping.items()}
     for place in places:
         name = place.replace(separator, ".") if separator != "." else place
@@ -127,7 +125,7 @@ def _recording(path: Path, kind: str, values: dict[str, Any], x: Any, file: Any)
     names = [str(v) for v in np.atleast_1d(names)]
     if len(names) != x.shape[2]:
         raise ValueError(f"{path}: `channels` names {len(names)} channels, `x` has {x.shape[2]}.")
-    tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    tables: dict[str, Any] = {table: {} for table in TABLES}
     for name, value in values.items():
         table, dot, rest = name.partition(".")
         if dot:
@@ -135,8 +133,11 @@ def _recording(path: Path, kind: str, values: dict[str, Any], x: Any, file: Any)
     context = tables.pop("context") or None
     for name, value in (context or {}).items():
         if value.shape[:1] != (x.shape[0],):
-            raise ValueError(f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a trajectory; got {value.shape}.")
+            raise ValueError(
+                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a trajectory; got {value.shape}."
+            )
     dtype = np.result_type(x.dtype, np.float32).name
+    texts: dict[str, Any] = {name: str(values[name]) for name in TEXTS if name in values}
     description = Description(
         t,
         tuple(names),
@@ -144,7 +145,7 @@ def _recording(path: Path, kind: str, values: dict[str, Any], x: Any, file: Any)
         context={name: value.shape[1:] for name, value in context.items()} if context else None,
         software=kind,
         created="unknown",
-        **{name: str(values[name]) for name in TEXTS if name in values},
+        **texts,
         **tables,
     )
     return RecordingFile(path, kind, description, x, x.shape[0], context, file=file)

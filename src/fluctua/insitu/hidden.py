@@ -65,7 +65,11 @@ def visibility(
     seen[np.asarray(observed, int)] = True
     flat, unravel = ravel_pytree(theta)
     rng = np.random.default_rng(seed)
-    on_state, on_theta, coupled = np.zeros((size, size), bool), np.zeros((size, flat.size), bool), np.eye(size, dtype=bool)
+    on_state, on_theta, coupled = (
+        np.zeros((size, size), bool),
+        np.zeros((size, flat.size), bool),
+        np.eye(size, dtype=bool),
+    )
     reward = np.zeros(size, bool)
     when = jnp.asarray(t, flat.dtype)
     drift = lambda p, x: process.drift(unravel(p), x, when, context)
@@ -90,13 +94,13 @@ def visibility(
         reward |= found[4] | found[5]
     if (reward & ~seen).any():
         raise ValueError(
-            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are not observed: no return "
-            "can be computed. Observe them, or reward what is observed."
+            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are not observed: no "
+            "return can be computed. Observe them, or reward what is observed."
         )
     needs = on_state | np.eye(size, dtype=bool)
-    complete = ~(needs & ~seen).any(axis=1)
-    usable = ~(coupled & ~complete).any(axis=1)
-    trainable = ~(on_theta & ~usable[:, None]).any(axis=0)
+    complete: Any = ~(needs & ~seen).any(axis=1)
+    usable: Any = ~(coupled & ~complete).any(axis=1)
+    trainable: Any = ~(on_theta & ~usable[:, None]).any(axis=0)
     missing = {}
     for index, name in enumerate(names(theta)):
         if not trainable[index]:
@@ -109,7 +113,9 @@ def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
     """Raise for parameters that were asked for by name and cannot be trained. label: component -> its name."""
     bad = [name for name in asked if name in view.missing]
     if bad:
-        reasons = "; ".join(f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}" for name in bad[:4])
+        reasons = "; ".join(
+            f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}" for name in bad[:4]
+        )
         raise ValueError(f"not trainable from the observed channels: {', '.join(bad)}. {reasons}.")
 
 

@@ -146,7 +146,7 @@ class _Extreme:
         levels = mine + theirs
         first = np.max([v for v, _ in levels], axis=0)
         next_one = np.max([np.where(v < first, v, -np.inf) for v, _ in levels], axis=0)
-        count = lambda level: sum(np.where((v == level) & np.isfinite(v), n, 0) for v, n in levels)
+        count = lambda level: np.sum([np.where((v == level) & np.isfinite(v), n, 0) for v, n in levels], axis=0)
         self.value, self.times = first, count(first)
         self.second, self.second_times = next_one, count(next_one)
 
@@ -165,8 +165,8 @@ def _whole(recording: RecordingFile) -> list[Finding]:
         found.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
     if recording.interrupted:
         text = (
-            "the file is being written, or its writer was killed: other programs will not open it. Go on with --append, "
-            "or make it an ordinary file with fluctua.insitu.repair."
+            "the file is being written, or its writer was killed: other programs will not open it. Go on with "
+            "--append, or make it an ordinary file with fluctua.insitu.repair."
         )
         found.append(Finding("interrupted", False, text))
     if recording.incomplete:
@@ -188,15 +188,15 @@ def _grid(t: np.ndarray) -> list[Finding]:
         n = int(gaps[0])
         text = (
             f"about {lost} sample{'s are' if lost > 1 else ' is'} missing from the time grid: {gaps.size} "
-            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), {dt[n] / usual:.1f} intervals "
-            f"long. The score takes each gap for one long step; use --score local-linear, or record again."
+            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), {dt[n] / usual:.1f} "
+            f"intervals long. The score takes each gap for one long step; use --score local-linear, or record again."
         )
         return [Finding("dropped samples", True, text)]
     uneven = np.abs(dt - usual).max() / usual
     if uneven > 1e-3:
         text = (
-            f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is allowed, if the times are "
-            "those of the samples and not of their arrival."
+            f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is allowed, if the times "
+            "are those of the samples and not of their arrival."
         )
         return [Finding("irregular grid", False, text)]
     return []
@@ -207,8 +207,8 @@ def _finite(seen: _Seen) -> list[Finding]:
         return []
     j, n, i = seen.bad[0]
     text = (
-        f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not finite (the first in trajectory "
-        f"{j} at time index {n}, component {i}). They are never averaged: record again without those trajectories."
+        f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not finite (the first in "
+        f"trajectory {j} at time index {n}, component {i}). They are never averaged: record again without them."
     )
     return [Finding("not finite", True, text)]
 
@@ -217,7 +217,8 @@ def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     still = np.flatnonzero(seen.moments()[1] == 0)
     if not still.size:
         return []
-    text = f"{_named(still, components)} never change{'s' if still.size == 1 else ''}: disconnected, or not part of the state."
+    one = "s" if still.size == 1 else ""
+    text = f"{_named(still, components)} never change{one}: disconnected, or not part of the state."
     return [Finding("dead channel", True, text)]
 
 
@@ -234,8 +235,8 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
             worst = which[np.argmax(end.times[which])]
             share = end.times[worst] / max(1, seen.samples)
             text = (
-                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, {end.times[worst]:,} samples "
-                f"({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and record again."
+                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, {end.times[worst]:,} "
+                f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and record again."
             )
             found.append(Finding("clipping", True, text))
     return found
@@ -271,8 +272,8 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     change = last[:, worst].mean() - first[:, worst].mean()
     text = (
         f"the mean drifts while the measurement runs: {_named(which, components)}; worst is {components[worst]}, by "
-        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} standard errors). The "
-        "system, or its parameters, were not the same throughout."
+        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} standard errors). "
+        "The system, or its parameters, were not the same throughout."
     )
     return [Finding("drift", True, text)]
 

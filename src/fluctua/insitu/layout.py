@@ -1,11 +1,11 @@
 """The file format: how a `Description` and the states lie in HDF5, as netCDF-4 reads it. See docs/recordings.md.
 
-    /x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py writes
-    /time        (time)                        with attribute `units`
-    /channel     (channel)                     names
-    /trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories are complete
-    /context/*   (trajectory, …)               what is known of each trajectory
-    /parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables
+/x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py writes
+/time        (time)                        with attribute `units`
+/channel     (channel)                     names
+/trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories are complete
+/context/*   (trajectory, …)               what is known of each trajectory
+/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables
 """
 
 from __future__ import annotations

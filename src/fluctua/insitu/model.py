@@ -47,7 +47,9 @@ def model_of(recording: RecordingFile, source: Path | None = None, given: Params
         seen = system.observed_sites(d, sites)
         model = Model(task.process, task.objective, theta, np.concatenate([seen, seen + sites]), 2 * sites)
     if not theta:
-        raise ValueError(f"{recording.path} does not hold the parameters that were set; give them with --params FILE.npz.")
+        raise ValueError(
+            f"{recording.path} does not hold the parameters that were set; give them with --params FILE.npz."
+        )
     return model
 
 

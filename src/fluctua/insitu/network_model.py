@@ -66,11 +66,11 @@ class LinearModel(NamedTuple):
 def linear_model(task: Task, theta: Params) -> LinearModel:
     """The calibration's model of a task at θ."""
     if task.copies > 1:
-        raise ValueError("calibrate from a recording of one experiment (transmission); this one holds two side by side.")
+        raise ValueError(
+            "calibrate from a recording of one experiment (transmission); this one holds two side by side."
+        )
     c = coefficients(task.network, theta)  # refuses leads on several resonators
-    amplitude = [
-        c.lead_coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives
-    ]
+    amplitude = [c.lead_coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
     values = {"omega": c.omega, "kappa": c.kappa, "chi": c.chi, "decay": c.decay}
     values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
     drift = LinearDrift(task.network, task.drives, task.frame, task.modulation)

@@ -34,10 +34,11 @@ CLEAR = 5.0
 class NoiseFit(NamedTuple):
     """One entry for each component of the state (M,).
 
-    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`. quadratic_variation: E[r²]/2Δt as
-    it is, with its error. observation_variance, observation_stderr: s². ratio: Q over the process's own. correlation,
-    (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1 is s²'s). autocorrelation: (LAGS, M).
-    state_dependence: (M, 2), the relative change of Q per standard deviation of x_i and of x_i², and its z.
+    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`. quadratic_variation: E[r²]/2Δt
+    as it is, with its error. observation_variance, observation_stderr: s². ratio: Q over the process's own.
+    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1 is s²'s).
+    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard deviation of x_i and of
+    x_i², and its z.
     """
 
     diffusion: np.ndarray
@@ -90,7 +91,14 @@ def fit_noise(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sums(
-    process: Process, transition: Transition, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, q: Array | None
+    process: Process,
+    transition: Transition,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    q: Array | None,
 ) -> tuple[dict[str, Array], Array]:
     """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
     process = with_diffusion(process, q)

@@ -146,8 +146,8 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
         return foreign.open_npz(path, mapping or {})
     if not _is_hdf5(path):
         raise ValueError(
-            f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB files "
-            "of older versions are saved again with save(..., '-v7.3')."
+            f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB "
+            "files of older versions are saved again with save(..., '-v7.3')."
         )
     marked = superblock.marked(path)
     try:

@@ -78,8 +78,8 @@ def examine_residuals(
     square, drift2, steps = np.zeros(width), np.zeros(width), 0
     for first, piece in _numbered(source):
         x, times = _working(piece, theta)
-        a, b, s, d = (np.asarray(v, np.float64) for v in
-                      _regression(process, transition, theta, x, times, piece.context, center, scale, mask))  # fmt: skip
+        sums = _regression(process, transition, theta, x, times, piece.context, center, scale, mask)
+        a, b, s, d = (np.asarray(v, np.float64) for v in sums)
         np.add.at(gram, (first + np.arange(len(x))) % groups, a)
         np.add.at(right, (first + np.arange(len(x))) % groups, b)
         square, drift2, steps = square + s.sum(axis=0), drift2 + d.sum(axis=0), steps + x.shape[0] * (x.shape[1] - 1)

@@ -16,7 +16,7 @@ from fluctua.insitu.description import Description
 from fluctua.insitu.writer import append_to, create
 from fluctua.simulate import sampled
 from fluctua.tcmt.tasks import Task
-from fluctua.types import Params
+from fluctua.types import Array, Params
 
 BATCH_BYTES = 64 * 2**20
 
@@ -42,7 +42,7 @@ def describe(
     seen = np.arange(sites) if observe is None else np.array(sorted(set(observe)), int)
     if seen.size == 0 or seen.min() < 0 or seen.max() >= sites:
         raise ValueError(f"`observe` names resonators 0…{sites - 1}; got {list(observe or ())}.")
-    tables = system.tables(task._replace(t=task.t[::every]))
+    tables: dict[str, Any] = system.tables(task._replace(t=task.t[::every]))
     tables["network"]["observed"] = seen
     shape = None
     if task.modulation is not None:
@@ -64,7 +64,9 @@ def describe(
     )
 
 
-def record(path: str | Path, task: Task, description: Description, count: int, *, append: bool = False) -> Iterator[int]:
+def record(
+    path: str | Path, task: Task, description: Description, count: int, *, append: bool = False
+) -> Iterator[int]:
     """Simulate until the recording has `count` trajectories, and yield their number after each.
 
     With `append` an existing recording is continued: trajectory j is the same whether the recording was
@@ -93,13 +95,17 @@ def record(path: str | Path, task: Task, description: Description, count: int, *
             x, context = sampled(substrate, key, theta, j, every)
             check.finite_simulation(x, substrate.t)
             if spread:
-                draw = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(noise_key, i), x.shape[1:], x.dtype))
-                x = x + spread * draw(j)
+                x = x + spread * _standard(noise_key, j, x.shape[1:]).astype(x.dtype)
             states = np.asarray(x)[:, :, columns]
             for k in range(min(batch, count - writer.count)):
                 one = None if context is None else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
                 writer.append(states[k], one)
                 yield writer.count
+
+
+def _standard(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Array:
+    """Standard normals of each trajectory, whichever batch it is in. (E, …)"""
+    return jax.vmap(lambda j: jax.random.normal(jax.random.fold_in(key, j), shape))(trajectories)
 
 
 def _same(path: str | Path, there: Description, asked: Description) -> None:
@@ -113,8 +119,8 @@ def _same(path: str | Path, there: Description, asked: Description) -> None:
         different.append("time grid or precision")
     if different:
         raise ValueError(
-            f"{path} was recorded with another {', '.join(different)}; trajectories of two experiments do not belong in "
-            "one file. Append with the same options as before, or choose another name."
+            f"{path} was recorded with another {', '.join(different)}; trajectories of two experiments do not belong "
+            "in one file. Append with the same options as before, or choose another name."
         )
 
 

@@ -81,7 +81,11 @@ def task_of(description: Description) -> Task:
         from fluctua.check import leading
 
         drift, reward, of_device = Tied(drift, count), Tied(leading(reward, 4), count), TiedCondition(of_device, count)
-        noise = NoiseProduct(Tied(noise.product, count), noise.width) if isinstance(noise, NoiseProduct) else Tied(noise, count)  # type: ignore[arg-type]  # fmt: skip
+        assert noise is not None
+        if isinstance(noise, NoiseProduct):
+            noise = NoiseProduct(Tied(noise.product, count), noise.width)
+        else:
+            noise = Tied(noise, count)
     return Task(
         network=network,
         process=Process(drift, noise),
@@ -112,9 +116,9 @@ def observed_sites(description: Description, sites: int) -> np.ndarray:
 def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
     table, found = d.drive, []
     for k in range(len(np.atleast_1d(table["lead"]))):
-        numbers = [float(np.atleast_1d(table[name])[k]) for name in ("amplitude", "phase", "frequency")]
+        at = lambda name: float(np.atleast_1d(table[name])[k])  # noqa: B023
         envelope = None
         if "envelope" in table:
             envelope = SampledEnvelope(tuple(d.t.tolist()), tuple(np.atleast_2d(table["envelope"])[k].tolist()))
-        found.append(tcmt.Drive(int(np.atleast_1d(table["lead"])[k]), *numbers, envelope))
+        found.append(tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope))
     return tuple(found)

@@ -212,4 +212,3 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         if name in file:
             del file[name]
         layout.write_table(file.create_group(name), {k: table_value(k, v, name) for k, v in table.items()})
-
