@@ -53,6 +53,15 @@ def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
     assert part in (ROOT / "docs" / "laboratory.md").read_text()
 
 
+def test_recording_file():
+    out = run(ROOT / "examples" / "recording_file.py")
+    found = re.search(r"detuning: set 0.8, measured (\S+) ± (\S+)", out)
+    value, error = map(float, found.groups())
+    assert abs(value - 0.9) < 4 * error  # what it was, not what it was set to
+    gain, error = map(float, re.search(r"∂J/∂gain\s+= (\S+) ± (\S+)", out).groups())
+    assert abs(gain - 2 * 0.5 / 1.81) < 4 * error + 0.01  # 2g/(1 + detuning²), nearly reached
+
+
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(name, tmp_path):
     out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)

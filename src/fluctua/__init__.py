@@ -4,6 +4,7 @@ from fluctua.averaged import Averaged, Certificate
 from fluctua.baseline import Baseline, Kick, binned, mean, none, optimal, time_only
 from fluctua.compare import Comparison, compare
 from fluctua.gradient import gradient, mean_return_to_go, ppgt
+from fluctua.local_linear import local_linear_score
 from fluctua.optimise import rms_ascent
 from fluctua.returns import returns_to_go
 from fluctua.samples import Samples, reduce_samples

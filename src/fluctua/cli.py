@@ -7,9 +7,13 @@ import typer
 from fluctua.commands import insitu, reproduce
 from fluctua.commands.advise import advise
 from fluctua.commands.bench import bench
+from fluctua.commands.calibrate import calibrate
+from fluctua.commands.estimate import estimate
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
+from fluctua.commands.inspect import inspect
 from fluctua.commands.plot import plot
+from fluctua.commands.record import record
 from fluctua.commands.train import train
 from fluctua.commands.virtual_bench import virtual_bench
 
@@ -19,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-for command in (train, evaluate, plot, gradient, advise, bench):
+for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, estimate, calibrate):
     app.command()(command)
 app.command("virtual-bench")(virtual_bench)
 app.add_typer(insitu.app, name="insitu")

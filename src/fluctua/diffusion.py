@@ -99,3 +99,13 @@ def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Ar
         return jnp.sum(columns * jax.vmap(lambda e: product(th, e))(basis))
 
     return Diffusion(apply=product, solve=solve, trace=trace, kind="matrix-free")
+
+
+def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Q in full, differentiable in θ. (M, M)"""
+    if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
+        assert process.noise is not None  # checked at the boundary
+        sigma = process.noise(theta, x, t, context)
+        return jnp.diag(sigma**2 / 2) if jnp.ndim(sigma) == 1 else sigma @ sigma.T / 2
+    q = diffusion_at(process, theta, x, t, context)
+    return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))

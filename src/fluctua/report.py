@@ -36,15 +36,16 @@ def describe_estimate(estimate: Estimate, most: int = 12) -> str:
     """A table with the components that stand out most from their errors."""
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     g, error = flat(estimate.gradient), flat(estimate.stderr)
-    z = np.abs(g) / np.where(error > 0, error, np.inf)
+    known = np.isfinite(g)  # what cannot be estimated is NaN
+    z = np.where(known, np.abs(g) / np.where(error > 0, error, np.inf), -1)
     value = with_error(float(estimate.value), float(estimate.value_stderr))
     lines = [f"J = {value}   ({estimate.count:,} trajectories)"]
-    shown = np.sort(np.argsort(-z, kind="stable")[:most])
+    shown = np.sort(np.argsort(-z, kind="stable")[: min(most, int(known.sum()))])
     labels = names(estimate.gradient)
-    room = max(len(labels[i]) for i in shown)
+    room = max((len(labels[i]) for i in shown), default=0)
     lines += [f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}" for i in shown]
-    if len(g) > most:
-        lines.append(f"  … {len(g)} components in all; shown: the {most} furthest from zero in standard errors")
+    if known.sum() > most:
+        lines.append(f"  … {known.sum()} components in all; shown: the {most} furthest from zero in standard errors")
     return "\n".join(lines)
 
 

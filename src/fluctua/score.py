@@ -59,7 +59,7 @@ def full_score(
         return x_next - x - process.drift(th, x, step.t, step.context) * step.dt
 
     q = diffusion_at(process, theta, step.x, step.t, step.context, moved)
-    y = jax.lax.stop_gradient(q.solve(r_of(theta)))
+    y = q.solve(r_of(theta))  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
 
     def log_density(th: Params) -> Array:  # its gradient at theta is exact; its value means nothing
         quadratic = y @ q.apply(th, y) / (4 * step.dt)

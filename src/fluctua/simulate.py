@@ -196,3 +196,30 @@ def _record(
 
     _, path = jax.lax.scan(body, ensemble.x, grid(times))
     return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
+
+
+def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int) -> tuple[Array, PyTree]:
+    """States of the given trajectories of a simulator at every `every`-th step, and their contexts.
+
+    (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories, ::every]`.
+    """
+    return _sampled(substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sampled(
+    recipe: Recipe, every: int, key: Array, theta: Params, times: Times, x0: Array | None, trajectories: Array
+) -> tuple[Array, PyTree]:
+    ensemble = jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(trajectories)
+    n = jnp.arange(times.dt.shape[0])
+    steps = jax.tree.map(lambda v: v.reshape(-1, every), (n, times.t[:-1], times.dt))
+
+    def one(x: Array, step: Any) -> tuple[Array, None]:
+        return advance(recipe, theta, ensemble._replace(x=x), *step), None
+
+    def several(x: Array, block: Any) -> tuple[Array, Array]:
+        x, _ = jax.lax.scan(one, x, block)
+        return x, x
+
+    _, path = jax.lax.scan(several, ensemble.x, steps)
+    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context

@@ -1,1 +1,49 @@
-"""In situ: instruments and recordings in place of a simulator."""
+"""In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
+
+from fluctua.insitu.actuators import Gains, actuator_gains
+from fluctua.insitu.calibrating import Calibration, calibrate
+from fluctua.insitu.description import Description
+from fluctua.insitu.drift_fit import Fit, fit_drift
+from fluctua.insitu.estimating import estimate
+from fluctua.insitu.hidden import Visibility, visibility
+from fluctua.insitu.inspection import Finding, Inspection, inspect
+from fluctua.insitu.noise_fit import NoiseFit, fit_noise
+from fluctua.insitu.observation import corrected_gradient
+from fluctua.insitu.reader import RecordingFile, open_recording
+from fluctua.insitu.recording_model import RecordingModel, model_of
+from fluctua.insitu.residuals import ResidualReport, examine_residuals
+from fluctua.insitu.simulated import describe, record
+from fluctua.insitu.writer import Writer, append_to, create, put_table, repair, save
+
+__all__ = [
+    "Calibration",
+    "Description",
+    "Finding",
+    "Fit",
+    "Gains",
+    "Inspection",
+    "NoiseFit",
+    "RecordingFile",
+    "RecordingModel",
+    "ResidualReport",
+    "Visibility",
+    "Writer",
+    "actuator_gains",
+    "append_to",
+    "calibrate",
+    "corrected_gradient",
+    "create",
+    "describe",
+    "estimate",
+    "examine_residuals",
+    "fit_drift",
+    "fit_noise",
+    "inspect",
+    "model_of",
+    "open_recording",
+    "put_table",
+    "record",
+    "repair",
+    "save",
+    "visibility",
+]

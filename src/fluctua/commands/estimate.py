@@ -1,0 +1,133 @@
+"""`fluctua estimate`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from fluctua.commands.common import EXPECTED, fail
+from fluctua.commands.recordings import bar, mapping, parameters, plain, precision
+
+if TYPE_CHECKING:
+    from fluctua.insitu.estimating import Result
+    from fluctua.insitu.recording_model import RecordingModel
+
+SCORES = ("euler", "local-linear")
+
+
+def estimate(
+    file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
+    model: Annotated[
+        Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
+    ] = None,
+    params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--parameter", help="that must be estimated, omega[3] or omega; may be repeated")
+    ] = None,
+    score: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    baseline: Annotated[str, typer.Option(help="time, none, mean or optimal")] = "time",
+    observation_noise: Annotated[
+        float | None, typer.Option(help="standard deviation of the measurement's own noise, to correct for")
+    ] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
+    chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
+    out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Gradient with error bars from a recording, which may be larger than memory.
+
+    A recording of a resonator network carries its own model. Parameters that need channels nobody recorded are refused
+    by name.
+    """
+    from fluctua import full_score, local_linear_score
+    from fluctua.insitu import estimating
+    from fluctua.insitu.hidden import refuse
+    from fluctua.insitu.reader import open_recording
+    from fluctua.insitu.recording_model import model_of
+
+    begun = time.perf_counter()
+    try:
+        if score not in SCORES:
+            raise ValueError(f"--score must be one of {', '.join(SCORES)}; got {score!r}.")
+        if chunk_mb < 1:
+            raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
+        with open_recording(file, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
+            precision(recording.description.dtype)
+            m = model_of(recording, model, parameters(params))
+            result = estimating.estimate(
+                recording,
+                m.process,
+                m.objective,
+                m.theta,
+                score=full_score if score == "euler" else local_linear_score,
+                baseline=baseline,
+                observed=m.observed,
+                size=m.size,
+                observation_noise=None if observation_noise is None else observation_noise**2,
+                chunk_bytes=chunk_mb * 2**20,
+                progress=progress,
+            )
+            label = _component_names(recording.description.channels, m)
+        if result.view is not None and only:
+            refuse(result.view, _asked(only, m.theta), label)
+    except EXPECTED as error:
+        fail(str(error))
+    seconds = time.perf_counter() - begun
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
+        arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
+        np.savez(out, **arrays)
+    if as_json:
+        typer.echo(json.dumps(plain(_told(result, seconds))))
+        return
+    _print(result, label)
+    typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
+
+
+def _told(result: Result, seconds: float) -> dict[str, Any]:
+    e = result.estimate
+    told = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
+    told |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
+    return {**told, "refused": list(result.view.missing) if result.view else []}
+
+
+def _print(result: Result, label: Any) -> None:
+    from fluctua.report import describe_estimate
+
+    typer.echo(describe_estimate(result.estimate))
+    if result.view and result.view.missing:
+        missing = result.view.missing
+        typer.echo(f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded:")
+        for name, wanted in list(missing.items())[:6]:
+            sites = list(dict.fromkeys(label(i) for i in wanted))
+            typer.echo(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")
+        if len(missing) > 6:
+            typer.echo("  … --json lists them all")
+
+
+def _component_names(channels: tuple[str, ...], model: RecordingModel) -> Any:
+    """Component of the whole state -> a name: the channel's, or the resonator that has none."""
+    sites = (model.size or 2) // 2
+    return lambda i: f"psi[{i % sites}]" if model.observed is not None else channels[i % len(channels)]
+
+
+def _asked(only: list[str], theta: Any) -> list[str]:
+    """`omega` stands for all of its entries."""
+    from fluctua.report import names
+
+    every = names(theta)
+    found = []
+    for name in only:
+        match = [n for n in every if n == name or n.split("[")[0] == name]
+        if not match:
+            raise ValueError(f"--parameter: there is no {name!r}; parameters are {', '.join(theta)} and their entries.")
+        found += match
+    return found

@@ -1,0 +1,185 @@
+"""The gradient from a recording larger than memory: chunks of trajectories, each read twice, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua import check
+from fluctua.baseline import mean, none, optimal, time_only
+from fluctua.gradient import gradient, mean_return_to_go, ppgt
+from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
+from fluctua.insitu.observation import CorrectedScore, nowhere, observation_variance, reward_term, subtract
+from fluctua.insitu.reader import RecordingFile
+from fluctua.score import full_score
+from fluctua.types import Estimate, Objective, Params, Process, Score, Trajectories
+
+CHUNK_BYTES = 256 * 2**20
+BASELINES = {"optimal": optimal, "mean": mean}
+
+
+class Result(NamedTuple):
+    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; else None."""
+
+    estimate: Estimate
+    view: Visibility | None
+
+
+def estimate(
+    recording: RecordingFile,
+    process: Process,
+    objective: Objective,
+    theta: Params | None = None,
+    *,
+    score: Score = full_score,
+    baseline: str = "time",
+    observed: np.ndarray | None = None,
+    size: int | None = None,
+    observation_noise: Any = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """∇θJ with errors from a recording. theta: the recording's own parameters if not given.
+
+    baseline: "time" takes the mean return-to-go of the even chunks for the odd ones and the other way round, so it is
+    independent of the trajectories it is used on, and reads the file twice from beginning to end. "none" reads it
+    twice too. "optimal" and "mean" look across all trajectories at every step, and read the file in blocks of steps.
+
+    observed, size: the components of the state that the file holds, and how many there are, if some are hidden.
+    observation_noise: variance of the measurement, a number or (M,), to correct for (see `observation`).
+
+    >>> with open_recording("run.nc") as recording:
+    ...     print(estimate(recording, process, objective).estimate)
+    """
+    theta = check.parameters(recording.description.theta if theta is None else theta)
+    if recording.count < 2:
+        raise ValueError(
+            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least."
+        )
+    view = None
+    if observed is not None and size is not None and len(observed) < size:
+        if score is not full_score:
+            raise ValueError(
+                "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
+                "channel. Sample faster and use the Euler score, or observe all channels."
+            )
+        first = recording.trajectories(0, 1).context
+        one = jax.tree.map(lambda leaf: leaf[0], first)
+        view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
+        process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
+        score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+    if baseline in BASELINES:
+        if observation_noise is not None:
+            raise ValueError('correcting for observation noise works with baseline "time" or "none".')
+        found = gradient(
+            process, objective, theta, recording.trajectories(), score=score, baseline=BASELINES[baseline](),
+            block_bytes=chunk_bytes,
+        )  # fmt: skip
+    elif baseline in ("time", "none"):
+        found = _by_chunks(
+            recording, process, objective, theta, score, baseline, observation_noise, chunk_bytes, progress
+        )
+    else:
+        raise ValueError(f'`baseline` must be "time", "none", "optimal" or "mean"; got {baseline!r}.')
+    return Result(found if view is None else _blank(found, view), view)
+
+
+def _by_chunks(
+    recording: RecordingFile,
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    score: Score,
+    baseline: str,
+    noise: Any,
+    chunk_bytes: int,
+    progress: Callable[[int, int], None] | None,
+) -> Estimate:
+    rewards, checked = check.objective(objective), check.process(process)
+    size = min(recording.chunk_size(chunk_bytes), -(-recording.count // 2))  # two chunks at least
+    total, done = 2 * recording.count, 0
+    plans: list[Any] = [none(), none()]
+    if baseline == "time":
+        tables: list[Any] = [0.0, 0.0]
+        counts = [0, 0]
+        for k, chunk in enumerate(recording.chunks(size)):
+            e = len(chunk.x)
+            tables[k % 2] = tables[k % 2] + e * np.asarray(mean_return_to_go(rewards, theta, chunk), np.float64)
+            counts[k % 2] += e
+            done += e
+            if progress:
+                progress(done, total)
+        plans = [time_only(jnp.asarray(tables[1 - k] / counts[1 - k])) for k in (0, 1)]
+    s = None if noise is None else observation_variance(noise, recording.x.shape[2])
+    used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
+    estimators = [ppgt(process, objective, nowhere, score=used, baseline=plan) for plan in plans]
+    sums = _Sums(theta)
+    for k, chunk in enumerate(recording.chunks(size)):
+        samples = estimators[k % 2].samples_of(theta, chunk, block_bytes=chunk_bytes)
+        each = samples.gradient
+        if s is not None:
+            off = reward_term(checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta))
+            each = subtract(each, off, theta)
+        sums.add(each, np.asarray(samples.returns, np.float64))
+        done += len(chunk.x)
+        if progress:
+            progress(done, total)
+    return sums.estimate()
+
+
+class _Sums:
+    """Running sums of gradients and returns in float64, and the estimate they make."""
+
+    def __init__(self, theta: Params):
+        flat, self._unravel = ravel_pytree(theta)
+        self.count = 0
+        self.g, self.g2 = np.zeros(flat.size), np.zeros(flat.size)
+        self.shift: float | None = None
+        self.r = self.r2 = 0.0
+
+    def add(self, gradients: Params, returns: np.ndarray) -> None:
+        rows = np.concatenate(
+            [np.asarray(v, np.float64).reshape(len(returns), -1) for v in jax.tree.leaves(gradients)], 1
+        )
+        self.g += rows.sum(axis=0)
+        self.g2 += (rows**2).sum(axis=0)
+        if self.shift is None:  # returns are large against their spread
+            self.shift = float(returns.mean())
+        self.r += float((returns - self.shift).sum())
+        self.r2 += float(((returns - self.shift) ** 2).sum())
+        self.count += len(returns)
+
+    def estimate(self) -> Estimate:
+        n = self.count
+        of = lambda total, square: np.sqrt(np.maximum(square / n - (total / n) ** 2, 0) / (n - 1))
+        tree = lambda v: self._unravel(jnp.asarray(v, jnp.result_type(float)))
+        return Estimate(
+            tree(self.g / n),
+            tree(of(self.g, self.g2)),
+            tree(self.g2 / n),
+            jnp.asarray((self.shift or 0.0) + self.r / n),
+            jnp.asarray(of(self.r, self.r2)),
+            n,
+        )
+
+
+def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
+    dtype = jnp.result_type(*jax.tree.leaves(theta), chunk.x.dtype)
+    return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context)
+
+
+def _blank(found: Estimate, view: Visibility) -> Estimate:
+    """NaN in place of what means nothing."""
+
+    def masked(tree: Params) -> Params:
+        flat, unravel = ravel_pytree(tree)
+        return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))
+
+    return found._replace(
+        gradient=masked(found.gradient), stderr=masked(found.stderr), second_moment=masked(found.second_moment)
+    )

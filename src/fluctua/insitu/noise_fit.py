@@ -1,0 +1,164 @@
+"""The diffusion from the quadratic variation, and what else the residuals say about the noise.
+
+r_n = x_{n+1} − E[x_{n+1} | x_n] of a system without observation noise has variance 2QΔt, and no memory. With
+observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε_n, so
+
+    E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
+
+the intercept and the slope of the quadratic variation against the lag. Every number comes with an error from the
+scatter of single trajectories.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import chi2
+
+from fluctua import check
+from fluctua.insitu.drift_fit import Transition, pieces, with_diffusion
+from fluctua.insitu.reader import RecordingFile
+from fluctua.local_linear import euler
+from fluctua.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
+
+LAGS = 8
+BATCH = 64
+CLEAR = 5.0
+"""Standard errors beyond which observation noise counts as seen, and is taken off the diffusion."""
+
+
+class NoiseFit(NamedTuple):
+    """One entry for each component of the state (M,).
+
+    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`. quadratic_variation: E[r²]/2Δt
+    as it is, with its error. observation_variance, observation_stderr: s². ratio: Q over the process's own.
+    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1 is s²'s).
+    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard deviation of x_i and of
+    x_i², and its z.
+    """
+
+    diffusion: np.ndarray
+    diffusion_stderr: np.ndarray
+    quadratic_variation: np.ndarray
+    quadratic_variation_stderr: np.ndarray
+    observation_variance: np.ndarray
+    observation_stderr: np.ndarray
+    observation_seen: bool
+    ratio: np.ndarray
+    ratio_stderr: np.ndarray
+    correlation: np.ndarray
+    autocorrelation: np.ndarray
+    whiteness: np.ndarray
+    state_dependence: np.ndarray
+    state_dependence_z: np.ndarray
+    transitions: int
+
+
+def fit_noise(
+    source: RecordingFile | Trajectories,
+    process: Process,
+    theta: Params,
+    *,
+    transition: Transition = euler,
+    diffusion: np.ndarray | None = None,
+) -> NoiseFit:
+    """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
+
+    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to.
+
+    >>> fit_noise(recording, process, theta).diffusion
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    parts: list[Any] = []
+    cross: Any = 0.0
+    transitions = 0
+    for piece in pieces(source, BATCH):
+        x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
+        times = check.grid(piece.t)
+        if len(piece.t) < LAGS + 3:
+            raise ValueError(f"the noise is fitted from {LAGS + 3} times a trajectory at least; got {len(piece.t)}.")
+        each, products = _sums(process, transition, theta, x, times.t, times.dt, piece.context, diffusion)
+        parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
+        cross = cross + np.asarray(products, np.float64)
+        transitions += x.shape[0] * (x.shape[1] - 1)
+    sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    return _reduced(sums, cross, transitions)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sums(
+    process: Process,
+    transition: Transition,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    q: Array | None,
+) -> tuple[dict[str, Array], Array]:
+    """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
+    process = with_diffusion(process, q)
+
+    def residual(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        mean, covariance = transition(process, theta, Step(x, x_next, t, dt, context))
+        return x_next - mean, jnp.diagonal(covariance)
+
+    along = jax.vmap(residual, in_axes=(0, 0, 0, 0, None))
+    r, c = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], t[:-1], dt, context)
+    e, before = r / jnp.sqrt(c), x[:, :-1]
+    lagged = [jnp.mean(e[:, k:] * e[:, :-k], axis=1) for k in range(1, LAGS + 1)]
+    scaled = r / jnp.sqrt(dt)[:, None]
+    sums = {
+        "rate": jnp.mean(scaled**2, axis=1) / 2,  # E[r²]/2Δt
+        "next": jnp.mean(r[:, 1:] * r[:, :-1], axis=1),  # E[r r']
+        "next_rate": jnp.mean(r[:, 1:] * r[:, :-1] / dt[1:, None], axis=1),
+        "e2": jnp.mean(e**2, axis=1),
+        "lags": jnp.stack(lagged, axis=1),
+        "e2_next": jnp.mean(r[:, 1:] * r[:, :-1] / jnp.sqrt(c[:, 1:] * c[:, :-1]), axis=1),
+    }
+    for name, f in (("x", before), ("xx", before**2)):
+        sums |= {name: f.mean(axis=1), f"{name}_2": (f**2).mean(axis=1), f"{name}_e2": (f * e**2).mean(axis=1)}
+    return sums, jnp.einsum("eni,enj->ij", e, e)
+
+
+def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int) -> NoiseFit:
+    count = len(sums["rate"])
+    steps = transitions / count
+    mean = lambda v: v.mean(axis=0)
+    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
+    s2, s2_error = -mean(sums["next"]), error(sums["next"])
+    pooled = np.sum(s2 / s2_error**2) / np.sqrt(np.sum(1 / s2_error**2)) if count > 1 else 0.0
+    seen = bool(pooled > CLEAR)
+    corrected = sums["rate"] + (sums["next_rate"] if seen else 0.0)  # E[r²]/2Δt + E[r r']/Δt
+    ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
+    rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
+    later = np.arange(2, LAGS + 1)
+    box = transitions * np.sum(rho[1:] ** 2, axis=0)
+    if seen:  # the moving average that ε makes of r widens the scatter of every ρ_k (Bartlett)
+        box = box / (1 + 2 * rho[0] ** 2)
+    dependence, z = _dependence(sums, count)
+    scale = np.sqrt(np.diag(cross))
+    return NoiseFit(
+        mean(corrected), error(corrected), mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
+        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, len(later)), dependence, z,
+        int(count * steps),
+    )  # fmt: skip
+
+
+def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes of e² against x_i and x_i², in units of Q per standard deviation, and their z. (M, 2) each"""
+    slopes, zs = [], []
+    e2 = sums["e2"].mean(axis=0)
+    for name in ("x", "xx"):
+        f = sums[name].mean(axis=0)
+        spread = np.sqrt(np.maximum(sums[f"{name}_2"].mean(axis=0) - f**2, 1e-300))
+        each = sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f  # mean of (e² − ē²)(f − f̄)
+        slope = each.mean(axis=0) / (spread * e2)
+        slopes.append(slope)
+        zs.append(slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300) if count > 1
+                  else np.zeros_like(slope))  # fmt: skip
+    return np.stack(slopes, axis=1), np.stack(zs, axis=1)

@@ -1,0 +1,70 @@
+"""The model that a recording is read with: the network it carries, or a Python file of the user's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fluctua.insitu import system
+from fluctua.insitu.reader import RecordingFile
+from fluctua.types import Objective, Params, Process
+
+
+class RecordingModel(NamedTuple):
+    """What an estimate or a calibration needs. observed, size: the components in the file, and of the state."""
+
+    process: Process
+    objective: Objective
+    theta: Params
+    observed: np.ndarray | None = None
+    size: int | None = None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether components of the state are missing from the file."""
+        return self.observed is not None and self.size is not None and len(self.observed) < self.size
+
+
+def model_of(recording: RecordingFile, source: Path | None = None, given: Params | None = None) -> RecordingModel:
+    """The model of a recording.
+
+    source: a Python file with `process`, `objective` and, if the recording has no parameters, `theta`. Without one,
+    the recording's own `network`. given: parameters that take the place of the recording's.
+    """
+    d = recording.description
+    theta = dict(d.theta) if given is None else {**d.theta, **given}
+    if source is not None:
+        module = _loaded(source)
+        if given is None and hasattr(module, "theta"):
+            theta = module.theta
+        model = RecordingModel(module.process, module.objective, theta)
+    else:
+        task = system.task_of(d)
+        sites = task.simulated.sites
+        seen = system.observed_sites(d, sites)
+        model = RecordingModel(task.process, task.objective, theta, np.concatenate([seen, seen + sites]), 2 * sites)
+    if not theta:
+        raise ValueError(
+            f"{recording.path} does not hold the parameters that were set; give them with --params FILE.npz."
+        )
+    return model
+
+
+def _loaded(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"there is no model file {path}. It is a Python file that defines `process` and `objective`.")
+    spec = importlib.util.spec_from_file_location(f"model_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file: a model is a .py that defines `process` and `objective`.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, kind in (("process", Process), ("objective", Objective)):
+        if not isinstance(getattr(module, name, None), kind):
+            raise ValueError(
+                f"{path} must define `{name}`, a fluctua.{kind.__name__}; it has "
+                f"{type(getattr(module, name, None)).__name__}."
+            )
+    return module

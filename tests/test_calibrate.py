@@ -1,0 +1,225 @@
+"""Calibration against systems whose numbers are known, in units of standard error."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import kstest
+from typer.testing import CliRunner
+
+import fluctua as fl
+from fluctua import check, insitu, tcmt
+from fluctua.cli import app
+from fluctua.insitu.network_model import linear_model
+from fluctua.local_linear import local_linear
+from problems import flat, tolerance
+
+A, B, SIGMA = np.array([[-0.8, 1.0], [-1.2, -0.5]]), np.array([0.3, -0.2]), np.array([0.5, 0.7])
+THETA = {"a": jnp.asarray(A), "b": jnp.asarray(B)}
+PROCESS = fl.Process(lambda th, x: th["a"] @ x + th["b"], lambda th, x: jnp.asarray(SIGMA))
+OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2)
+
+
+def linear(count=200, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, every=1):
+    """Euler steps of dx = (Ax + b)dt + σ dW. noise: (rng, x) -> kicks of unit variance, if not white and constant."""
+    rng = np.random.default_rng(seed)
+    x = np.empty((count, steps + 1, 2))
+    x[:, 0] = 1.0, 0.0
+    kicks = noise or (lambda rng, x: rng.normal(size=x.shape))
+    for n in range(steps):
+        x[:, n + 1] = x[:, n] + (x[:, n] @ A.T + B) * dt + SIGMA * np.sqrt(dt) * kicks(rng, x[:, n])
+    x = x[:, ::every]
+    return fl.Trajectories(dt * every * np.arange(x.shape[1]), x + observed * rng.normal(size=x.shape))
+
+
+def z_of(fit):
+    return (flat(fit.theta) - flat(THETA)) / flat(fit.stderr)
+
+
+# ------------------------------------------------------------------------------------------- the drift
+
+
+def test_drift_is_found_from_nowhere_in_one_step():
+    fit = insitu.fit_drift(linear(), PROCESS, jax.tree.map(jnp.zeros_like, THETA))
+    assert fit.passes == 2  # the second finds nothing left to do
+    assert np.abs(z_of(fit)).max() < tolerance(6)
+    assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
+
+
+def test_errors_of_the_drift_are_true():
+    """z of 12 independent calibrations × 6 coefficients is standard normal."""
+    z = np.concatenate([z_of(insitu.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)])
+    assert kstest(z, "norm").pvalue > 1e-3
+
+
+def test_coarse_samples_need_local_linearisation():
+    coarse = linear(600, steps=800, dt=0.005, every=100)  # samples 0.5 apart
+    ours = insitu.fit_drift(coarse, PROCESS, THETA, transition=local_linear)
+    assert np.abs(z_of(ours)).max() < tolerance(6)
+    assert np.abs(z_of(insitu.fit_drift(coarse, PROCESS, THETA))).max() > 8
+
+
+def test_noisy_states_bias_least_squares_and_not_the_instrument():
+    """s² = 2.25e-2 against QΔt = 1.25e-3: plain least squares finds damping that is not there."""
+    noisy = linear(400, observed=0.15)
+    ours = insitu.fit_drift(noisy, PROCESS, THETA, noisy_states=True)
+    assert np.abs(z_of(ours)).max() < tolerance(6)
+    plain = insitu.fit_drift(noisy, PROCESS, THETA)
+    assert np.abs(z_of(plain)).max() > 20
+
+
+def test_what_the_data_do_not_determine_is_named():
+    process = fl.Process(lambda th, x: -(th["p"] + th["q"]) * x + th["b"], lambda th, x: jnp.asarray(SIGMA))
+    theta = {"p": jnp.array(0.2), "q": jnp.array(0.3), "b": jnp.zeros(2)}
+    fit = insitu.fit_drift(linear(40), process, theta)
+    assert fit.unresolved == ("p", "q")
+    assert np.isinf(fit.stderr["p"])
+    assert np.isfinite(fit.stderr["b"]).all()
+
+
+# ------------------------------------------------------------------------------------------- the noise
+
+
+def test_white_noise_of_the_model_passes():
+    found = insitu.fit_noise(linear(), PROCESS, THETA)
+    z = (found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr
+    assert np.abs(z).max() < tolerance(2)
+    # Q is a mean of 40,000 squares of normals, each of relative variance 2
+    np.testing.assert_allclose(found.diffusion_stderr / found.diffusion, np.sqrt(2 / 40_000), rtol=0.3)
+    assert not found.observation_seen
+    assert found.whiteness.min() > 1e-3
+    assert np.abs(found.state_dependence_z).max() < tolerance(4)
+    assert abs(found.correlation[0, 1]) * np.sqrt(40_000) < tolerance(1)
+
+
+def test_observation_noise_is_told_from_diffusion():
+    found = insitu.fit_noise(linear(observed=0.05), PROCESS, THETA)
+    assert found.observation_seen
+    assert np.abs((found.observation_variance - 0.0025) / found.observation_stderr).max() < tolerance(2)
+    assert np.abs((found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr).max() < tolerance(2)
+    np.testing.assert_allclose(found.quadratic_variation, SIGMA**2 / 2 + 0.0025 / 0.01, rtol=0.05)
+    assert found.whiteness.min() > 1e-3  # its own memory, of one lag, is not held against it
+
+
+def test_coloured_noise_is_not_white():
+    memory = {}
+
+    def coloured(rng, x):
+        fresh = rng.normal(size=x.shape)
+        memory["last"] = 0.5 * memory.get("last", 0.0) + np.sqrt(0.75) * fresh
+        return memory["last"]
+
+    assert insitu.fit_noise(linear(noise=coloured), PROCESS, THETA).whiteness.max() < 1e-6
+
+
+def test_noise_that_depends_on_the_state_is_seen():
+    found = insitu.fit_noise(linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA)
+    assert np.abs(found.state_dependence_z).max(axis=1).min() > 8
+
+
+# --------------------------------------------------------------------------------------- the residuals
+
+
+def test_residuals_of_a_right_model_are_zero():
+    report = insitu.examine_residuals(linear(), PROCESS, OBJECTIVE, THETA)
+    assert report.p_values.min() > 1e-3
+    # nine groups: Student's t with 9 degrees of freedom, 4 errors in 6 components at 2 %; seen once, fixed seed
+    assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() < 5
+
+
+def test_a_wrong_drift_is_found_and_its_bias_foretold():
+    wrong = {"a": THETA["a"] + jnp.array([[0.4, 0.0], [0.0, 0.0]]), "b": THETA["b"]}
+    data = linear(1500)
+    report = insitu.examine_residuals(data, PROCESS, OBJECTIVE, wrong)
+    assert report.p_values[0] < 1e-6
+    assert report.p_values[1] > 1e-3
+    assert 0.1 < report.relative[0] < 0.5
+    biased = fl.gradient(PROCESS, OBJECTIVE, wrong, data, baseline=fl.mean())
+    right = fl.gradient(PROCESS, OBJECTIVE, THETA, data, baseline=fl.mean())
+    truth = flat(biased.gradient) - flat(right.gradient)  # same trajectories: its own error is far smaller
+    assert np.abs((flat(report.bias) - truth) / flat(report.bias_stderr)).max() < 5
+    assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() > 4
+
+
+# ---------------------------------------------------------------------------------- networks, actuators
+
+
+def test_linear_model_is_the_network():
+    network = tcmt.rectangular(2, 2, gamma=0.1, chi=0.02, omega=0.3)
+    task = tcmt.transmission(network, horizon=1.0, dt=0.1, sigma_kappa=0.2, envelope=lambda t: 1 - jnp.exp(-t))
+    theta = tcmt.initial_parameters(jax.random.key(0), network)
+    model = linear_model(task, theta)
+    x = jax.random.normal(jax.random.key(1), (8,))
+    sine, cosine = jax.random.normal(jax.random.key(2), (2, 4, 10))
+    context = {"sine": sine, "cosine": cosine}
+    ours = jax.jit(check.process(model.process).drift)(model.theta, x, 0.7, context)
+    np.testing.assert_allclose(ours, jax.jit(check.process(task.process).drift)(theta, x, 0.7, context), rtol=1e-12)
+    np.testing.assert_allclose(model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12)
+
+
+def network_recording(path, theta, *, seed=0, count=40, **options):
+    network = tcmt.chain(3)
+    task = tcmt.transmission(network, horizon=2.0, dt=0.01)
+    full = {"omega": jnp.zeros(3), "kappa": jnp.ones(2), "chi": jnp.zeros(3), **theta}
+    head = insitu.describe(task, full, seed=seed, dtype="complex128", **options)
+    assert list(insitu.record(path, task, head, count))[-1] == count
+
+
+def test_network_and_actuator_gains_from_the_command_line(tmp_path):
+    """A heater that detunes site 1 by 0.3 a volt, and nothing else."""
+    for k, volts in enumerate((0.0, 1.0, 2.0)):
+        omega = jnp.array([0.0, 0.3 * volts, 0.0])
+        network_recording(tmp_path / f"{k}.nc", {"omega": omega}, seed=k, settings={"heater": volts})
+    paths = [str(tmp_path / f"{k}.nc") for k in range(3)]
+    done = CliRunner().invoke(app, ["calibrate", *paths, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    gains = told["gains"]
+    gain, error = np.array(gains["gain"])[:, 0], np.array(gains["stderr"])[:, 0]
+    truth = np.where(np.array(gains["parameters"]) == "omega[1]", 0.3, 0.0)
+    assert np.abs((gain - truth) / error).max() < tolerance(len(gain))
+    assert min(gains["p_values"]) > 1e-3 / len(gain)
+    for one in told["files"]:
+        fit, set_to = one["fit"], one["expected"]
+        z = (flat(fit["theta"]) - flat(set_to)) / flat(fit["stderr"])
+        assert np.abs(z).max() < tolerance(3 * len(z))
+
+
+def test_report_says_what_is_off_and_what_to_do(tmp_path):
+    network_recording(tmp_path / "r.nc", {}, observation_noise=0.05)
+    np.savez(tmp_path / "wrong.npz", kappa=np.array([1.2, 1.0]))
+    run = CliRunner()
+    done = run.invoke(app, ["calibrate", str(tmp_path / "r.nc"), "--params", str(tmp_path / "wrong.npz"), "--write",
+                            "--out", str(tmp_path / "fit.npz")])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "not what was set" in done.output
+    assert abs(float(re.search(r"--observation-noise (\S+?)\.?\n", done.output)[1]) - 0.05) < 0.003
+    fitted = np.load(tmp_path / "fit.npz")
+    assert abs(fitted["kappa"][0] - 1.0) < 0.05
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        assert set(r.description.noise) == {
+            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr",
+        }  # fmt: skip
+
+
+def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
+    network_recording(tmp_path / "r.nc", {}, observe=[1, 2])
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        found = insitu.calibrate(r, insitu.model_of(r))
+    assert set(found.fit.unresolved) == {
+        "omega[0]", "omega[1]", "chi[0]", "chi[1]", "decay[0]", "decay[1]", "kappa[0]", "drive_re[0]", "drive_im[0]",
+    }  # fmt: skip
+    known = np.isfinite(flat(found.fit.stderr))
+    z = (flat(found.fit.theta) - flat(found.expected))[known] / flat(found.fit.stderr)[known]
+    assert np.abs(z).max() < tolerance(len(z))
+
+
+def test_gains_need_settings_that_differ():
+    fit = insitu.fit_drift(linear(20, 20), PROCESS, THETA)
+    with pytest.raises(ValueError, match="span 0 dimensions"):
+        insitu.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
+    with pytest.raises(ValueError, match="recording 1 does not say what v was set to"):
+        insitu.actuator_gains([{"v": 1.0}, {}], [fit, fit])

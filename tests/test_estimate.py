@@ -1,0 +1,272 @@
+"""Gradients from recordings: in chunks, with hidden channels, with noisy detectors; and what inspection finds."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fluctua as fl
+from fluctua import insitu, tcmt
+from fluctua.cli import app
+from fluctua.insitu.hidden import refuse
+from problems import flat, tolerance
+
+PROCESS = fl.Process(
+    drift=lambda th, x, t, c: jnp.stack([-th["k"] * x[0] + th["c"] * x[1], -0.7 * x[1] - th["c"] * x[0] + c["force"]]),
+    noise=lambda th, x: jnp.array([0.5, 0.8]),
+)
+OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[1] * x[0])
+THETA = {"k": jnp.array(0.8), "c": jnp.array(0.6)}
+T = np.linspace(0, 2, 21)
+
+
+def linear_answer():
+    """∂J of the Euler chain from the recursion of its mean and covariance; the force is constant, 0.4."""
+
+    def value(th):
+        a = jnp.array([[-th["k"], th["c"]], [-th["c"], -0.7]])
+        f, dt = jnp.eye(2) + a * 0.1, 0.1
+        m, p, total = jnp.array([1.0, 0.0]), jnp.zeros((2, 2)), 0.0
+        for _ in range(20):
+            total += (m[0] ** 2 + p[0, 0]) * dt
+            m, p = f @ m + jnp.array([0.0, 0.4]) * dt, f @ p @ f.T + jnp.diag(jnp.array([0.25, 0.64])) * dt
+        return total + m[0] * m[1] + p[0, 1]
+
+    return jax.grad(value)(THETA)
+
+
+def simulated(key, count):
+    run = fl.simulator(PROCESS, jnp.array([1.0, 0.0]), T, context=lambda key: {"force": jnp.array(0.4)})
+    return run(key, THETA, count)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    data = simulated(jax.random.key(8), 2000)
+    path = tmp_path_factory.mktemp("r") / "r.nc"
+    head = insitu.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA)
+    insitu.save(path, head, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
+    with insitu.open_recording(path) as r:
+        yield r
+
+
+def same(a, b):
+    for left, right in zip(jax.tree.leaves(a[:-1]), jax.tree.leaves(b[:-1]), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-8)
+    assert a.count == b.count
+
+
+@pytest.mark.parametrize(("name", "baseline"), [("none", fl.none()), ("optimal", fl.optimal())])
+def test_chunks_of_a_file_are_the_whole(recording, name, baseline):
+    small = 600 * 21 * 2 * 8  # 600 trajectories at a time
+    ours = insitu.estimate(recording, PROCESS, OBJECTIVE, baseline=name, chunk_bytes=small).estimate
+    same(ours, fl.gradient(PROCESS, OBJECTIVE, THETA, recording.trajectories(load=True), baseline=baseline))
+
+
+def test_time_baseline_is_unbiased_and_better_than_none(recording):
+    exact = flat(linear_answer())
+    small = 600 * 21 * 2 * 8
+    ours = insitu.estimate(recording, PROCESS, OBJECTIVE, chunk_bytes=small).estimate
+    assert np.abs((flat(ours.gradient) - exact) / flat(ours.stderr)).max() < tolerance(2)
+    plain = insitu.estimate(recording, PROCESS, OBJECTIVE, baseline="none").estimate
+    assert (flat(ours.stderr) < flat(plain.stderr)).all()
+
+
+# -------------------------------------------------------------------------------------- noisy detectors
+
+
+def test_observation_noise_is_corrected_for(key):
+    """s² is three times QΔt: a Q from the plain quadratic variation shrinks the gradient to a quarter."""
+    exact, s = flat(linear_answer()), 0.2
+    data = simulated(key, 30_000)
+    noisy = data._replace(x=data.x + s * jax.random.normal(jax.random.key(1), data.x.shape))
+    ours = insitu.corrected_gradient(PROCESS, OBJECTIVE, THETA, noisy, s**2, baseline=fl.mean())
+    assert np.abs((flat(ours.gradient) - exact) / flat(ours.stderr)).max() < tolerance(2)
+    variation = jnp.array([0.5, 0.8]) ** 2 / 2 + s**2 / 0.1
+    naive = fl.gradient(
+        PROCESS._replace(noise=lambda th, x: jnp.sqrt(2 * variation)), OBJECTIVE, THETA, noisy, baseline=fl.mean()
+    )
+    assert np.abs((flat(naive.gradient) - exact) / flat(naive.stderr)).max() > 10
+    plain = fl.gradient(PROCESS, OBJECTIVE, THETA, noisy, baseline=fl.mean())
+    assert np.abs((flat(plain.gradient) - exact) / flat(plain.stderr)).max() > 10
+
+
+def test_observation_variance_is_checked():
+    with pytest.raises(ValueError, match=r"one number ≥ 0, or \(2,\)"):
+        insitu.corrected_gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(T, np.zeros((2, 21, 2))), -1.0)
+
+
+# -------------------------------------------------------------------------------------- hidden channels
+
+CHAIN = tcmt.chain(5)
+TASK = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05)
+
+
+def test_hidden_site_refuses_its_neighbourhood_by_name():
+    theta = tcmt.initial_parameters(jax.random.key(0), CHAIN)
+    seen = np.array([1, 2, 3, 4, 6, 7, 8, 9])  # site 0 hidden, both quadratures
+    view = insitu.visibility(TASK.process, TASK.objective, theta, seen, 10)
+    names = {*(f"{family}[{n}]" for family in ("omega", "chi") for n in (0, 1)), "kappa[0]", "kappa[1]"}
+    assert set(view.missing) == names
+    assert view.missing["omega[1]"] == (0, 5)
+    with pytest.raises(ValueError, match=r"not trainable .*: kappa\[1\]\. kappa\[1\] needs site 0\."):
+        refuse(view, ["kappa[1]", "omega[3]"], lambda i: f"site {i % 5}")
+    with pytest.raises(ValueError, match="the reward depends on components 4, 9"):
+        insitu.visibility(TASK.process, TASK.objective, theta, [0, 1, 2, 3, 5, 6, 7, 8], 10)
+
+
+def test_what_remains_is_as_if_all_was_seen(tmp_path):
+    theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, chi_std=0.01)
+    for name, observe in (("all", None), ("some", [1, 2, 3, 4])):
+        head = insitu.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
+        assert list(insitu.record(tmp_path / name, TASK, head, 12))[-1] == 12
+    found = {}
+    for name in ("all", "some"):
+        with insitu.open_recording(tmp_path / name) as r:
+            m = insitu.model_of(r)
+            found[name] = insitu.estimate(r, m.process, m.objective, m.theta, observed=m.observed, size=m.size)
+    whole, part = flat(found["all"].estimate.gradient), flat(found["some"].estimate.gradient)
+    trainable = found["some"].view.trainable
+    assert trainable.sum() == 14 - 6
+    np.testing.assert_allclose(part[trainable], whole[trainable], rtol=1e-9)
+    assert np.isnan(part[~trainable]).all()
+
+
+# ------------------------------------------------------------------------------------------ inspection
+
+
+def states(count=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.cumsum(rng.normal(size=(count, 50, 3)), axis=1)
+
+
+def findings(tmp_path, x, t=None):
+    path = tmp_path / "r.npz"
+    np.savez(path, x=x, t=np.arange(50.0) if t is None else t, **{"parameters.k": 1.0})
+    with insitu.open_recording(path) as r:
+        return insitu.inspect(r)
+
+
+def test_a_sound_recording_has_no_findings(tmp_path):
+    assert findings(tmp_path, states()).findings == []
+
+
+def _nan(x):
+    x[3, 7, 1] = np.nan
+    return x
+
+
+def _held(x):
+    x[5, 20] = x[5, 19]
+    return x
+
+
+def _clipped(x):
+    return np.minimum(x, np.quantile(x, 0.98))
+
+
+def _drifting(x):
+    return x + 0.8 * np.arange(len(x))[:, None, None]
+
+
+def _dead(x):
+    x[:, :, 2] = 0.25
+    return x
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what", "text"),
+    [
+        (_nan, "not finite", "trajectory 3 at time index 7, component 1"),
+        (_held, "dropped samples", "1 samples in 1 of 40 trajectories repeat"),
+        (_clipped, "clipping", "clipped above"),
+        (_drifting, "drift", "between the first and the last 10 trajectories"),
+        (_dead, "dead channel", r"x\[2\] never changes"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, spoil, what, text):
+    found = findings(tmp_path, spoil(states()))
+    assert found.serious
+    told = {f.what: f.text for f in found.findings}
+    assert what in told
+    assert re.search(text, told[what])
+
+
+def test_time_grids(tmp_path):
+    gap = np.r_[0:20, 22:52].astype(float)
+    (found,) = findings(tmp_path, states(), gap).findings
+    assert (found.what, found.serious) == ("dropped samples", True)
+    assert "about 2 samples are missing" in found.text
+    (found,) = findings(tmp_path, states(), np.arange(50) + 0.1 * np.sin(np.arange(50))).findings
+    assert (found.what, found.serious) == ("irregular grid", False)
+
+
+def test_sound_recordings_are_rarely_said_to_drift(tmp_path):
+    """200 sound recordings at an alarm rate of 1e-4 each: one false alarm has probability 2 %, two 0.02 %."""
+    alarms = sum(bool(findings(tmp_path, states(24, seed)).findings) for seed in range(200))
+    assert alarms <= 1
+
+
+# --------------------------------------------------------------------------------------------- commands
+
+
+def test_record_inspect_estimate_from_the_command_line(tmp_path):
+    path, run = str(tmp_path / "r.nc"), CliRunner()
+    options = [
+        "record",
+        path,
+        "--lattice",
+        "1x3",
+        "--horizon",
+        "1",
+        "--dt",
+        "0.01",
+        "--every",
+        "2",
+        "--sigma-kappa",
+        "0.1",
+    ]
+    first = run.invoke(app, [*options, "--trajectories", "3"])
+    assert first.exit_code == 0, first.output
+    again = run.invoke(app, [*options, "--trajectories", "8"])
+    assert again.exit_code == 2
+    assert "exists. Append" in again.output
+    assert run.invoke(app, [*options, "--trajectories", "8", "--append"]).exit_code == 0
+    other = run.invoke(app, [*options, "--trajectories", "9", "--append", "--sigma-w", "0.4"])
+    assert "recorded with another network" in other.output
+    whole = str(tmp_path / "w.nc")
+    assert run.invoke(app, [*options[:1], whole, *options[2:], "--trajectories", "8"]).exit_code == 0
+    with insitu.open_recording(path) as a, insitu.open_recording(whole) as b:  # interrupted or not
+        np.testing.assert_array_equal(a.x[:], b.x[:])
+    looked = run.invoke(app, ["inspect", path, "--json"])
+    assert looked.exit_code == 0, looked.output
+    assert json.loads(looked.output)["trajectories"] == 8
+    told = json.loads(run.invoke(app, ["estimate", path, "--json"]).output)
+    assert len(told["gradient"]["kappa"]) == 2
+    assert told["refused"] == []
+    assert run.invoke(app, ["estimate", path, "--score", "exact"]).exit_code == 2
+
+
+def test_inspect_exits_with_1_if_serious(tmp_path):
+    np.savez(tmp_path / "r.npz", x=_nan(states()), t=np.arange(50.0))
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path / "r.npz")])
+    assert done.exit_code == 1
+    assert "SERIOUS  not finite" in done.output
+
+
+def test_estimate_with_a_model_file(tmp_path, recording):
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import fluctua as fl, jax.numpy as jnp\n"
+        "process = fl.Process(lambda th, x: -th['k'] * x, lambda th, x: 0.5 * jnp.ones(2))\n"
+        "objective = fl.Objective(terminal=lambda th, x: x[0])\n"
+    )
+    done = CliRunner().invoke(app, ["estimate", str(recording.path), "--model", str(model), "--json"])
+    assert done.exit_code == 0, done.output
+    assert set(json.loads(done.output)["gradient"]) == {"k", "c"}
+    bare = CliRunner().invoke(app, ["estimate", str(recording.path)])
+    assert "--model FILE.py" in bare.output

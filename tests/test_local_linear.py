@@ -1,0 +1,96 @@
+"""Local linearisation: exact for linear processes at any interval, second order for others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.linalg import expm, solve_continuous_lyapunov
+
+import fluctua as fl
+from fluctua import check
+from fluctua.local_linear import euler, local_linear, local_linear_score
+from problems import flat, tolerance
+
+MIXING = np.array([[0.5, 0.1], [-0.2, 0.4]])
+LINEAR = fl.Process(
+    drift=lambda th, x, t, c: th["a"] @ x + th["b"] * t + 0.3,
+    noise=lambda th, x, t, c: th["s"] * jnp.asarray(MIXING),
+)
+THETA = {"a": jnp.array([[-0.5, 2.0], [-1.5, -0.2]]), "b": jnp.array([0.4, -0.7]), "s": jnp.array(1.3)}
+
+
+@pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
+def test_linear_process_is_exact(interval):
+    x = jnp.array([0.7, -0.4])
+    step = fl.Step(x, x, jnp.asarray(0.6), jnp.asarray(interval))
+    mean, covariance = local_linear(LINEAR, THETA, step)
+    a, b = np.asarray(THETA["a"]), np.asarray(THETA["b"])
+    # z = (x, s, 1) with s the time since the start is linear and autonomous: its exponential is the whole answer
+    big = np.zeros((4, 4))
+    big[:2, :2], big[:2, 2], big[:2, 3], big[2, 3] = a, b, b * 0.6 + 0.3, 1.0
+    exact = (expm(big * interval) @ np.array([*x, 0.0, 1.0]))[:2]
+    np.testing.assert_allclose(mean, exact, rtol=1e-9)
+    power = THETA["s"] ** 2 * MIXING @ MIXING.T
+    forever = solve_continuous_lyapunov(a, -power)
+    f = expm(a * interval)
+    np.testing.assert_allclose(covariance, forever - f @ forever @ f.T, rtol=1e-8, atol=1e-10)
+
+
+def test_score_is_that_of_euler_for_short_steps():
+    x, dt = jnp.array([0.7, -0.4]), 1e-6
+    step = fl.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))
+    ours, theirs = local_linear_score(LINEAR, THETA, step), fl.full_score(LINEAR, THETA, step)
+    np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-4, atol=1e-3)
+
+
+def test_nonlinear_mean_has_its_second_order():
+    """E[X_Δ] of dX = −X³dt + σdW: the generator gives x + Lx Δ + L²x Δ²/2, L = μ∂ + Q∂²; Euler stops at Δ."""
+    process = fl.Process(lambda th, x: -th * x**3, lambda th, x: 0.8 * jnp.ones(1))
+    checked = check.process(process)
+    q, x, theta = 0.32, 1.4, 1.0
+    mu, mu1, mu2 = -(x**3), -3 * x**2, -6 * x
+    second = mu * mu1 + q * mu2
+    error = {"ours": [], "euler": []}
+    for interval in (2e-3, 1e-3):
+        step = fl.Step(jnp.array([x]), jnp.array([x]), jnp.asarray(0.0), jnp.asarray(interval))
+        exact = x + mu * interval + second * interval**2 / 2
+        for name, law in (("ours", local_linear), ("euler", euler)):
+            error[name].append(abs(float(law(checked, theta, step).mean[0]) - exact))
+    assert 7 < error["ours"][0] / error["ours"][1] < 9  # third order is what is left
+    assert 3.9 < error["euler"][0] / error["euler"][1] < 4.1
+
+
+def test_coarse_ou_gradient_is_exact_and_euler_is_not(key):
+    """dX = −kX dt + σ dW sampled every 0.5: X' = e^{−kΔ}X + noise, and ∂kE[X_T²] has a closed form."""
+    k, s, interval, steps = 0.9, 0.7, 0.5, 4
+    rng = np.random.default_rng(11)
+    f = np.exp(-k * interval)
+    spread = s * np.sqrt((1 - f**2) / (2 * k))
+    x = np.full((20_000, steps + 1, 1), 1.2)
+    for n in range(steps):
+        x[:, n + 1] = f * x[:, n] + spread * rng.normal(size=(len(x), 1))
+    process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
+    objective = fl.Objective(terminal=lambda th, x: x[0] ** 2)
+    theta = {"k": jnp.asarray(k), "s": jnp.asarray(s)}
+    data = fl.Trajectories(interval * np.arange(steps + 1), x)
+
+    def exact(th):
+        decay = jnp.exp(-2 * th["k"] * interval * steps)
+        return 1.44 * decay + th["s"] ** 2 * (1 - decay) / (2 * th["k"])
+
+    truth = jax.grad(exact)(theta)
+    ours = fl.gradient(process, objective, theta, data, score=local_linear_score)
+    z = (flat(ours.gradient) - flat(truth)) / flat(ours.stderr)
+    assert np.abs(z).max() < tolerance(2)
+    theirs = fl.gradient(process, objective, theta, data)
+    z = (flat(theirs.gradient) - flat(truth)) / flat(theirs.stderr)
+    assert np.abs(z).max() > 10
+
+
+def test_start_that_moves_needs_the_full_score():
+    start = fl.Reparameterised(lambda th, c: th["a"][0])
+    data = fl.Trajectories(np.array([0.0, 1.0]), np.zeros((3, 2, 2)))
+    with pytest.raises(ValueError, match="score=full_score"):
+        fl.gradient(
+            LINEAR, fl.Objective(terminal=lambda th, x: x[0]), THETA, data, start=start, score=local_linear_score
+        )
