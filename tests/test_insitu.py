@@ -14,7 +14,7 @@ import pytest
 
 import fluctua as fl
 from fluctua import history, tcmt
-from fluctua.insitu import calibrated, demo, device, loop, server
+from fluctua.insitu import calibrated, demo, device, loop, open_recording, server
 from fluctua.insitu.driver import VirtualBench
 from fluctua.insitu.fit import fit, line
 from fluctua.insitu.measured import measured
@@ -144,8 +144,8 @@ def test_a_run_leaves_everything_behind(tmp_path):
     assert rows[1].event == "6 invalid"
     assert [row.J for row in history.read(tmp_path / "run" / "history.csv")] == [row.J for row in rows]
     assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
-    files = sorted((tmp_path / "run" / "recordings").glob("batch-*.npz"))
-    assert sum(len(np.load(f)["samples"]) for f in files) == 86
+    files = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
+    assert sum(open_recording(f).count for f in files) == 86
     with np.load(tmp_path / "run" / "final.npz") as final:
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
@@ -188,7 +188,7 @@ def test_going_on_after_a_kill(tmp_path):
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
         before = history.read(folder / "history.csv")
-        kept = len(list((folder / "recordings").glob("*.npz")))
+        kept = len(list((folder / "recordings").glob("*.nc")))
         last = before[-1].iteration
         done = subprocess.run(
             command("--resume", folder, "--iterations", last + 4), env=environment, capture_output=True, text=True
@@ -197,7 +197,7 @@ def test_going_on_after_a_kill(tmp_path):
     after = history.read(folder / "history.csv")
     assert [row.iteration for row in after] == list(range(last + 4))
     assert after[:last] == before[:last]
-    assert len(list((folder / "recordings").glob("*.npz"))) >= kept + 3
+    assert len(list((folder / "recordings").glob("*.nc"))) >= kept + 3
     assert "trajectories on the instrument" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")
 

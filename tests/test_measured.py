@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluctua.insitu import device, server
+from fluctua.insitu import device, open_recording, server
 from fluctua.insitu.archive import Archive
 from fluctua.insitu.driver import VirtualBench
 from fluctua.insitu.faults import KINDS, Fault, Plan, parse
@@ -43,7 +43,13 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
 
 
 def recorded(tmp_path):
-    return [np.load(path) for path in sorted(tmp_path.glob("batch-*.npz"))]
+    """Of each batch: which were good, why not the others, and what was set."""
+    found = []
+    for path in sorted(tmp_path.glob("batch-*.nc")):
+        with open_recording(path) as file:
+            d = file.description
+            found.append((np.asarray(file.trajectories(load=True).context["good"]), d.provenance, d.settings))
+    return found
 
 
 def at_the_settings(x):
@@ -65,8 +71,8 @@ def test_without_faults(tmp_path):
     assert not pauses
     assert substrate.describe() == "30 trajectories averaged; discarded: none"
     files = recorded(tmp_path)
-    assert [len(f["samples"]) for f in files] == [10, 10, 10]
-    np.testing.assert_array_equal(files[0]["settings['omega']"], SETTINGS["omega"])
+    assert [len(good) for good, *_ in files] == [10, 10, 10]
+    np.testing.assert_array_equal(files[0][2]["omega"], SETTINGS["omega"])
 
 
 @pytest.mark.parametrize("visa", [False, True])
@@ -102,9 +108,9 @@ def test_invalid_samples_are_discarded_counted_and_kept(tmp_path):
     assert substrate.counts == {"good": 30, "invalid": 3}
     assert incidents[0] == ("invalid", 3, "3 of 10 trajectories invalid")
     files = recorded(tmp_path)
-    assert [int(f["good"].sum()) for f in files] == [10, 7, 10, 3]
-    assert sum(len(f["samples"]) for f in files) == 33
-    assert str(files[1]["verdict"]) == "invalid"
+    assert [int(good.sum()) for good, *_ in files] == [10, 7, 10, 3]
+    assert sum(len(good) for good, *_ in files) == 33
+    assert files[1][1] == "left out: invalid"
 
 
 def test_clipped_trajectories_are_discarded_and_counted(tmp_path):
@@ -202,4 +208,4 @@ def test_random_faults_for_hours_in_a_second(tmp_path):
     assert x.shape == (300, POINTS, 8)
     assert at_the_settings(x)
     assert len(substrate.counts) > 3
-    assert sum(int(f["good"].sum()) for f in recorded(tmp_path)) == 300 == substrate.counts["good"]
+    assert sum(int(good.sum()) for good, *_ in recorded(tmp_path)) == 300 == substrate.counts["good"]

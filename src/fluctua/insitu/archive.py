@@ -1,19 +1,19 @@
-"""Every acquisition on disk, the bad ones too: one .npz a batch, numbered, never overwritten.
+"""Every acquisition on disk, the bad ones too: one recording a batch, numbered, never overwritten.
 
-t (T+1,), samples (E, T+1, M) as they came, scale, full_scale, good (E,) and one array per family of settings.
+They are recordings like any other (docs/recordings.md): `fluctua inspect`, xarray and h5py read them. What was set is
+in their settings, why trajectories were left out in their provenance, and which in the context: `good` is 1 or 0.
 """
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from fluctua.checkpoint import replace
+from fluctua.insitu.description import Description
 from fluctua.insitu.instrument import Batch
+from fluctua.insitu.writer import save
 from fluctua.types import Params
 
 
@@ -23,20 +23,25 @@ class Archive:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.number = 1 + max((int(p.stem.removeprefix("batch-")) for p in self.folder.glob("batch-*.npz")), default=-1)
+        self.number = 1 + max((int(p.stem.removeprefix("batch-")) for p in self.folder.glob("batch-*.nc")), default=-1)
 
     def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str) -> Path:
         """Write one batch. good: (E,), which of its trajectories may be averaged. verdict: why not the others."""
-        arrays: dict[str, Any] = {
-            f"settings{jax.tree_util.keystr(path)}": np.asarray(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(settings)
-        }
-        memory = io.BytesIO()
-        np.savez(
-            memory, t=np.asarray(batch.t), samples=np.asarray(batch.samples), scale=batch.scale,
-            full_scale=batch.full_scale, good=good, verdict=np.array(verdict), **arrays,
-        )  # fmt: skip
-        path = self.folder / f"batch-{self.number:06d}.npz"
-        replace(path, memory.getvalue())
+        x = batch.x
+        named = jax.tree_util.tree_leaves_with_path(settings)
+        description = Description(
+            np.asarray(batch.t),
+            tuple(f"x[{i}]" for i in range(x.shape[2])),
+            x.dtype.name,
+            context={"good": ()},
+            settings={_name(path): np.asarray(leaf) for path, leaf in named},
+            provenance=f"left out: {verdict}" if verdict else "",
+        )
+        path = self.folder / f"batch-{self.number:06d}.nc"
+        save(path, description, x, {"good": np.asarray(good, float)})
         self.number += 1
         return path
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="_") or "settings"
