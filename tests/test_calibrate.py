@@ -130,6 +130,13 @@ def test_residuals_of_a_right_model_are_zero():
     assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() < 5
 
 
+def test_noisy_states_are_not_taken_for_a_wrong_drift():
+    noisy = linear(300, observed=0.1)
+    ours = insitu.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA, noisy_states=True)
+    assert ours.p_values.min() > 1e-3
+    assert insitu.examine_residuals(noisy, PROCESS, OBJECTIVE, THETA).p_values.max() < 1e-6
+
+
 def test_a_wrong_drift_is_found_and_its_bias_foretold():
     wrong = {"a": THETA["a"] + jnp.array([[0.4, 0.0], [0.0, 0.0]]), "b": THETA["b"]}
     data = linear(1500)

@@ -57,7 +57,10 @@ def _print(found: Inspection, components: tuple[str, ...]) -> None:
     for name in ("settings", "context", "tables"):
         if s[name]:
             typer.echo(f"  {name}: {', '.join(s[name])}")
-    typer.echo(f"  {s['created']}, {s['software']}" + (f": {s['provenance']}" if s["provenance"] else ""))
+    made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
+    origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
+    if origin:
+        typer.echo(f"  {origin}")
     unit = f" in {s['units']}" if s["units"] else ""
     typer.echo(f"\n  {'component':<14} {'mean':>10} {'spread':>10} {'lowest':>10} {'highest':>10}{unit}")
     most = 12

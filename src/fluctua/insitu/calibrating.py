@@ -35,6 +35,7 @@ class Calibration(NamedTuple):
     model_diffusion: np.ndarray
     residuals: ResidualReport | None
     estimate: Estimate | None
+    transition: str = "euler"
 
 
 def calibrate(
@@ -101,12 +102,14 @@ def calibrate(
     if bias and not model.hidden:
         say("residuals")
         report = examine_residuals(
-            recording, process, model.objective, theta, components=recording.description.components, transition=law
-        )
+            recording, process, model.objective, theta, components=recording.description.components, transition=law,
+            noisy_states=noise.observation_seen,
+        )  # fmt: skip
         say("gradient")
         score = full_score if transition == "euler" else local_linear_score
-        found = estimate(recording, process, model.objective, theta, score=score).estimate
-    return Calibration(fit, start, noise, expected_q, report, found)
+        blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
+        found = estimate(recording, process, model.objective, theta, score=score, observation_noise=blur).estimate
+    return Calibration(fit, start, noise, expected_q, report, found, transition)
 
 
 def _first_context(recording: RecordingFile) -> Any:

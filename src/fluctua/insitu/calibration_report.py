@@ -132,7 +132,8 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
                      f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)")  # fmt: skip
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
-    lines.append("  Samples too far apart for Euler look like this too: compare with --transition local-linear.")
+    if c.transition == "euler":
+        lines.append("  Samples too far apart for Euler look like this too: compare with --transition local-linear.")
     return lines
 
 

@@ -58,8 +58,12 @@ def examine_residuals(
     components: tuple[str, ...] | None = None,
     transition: Transition = euler,
     usable: np.ndarray | None = None,
+    noisy_states: bool = False,
 ) -> ResidualReport:
     """The test and the bias. Needs four trajectories at least; the more, the finer.
+
+    noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the sample
+    before, which shares no noise with r. The p-values are too large then, never too small.
 
     >>> report = examine_residuals(recording, process, objective, theta)
     >>> report.p_values.min(), report.bias["k"], report.bias_stderr["k"]
@@ -78,11 +82,15 @@ def examine_residuals(
     square, drift2, steps = np.zeros(width), np.zeros(width), 0
     for first, piece in _numbered(source):
         x, times = _working(piece, theta)
-        sums = _regression(process, transition, theta, x, times, piece.context, center, scale, mask)
+        sums = _regression(process, transition, noisy_states, theta, x, times, piece.context, center, scale, mask)
         a, b, s, d = (np.asarray(v, np.float64) for v in sums)
         np.add.at(gram, (first + np.arange(len(x))) % groups, a)
         np.add.at(right, (first + np.arange(len(x))) % groups, b)
-        square, drift2, steps = square + s.sum(axis=0), drift2 + d.sum(axis=0), steps + x.shape[0] * (x.shape[1] - 1)
+        square, drift2, steps = (
+            square + s.sum(axis=0),
+            drift2 + d.sum(axis=0),
+            steps + x.shape[0] * (x.shape[1] - 1 - noisy_states),
+        )
     whole, variance = gram.sum(axis=0), np.maximum(square / steps, 1e-300)
     inverse = np.linalg.pinv(whole, rcond=1e-10, hermitian=True)
     beta = inverse @ right.sum(axis=0)
@@ -125,19 +133,20 @@ def _features(x: Array, center: Array, scale: Array) -> Array:
     return jnp.concatenate([jnp.ones(1, x.dtype), z, z**3])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _regression(
-    process: Process, transition: Transition, theta: Params, x: Array, times: Times, context: PyTree, center: Array,
-    scale: Array, mask: Array,
+    process: Process, transition: Transition, lagged: bool, theta: Params, x: Array, times: Times, context: PyTree,
+    center: Array, scale: Array, mask: Array,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """Σφφᵀ (E, K, K), Σφ rᵀ/Δt (E, K, M), Σ(r/Δt)² (E, M) and Σμ² (E, M) of each trajectory."""
 
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array, Array]:
+    def one(seen: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array, Array]:
         mean = transition(process, theta, Step(x, x_next, t, dt, context)).mean
-        return _features(x, center, scale), (x_next - mean) / dt * mask, process.drift(theta, x, t, context)
+        return _features(seen, center, scale), (x_next - mean) / dt * mask, process.drift(theta, x, t, context)
 
-    along = jax.vmap(one, in_axes=(0, 0, 0, 0, None))
-    phi, r, mu = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], times.t[:-1], times.dt, context)
+    k, steps = int(lagged), x.shape[1] - 1
+    along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None)), in_axes=(0, 0, 0, None, None, 0))
+    phi, r, mu = along(x[:, : steps - k], x[:, k:-1], x[:, k + 1 :], times.t[k:-1], times.dt[k:], context)
     gram = jnp.einsum("enk,enl->ekl", phi, phi)
     return gram, jnp.einsum("enk,enm->ekm", phi, r), (r**2).sum(axis=1), (mu**2).sum(axis=1)
 
