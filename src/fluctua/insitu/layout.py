@@ -33,9 +33,9 @@ def write_head(file: h5py.File, description: Description) -> None:
     attributes |= {"provenance": d.provenance, "Conventions": "netCDF-4"}
     for name, value in attributes.items():
         file.attrs[name] = value
-    trajectory = file.create_dataset(
-        "trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1, fletcher32=True
-    )
+    # No checksum where one chunk holds several trajectories: it is written again with each of them, and a kill in the
+    # middle would leave a wrong one. Without, the bytes of earlier trajectories are the same before and after.
+    trajectory = file.create_dataset("trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1)
     time = file.create_dataset("time", data=d.t)
     channel = file.create_dataset("channel", data=np.array(d.channels, dtype=object), dtype=_TEXT)
     for scale in (trajectory, time, channel):
@@ -55,9 +55,7 @@ def write_head(file: h5py.File, description: Description) -> None:
         for name, shape in d.context.items():
             each = max(1, int(np.prod(shape)))
             block = (max(1, min(1024, CHUNK_BYTES // (8 * each))), *shape)
-            data = group.create_dataset(
-                name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8", fletcher32=True
-            )
+            data = group.create_dataset(name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8")
             data.dims[0].attach_scale(trajectory)
             _attach(group, data, 1)
     for name in GROUPS:
