@@ -155,7 +155,7 @@ class Averaged:
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as plain arrays: three numbers a parameter; empty before the first call."""
+        """All that is remembered, as plain arrays: five numbers a parameter; empty before the first call."""
         return {name: value.copy() for name, value in self._state.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:

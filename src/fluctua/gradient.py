@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fluctua import check, recorded
 from fluctua.baseline import Baseline, optimal
-from fluctua.recording import Recording
+from fluctua.recording import BLOCK_BYTES, Recording
 from fluctua.samples import Samples, reduce_samples, unflatten
 from fluctua.score import full_score
 from fluctua.simulate import Simulator
@@ -21,9 +21,6 @@ from fluctua.sweep import Model, Tables
 from fluctua.twin import Twin
 from fluctua.twin_estimator import TwinPPGT, twin_ppgt
 from fluctua.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Substrate, Trajectories
-
-BLOCK_BYTES = 256 * 2**20
-"""How much of a recording is held at a time, all trajectories together."""
 
 
 def gradient(

@@ -16,6 +16,9 @@ import numpy as np
 from fluctua import check
 from fluctua.types import Array, Params, PyTree, Times, Trajectories, working_dtype
 
+BLOCK_BYTES = 256 * 2**20
+"""How much of a recording is held at a time, all trajectories together."""
+
 
 class Recording:
     """A checked, re-readable source of trajectories on one time grid."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fluctua import check, check_twin, twin_run
 from fluctua.baseline import Baseline, optimal, time_only
-from fluctua.recording import Recording
+from fluctua.recording import BLOCK_BYTES, Recording
 from fluctua.samples import Samples, reduce_samples, unflatten
 from fluctua.simulate import Simulator
 from fluctua.start import Density, Reparameterised
@@ -61,7 +61,7 @@ class TwinPPGT(NamedTuple):
         theta: Params,
         trajectories: Trajectories | Iterable[Trajectories],
         table: Array | None = None,
-        block_bytes: int = 256 * 2**20,
+        block_bytes: int = BLOCK_BYTES,
     ) -> Samples:
         """The gradients of given trajectories."""
         return total(self.split_of(theta, trajectories, table, block_bytes))
@@ -71,7 +71,7 @@ class TwinPPGT(NamedTuple):
         theta: Params,
         trajectories: Trajectories | Iterable[Trajectories],
         table: Array | None = None,
-        block_bytes: int = 256 * 2**20,
+        block_bytes: int = BLOCK_BYTES,
     ) -> TwinSamples:
         """The gradients of given trajectories in two parts. block_bytes: how much of them is held at a time."""
         theta = check.parameters(theta)

@@ -12,9 +12,8 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.insitu.description import Description
 from fluctua.tcmt.network import copies
-from fluctua.tcmt.process import condition, process
-from fluctua.tcmt.tasks import Task, Tied, TiedCondition, WeightedPower, outputs
-from fluctua.types import Array, NoiseProduct, Objective, Process
+from fluctua.tcmt.tasks import Task, WeightedPower, assembled, outputs
+from fluctua.types import Array
 
 
 def tables(task: Task) -> dict[str, dict[str, Any]]:
@@ -73,32 +72,8 @@ def task_of(description: Description) -> Task:
     modulation = tcmt.Modulation(float(table["sigma_kappa"]), int(table["harmonics"]), float(table["omega_max"]))
     frame: Any = str(table["frame"])
     weights = tuple(np.asarray(table["weights"], float).tolist())
-    active = modulation if modulation.sigma_kappa > 0 else None
-    drift, noise, _ = process(simulated, drives, frame=frame, modulation=active)
-    reward: Any = WeightedPower(outputs(simulated, drives, frame=frame), weights)
-    of_device: Any = condition(network)
-    if count > 1:
-        from fluctua.check import leading
-
-        drift, reward, of_device = Tied(drift, count), Tied(leading(reward, 4), count), TiedCondition(of_device, count)
-        assert noise is not None
-        if isinstance(noise, NoiseProduct):
-            noise = NoiseProduct(Tied(noise.product, count), noise.width)
-        else:
-            noise = Tied(noise, count)
-    return Task(
-        network=network,
-        process=Process(drift, noise),
-        objective=Objective(running=reward),
-        t=d.t,
-        condition=of_device,
-        simulated=simulated,
-        drives=drives,
-        frame=frame,
-        modulation=active,
-        weights=weights,
-        copies=count,
-    )
+    reward = WeightedPower(outputs(simulated, drives, frame=frame), weights)
+    return assembled(network, count, drives, reward, weights, d.t, modulation, frame)
 
 
 def observed_sites(description: Description, sites: int) -> np.ndarray:

@@ -170,7 +170,7 @@ def transmission(
     if guard == "coherent":
         both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
         reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
-        return _assembled(network, 2, both, reward, None, horizon, dt, sigma_kappa, frame)
+        return assembled(network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame)
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
 
@@ -241,7 +241,7 @@ def custom(
         network=network,
         process=process(network, drives, frame=frame, modulation=modulation),
         objective=Objective(running=running),
-        t=_grid(horizon, dt),
+        t=grid(horizon, dt),
         condition=condition(network),
         simulated=network,
         drives=drives,
@@ -337,23 +337,22 @@ def _quadratic(
     simulated = network if count == 1 else copies(network, count)
     given = tuple(weights.tolist())
     reward = WeightedPower(outputs(simulated, drives, frame=frame), given)
-    return _assembled(network, count, drives, reward, given, horizon, dt, sigma_kappa, frame)
+    return assembled(network, count, drives, reward, given, grid(horizon, dt), Modulation(sigma_kappa), frame)
 
 
-def _assembled(
+def assembled(
     network: Network,
     count: int,
     drives: tuple[Drive, ...],
     reward: Callable[..., Array],
     weights: tuple[float, ...] | None,
-    horizon: float,
-    dt: float,
-    sigma_kappa: float,
+    t: np.ndarray,
+    modulation: Modulation | None,
     frame: Frame,
 ) -> Task:
     """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all, x, t)."""
     simulated = network if count == 1 else copies(network, count)
-    modulation = checked(Modulation(sigma_kappa))
+    modulation = checked(modulation)
     drift, noise, _ = process(simulated, drives, frame=frame, modulation=modulation)
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
@@ -368,7 +367,7 @@ def _assembled(
         network=network,
         process=Process(drift, noise),
         objective=Objective(running=reward),
-        t=_grid(horizon, dt),
+        t=t,
         condition=of_device,
         simulated=simulated,
         drives=drives,
@@ -379,7 +378,8 @@ def _assembled(
     )
 
 
-def _grid(horizon: float, dt: float) -> np.ndarray:
+def grid(horizon: float, dt: float) -> np.ndarray:
+    """Whole steps `dt` from 0 to `horizon`. (T+1,)"""
     steps = round(_positive(horizon=horizon) / _positive(dt=dt))
     if steps < 1 or abs(steps * dt / horizon - 1) > 1e-6:
         raise ValueError(f"`horizon` must be a whole number of steps `dt`; got {horizon} / {dt} = {horizon / dt:g}.")
