@@ -24,10 +24,10 @@ import fluctua as fl
 from fluctua import tcmt
 from fluctua.simulate import advance_one, begin_one
 
-DT, HORIZON, FINEST = 2e-3, 5.0, 1
-EVERY = (1, 2, 5, 10, 25, 50, 100, 250, 500)  # steps of DT between samples
+DT, HORIZON, FINEST = 2e-4, 5.0, 10
+EVERY = (10, 20, 50, 100, 250, 500, 1000, 2500, 5000)  # steps of DT between samples, multiples of FINEST
 FAMILIES = ("omega", "kappa", "chi")
-WORTH = 25  # below, local linearisation costs much and Euler is as good
+WORTH = 100  # below, local linearisation costs much and Euler is as good
 SCORES = {"Euler": fl.full_score, "local linearisation": fl.local_linear_score}
 
 CASES = [(name, every) for name in SCORES for every in EVERY if name == "Euler" or every >= WORTH]
