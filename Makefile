@@ -34,7 +34,7 @@ demo: $(VENV)/.core
 	@$(BIN)/fluctua train demo --out demo --replace
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

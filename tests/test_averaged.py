@@ -61,18 +61,18 @@ def run_plain(calls):
 
 
 def test_errors_are_honest():
-    # The last of 30 calls, in 300 repetitions: (estimate − mean)/stderr is a standard normal, whose variance is known
+    # The last of 12 calls, in 300 repetitions: (estimate − mean)/stderr is a standard normal, whose variance is known
     # to √(2/300) = 8 % from the repetitions; the three parameters are independent and are tested each.
     z, square = [], []
     for seed in range(300):
-        estimate = run(fl.Averaged(Gaussian(), memory=10), 30, seed=seed)[-1]
+        estimate = run(fl.Averaged(Gaussian(), memory=4), 12, seed=seed)[-1]
         z.append((flat(estimate.gradient) - Gaussian.direct - Gaussian.correction) / flat(estimate.stderr))
         square.append(flat(estimate.stderr) ** 2)
     z = np.array(z)
     assert np.abs(z.mean(axis=0) * np.sqrt(300)).max() < tolerance(3)
     assert np.abs(z.var(axis=0) - 1).max() < tolerance(3) * np.sqrt(2 / 300)
     # What the error bar should be: this call's correction goes with its direct part, the earlier ones by themselves.
-    w = 0.9 ** np.arange(30)
+    w = 0.75 ** np.arange(12)
     w /= w.sum()
     expected = ((0.3 + 2 * w[0]) ** 2 + (3 * w[0]) ** 2 + (2**2 + 3**2) * np.sum(w[1:] ** 2)) / COUNT
     # A variance from 100 trajectories is known to √(2/99) = 14 %, the mean of 300 of them to 0.8 %.

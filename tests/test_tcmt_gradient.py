@@ -172,6 +172,28 @@ def test_exact_of_the_papers_lattice():
     assert np.abs(gradient["kappa"]).max() > 0.1
 
 
+@pytest.mark.parametrize("first", ["float32", "exact"])
+def test_exact_beside_a_float32_run_of_the_same_network(first):
+    """JAX confuses the precisions of an array that both use, while the compiled run is alive: see `exact._numbers`."""
+    network = kite()
+    task = transmission(network, horizon=1.0, dt=0.02, s=2.0)
+    theta = {"omega": network.omega}
+    run = jax.jit(lambda x: task.process.drift(theta, x, jnp.zeros(()), None))
+
+    def in_float32():
+        with jax.enable_x64(False):
+            return run(jnp.ones(2 * network.sites))
+
+    drift = in_float32() if first == "float32" else None
+    value, gradient = exact.value_and_gradient(task, theta)
+    drift = in_float32() if drift is None else drift
+    assert drift.dtype == jnp.float32
+    other = kite().replace(positions=0.0)  # the same physics, compiled afresh; float32 would show at 1e-7
+    again, expected = exact.value_and_gradient(transmission(other, horizon=1.0, dt=0.02, s=2.0), {"omega": other.omega})
+    assert value == pytest.approx(again, rel=1e-12)
+    np.testing.assert_allclose(gradient["omega"], expected["omega"], rtol=1e-10, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("task", "theta", "message"),
     [

@@ -91,7 +91,7 @@ MEMORY = """
 import jax, jax.numpy as jnp, fluctua as fl
 process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones_like(x))
 objective = fl.Objective(running=lambda th, x: x @ x)
-run = fl.simulator(process, jnp.ones(16), jnp.linspace(0, 2, 20_001))
+run = fl.simulator(process, jnp.ones(16), jnp.linspace(0, 2, 10_001))
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
 estimate = fl.ppgt(process, objective, run, baseline=fl.Twin())(jax.random.key(0), theta, 1024)
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -101,15 +101,15 @@ print(int(status["VmHWM"].split()[0]) * 1024, float(g), float(e))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
-def test_a_thousand_trajectories_of_twenty_thousand_steps_within_a_gibibyte():
-    """The states alone would be 1.3 GB in float32, those of the twin as much again."""
+def test_a_thousand_trajectories_of_ten_thousand_steps_within_600_mebibytes():
+    """The libraries take 0.38 GB; the states alone would be 0.65 GB in float32, those of the twin as much again."""
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
     peak, slope, error = map(float, out.split())
-    assert peak < 2**30
+    assert peak < 600 * 2**20
     # J/16 = ∫₀² e^{−2kt} + (q/k)(1 − e^{−2kt}) dt with q = s²/2, differentiated in k at k = 1
     a, q = np.exp(-4.0), 0.5**2 / 2
     exact = 16 * ((1 - q) * (4 * a - (1 - a)) / 2 + q * (1 - a) / 2 - 2 * q)
-    assert abs(slope - exact) < 4 * error + 1e-3 * abs(exact)  # Euler's own error at Δt = 1e-4 is below 1e-3
+    assert abs(slope - exact) < 4 * error + 1e-3 * abs(exact)  # Euler's own error at Δt = 2e-4 is below 1e-3
 
 
 # ---------------------------------------------------------------------------------------------- refusals

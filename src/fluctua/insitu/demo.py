@@ -113,7 +113,6 @@ def simulated(
         gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
     else:
         offset, gain = device.offsets(sheet, hidden, shots), hidden.gain
-    jax.clear_caches()  # `exact` works in float64, and JAX confuses its steps with those compiled in float32 before
     estimator = Exact(task, offset, gain)
     rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
     records = train(

@@ -108,7 +108,8 @@ def _scheme(task: Task) -> _Scheme:
     assert task.weights is not None  # checked by `_numbers`
     steps = len(task.t) - 1
     start, dt = float(task.t[0]), float(task.t[-1] - task.t[0]) / steps
-    return _Scheme(task.simulated, task.drives, task.frame, task.weights, task.copies, start, dt, steps)
+    network = task.simulated.replace()  # a copy; see `_numbers`
+    return _Scheme(network, task.drives, task.frame, task.weights, task.copies, start, dt, steps)
 
 
 def _mean(scheme: _Scheme, p: dict[str, Array]) -> tuple[Array, Array]:
@@ -201,7 +202,12 @@ def _kerr_of_lead(scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, outp
 
 
 def _numbers(task: Task, theta: Params) -> dict[str, np.ndarray]:
-    """θ in float64, if the task is one that these formulas solve."""
+    """θ in float64, if the task is one that these formulas solve.
+
+    θ and the network are copied before JAX sees them in float64. JAX (0.10) remembers in which precision it first took
+    in a NumPy array, for as long as something compiled holds it: of an array that is also in a float32 run it would
+    use the float32 version here, or the float64 one there.
+    """
     if task.weights is None:
         raise ValueError("exact moments know rewards that are weighted output powers; this task has another reward.")
     if task.modulation is not None:
@@ -210,7 +216,7 @@ def _numbers(task: Task, theta: Params) -> dict[str, np.ndarray]:
         )
     if not np.allclose(np.diff(task.t), np.diff(task.t).mean(), rtol=1e-6):
         raise ValueError("exact moments need a uniform time grid.")
-    numbers = {name: np.asarray(leaf, np.float64) for name, leaf in theta.items()}
+    numbers = {name: np.array(leaf, np.float64) for name, leaf in theta.items()}
     chi = parameters(task.network, numbers)["chi"]
     if np.any(np.asarray(chi) != 0):
         raise ValueError(f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Zero theta['chi'].")
