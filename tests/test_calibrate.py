@@ -230,3 +230,45 @@ def test_gains_need_settings_that_differ():
         insitu.actuator_gains([{"v": 1.0}, {"v": 1.0}], [fit, fit])
     with pytest.raises(ValueError, match="recording 1 does not say what v was set to"):
         insitu.actuator_gains([{"v": 1.0}, {}], [fit, fit])
+
+
+# ------------------------------------------------------------------------------- drifts that tell their features
+
+
+@pytest.mark.parametrize("frame", ["rotating", "lab"])
+def test_entries_are_the_derivatives_of_the_drift(frame):
+    network = tcmt.rectangular(2, 3)
+    task = tcmt.transmission(network, horizon=0.1, dt=0.01, sigma_kappa=0.2, frame=frame)
+    theta = {"omega": np.linspace(-1, 1, 6), "kappa": np.linspace(0.5, 1.5, 7), "chi": np.linspace(-0.1, 0.1, 6)}
+    model = linear_model(task, theta)
+    rng = np.random.default_rng(0)
+    x, t, context = jnp.asarray(rng.normal(size=12)), jnp.asarray(0.3), _one_context(task)
+    drift, entry = model.process.drift, model.process.drift.entries(model.theta)
+    told = np.zeros((12, sum(np.size(v) for v in model.theta.values())))
+    np.add.at(
+        told, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
+    )
+    exact = jax.jacfwd(drift)(jax.tree.map(jnp.asarray, model.theta), x, t, context)
+    np.testing.assert_allclose(told, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_features_change_nothing_but_the_time(noisy):
+    """The same θ̂, errors and unresolved parameters as by autodiff at every step, with a component left out too."""
+    network = tcmt.rectangular(2, 2)
+    task = tcmt.transmission(network, horizon=0.5, dt=0.01, sigma_kappa=0.1)
+    theta = {"omega": jnp.linspace(-1, 1, 4), "kappa": jnp.ones(4), "chi": jnp.full(4, 0.01)}
+    data = task.simulator()(jax.random.key(0), theta, 40)
+    model, usable = linear_model(task, theta), np.array([1, 1, 0, 1] * 2)
+    options = {"diffusion": np.full(8, 0.3), "noisy_states": noisy, "usable": usable}
+    ours = insitu.fit_drift(data, model.process, model.theta, **options)
+    plain = fl.Process(lambda th, x, t, c: model.process.drift(th, x, t, c), model.process.noise)
+    slow = insitu.fit_drift(data, plain, model.theta, **options)
+    for a, b in ((ours.theta, slow.theta), (ours.stderr, slow.stderr), (ours.robust_stderr, slow.robust_stderr)):
+        np.testing.assert_allclose(flat(a), flat(b), rtol=1e-6, atol=1e-9)
+    assert ours.unresolved == slow.unresolved == ("chi[2]", "decay[2]", "omega[2]")
+
+
+def _one_context(task):
+    rows = task.simulator()(jax.random.key(1), tcmt.parameters(task.network, {}), 1).context
+    return jax.tree.map(lambda leaf: leaf[0], rows)

@@ -15,8 +15,9 @@ import pytest
 import fluctua as fl
 from fluctua import history, tcmt
 from fluctua.insitu import calibrated, demo, device, loop, open_recording, server
+from fluctua.insitu.actuators import own_gains
 from fluctua.insitu.driver import VirtualBench
-from fluctua.insitu.fit import fit, line
+from fluctua.insitu.fitting import fit_both
 from fluctua.insitu.measured import measured
 from fluctua.insitu.model import network_model
 from fluctua.insitu.virtual_bench import Bench
@@ -25,6 +26,7 @@ from fluctua.types import Estimate, Trajectories
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.6, ageing=0.0)
 HIDDEN = device.hidden(SHEET)
 POINTS = 101
+TASK = tcmt.transmission(SHEET.nominal, horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval)
 
 
 def recorded(settings, count=300, shots=0, sheet=SHEET):
@@ -39,7 +41,13 @@ def truth():
     parts = {f"{name}_offset": v for name, v in HIDDEN.offset.items()} | {
         f"{name}_gain": v for name, v in HIDDEN.gain.items()
     }
-    return parts | {"damping": lead + HIDDEN.gamma, "drive": np.array([10 * np.sqrt(2), 0.0]), "noise": amplitude}
+    parts |= {"decay": lead + HIDDEN.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    quiet = {"readout": np.full(4, SHEET.readout**2), "readout_seen": np.array(0.0)}
+    return parts | {"diffusion": amplitude**2 / 2} | quiet
+
+
+def fitted(settings, **options):
+    return fit_both(recorded(settings, **options), *calibrated._model(TASK, settings))
 
 
 # --------------------------------------------------------------------------------------------- calibration
@@ -47,21 +55,20 @@ def truth():
 
 def test_least_squares_find_the_hidden_parameters():
     settings = device.reset_settings(SHEET)
-    found, true = fit(SHEET.nominal, recorded(settings)), device.parameters(SHEET, HIDDEN, settings)
-    z = [(found.omega - true["omega"]) / found.stderr["omega"], (found.kappa - true["kappa"]) / found.stderr["kappa"]]
-    z += [(found.damping - truth()["damping"]) / found.stderr["damping"]]
-    z += [(found.drive - truth()["drive"]) / found.stderr["drive"]]
-    z = np.concatenate(z)
+    found, true = fitted(settings), truth() | device.parameters(SHEET, HIDDEN, settings)
+    theta, stderr = found.drift.theta, found.drift.stderr
+    z = np.concatenate([(theta[name] - true[name]) / stderr[name] for name in theta])
     assert np.abs(z).max() < 4
     assert 0.4 < z.std() < 1.7  # the errors are neither too small nor too large
-    np.testing.assert_allclose(found.noise, truth()["noise"], rtol=0.03)
+    np.testing.assert_allclose(found.noise.diffusion, np.tile(truth()["diffusion"], 2), rtol=0.06)
 
 
 def test_readout_noise_is_told_from_the_noise_of_the_resonators():
     loud = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.6, ageing=0.0, readout=0.02)
-    found = fit(SHEET.nominal, recorded(device.reset_settings(SHEET), sheet=loud))
-    np.testing.assert_allclose(found.noise, truth()["noise"], rtol=0.1)
-    np.testing.assert_allclose(found.readout[1:3], 0.02, rtol=0.1)  # on lead sites it drowns
+    found = fitted(device.reset_settings(SHEET), sheet=loud).noise
+    z = (found.diffusion - np.tile(truth()["diffusion"], 2)) / found.diffusion_stderr
+    assert np.abs(z).max() < 4
+    assert np.abs((found.observation_variance - 0.02**2) / found.observation_stderr).max() < 4
 
 
 def test_gains_and_offsets_of_the_knobs():
@@ -70,12 +77,26 @@ def test_gains_and_offsets_of_the_knobs():
     for k in range(5):
         settings = model.probe(rng)
         runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
+    lines = calibrated.gains(runs, calibrated.fit_runs(TASK, runs))
+    for name, g in lines.items():
+        z = [(g.offset - HIDDEN.offset[name]) / g.offset_stderr, (g.gain - HIDDEN.gain[name]) / g.gain_stderr]
+        assert np.abs(np.concatenate(z)).max() < 4
+        assert g.p_values.min() > 1e-3
+        assert g.gain_stderr.max() < 0.1  # half of the spread of the gains: a lost one would show
     found = model.calibrate(runs)
-    for name in calibrated.KNOBS:
-        np.testing.assert_allclose(found[f"{name}_offset"], HIDDEN.offset[name], atol=0.1)
-        np.testing.assert_allclose(found[f"{name}_gain"], HIDDEN.gain[name], atol=0.1)
+    np.testing.assert_array_equal(found.values["omega_gain"], lines["omega"].gain)
+    assert "CALIBRATION   5 settings, 500 trajectories" in found.report
+    assert "not linear" not in found.report
     with pytest.raises(ValueError, match="two different settings"):
-        line(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
+        own_gains(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
+
+
+def test_a_bent_knob_is_seen():
+    s = np.linspace(-1, 1, 6)[:, None]
+    straight = own_gains(s, 0.3 + 1.2 * s, np.full((6, 1), 0.01))
+    assert straight.p_values[0] > 0.99
+    np.testing.assert_allclose([straight.offset[0], straight.gain[0]], [0.3, 1.2])
+    assert own_gains(s, 0.3 + 1.2 * s + 0.1 * s**2, np.full((6, 1), 0.01)).p_values[0] < 1e-6
 
 
 def test_a_slow_change_is_followed():
@@ -84,7 +105,7 @@ def test_a_slow_change_is_followed():
     wrong["omega_offset"] = wrong["omega_offset"] + 0.2
     now = wrong
     for k in range(12):
-        now = calibrated.follow(now, SHEET.nominal, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
+        now = calibrated.follow(now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
     assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.05
     np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
 

@@ -54,7 +54,8 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
             f"`{getattr(f, '__name__', f)}` takes {len(required)} arguments; it is called with up to {most} "
             "(theta, x, t, context, in the order of the documentation). Leave off the last ones only."
         )
-    return _Leading(f, len(required))
+    # one that takes them all stays itself: what else it can do (`insitu.feature_fit`) is not hidden
+    return f if len(required) == len(parameters) == most else _Leading(f, len(required))
 
 
 def process(given: Process) -> Process:

@@ -1,4 +1,8 @@
-"""Actuator gains dθ/d(setting), from fits at several settings: θ = θ₀ + K(s − s̄), weighted by the fits' errors."""
+"""Actuator gains dθ/d(setting), from fits at several settings, weighted by the fits' errors.
+
+θ = θ₀ + K(s − s̄)     every actuator may move every parameter (`actuator_gains`)
+θ_p = θ₀_p + k_p s_p    a knob for each parameter, which moves no other (`own_gains`): two settings are enough
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from scipy.stats import chi2
 
 from fluctua.insitu.drift_fit import Fit
 from fluctua.report import names
+from fluctua.types import Array
 
 
 class Gains(NamedTuple):
@@ -52,27 +57,57 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Fit])
     values = np.stack([flat(f.theta) for f in fits])
     errors = np.stack([flat(f.stderr) for f in fits])
     design = np.column_stack([np.ones(len(fits)), moved])
-    spare = len(fits) - design.shape[1]
-    gain, stderr, offset, p = [], [], [], []
-    for y, e in zip(values.T, errors.T, strict=True):
-        weighted = design / e[:, None]
-        if not np.all(np.isfinite(e)):  # not determined by the data of some recording
-            solution, covariance, misfit = np.full(design.shape[1], np.nan), np.full((2, 2), np.nan), np.nan
-            covariance = np.full((design.shape[1],) * 2, np.nan)
-        else:
-            covariance = np.linalg.inv(weighted.T @ weighted)
-            solution = covariance @ weighted.T @ (y / e)
-            misfit = float(np.sum(((y - design @ solution) / e) ** 2))
-        offset.append(solution[0])
-        gain.append(solution[1:])
-        stderr.append(np.sqrt(np.diag(covariance))[1:])
-        p.append(chi2.sf(misfit, spare) if spare > 0 else np.nan)
+    lines = [_line(design, y, e) for y, e in zip(values.T, errors.T, strict=True)]
     return Gains(
-        np.array(gain),
-        np.array(stderr),
+        np.array([line.solution[1:] for line in lines]),
+        np.array([line.stderr[1:] for line in lines]),
         tuple(names(fits[0].theta)),
         known,
         s.mean(axis=0),
-        np.array(offset),
-        np.array(p),
+        np.array([line.solution[0] for line in lines]),
+        np.array([line.p_value for line in lines]),
     )
+
+
+class OwnGains(NamedTuple):
+    """θ_p = offset + gain · setting_p for one family. (P,) each; p_values: that it is a line, NaN where untested."""
+
+    offset: np.ndarray
+    offset_stderr: np.ndarray
+    gain: np.ndarray
+    gain_stderr: np.ndarray
+    p_values: np.ndarray
+
+
+def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
+    """Straight lines through values (R, P), found at settings (R, P) with errors (R, P), a knob for each parameter.
+
+    >>> own_gains([[0.0], [1.0], [2.0]], [[0.1], [1.3], [2.5]], [[0.1], [0.1], [0.1]]).gain
+    """
+    s, values, errors = (np.asarray(v, float) for v in (settings, values, errors))
+    if len(s) < 2 or np.any(np.ptp(s, axis=0) == 0):
+        raise ValueError("the gain of a knob needs at least two different settings of it.")
+    lines = [
+        _line(np.column_stack([np.ones(len(s)), k]), y, e) for k, y, e in zip(s.T, values.T, errors.T, strict=True)
+    ]
+    found, error = np.array([line.solution for line in lines]), np.array([line.stderr for line in lines])
+    return OwnGains(found[:, 0], error[:, 0], found[:, 1], error[:, 1], np.array([line.p_value for line in lines]))
+
+
+class _Line(NamedTuple):
+    solution: np.ndarray
+    stderr: np.ndarray
+    p_value: float
+
+
+def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
+    """Weighted least squares of y (R,) with errors e on design (R, K), and p of χ² if there are values to spare."""
+    if not np.all(np.isfinite(e)):  # not determined by the data of some recording
+        unknown = np.full(design.shape[1], np.nan)
+        return _Line(unknown, unknown, np.nan)
+    weighted = design / e[:, None]
+    covariance = np.linalg.inv(weighted.T @ weighted)
+    solution = covariance @ weighted.T @ (y / e)
+    spare = len(y) - design.shape[1]
+    misfit = float(np.sum(((y - design @ solution) / e) ** 2))
+    return _Line(solution, np.sqrt(np.diag(covariance)), float(chi2.sf(misfit, spare)) if spare > 0 else np.nan)

@@ -1,9 +1,9 @@
 """The model of an instrument as a `Process` of its settings, with the calibration as context.
 
-    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ)ψ − Γψ + f] dt + a dW
+    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ)ψ − Γψ + f] dt + √(2Q) dW
 
 The calibration travels with the trajectories that it belongs to (`context`), so a drifting instrument can be
-calibrated anew between two iterations and nothing is compiled again.
+calibrated anew between two iterations and nothing is compiled again. It is found as from any recording (`fitting`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.insitu import fit
-from fluctua.tcmt.network import Network
-from fluctua.tcmt.process import coupled, to_psi, to_x
+from fluctua.insitu.actuators import OwnGains, own_gains
+from fluctua.insitu.drift_fit import fit_drift
+from fluctua.insitu.fitting import Fitted, fit_both
+from fluctua.insitu.network_model import LinearDrift, LinearModel, linear_model
+from fluctua.report import with_error
+from fluctua.tcmt.tasks import Task
 from fluctua.types import Array, Params, Process, Trajectories
 
 KNOBS = ("omega", "kappa")
-
+REST = ("decay", "drive_re", "drive_im")
 
 Calibration = dict[str, Array]
-"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), damping: Γ (N,), drive: [Re f, Im f], noise: a (N,)."""
+"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), decay: Γ (N,), drive_re, drive_im (drives,),
+diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
+"""
 
 
 def parameters(calibration: Calibration, settings: Mapping[str, Array]) -> dict[str, Array]:
@@ -36,67 +40,125 @@ def parameters(calibration: Calibration, settings: Mapping[str, Array]) -> dict[
 class Drift:
     """μ of a calibrated network: (settings, x, t, calibration) -> (2N,)."""
 
-    network: Network
-    driven: int = 0
+    linear: LinearDrift
 
     def __call__(self, theta: Params, x: Array, t: Array, context: Calibration) -> Array:
         """dψ/dt as quadratures. (2N,)"""
-        p, psi = parameters(context, theta), to_psi(x)
-        source = jnp.zeros_like(psi).at[self.driven].set(jax.lax.complex(*context["drive"].astype(x.dtype)))
-        return to_x(
-            -1j * (p["omega"] * psi + coupled(self.network, p["kappa"], psi)) - context["damping"] * psi + source
-        )
+        rest = {name: context[name].astype(x.dtype) for name in REST}
+        return self.linear({**parameters(context, theta), **rest}, x, t, None)
 
 
 def _noise(theta: Params, x: Array, t: Array, context: Calibration) -> Array:
     """The measured amplitude on both quadratures. (2N,)"""
-    return jnp.concatenate([context["noise"], context["noise"]])
+    return jnp.tile(jnp.sqrt(2 * context["diffusion"]), 2)
 
 
-def process(network: Network, driven: int = 0) -> Process:
+def process(task: Task) -> Process:
     """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}. context: a `Calibration`."""
-    return Process(Drift(network, driven), _noise)
+    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, None)), _noise)
 
 
-def calibrate(network: Network, runs: list[tuple[Params, Trajectories]], *, driven: int = 0) -> Calibration:
+def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]]) -> list[Fitted]:
+    """Drift and noise at each of several settings."""
+    return [fit_both(trajectories, *_model(task, settings)) for settings, trajectories in runs]
+
+
+def calibrate(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fitted] | None = None) -> Calibration:
     """A calibration from trajectories at several settings, at least two different ones of every knob.
 
-    >>> calibrate(network, [(settings, substrate(key, settings, 50)) for settings in plan])
+    fits: of these runs, if there are any yet.
+
+    >>> calibrate(task, [(settings, substrate(key, settings, 50)) for settings in plan])
     """
-    found = [fit.fit(network, trajectories, driven=driven) for _, trajectories in runs]
-    lines = {
-        name: fit.line(
-            np.stack([np.asarray(settings[name]) for settings, _ in runs]),
-            np.stack([getattr(c, name) for c in found]),
-            np.stack([c.stderr[name] for c in found]),
+    fits = fit_runs(task, runs) if fits is None else fits
+    mean = {name: np.mean([np.asarray(f.drift.theta[name]) for f in fits], axis=0) for name in REST}
+    mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
+    s2 = np.mean([np.maximum(f.noise.observation_variance, 0).reshape(2, -1) for f in fits], axis=(0, 1))
+    mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
+    return {
+        f"{name}_{part}": getattr(line, part) for name, line in gains(runs, fits).items() for part in ("offset", "gain")
+    } | mean
+
+
+def gains(runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> dict[str, OwnGains]:
+    """What each knob does, family by family."""
+    flat = lambda rows: np.stack([np.asarray(row, float) for row in rows])
+    return {
+        name: own_gains(
+            flat(settings[name] for settings, _ in runs),
+            flat(f.drift.theta[name] for f in fits),
+            flat(f.drift.stderr[name] for f in fits),
         )
         for name in KNOBS
     }
-    mean = {name: np.mean([getattr(c, name) for c in found], axis=0) for name in ("damping", "drive", "noise")}
-    return {f"{name}_{part}": getattr(lines[name], part) for name in KNOBS for part in ("offset", "gain")} | mean
 
 
 def follow(
-    calibration: Calibration,
-    network: Network,
-    settings: Params,
-    trajectories: Trajectories,
-    *,
-    rate: float = 0.3,
-    driven: int = 0,
+    calibration: Calibration, task: Task, settings: Params, trajectories: Trajectories, *, rate: float = 0.3
 ) -> Calibration:
-    """Offsets moved towards what a new batch says, gains kept: a slow drift is followed.
+    """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow drift is followed.
 
     To be used for the batches after this one. A batch that its own calibration has looked at is no longer
     independent of it.
     """
-    found = fit.fit(network, trajectories, driven=driven, noise=calibration["noise"])
+    model = _model(task, settings)
+    dt = float(np.diff(np.asarray(trajectories.t, float)).mean())
+    weight = np.tile(np.asarray(calibration["diffusion"] + calibration["readout"] / dt), 2)
     expected = parameters(calibration, {name: np.asarray(settings[name]) for name in KNOBS})
+    start = {**model.theta, **expected, **{name: np.asarray(calibration[name]) for name in REST}}
+    seen = bool(calibration["readout_seen"])
+    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1).theta
     moved = {
-        f"{name}_offset": calibration[f"{name}_offset"] + rate * (getattr(found, name) - expected[name])
+        f"{name}_offset": calibration[f"{name}_offset"] + rate * (np.asarray(found[name]) - expected[name])
         for name in KNOBS
     }
-    moved |= {
-        name: (1 - rate) * calibration[name] + rate * getattr(found, name) for name in ("damping", "drive", "noise")
-    }
+    moved |= {name: (1 - rate) * calibration[name] + rate * np.asarray(found[name]) for name in REST}
     return {**calibration, **moved}
+
+
+def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> str:
+    """The calibration for a reader: what each knob does, losses, drive, noise, and what does not fit."""
+    lines = [f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} trajectories"]
+    worst = 1.0
+    for name, g in gains(runs, fits).items():
+        lines += ["", f"{name:<10} {'offset':>20} {'gain':>20} {'a line? p':>12}"]
+        for k in range(len(g.gain)):
+            p = "" if np.isnan(g.p_values[k]) else f"{g.p_values[k]:.2g}"
+            worst = min(worst, 1.0 if not p else float(g.p_values[k]) * 2 * len(g.gain))
+            lines.append(
+                f"  {k:<8} {with_error(g.offset[k], g.offset_stderr[k]):>20} "
+                f"{with_error(g.gain[k], g.gain_stderr[k]):>20} {p:>12}"
+            )
+    last = fits[-1]
+    lines += ["", f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}"]
+    n = task.network.sites
+    q, q_error = (v.reshape(2, n).mean(axis=0) for v in (last.noise.diffusion, last.noise.diffusion_stderr))
+    readout = np.sqrt(np.maximum(last.noise.observation_variance, 0)).reshape(2, n).mean(axis=0)
+    white = last.noise.whiteness.reshape(2, n).min(axis=0)
+    for k in range(n):
+        loss = with_error(float(last.drift.theta["decay"][k]), float(last.drift.stderr["decay"][k]))
+        # two quadratures, each with its own error
+        noise = with_error(q[k], q_error[k] / np.sqrt(2))
+        lines.append(f"  {k:<8} {loss:>20} {noise:>20} {readout[k]:>14.2g} {white[k]:>10.2g}")
+    if worst < 1e-3:
+        lines.append("→ a knob is not linear: give it a smaller range, or a model of its curve.")
+    if white.min() * 2 * n < 1e-3:
+        lines.append("→ residuals have a memory: the interval is too long for the drift, or the noise is not white.")
+    return "\n".join(lines) + "\n"
+
+
+def _model(task: Task, settings: Params) -> LinearModel:
+    """The network without Kerr effect, as if the settings were its parameters."""
+    return linear_model(task, {name: np.asarray(settings[name]) for name in KNOBS}, kerr=False)
+
+
+def _diffusion(fitted: Fitted) -> np.ndarray:
+    """Q of each resonator, the mean of both quadratures. (N,)"""
+    q = fitted.noise.diffusion.reshape(2, -1).mean(axis=0)
+    if np.any(q <= 0):
+        site = int(np.argmin(q))
+        raise ValueError(
+            f"resonator {site} shows readout noise and no noise of its own: the score would divide by nothing. Sample "
+            "less often, lower the readout noise, or inject noise there."
+        )
+    return q

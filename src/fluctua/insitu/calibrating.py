@@ -10,11 +10,12 @@ import numpy as np
 from fluctua import check
 from fluctua.diffusion import diffusion_matrix
 from fluctua.insitu import system
-from fluctua.insitu.drift_fit import Fit, Transition, fit_drift
+from fluctua.insitu.drift_fit import Fit, Transition
 from fluctua.insitu.estimating import estimate
+from fluctua.insitu.fitting import fit_both
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.network_model import linear_model
-from fluctua.insitu.noise_fit import NoiseFit, fit_noise
+from fluctua.insitu.noise_fit import NoiseFit
 from fluctua.insitu.reader import RecordingFile
 from fluctua.insitu.recording_model import RecordingModel
 from fluctua.insitu.residuals import ResidualReport, examine_residuals
@@ -81,22 +82,7 @@ def calibrate(
         usable = view.usable[model.observed]
         fitted, _ = observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
         fitted = check.process(fitted)
-    say("noise")
-    rough = fit_noise(recording, fitted, start, transition=law)
-    say("drift")
-    fit = fit_drift(
-        recording,
-        fitted,
-        start,
-        transition=law,
-        diffusion=rough.quadratic_variation,  # Q + s²/Δt, the whole variance of an increment: its weight
-        usable=usable,
-        noisy_states=rough.observation_seen,
-    )
-    say("noise")
-    # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
-    scale = np.where(rough.diffusion > 0, rough.diffusion, rough.quadratic_variation)
-    noise = fit_noise(recording, fitted, fit.theta, transition=law, diffusion=scale)
+    fit, noise = fit_both(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
     report = found = None
     if bias and not model.hidden:

@@ -5,8 +5,9 @@ apart), minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = �
 
     δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
 
-For Euler and a drift that is linear in θ one step is exact. E[r | x] = 0 makes the estimate unbiased whatever C is;
-a wrong C costs accuracy, and shows where `robust_stderr`, from the scatter of trajectories, departs from `stderr`.
+For Euler and a drift that is linear in θ one step is exact, and quick if the drift tells its features (`feature_fit`).
+E[r | x] = 0 makes the estimate unbiased whatever C is; a wrong C costs accuracy, and shows where `robust_stderr`, from
+the scatter of trajectories, departs from `stderr`.
 
 States measured with noise ε sit in r and in A both, and least squares takes that for damping. With A at the sample
 before in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
@@ -27,10 +28,11 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua import check
+from fluctua.insitu.feature_fit import FeatureDrift, feature_sums
 from fluctua.insitu.reader import RecordingFile
 from fluctua.local_linear import Gaussian, euler
 from fluctua.report import names
-from fluctua.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
+from fluctua.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 BATCH = 32
@@ -77,13 +79,21 @@ def fit_drift(
     process, theta = check.process(process), check.parameters(theta)
     flat, unravel = ravel_pytree(theta)
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
-    stop = _enough(source, flat.size)
+    drift, q = process.drift, diffusion
+    told = transition is euler and q is not None and isinstance(drift, FeatureDrift)
+    stop = source.x.shape[0] if told else _enough(source, flat.size)
+
+    def sums(x: Array, times: Times, context: PyTree) -> Any:
+        if told:
+            assert isinstance(drift, FeatureDrift)
+            assert q is not None
+            return feature_sums(drift, unravel(flat), x, times, context, q, np.asarray(mask), noisy_states)
+        return _sums(process, transition, noisy_states, theta, flat, x, times.t, times.dt, context, diffusion, mask)
+
     passes = 0
     while passes < most_passes:
         passes += 1
-        gram, normal, rows, transitions = _pass(
-            source, process, theta, flat, transition, diffusion, mask, stop, noisy_states
-        )
+        gram, normal, rows, transitions = _pass(source, flat, stop, int(noisy_states), sums)
         inverse, known = _inverse(gram, normal)
         step = inverse @ rows.sum(axis=0)
         scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
@@ -120,20 +130,18 @@ def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = N
 
 
 def _pass(
-    source: Any, process: Process, like: Params, flat: Array, transition: Transition, q: np.ndarray | None, mask: Array,
-    stop: int, lagged: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:  # fmt: skip
+    source: Any, flat: Array, stop: int, lag: int, sums: Callable[[Array, Times, PyTree], Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """ΣA₋ᵀC⁻¹A₋ and N (P, P), ΣA₋ᵀC⁻¹r of every trajectory (E, P), and the number of transitions."""
     size = flat.size
     gram, normal, rows, transitions = np.zeros((size, size)), np.zeros((size, size)), [], 0
     for piece in pieces(source, BATCH, stop):
-        dtype = working_dtype(flat, piece.x)
-        x, times = jnp.asarray(piece.x, dtype), check.grid(piece.t)
-        g, n, u = _sums(process, transition, lagged, like, flat, x, times.t, times.dt, piece.context, q, mask)
+        x = jnp.asarray(piece.x, working_dtype(flat, piece.x))
+        g, n, u = sums(x, check.grid(piece.t), piece.context)
         gram += np.asarray(g, np.float64)
         normal += np.asarray(n, np.float64)
         rows.append(np.asarray(u, np.float64))
-        transitions += x.shape[0] * (x.shape[1] - 1 - lagged)
+        transitions += x.shape[0] * (x.shape[1] - 1 - lag)
     return gram, normal, np.concatenate(rows), transitions
 
 

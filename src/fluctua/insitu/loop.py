@@ -3,6 +3,7 @@
 plan.json       what was asked for            history.csv    a row an iteration (fluctua.history)
 recordings/     every batch, bad ones too     incidents.csv  what went wrong, and what it cost
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
+calibration.txt what the probes said of the instrument, before the training
 
 >>> for row, record in begin(connect, model, Plan(iterations=60), "runs/bench"):
 ...     print(row.iteration, row.J)
@@ -208,7 +209,10 @@ class _Session:
         for _ in range(self.plan.probes):
             settings = self.model.probe(rng)
             runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))
-        self.calibration = self.model.calibrate(runs)
+        found = self.model.calibrate(runs)
+        self.calibration = found.values
+        if found.report:
+            checkpoint.replace(self.place.path / "calibration.txt", found.report.encode())
 
     def follow(self) -> None:
         """The calibration of the iterations to come, from the trajectories of this one."""

@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.insitu.calibrated import Calibration, calibrate, follow, process
+from fluctua.insitu import calibrated
+from fluctua.insitu.calibrated import Calibration
 from fluctua.types import Array, Objective, Params, Process, Trajectories
+
+
+class Calibrated(NamedTuple):
+    """values: a dictionary of arrays, the context of the process. report: for a reader; kept as calibration.txt."""
+
+    values: dict[str, Array]
+    report: str = ""
 
 
 class Model(NamedTuple):
@@ -18,8 +26,8 @@ class Model(NamedTuple):
 
     process: drift and noise as functions of the settings; its context is one row of the calibration. start: settings to
     begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
-    [(settings, trajectories), …] to a calibration, a dictionary of arrays. follow: (calibration, settings,
-    trajectories) -> the calibration after those trajectories; None if it stays as it is. points: samples a trajectory.
+    [(settings, trajectories), …] to a `Calibrated`. follow: (values, settings, trajectories) -> the values after those
+    trajectories; None if they stay as they are. points: samples a trajectory.
     """
 
     process: Process
@@ -28,7 +36,7 @@ class Model(NamedTuple):
     lower: Params
     upper: Params
     probe: Callable[[np.random.Generator], Params]
-    calibrate: Callable[[list[tuple[Params, Trajectories]]], dict[str, Array]]
+    calibrate: Callable[[list[tuple[Params, Trajectories]]], Calibrated]
     follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
     points: int | None = None
 
@@ -51,25 +59,28 @@ def network_model(
     >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
     """
     task = tcmt.transmission(network, horizon=(points - 1) * interval, dt=interval, s=s)
-    driven = int(network.lead_sites[0])
     sites, bonds = network.sites, len(network.bonds)
 
     def probe(rng: np.random.Generator) -> Params:
         # half of the range about the start: wide enough for gains, and no bond is switched off
         return {"omega": rng.uniform(-1, 1, sites), "kappa": rng.uniform(0.5, 1.5, bonds)}
 
-    def moved(calibration: Calibration, settings: Params, trajectories: Trajectories) -> Calibration:
-        return follow(calibration, network, settings, trajectories, rate=rate, driven=driven)
+    def calibrate(runs: list[tuple[Params, Trajectories]]) -> Calibrated:
+        fits = calibrated.fit_runs(task, runs)
+        return Calibrated(calibrated.calibrate(task, runs, fits), calibrated.describe(task, runs, fits))
+
+    def follow(values: Calibration, settings: Params, trajectories: Trajectories) -> Calibration:
+        return calibrated.follow(values, task, settings, trajectories, rate=rate)
 
     real = jnp.result_type(float)
     return Model(
-        process=process(network, driven),
+        process=calibrated.process(task),
         objective=task.objective,
         start={"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)},
         lower={"omega": omega[0], "kappa": kappa[0]},
         upper={"omega": omega[1], "kappa": kappa[1]},
         probe=probe,
-        calibrate=lambda runs: calibrate(network, runs, driven=driven),
-        follow=moved if rate > 0 else None,
+        calibrate=calibrate,
+        follow=follow if rate > 0 else None,
         points=points,
     )

@@ -4,6 +4,11 @@
 
 θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺ e^{iφ} (drives,)}.
 γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what enters is their sum and their product.
+A θ without chi is of a network without Kerr effect, whose ω is then found several times better.
+
+The drift is linear in features of the state too, which makes a fit quick (`feature_fit`):
+
+    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ, Re f, Im f).
 """
 
 from __future__ import annotations
@@ -21,6 +26,15 @@ from fluctua.tcmt.tasks import Task
 from fluctua.types import Array, Params, Process, PyTree
 
 
+class Entries(NamedTuple):
+    """Terms v θ_p φ_f of component `row` of the drift. (K,) each"""
+
+    row: np.ndarray
+    parameter: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
 @dataclass(frozen=True)
 class LinearDrift:
     """μ as above: (theta, x, t, context) -> (2N,)."""
@@ -35,14 +49,50 @@ class LinearDrift:
         psi = to_psi(x)
         origin = carrier(self.drives)
         kappa = theta["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
-        frequency = theta["omega"] + (origin if self.frame == "lab" else 0.0) + theta["chi"] * abs2(psi)
+        frequency = theta["omega"] + (origin if self.frame == "lab" else 0.0)
+        if "chi" in theta:
+            frequency = frequency + theta["chi"] * abs2(psi)
         rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - theta["decay"] * psi
-        for k, drive in enumerate(self.drives):
-            turning = drive.frequency - (origin if self.frame == "rotating" else 0.0)
-            shape = (1.0 if drive.envelope is None else drive.envelope(t)) * jnp.exp(-1j * turning * t)
+        for k, shape in enumerate(self._shapes(t)):
             source = (theta["drive_re"][k] + 1j * theta["drive_im"][k]) * shape
-            rate = rate.at[int(self.network.lead_sites[drive.lead])].add(source)
+            rate = rate.at[int(self.network.lead_sites[self.drives[k].lead])].add(source)
         return to_x(rate)
+
+    def features(self, x: Array, t: Array, context: PyTree) -> Array:
+        """φ. (4N + 2 drives,)"""
+        shapes = jnp.stack([jnp.asarray(s) for s in self._shapes(t)]) if self.drives else jnp.zeros(0, complex)
+        bright = jnp.tile(abs2(to_psi(x)), 2) * x
+        return jnp.concatenate([x, bright, shapes.real.astype(x.dtype), shapes.imag.astype(x.dtype)])
+
+    def entries(self, theta: Params) -> Entries:
+        """The terms of μ that are linear in θ, p counted as `ravel_pytree` does."""
+        n, (i, j) = self.network.sites, self.network.bonds.T
+        re, im = np.arange(n), np.arange(n) + n  # rows of the drift, and the features Re ψ, Im ψ
+        bright, shape = 2 * n, 4 * n
+        lead = np.array([int(self.network.lead_sites[d.lead]) for d in self.drives], int)
+        d = np.arange(len(lead))
+        # −iψ has the real part Im ψ and the imaginary part −Re ψ
+        turn = lambda site, other, offset=0: [(site, other + n + offset, 1.0), (site + n, other + offset, -1.0)]
+        parts = {
+            "omega": turn(re, re),
+            "chi": turn(re, re, bright),
+            "kappa": turn(i, j) + turn(j, i),
+            "decay": [(re, re, -1.0), (im, im, -1.0)],
+            "drive_re": [(lead, shape + d, 1.0), (lead + n, shape + len(d) + d, 1.0)],
+            "drive_im": [(lead, shape + len(d) + d, -1.0), (lead + n, shape + d, 1.0)],
+        }
+        first, rows = 0, []
+        for name in sorted(theta):
+            size = np.size(theta[name])
+            rows += [(row, first + np.arange(size), f, np.full(size, v)) for row, f, v in parts[name]]
+            first += size
+        return Entries(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+    def _shapes(self, t: Array) -> list[Array]:
+        """f_k(t), complex, in the frame of the drift."""
+        origin = carrier(self.drives) if self.frame == "rotating" else 0.0
+        envelope = lambda drive: 1.0 if drive.envelope is None else drive.envelope(t)
+        return [envelope(drive) * jnp.exp(-1j * (drive.frequency - origin) * t) for drive in self.drives]
 
 
 @dataclass(frozen=True)
@@ -63,15 +113,15 @@ class LinearModel(NamedTuple):
     theta: dict[str, np.ndarray]
 
 
-def linear_model(task: Task, theta: Params) -> LinearModel:
-    """The calibration's model of a task at θ."""
+def linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
+    """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or zero."""
     if task.copies > 1:
         raise ValueError(
             "calibrate from a recording of one experiment (transmission); this one holds two side by side."
         )
     c = coefficients(task.network, theta)  # refuses leads on several resonators
     amplitude = [c.lead_coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
-    values = {"omega": c.omega, "kappa": c.kappa, "chi": c.chi, "decay": c.decay}
+    values = {"omega": c.omega, "kappa": c.kappa, "decay": c.decay} | ({"chi": c.chi} if kerr else {})
     values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
     drift = LinearDrift(task.network, task.drives, task.frame, task.modulation)
     noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2).tolist()))
