@@ -207,8 +207,8 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     fitted = np.load(tmp_path / "fit.npz")
     assert abs(fitted["kappa"][0] - 1.0) < 0.05
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        assert set(r.description.noise) == {
-            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr",
+        assert set(r.description.noise) >= {
+            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr", "drift_kappa",
         }  # fmt: skip
 
 
@@ -222,6 +222,30 @@ def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     known = np.isfinite(flat(found.fit.stderr))
     z = (flat(found.fit.theta) - flat(found.expected))[known] / flat(found.fit.stderr)[known]
     assert np.abs(z).max() < tolerance(len(z))
+
+
+def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
+    """Isolation: both copies have the same ω, κ, χ, Γ, and each its own drive. The file has κ[0] wrong by 10 %."""
+    network = tcmt.chain(3, chi=0.01)
+    task = tcmt.isolation(network, horizon=2.0, dt=0.01)
+    theta = {"omega": jnp.array([0.1, -0.2, 0.0]), "kappa": jnp.array([0.9, 1.1]), "chi": jnp.full(3, 0.01)}
+    model = linear_model(task, theta)
+    x = jax.random.normal(jax.random.key(1), (12,))
+    ours, theirs = (jax.jit(check.process(p).drift) for p in (model.process, task.process))
+    np.testing.assert_allclose(ours(model.theta, x, 0.7, None), theirs(theta, x, 0.7, None), rtol=1e-12)
+    np.testing.assert_allclose(model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12)
+    head = insitu.describe(task, theta, dtype="complex128", seed=2)
+    assert list(insitu.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
+    insitu.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        found = insitu.calibrate(r, insitu.model_of(r), bias=False)
+    assert found.fit.unresolved == ()
+    assert len(found.fit.theta["drive_re"]) == 2
+    z = (flat(found.fit.theta) - flat(model.theta)) / flat(found.fit.stderr)
+    assert np.abs(z).max() < tolerance(len(z))
+    set_to = (0.9 - 1.0) / float(found.fit.stderr["kappa"][0])
+    assert abs(set_to) > 10  # so that the fit, which is right, cannot be the start that it was given
+    assert np.abs((found.noise.diffusion - found.model_diffusion) / found.noise.diffusion_stderr).max() < tolerance(12)
 
 
 def test_gains_need_settings_that_differ():

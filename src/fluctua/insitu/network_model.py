@@ -4,6 +4,9 @@
 
 θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺ e^{iφ} (drives,)}.
 γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what enters is their sum and their product.
+
+Where a task runs several experiments side by side (isolation: forward and backward), they are copies of one device: ω,
+κ, χ and Γ are shared, and every copy tells about them; the drives are each their own.
 """
 
 from __future__ import annotations
@@ -23,20 +26,22 @@ from fluctua.types import Array, Params, Process, PyTree
 
 @dataclass(frozen=True)
 class LinearDrift:
-    """μ as above: (theta, x, t, context) -> (2N,)."""
+    """μ as above: (theta, x, t, context) -> (2CN,), for C copies of a network, all in `network`."""
 
     network: tcmt.Network
     drives: tuple[tcmt.Drive, ...]
     frame: Frame
     modulation: Modulation | None
+    copies: int = 1
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-        """dψ/dt as quadratures. (2N,)"""
+        """dψ/dt as quadratures. (2CN,)"""
         psi = to_psi(x)
         origin = carrier(self.drives)
-        kappa = theta["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
-        frequency = theta["omega"] + (origin if self.frame == "lab" else 0.0) + theta["chi"] * abs2(psi)
-        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - theta["decay"] * psi
+        omega, kappa, chi, decay = (jnp.tile(theta[k], self.copies) for k in ("omega", "kappa", "chi", "decay"))
+        kappa = kappa + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
+        frequency = omega + (origin if self.frame == "lab" else 0.0) + chi * abs2(psi)
+        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - decay * psi
         for k, drive in enumerate(self.drives):
             turning = drive.frequency - (origin if self.frame == "rotating" else 0.0)
             shape = (1.0 if drive.envelope is None else drive.envelope(t)) * jnp.exp(-1j * turning * t)
@@ -65,14 +70,11 @@ class LinearModel(NamedTuple):
 
 def linear_model(task: Task, theta: Params) -> LinearModel:
     """The calibration's model of a task at θ."""
-    if task.copies > 1:
-        raise ValueError(
-            "calibrate from a recording of one experiment (transmission); this one holds two side by side."
-        )
     c = coefficients(task.network, theta)  # refuses leads on several resonators
-    amplitude = [c.lead_coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
+    coupling = np.tile(c.lead_coupling, task.copies)
+    amplitude = [coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
     values = {"omega": c.omega, "kappa": c.kappa, "chi": c.chi, "decay": c.decay}
     values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
-    drift = LinearDrift(task.network, task.drives, task.frame, task.modulation)
-    noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2).tolist()))
+    drift = LinearDrift(task.simulated, task.drives, task.frame, task.modulation, task.copies)
+    noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2 * task.copies).tolist()))
     return LinearModel(Process(drift, noise), {name: np.asarray(v, float) for name, v in values.items()})

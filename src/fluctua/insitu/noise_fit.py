@@ -125,14 +125,20 @@ def _sums(
     return sums, jnp.einsum("eni,enj->ij", e, e)
 
 
+def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
+    """Whether s² of all components together (M,) stands out from its errors (M,) by more than `CLEAR` of them."""
+    if not np.all(np.isfinite(stderr) & (stderr > 0)):
+        return False
+    return bool(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)) > CLEAR)
+
+
 def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int) -> NoiseFit:
     count = len(sums["rate"])
     steps = transitions / count
     mean = lambda v: v.mean(axis=0)
     error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
     s2, s2_error = -mean(sums["next"]), error(sums["next"])
-    pooled = np.sum(s2 / s2_error**2) / np.sqrt(np.sum(1 / s2_error**2)) if count > 1 else 0.0
-    seen = bool(pooled > CLEAR)
+    seen = observation_seen(s2, s2_error)
     corrected = sums["rate"] + (sums["next_rate"] if seen else 0.0)  # E[r²]/2Δt + E[r r']/Δt
     ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)

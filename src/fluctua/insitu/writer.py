@@ -10,6 +10,7 @@ moment. This covers crashes and kills of the program; a power cut may take what 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from fluctua.insitu import layout, superblock
 from fluctua.insitu.description import GROUPS, Description, table_value
+from fluctua.insitu.disk import check_room
 
 
 class Writer:
@@ -97,7 +99,7 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
 def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft = _draft(path)
     try:
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
@@ -136,6 +138,16 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
     `force` is for a writer on another one that is known to be dead.
     """
     path = Path(path)
+    if not _not_being_written(path, force=force):
+        return False
+    superblock.unmark(path)
+    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
+        layout.resize(file, layout.complete(file))
+    return True
+
+
+def _not_being_written(path: Path, *, force: bool) -> bool:
+    """Whether the file has the mark of a writer. Refuses if that one is alive, unless `force`."""
     try:
         if not superblock.marked(path):
             return False
@@ -145,10 +157,12 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
         writer = str(file.attrs.get("writer", ""))
     if not force and _alive(writer):
         raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
-    superblock.unmark(path)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.resize(file, layout.complete(file))
     return True
+
+
+def _draft(path: Path) -> Path:
+    """The name of a file that is not whole yet."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def _growing(path: Path, description: Description) -> Writer:
@@ -204,11 +218,41 @@ def _context(d: Description, given: Mapping[str, Any] | None) -> dict[str, np.nd
 
 
 def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
-    """Write or replace one table of a closed recording: the noise calibration, most often."""
+    """Write or replace one table of a recording: the noise calibration, most often.
+
+    In a copy, which then takes the file's place in one step: HDF5 adds a table by rewriting parts of its index in the
+    place where they are, and a kill in the middle would cost the trajectories. So the file is the old one or the new
+    one at every moment, after a kill and after a power cut; it takes as much room again while it is done.
+
+    >>> put_table("run.nc", "noise", {"diffusion": np.array([0.1, 0.1])})
+    """
     if name not in GROUPS:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
-    repair(path)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        if name in file:
-            del file[name]
-        layout.write_table(file.create_group(name), {k: table_value(k, v, name) for k, v in table.items()})
+    values = {k: table_value(k, v, name) for k, v in table.items()}
+    path = Path(path).resolve()  # a link stays a link
+    _not_being_written(path, force=False)
+    check_room(path, path.stat().st_size, "A table is written in a copy of the file; make room, or copy it elsewhere.")
+    draft = _draft(path)
+    try:
+        shutil.copy2(path, draft)
+        repair(draft, force=True)
+        with h5py.File(draft, "r+", libver=layout.LIBVER) as file:
+            if name in file:
+                del file[name]
+            layout.write_table(file.create_group(name), values)
+        sync(draft)
+        os.replace(draft, path)
+        sync(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk itself."""
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
