@@ -104,6 +104,19 @@ def test_observation_noise_is_told_from_diffusion():
     assert found.whiteness.min() > 1e-3  # its own memory, of one lag, is not held against it
 
 
+@pytest.mark.parametrize("observed", [0.0, 0.1])
+def test_noise_of_samples_far_apart_is_unmixed(observed):
+    """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is no Q of either."""
+    coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
+    found = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
+    assert found.observation_seen == bool(observed)
+    # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and less
+    assert np.abs((found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr).max() < tolerance(2)
+    assert np.abs((found.observation_variance - observed**2) / found.observation_stderr).max() < tolerance(2)
+    mixed = (found.quadratic_variation - SIGMA**2 / 2) / found.quadratic_variation_stderr
+    assert np.abs(mixed).max() > 10
+
+
 def test_coloured_noise_is_not_white():
     memory = {}
 
