@@ -1,6 +1,7 @@
 """In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
 
 from fluctua.insitu.actuators import Gains, actuator_gains
+from fluctua.insitu.advising import FileAdvice, advise_file
 from fluctua.insitu.applied import Applied, apply_calibration
 from fluctua.insitu.calibrating import Calibration, calibrate
 from fluctua.insitu.description import Description
@@ -21,6 +22,7 @@ __all__ = [
     "Applied",
     "Calibration",
     "Description",
+    "FileAdvice",
     "Finding",
     "Fit",
     "Gains",
@@ -33,6 +35,7 @@ __all__ = [
     "Visibility",
     "Writer",
     "actuator_gains",
+    "advise_file",
     "append_to",
     "apply_calibration",
     "calibrate",

@@ -36,15 +36,20 @@ def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
 
     >>> spreading(process, theta, recording.trajectories(0, 1, load=True)).weights
     """
-    count, times = len(data.x), len(data.t)
-    rng = np.random.default_rng(0)
-    found = []
-    for j, n in zip(rng.integers(count, size=STATES), rng.integers(times - 1, size=STATES), strict=True):
-        context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
-        x, t = jnp.asarray(data.x[j, n], jnp.result_type(float)), jnp.asarray(data.t[n], jnp.result_type(float))
-        jacobian = np.asarray(jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x), np.float64)  # noqa: B023
-        found.append(_over(jacobian, float(data.t[n + 1] - data.t[n])))
+    found = [_over(jacobian, dt) for jacobian, dt in jacobians(process, theta, data)]
     return Spreading(*(np.mean(part, axis=0) for part in zip(*found, strict=True)))
+
+
+def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
+    """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
+    rng, dtype = np.random.default_rng(0), jnp.result_type(float)
+    slope = jax.jit(jax.jacfwd(lambda x, t, context: process.drift(theta, x, t, context)))
+    found = []
+    for j, n in zip(rng.integers(len(data.x), size=STATES), rng.integers(len(data.t) - 1, size=STATES), strict=True):
+        context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
+        at = slope(jnp.asarray(data.x[j, n], dtype), jnp.asarray(data.t[n], dtype), context)
+        found.append((np.asarray(at, np.float64), float(data.t[n + 1] - data.t[n])))
+    return found
 
 
 def _over(jacobian: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
