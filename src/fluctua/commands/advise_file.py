@@ -80,10 +80,12 @@ def _repetitions(found: FileAdvice, rate: float | None) -> list[str]:
         lines.append(f"  The gradient does not stand out yet from the noise of {r.recorded:,} trajectories.")
     else:
         lines.append(f"  {r.recorded:,} trajectories give the gradient to {_percent(r.reached)}.")
-    lines.append(f"  {_percent(r.error):<6} takes {_count(r.whole, rate)}.")
+    lines.append(f"  {_percent(r.error)} takes {_count(r.whole, rate)}.")
     lines.append(f"  100 %, at which a step still points within 45° of uphill, takes {_count(r.training, rate)}.")
     lines.append(f"  {r.clear} of {r.trainable} components stand out by two standard errors.")
-    lines.append(f"  {_percent(r.share)} of them to {_percent(r.error)} each takes {_count(r.components, rate)}.")
+    lines.append(
+        f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes {_count(r.components, rate)}."
+    )
     return lines
 
 

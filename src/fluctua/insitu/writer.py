@@ -22,7 +22,12 @@ import numpy as np
 
 from fluctua.insitu import layout, superblock
 from fluctua.insitu.description import GROUPS, Description, table_value
-from fluctua.insitu.disk import check_room
+from fluctua.insitu.disk import check_room, expected_bytes
+
+FEWER = (
+    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on another disk; "
+    "or make room."
+)
 
 
 class Writer:
@@ -74,11 +79,19 @@ class Writer:
         self.close()
 
 
-def create(path: str | Path, description: Description, *, replace: bool = False) -> Writer:
-    """A new recording without trajectories. An existing file is left alone unless `replace`."""
+def create(
+    path: str | Path, description: Description, *, replace: bool = False, trajectories: int | None = None
+) -> Writer:
+    """A new recording without trajectories. An existing file is left alone unless `replace`.
+
+    trajectories: how many are to come, if that is known: a recording that would not fit on the disk is then refused.
+    """
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
+    if trajectories is not None:
+        freed = path.stat().st_size if path.exists() else 0
+        check_room(path, expected_bytes(description, trajectories), FEWER, freed=freed)
     _begin(path, description, [], {})
     return _growing(path, description)
 
@@ -91,6 +104,7 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
     path = Path(path)
     if path.exists():
         raise ValueError(f"{path} exists; choose another name, or remove it.")
+    check_room(path, expected_bytes(description, len(x)), FEWER)
     known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
     rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
     _begin(path, description, [_states(description, one) for one in x], rows)
@@ -115,8 +129,11 @@ def _begin(path: Path, description: Description, states: list[np.ndarray], conte
         draft.unlink(missing_ok=True)
 
 
-def append_to(path: str | Path) -> Writer:
-    """An existing recording, to go on with. One whose writer was killed is repaired first."""
+def append_to(path: str | Path, *, trajectories: int | None = None) -> Writer:
+    """An existing recording, to go on with. One whose writer was killed is repaired first.
+
+    trajectories: how many it is to have in the end, if that is known; refused if the rest would not fit on the disk.
+    """
     from fluctua.insitu.reader import open_recording
 
     path = Path(path)
@@ -124,7 +141,8 @@ def append_to(path: str | Path) -> Writer:
     with open_recording(path) as recording:
         if recording.kind != "recording":
             raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
-        description = recording.description
+        description, more = recording.description, max(0, (trajectories or 0) - recording.count)
+    check_room(path, expected_bytes(description, more) if more else 0, FEWER)
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
         layout.resize(file, layout.complete(file))
         file.attrs["writer"] = _me()
