@@ -5,6 +5,10 @@ the memory of the process. In single-writer mode (SWMR) metadata reach the file 
 every moment, and `flush` hands everything to the operating system, which outlives the process. So a
 trajectory is written and flushed first, and only then its number, which is what counts it. A reader may look at any
 moment. This covers crashes and kills of the program; a power cut may take what the system had not yet put on disk.
+
+`durable` covers power cuts. The states are on the disk itself (fsync) before their number is written, and the number
+is when `append` returns. What a cut then leaves is the file of one moment with some pages of the next: every trajectory
+that counts is whole, which the tests try with such mixtures.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -38,10 +43,16 @@ class Writer:
     ...         writer.append(x, {"phase": phase})
     """
 
-    def __init__(self, path: Path, file: h5py.File, description: Description):
-        self.path, self.description = path, description
+    def __init__(self, path: Path, file: h5py.File, description: Description, durable: bool | float = False):
+        if durable is not True and not durable >= 0:
+            raise ValueError(f"`durable` is True, False or the seconds between two syncs; got {durable!r}.")
+        self.path, self.description, self.durable = path, description, durable
         self._file = file
+        self._synced = time.monotonic()
         self.count = layout.complete(file)
+        if durable:
+            self._sync()
+            sync(path.parent)
 
     def append(self, x: Any, context: Mapping[str, Any] | None = None) -> int:
         """One trajectory x (T+1, C), with its context; returns its number. It is safe when this returns.
@@ -58,10 +69,15 @@ class Writer:
             rows.resize(n + 1, axis=0)
             rows[n] = value
         self._file.flush()
+        due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
+        if due:
+            self._sync()
         index = self._file["trajectory"]  # after the flush: the number says that what it counts is in the file
         index.resize(n + 1, axis=0)
         index[n] = n
         self._file.flush()
+        if due:
+            self._sync()
         self.count = n + 1
         return n
 
@@ -69,6 +85,12 @@ class Writer:
         """Leave a file that any HDF5 or netCDF program opens."""
         if self._file:
             self._file.close()
+            if self.durable:
+                sync(self.path)
+
+    def _sync(self) -> None:
+        os.fsync(self._file.id.get_vfd_handle())
+        self._synced = time.monotonic()
 
     def __enter__(self) -> Writer:
         return self
@@ -80,11 +102,18 @@ class Writer:
 
 
 def create(
-    path: str | Path, description: Description, *, replace: bool = False, trajectories: int | None = None
+    path: str | Path,
+    description: Description,
+    *,
+    replace: bool = False,
+    trajectories: int | None = None,
+    durable: bool | float = False,
 ) -> Writer:
     """A new recording without trajectories. An existing file is left alone unless `replace`.
 
     trajectories: how many are to come, if that is known: a recording that would not fit on the disk is then refused.
+    durable: True waits for the disk at every trajectory, which then survives a power cut; a number of seconds waits no
+    more often than that, and a cut may take what came since (see docs/recordings.md).
     """
     path = Path(path)
     if path.exists() and not replace:
@@ -93,7 +122,7 @@ def create(
         freed = path.stat().st_size if path.exists() else 0
         check_room(path, expected_bytes(description, trajectories), FEWER, freed=freed)
     _begin(path, description, [], {})
-    return _growing(path, description)
+    return _growing(path, description, durable)
 
 
 def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
@@ -129,10 +158,11 @@ def _begin(path: Path, description: Description, states: list[np.ndarray], conte
         draft.unlink(missing_ok=True)
 
 
-def append_to(path: str | Path, *, trajectories: int | None = None) -> Writer:
+def append_to(path: str | Path, *, trajectories: int | None = None, durable: bool | float = False) -> Writer:
     """An existing recording, to go on with. One whose writer was killed is repaired first.
 
     trajectories: how many it is to have in the end, if that is known; refused if the rest would not fit on the disk.
+    durable: as for `create`.
     """
     from fluctua.insitu.reader import open_recording
 
@@ -146,7 +176,7 @@ def append_to(path: str | Path, *, trajectories: int | None = None) -> Writer:
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
         layout.resize(file, layout.complete(file))
         file.attrs["writer"] = _me()
-    return _growing(path, description)
+    return _growing(path, description, durable)
 
 
 def repair(path: str | Path, *, force: bool = False) -> bool:
@@ -183,10 +213,10 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
-def _growing(path: Path, description: Description) -> Writer:
+def _growing(path: Path, description: Description, durable: bool | float) -> Writer:
     file = h5py.File(path, "r+", libver=layout.LIBVER)
     file.swmr_mode = True
-    return Writer(path, file, description)
+    return Writer(path, file, description, durable)
 
 
 def _me() -> str:
