@@ -104,6 +104,19 @@ def test_observation_noise_is_told_from_diffusion():
     assert found.whiteness.min() > 1e-3  # its own memory, of one lag, is not held against it
 
 
+@pytest.mark.parametrize("observed", [0.0, 0.1])
+def test_noise_of_samples_far_apart_is_unmixed(observed):
+    """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is no Q of either."""
+    coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
+    found = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
+    assert found.observation_seen == bool(observed)
+    # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and less
+    assert np.abs((found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr).max() < tolerance(2)
+    assert np.abs((found.observation_variance - observed**2) / found.observation_stderr).max() < tolerance(2)
+    mixed = (found.quadratic_variation - SIGMA**2 / 2) / found.quadratic_variation_stderr
+    assert np.abs(mixed).max() > 10
+
+
 def test_coloured_noise_is_not_white():
     memory = {}
 
@@ -207,8 +220,8 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     fitted = np.load(tmp_path / "fit.npz")
     assert abs(fitted["kappa"][0] - 1.0) < 0.05
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        assert set(r.description.noise) == {
-            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr",
+        assert set(r.description.noise) >= {
+            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr", "drift_kappa",
         }  # fmt: skip
 
 
@@ -224,6 +237,30 @@ def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     assert np.abs(z).max() < tolerance(len(z))
 
 
+def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
+    """Isolation: both copies have the same ω, κ, χ, Γ, and each its own drive. The file has κ[0] wrong by 10 %."""
+    network = tcmt.chain(3, chi=0.01)
+    task = tcmt.isolation(network, horizon=2.0, dt=0.01)
+    theta = {"omega": jnp.array([0.1, -0.2, 0.0]), "kappa": jnp.array([0.9, 1.1]), "chi": jnp.full(3, 0.01)}
+    model = linear_model(task, theta)
+    x = jax.random.normal(jax.random.key(1), (12,))
+    ours, theirs = (jax.jit(check.process(p).drift) for p in (model.process, task.process))
+    np.testing.assert_allclose(ours(model.theta, x, 0.7, None), theirs(theta, x, 0.7, None), rtol=1e-12)
+    np.testing.assert_allclose(model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12)
+    head = insitu.describe(task, theta, dtype="complex128", seed=2)
+    assert list(insitu.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
+    insitu.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        found = insitu.calibrate(r, insitu.model_of(r), bias=False)
+    assert found.fit.unresolved == ()
+    assert len(found.fit.theta["drive_re"]) == 2
+    z = (flat(found.fit.theta) - flat(model.theta)) / flat(found.fit.stderr)
+    assert np.abs(z).max() < tolerance(len(z))
+    set_to = (0.9 - 1.0) / float(found.fit.stderr["kappa"][0])
+    assert abs(set_to) > 10  # so that the fit, which is right, cannot be the start that it was given
+    assert np.abs((found.noise.diffusion - found.model_diffusion) / found.noise.diffusion_stderr).max() < tolerance(12)
+
+
 def test_gains_need_settings_that_differ():
     fit = insitu.fit_drift(linear(20, 20), PROCESS, THETA)
     with pytest.raises(ValueError, match="span 0 dimensions"):
@@ -236,15 +273,17 @@ def test_gains_need_settings_that_differ():
 
 
 @pytest.mark.parametrize("frame", ["rotating", "lab"])
-def test_entries_are_the_derivatives_of_the_drift(frame):
+@pytest.mark.parametrize("make", [tcmt.transmission, tcmt.isolation])
+def test_entries_are_the_derivatives_of_the_drift(make, frame):
     network = tcmt.rectangular(2, 3)
-    task = tcmt.transmission(network, horizon=0.1, dt=0.01, sigma_kappa=0.2, frame=frame)
+    task = make(network, horizon=0.1, dt=0.01, sigma_kappa=0.2, frame=frame)
     theta = {"omega": np.linspace(-1, 1, 6), "kappa": np.linspace(0.5, 1.5, 7), "chi": np.linspace(-0.1, 0.1, 6)}
     model = linear_model(task, theta)
     rng = np.random.default_rng(0)
-    x, t, context = jnp.asarray(rng.normal(size=12)), jnp.asarray(0.3), _one_context(task)
+    width = 12 * task.copies
+    x, t, context = jnp.asarray(rng.normal(size=width)), jnp.asarray(0.3), _one_context(task)
     drift, entry = model.process.drift, model.process.drift.entries(model.theta)
-    told = np.zeros((12, sum(np.size(v) for v in model.theta.values())))
+    told = np.zeros((width, sum(np.size(v) for v in model.theta.values())))
     np.add.at(
         told, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
     )

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def advise(
     source: Annotated[
-        str, typer.Argument(metavar="PRESET|RUN|PARAMS.npz", help="demo, paper, a TOML file, a run folder, parameters")
+        str,
+        typer.Argument(
+            metavar="PRESET|RUN|PARAMS.npz|RECORDING",
+            help="demo, paper, a TOML file, a run folder, parameters, or a recording",
+        ),
     ] = "paper",
     error: Annotated[
         float | None, typer.Option(help="wanted relative error of the gradient", show_default="0.1")
@@ -34,14 +38,27 @@ def advise(
     config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
     backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     seed: Annotated[int, typer.Option(help="of the pilots")] = 0,
+    share: Annotated[float, typer.Option(help="recordings: of the components, each to --error")] = 0.9,
+    score: Annotated[str, typer.Option(help="recordings: euler, or local-linear for samples far apart")] = "euler",
+    noise: Annotated[str, typer.Option(help="recordings: auto, file or nominal, as for estimate")] = "auto",
+    theta_: Annotated[str, typer.Option("--theta", help="recordings: set or calibrated, as for estimate")] = "set",
+    model: Annotated[Path | None, typer.Option(help="recordings: a Python file with `process` and `objective`")] = None,
+    params: Annotated[Path | None, typer.Option(help="recordings: .npz of parameters, in place of the file's")] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="recordings: NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """How much noise, how many trajectories and how long an accurate gradient takes, from small pilots."""
+    """How much noise, how many trajectories and how long an accurate gradient takes, from small pilots.
+
+    Of a recording: how many trajectories, how far apart the samples should be, and whether the readout is in the way.
+    """
     import jax
 
     from fluctua import tcmt
     from fluctua.advise import advise as measure
     from fluctua.build import resolve_backend
+    from fluctua.commands import advise_file
 
     try:
         if backend not in ("auto", "cpu", "cuda"):
@@ -51,6 +68,15 @@ def advise(
         for name, value in (("--error", error), ("--rate", rate), ("--return-bias", return_bias)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value:g}.")
+        if map_ or advise_file.is_recording(source):
+            advise_file.refuse(
+                {"--trajectories": trajectories, "--sigma-w": sigma_w or None, "--sigma-kappa": sigma_kappa}
+            )
+            advise_file.advise_from(
+                source, error=error or 0.1, share=share, rate=rate, score=score, baseline=baseline, noise=noise,
+                theta=theta_, model=model, params=params, map_=map_, as_json=as_json,
+            )  # fmt: skip
+            return
         task, theta, told = _find(source, iteration, config)
         if sigma_kappa is not None:
             task = tcmt.with_noise(task, sigma_kappa=sigma_kappa)

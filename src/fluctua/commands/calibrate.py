@@ -27,7 +27,9 @@ def calibrate(
         list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")] = None,
-    write: Annotated[bool, typer.Option("--write", help="keep the noise calibration in FILE itself")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Drift, noise and actuator gains from recordings, and whether the model can be trusted with a gradient."""
@@ -52,7 +54,7 @@ def calibrate(
                         recording, m, transition=transition, bias=bias and len(files) == 1,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
                     )  # fmt: skip
-                    components, kind = recording.description.components, recording.kind
+                    components, kind, count = recording.description.components, recording.kind, recording.count
                     settings.append(dict(recording.description.settings))
                 fits.append(found.fit)
                 told["files"].append({"file": str(file), "components": components, **_numbers(found)})
@@ -61,7 +63,7 @@ def calibrate(
                     typer.echo(f"{file}\n\n{describe(found, components)}\n")
                     status.start()
                 if write:
-                    _write(file, kind, found.noise)
+                    _write(file, kind, found, count)
             gains = actuator_gains(settings, fits) if len(files) > 1 and any(settings) else None
         if out is not None:
             _save(out, found.fit, m.theta)
@@ -70,6 +72,8 @@ def calibrate(
     if as_json:
         typer.echo(json.dumps(plain({**told, "gains": gains})))
         return
+    if write:
+        typer.echo(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
     if gains is not None:
         typer.echo(describe_gains(gains))
     elif len(files) > 1:
@@ -100,10 +104,13 @@ def _save(out: Path, fit: Any, theta: Any) -> None:
     np.savez(out, **values)
 
 
-def _write(file: Path, kind: str, noise: Any) -> None:
+def _write(file: Path, kind: str, found: Any, count: int) -> None:
+    from fluctua.insitu.noise_table import table_of
     from fluctua.insitu.writer import put_table
 
     if kind != "recording":
-        raise ValueError(f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}.")
-    names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
-    put_table(file, "noise", {name: getattr(noise, name) for name in names})
+        raise ValueError(
+            f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put noise.diffusion and "
+            "noise.observation_variance into it yourself (docs/recordings.md), or use --out and --params."
+        )
+    put_table(file, "noise", table_of(found, count))

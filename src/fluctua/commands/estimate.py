@@ -31,8 +31,15 @@ def estimate(
     ] = None,
     score: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
     baseline: Annotated[str, typer.Option(help="time, none, mean or optimal")] = "time",
+    noise: Annotated[
+        str, typer.Option(help="whose diffusion Q: auto, file (its calibration) or nominal (the model's)")
+    ] = "auto",
+    theta: Annotated[
+        str, typer.Option(help="parameters of the drift: set, or calibrated (as fitted in the file's calibration)")
+    ] = "set",
     observation_noise: Annotated[
-        float | None, typer.Option(help="standard deviation of the measurement's own noise, to correct for")
+        float | None,
+        typer.Option(help="standard deviation of the measurement's own noise to correct for, in place of the file's"),
     ] = None,
     map_: Annotated[
         list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
@@ -43,11 +50,12 @@ def estimate(
 ) -> None:
     """Gradient with error bars from a recording, which may be larger than memory.
 
-    A recording of a resonator network carries its own model. Parameters that need channels nobody recorded are refused
-    by name.
+    A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
+    is used. Parameters that need channels nobody recorded are refused by name.
     """
     from fluctua import full_score, local_linear_score
     from fluctua.insitu import estimating
+    from fluctua.insitu.applied import apply_calibration
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.reader import open_recording
     from fluctua.insitu.recording_model import model_of
@@ -60,7 +68,14 @@ def estimate(
             raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
         with open_recording(file, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
             precision(recording.description.dtype)
-            m = model_of(recording, model, parameters(params))
+            if params is not None and theta == "calibrated":
+                raise ValueError("--params and --theta calibrated both say what the parameters are: give one of them.")
+            applied = apply_calibration(
+                recording, model_of(recording, model, parameters(params)), noise=noise, theta=theta
+            )
+            m, variance = applied.model, applied.observation_variance
+            if observation_noise is not None:
+                variance = np.array(observation_noise**2) if observation_noise else None
             result = estimating.estimate(
                 recording,
                 m.process,
@@ -70,7 +85,7 @@ def estimate(
                 baseline=baseline,
                 observed=m.observed,
                 size=m.size,
-                observation_noise=None if observation_noise is None else observation_noise**2,
+                observation_noise=variance,
                 chunk_bytes=chunk_mb * 2**20,
                 progress=progress,
             )
@@ -86,9 +101,20 @@ def estimate(
         arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
         np.savez(out, **arrays)
     if as_json:
-        typer.echo(json.dumps(plain(_told(result, seconds))))
+        used = {
+            "noise": "nominal" if applied.ratio is None else "file",
+            "diffusion_ratio": applied.ratio,
+            "observation_variance": variance,
+            "theta": theta,
+            "said": applied.said,
+        }
+        typer.echo(json.dumps(plain({**_told(result, seconds), "used": used})))
         return
     _print(result, label)
+    for line in applied.said:
+        typer.echo(line)
+    if observation_noise is not None:
+        typer.echo(f"observation noise: {observation_noise:g}, as given")
     typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
 
 

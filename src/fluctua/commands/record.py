@@ -65,10 +65,8 @@ def record(
             provenance=note,
             settings=_settings(setting),
         )
-        if replace and not append:
-            out.unlink(missing_ok=True)
         with bar("recording") as progress:
-            for done in run(out, task, head, trajectories, append=append):
+            for done in run(out, task, head, trajectories, append=append, replace=replace):
                 progress(done, trajectories)
     except KeyboardInterrupt:
         again = " ".join(["fluctua", *sys.argv[1:], *([] if append else ["--append"])])

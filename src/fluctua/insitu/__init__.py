@@ -1,6 +1,8 @@
 """In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
 
 from fluctua.insitu.actuators import Gains, actuator_gains
+from fluctua.insitu.advising import FileAdvice, advise_file
+from fluctua.insitu.applied import Applied, apply_calibration
 from fluctua.insitu.calibrating import Calibration, calibrate
 from fluctua.insitu.description import Description
 from fluctua.insitu.drift_fit import Fit, fit_drift
@@ -8,6 +10,7 @@ from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.inspection import Finding, Inspection, inspect
 from fluctua.insitu.noise_fit import NoiseFit, fit_noise
+from fluctua.insitu.noise_table import NoiseTable, read_noise, table_of
 from fluctua.insitu.observation import corrected_gradient
 from fluctua.insitu.reader import RecordingFile, open_recording
 from fluctua.insitu.recording_model import RecordingModel, model_of
@@ -16,20 +19,25 @@ from fluctua.insitu.simulated import describe, record
 from fluctua.insitu.writer import Writer, append_to, create, put_table, repair, save
 
 __all__ = [
+    "Applied",
     "Calibration",
     "Description",
+    "FileAdvice",
     "Finding",
     "Fit",
     "Gains",
     "Inspection",
     "NoiseFit",
+    "NoiseTable",
     "RecordingFile",
     "RecordingModel",
     "ResidualReport",
     "Visibility",
     "Writer",
     "actuator_gains",
+    "advise_file",
     "append_to",
+    "apply_calibration",
     "calibrate",
     "corrected_gradient",
     "create",
@@ -42,8 +50,10 @@ __all__ = [
     "model_of",
     "open_recording",
     "put_table",
+    "read_noise",
     "record",
     "repair",
     "save",
+    "table_of",
     "visibility",
 ]

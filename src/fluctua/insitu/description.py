@@ -61,8 +61,8 @@ class Description:
             put("context", {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()} or None)
         for group in GROUPS:
             put(group, {plain_name(k, group): table_value(k, v, group) for k, v in getattr(self, group).items()})
-        put("software", self.software or _software())
-        put("created", self.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+        put("software", self.software or software_name())
+        put("created", self.created or now())
 
     @property
     def is_complex(self) -> bool:
@@ -110,7 +110,13 @@ def table_value(name: str, value: Any, group: str) -> Any:
     return array
 
 
-def _software() -> str:
+def now() -> str:
+    """The time as files have it, ISO 8601 in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def software_name() -> str:
+    """`fluctua` and its version."""
     try:
         return f"fluctua {version('fluctua')}"
     except PackageNotFoundError:

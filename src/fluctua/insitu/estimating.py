@@ -23,11 +23,19 @@ CHUNK_BYTES = 256 * 2**20
 BASELINES = {"optimal": optimal, "mean": mean}
 
 
+PARTS = 10
+"""Independent parts of a recording whose estimates can be compared."""
+
+
 class Result(NamedTuple):
-    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; else None."""
+    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; else None.
+
+    parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
+    """
 
     estimate: Estimate
     view: Visibility | None
+    parts: np.ndarray | None = None
 
 
 def estimate(
@@ -76,17 +84,18 @@ def estimate(
     if baseline in BASELINES:
         if observation_noise is not None:
             raise ValueError('correcting for observation noise works with baseline "time" or "none".')
+        parts = None
         found = gradient(
             process, objective, theta, recording.trajectories(), score=score, baseline=BASELINES[baseline](),
             block_bytes=chunk_bytes,
         )  # fmt: skip
     elif baseline in ("time", "none"):
-        found = _by_chunks(
+        found, parts = _by_chunks(
             recording, process, objective, theta, score, baseline, observation_noise, chunk_bytes, progress
         )
     else:
         raise ValueError(f'`baseline` must be "time", "none", "optimal" or "mean"; got {baseline!r}.')
-    return Result(found if view is None else _blank(found, view), view)
+    return Result(found if view is None else _blank(found, view), view, parts)
 
 
 def _by_chunks(
@@ -99,7 +108,7 @@ def _by_chunks(
     noise: Any,
     chunk_bytes: int,
     progress: Callable[[int, int], None] | None,
-) -> Estimate:
+) -> tuple[Estimate, np.ndarray | None]:
     rewards, checked = check.objective(objective), check.process(process)
     size = min(recording.chunk_size(chunk_bytes), -(-recording.count // 2))  # two chunks at least
     total, done = 2 * recording.count, 0
@@ -129,7 +138,7 @@ def _by_chunks(
         done += len(chunk.x)
         if progress:
             progress(done, total)
-    return sums.estimate()
+    return sums.estimate(), sums.by_parts()
 
 
 class _Sums:
@@ -139,6 +148,7 @@ class _Sums:
         flat, self._unravel = ravel_pytree(theta)
         self.count = 0
         self.g, self.g2 = np.zeros(flat.size), np.zeros(flat.size)
+        self.parts = np.zeros((PARTS, flat.size))
         self.shift: float | None = None
         self.r = self.r2 = 0.0
 
@@ -148,11 +158,17 @@ class _Sums:
         )
         self.g += rows.sum(axis=0)
         self.g2 += (rows**2).sum(axis=0)
+        np.add.at(self.parts, (self.count + np.arange(len(rows))) % PARTS, rows)
         if self.shift is None:  # returns are large against their spread
             self.shift = float(returns.mean())
         self.r += float((returns - self.shift).sum())
         self.r2 += float(((returns - self.shift) ** 2).sum())
         self.count += len(returns)
+
+    def by_parts(self) -> np.ndarray | None:
+        """Means of every PARTS-th trajectory, if each has two at least."""
+        each = (self.count - np.arange(PARTS) + PARTS - 1) // PARTS
+        return self.parts / each[:, None] if self.count >= 2 * PARTS else None
 
     def estimate(self) -> Estimate:
         n = self.count

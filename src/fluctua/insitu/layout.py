@@ -42,8 +42,7 @@ def write_head(file: h5py.File, description: Description) -> None:
         scale.make_scale(scale.name.strip("/"))
     time.attrs["units"] = d.time_units
     steps, width = len(d.t), len(d.channels)
-    dtype = np.dtype(d.dtype)
-    rows = max(1, min(steps, CHUNK_BYTES // (width * dtype.itemsize)))
+    dtype, rows = np.dtype(d.dtype), chunk_rows(d)
     x = file.create_dataset(
         "x", (0, steps, width), maxshape=(None, steps, width), chunks=(1, rows, width), dtype=dtype, fletcher32=True
     )
@@ -62,6 +61,11 @@ def write_head(file: h5py.File, description: Description) -> None:
         table = getattr(d, name)
         if table:
             write_table(file.create_group(name), table)
+
+
+def chunk_rows(d: Description) -> int:
+    """Times in one chunk of the states."""
+    return max(1, min(len(d.t), CHUNK_BYTES // (len(d.channels) * np.dtype(d.dtype).itemsize)))
 
 
 def write_table(group: h5py.Group, table: Any) -> None:

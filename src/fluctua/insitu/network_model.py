@@ -6,6 +6,9 @@
 γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what enters is their sum and their product.
 A θ without chi is of a network without Kerr effect, whose ω is then found several times better.
 
+Where a task runs several experiments side by side (isolation: forward and backward), they are copies of one device: ω,
+κ, χ and Γ are shared, and every copy tells about them; the drives are each their own.
+
 The drift is linear in features of the state too, which makes a fit quick (`feature_fit`):
 
     ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ, Re f, Im f).
@@ -37,29 +40,31 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearDrift:
-    """μ as above: (theta, x, t, context) -> (2N,)."""
+    """μ as above: (theta, x, t, context) -> (2CN,), for C copies of a network, all in `network`."""
 
     network: tcmt.Network
     drives: tuple[tcmt.Drive, ...]
     frame: Frame
     modulation: Modulation | None
+    copies: int = 1
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-        """dψ/dt as quadratures. (2N,)"""
+        """dψ/dt as quadratures. (2CN,)"""
         psi = to_psi(x)
         origin = carrier(self.drives)
-        kappa = theta["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
-        frequency = theta["omega"] + (origin if self.frame == "lab" else 0.0)
-        if "chi" in theta:
-            frequency = frequency + theta["chi"] * abs2(psi)
-        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - theta["decay"] * psi
+        shared = {name: jnp.tile(theta[name], self.copies) for name in theta if not name.startswith("drive")}
+        kappa = shared["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
+        frequency = shared["omega"] + (origin if self.frame == "lab" else 0.0)
+        if "chi" in shared:
+            frequency = frequency + shared["chi"] * abs2(psi)
+        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - shared["decay"] * psi
         for k, shape in enumerate(self._shapes(t)):
             source = (theta["drive_re"][k] + 1j * theta["drive_im"][k]) * shape
             rate = rate.at[int(self.network.lead_sites[self.drives[k].lead])].add(source)
         return to_x(rate)
 
     def features(self, x: Array, t: Array, context: PyTree) -> Array:
-        """φ. (4N + 2 drives,)"""
+        """φ. (4CN + 2 drives,)"""
         shapes = jnp.stack([jnp.asarray(s) for s in self._shapes(t)]) if self.drives else jnp.zeros(0, complex)
         bright = jnp.tile(abs2(to_psi(x)), 2) * x
         return jnp.concatenate([x, bright, shapes.real.astype(x.dtype), shapes.imag.astype(x.dtype)])
@@ -83,8 +88,8 @@ class LinearDrift:
         }
         first, rows = 0, []
         for name in sorted(theta):
-            size = np.size(theta[name])
-            rows += [(row, first + np.arange(size), f, np.full(size, v)) for row, f, v in parts[name]]
+            size = np.size(theta[name])  # of one device; the copies follow one another
+            rows += [(row, first + np.arange(len(row)) % size, f, np.full(len(row), v)) for row, f, v in parts[name]]
             first += size
         return Entries(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
@@ -115,14 +120,11 @@ class LinearModel(NamedTuple):
 
 def linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
     """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or zero."""
-    if task.copies > 1:
-        raise ValueError(
-            "calibrate from a recording of one experiment (transmission); this one holds two side by side."
-        )
     c = coefficients(task.network, theta)  # refuses leads on several resonators
-    amplitude = [c.lead_coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
+    coupling = np.tile(c.lead_coupling, task.copies)
+    amplitude = [coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
     values = {"omega": c.omega, "kappa": c.kappa, "decay": c.decay} | ({"chi": c.chi} if kerr else {})
     values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
-    drift = LinearDrift(task.network, task.drives, task.frame, task.modulation)
-    noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2).tolist()))
+    drift = LinearDrift(task.simulated, task.drives, task.frame, task.modulation, task.copies)
+    noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2 * task.copies).tolist()))
     return LinearModel(Process(drift, noise), {name: np.asarray(v, float) for name, v in values.items()})

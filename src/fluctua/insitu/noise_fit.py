@@ -5,7 +5,8 @@ observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε
 
     E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
 
-the intercept and the slope of the quadratic variation against the lag. Every number comes with an error from the
+the intercept and the slope of the quadratic variation against the lag. Over intervals that need local linearisation
+components mix, which is undone (`spreading`). Every number comes with an error from the
 scatter of single trajectories.
 """
 
@@ -22,6 +23,7 @@ from scipy.stats import chi2
 from fluctua import check
 from fluctua.insitu.drift_fit import Transition, pieces, with_diffusion
 from fluctua.insitu.reader import RecordingFile
+from fluctua.insitu.spreading import Spreading, spreading
 from fluctua.local_linear import euler
 from fluctua.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
 
@@ -86,7 +88,8 @@ def fit_noise(
         cross = cross + np.asarray(products, np.float64)
         transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    return _reduced(sums, cross, transitions)
+    mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
+    return _reduced(sums, cross, transitions, mixed)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -125,15 +128,25 @@ def _sums(
     return sums, jnp.einsum("eni,enj->ij", e, e)
 
 
-def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int) -> NoiseFit:
-    count = len(sums["rate"])
+def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
+    """Whether s² of all components together (M,) stands out from its errors (M,) by more than `CLEAR` of them."""
+    if not np.all(np.isfinite(stderr) & (stderr > 0)):
+        return False
+    return bool(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)) > CLEAR)
+
+
+def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, mixed: Spreading | None) -> NoiseFit:
+    count, size = sums["rate"].shape
+    if mixed is None:
+        mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
     steps = transitions / count
     mean = lambda v: v.mean(axis=0)
     error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
-    s2, s2_error = -mean(sums["next"]), error(sums["next"])
-    pooled = np.sum(s2 / s2_error**2) / np.sqrt(np.sum(1 / s2_error**2)) if count > 1 else 0.0
-    seen = bool(pooled > CLEAR)
-    corrected = sums["rate"] + (sums["next_rate"] if seen else 0.0)  # E[r²]/2Δt + E[r r']/Δt
+    s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
+    seen = observation_seen(s2, s2_error)
+    blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
+    own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
+    corrected = np.linalg.solve(mixed.weights, own.T).T
     ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
     later = np.arange(2, LAGS + 1)

@@ -8,7 +8,7 @@ To second order in ε the estimator computed from y in place of x gains three te
 
 (a) is taken off the score and (b) off each trajectory's gradient. Exact where U and g are at most quadratic in the
 state, as for a linear network. Q in the process must be that of the system: a quadratic variation that takes ε for
-diffusion, Q + S/Δt, shrinks the whole gradient (`fluctua.insitu.noise` separates the two).
+diffusion, Q + S/Δt, shrinks the whole gradient (`fluctua.insitu.noise_fit` separates the two).
 
 The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer intervals with
 `local_linear_score` get them back.

@@ -65,21 +65,22 @@ def describe(
 
 
 def record(
-    path: str | Path, task: Task, description: Description, count: int, *, append: bool = False
+    path: str | Path, task: Task, description: Description, count: int, *, append: bool = False, replace: bool = False
 ) -> Iterator[int]:
     """Simulate until the recording has `count` trajectories, and yield their number after each.
 
     With `append` an existing recording is continued: trajectory j is the same whether the recording was
-    interrupted before it or not. Close the generator to stop early; the file is complete at any moment.
+    interrupted before it or not. `replace` overwrites it. Close the generator to stop early; the file is complete at
+    any moment. What would not fit on the disk is refused before it begins.
 
     >>> for done in record("run.nc", task, describe(task, theta, every=10), 500): ...
     """
     check.count(count)
     if append and Path(path).exists():
-        writer = append_to(path)
+        writer = append_to(path, trajectories=count)
         _same(path, writer.description, description)
     else:
-        writer = create(path, description)
+        writer = create(path, description, replace=replace, trajectories=count)
     how = description.simulation
     key, noise_key = jax.random.split(jax.random.key(int(how["seed"])))
     theta = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in description.parameters.items()}

@@ -5,12 +5,18 @@ the memory of the process. In single-writer mode (SWMR) metadata reach the file 
 every moment, and `flush` hands everything to the operating system, which outlives the process. So a
 trajectory is written and flushed first, and only then its number, which is what counts it. A reader may look at any
 moment. This covers crashes and kills of the program; a power cut may take what the system had not yet put on disk.
+
+`durable` covers power cuts. The states are on the disk itself (fsync) before their number is written, and the number
+is when `append` returns. What a cut then leaves is the file of one moment with some pages of the next: every trajectory
+that counts is whole, which the tests try with such mixtures.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +27,12 @@ import numpy as np
 
 from fluctua.insitu import layout, superblock
 from fluctua.insitu.description import GROUPS, Description, table_value
+from fluctua.insitu.disk import check_room, expected_bytes
+
+FEWER = (
+    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on another disk; "
+    "or make room."
+)
 
 
 class Writer:
@@ -31,10 +43,16 @@ class Writer:
     ...         writer.append(x, {"phase": phase})
     """
 
-    def __init__(self, path: Path, file: h5py.File, description: Description):
-        self.path, self.description = path, description
+    def __init__(self, path: Path, file: h5py.File, description: Description, durable: bool | float = False):
+        if durable is not True and not durable >= 0:
+            raise ValueError(f"`durable` is True, False or the seconds between two syncs; got {durable!r}.")
+        self.path, self.description, self.durable = path, description, durable
         self._file = file
+        self._synced = time.monotonic()
         self.count = layout.complete(file)
+        if durable:
+            self._sync()
+            sync(path.parent)
 
     def append(self, x: Any, context: Mapping[str, Any] | None = None) -> int:
         """One trajectory x (T+1, C), with its context; returns its number. It is safe when this returns.
@@ -51,10 +69,15 @@ class Writer:
             rows.resize(n + 1, axis=0)
             rows[n] = value
         self._file.flush()
+        due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
+        if due:
+            self._sync()
         index = self._file["trajectory"]  # after the flush: the number says that what it counts is in the file
         index.resize(n + 1, axis=0)
         index[n] = n
         self._file.flush()
+        if due:
+            self._sync()
         self.count = n + 1
         return n
 
@@ -62,6 +85,12 @@ class Writer:
         """Leave a file that any HDF5 or netCDF program opens."""
         if self._file:
             self._file.close()
+            if self.durable:
+                sync(self.path)
+
+    def _sync(self) -> None:
+        os.fsync(self._file.id.get_vfd_handle())
+        self._synced = time.monotonic()
 
     def __enter__(self) -> Writer:
         return self
@@ -72,13 +101,28 @@ class Writer:
         self.close()
 
 
-def create(path: str | Path, description: Description, *, replace: bool = False) -> Writer:
-    """A new recording without trajectories. An existing file is left alone unless `replace`."""
+def create(
+    path: str | Path,
+    description: Description,
+    *,
+    replace: bool = False,
+    trajectories: int | None = None,
+    durable: bool | float = False,
+) -> Writer:
+    """A new recording without trajectories. An existing file is left alone unless `replace`.
+
+    trajectories: how many are to come, if that is known: a recording that would not fit on the disk is then refused.
+    durable: True waits for the disk at every trajectory, which then survives a power cut; a number of seconds waits no
+    more often than that, and a cut may take what came since (see docs/recordings.md).
+    """
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
+    if trajectories is not None:
+        freed = path.stat().st_size if path.exists() else 0
+        check_room(path, expected_bytes(description, trajectories), FEWER, freed=freed)
     _begin(path, description, [], {})
-    return _growing(path, description)
+    return _growing(path, description, durable)
 
 
 def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
@@ -89,6 +133,7 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
     path = Path(path)
     if path.exists():
         raise ValueError(f"{path} exists; choose another name, or remove it.")
+    check_room(path, expected_bytes(description, len(x)), FEWER)
     known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
     rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
     _begin(path, description, [_states(description, one) for one in x], rows)
@@ -97,7 +142,7 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
 def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft = _draft(path)
     try:
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
@@ -113,8 +158,12 @@ def _begin(path: Path, description: Description, states: list[np.ndarray], conte
         draft.unlink(missing_ok=True)
 
 
-def append_to(path: str | Path) -> Writer:
-    """An existing recording, to go on with. One whose writer was killed is repaired first."""
+def append_to(path: str | Path, *, trajectories: int | None = None, durable: bool | float = False) -> Writer:
+    """An existing recording, to go on with. One whose writer was killed is repaired first.
+
+    trajectories: how many it is to have in the end, if that is known; refused if the rest would not fit on the disk.
+    durable: as for `create`.
+    """
     from fluctua.insitu.reader import open_recording
 
     path = Path(path)
@@ -122,11 +171,12 @@ def append_to(path: str | Path) -> Writer:
     with open_recording(path) as recording:
         if recording.kind != "recording":
             raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
-        description = recording.description
+        description, more = recording.description, max(0, (trajectories or 0) - recording.count)
+    check_room(path, expected_bytes(description, more) if more else 0, FEWER)
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
         layout.resize(file, layout.complete(file))
         file.attrs["writer"] = _me()
-    return _growing(path, description)
+    return _growing(path, description, durable)
 
 
 def repair(path: str | Path, *, force: bool = False) -> bool:
@@ -136,6 +186,16 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
     `force` is for a writer on another one that is known to be dead.
     """
     path = Path(path)
+    if not _not_being_written(path, force=force):
+        return False
+    superblock.unmark(path)
+    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
+        layout.resize(file, layout.complete(file))
+    return True
+
+
+def _not_being_written(path: Path, *, force: bool) -> bool:
+    """Whether the file has the mark of a writer. Refuses if that one is alive, unless `force`."""
     try:
         if not superblock.marked(path):
             return False
@@ -145,16 +205,18 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
         writer = str(file.attrs.get("writer", ""))
     if not force and _alive(writer):
         raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
-    superblock.unmark(path)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.resize(file, layout.complete(file))
     return True
 
 
-def _growing(path: Path, description: Description) -> Writer:
+def _draft(path: Path) -> Path:
+    """The name of a file that is not whole yet."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
+
+
+def _growing(path: Path, description: Description, durable: bool | float) -> Writer:
     file = h5py.File(path, "r+", libver=layout.LIBVER)
     file.swmr_mode = True
-    return Writer(path, file, description)
+    return Writer(path, file, description, durable)
 
 
 def _me() -> str:
@@ -204,11 +266,41 @@ def _context(d: Description, given: Mapping[str, Any] | None) -> dict[str, np.nd
 
 
 def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
-    """Write or replace one table of a closed recording: the noise calibration, most often."""
+    """Write or replace one table of a recording: the noise calibration, most often.
+
+    In a copy, which then takes the file's place in one step: HDF5 adds a table by rewriting parts of its index in the
+    place where they are, and a kill in the middle would cost the trajectories. So the file is the old one or the new
+    one at every moment, after a kill and after a power cut; it takes as much room again while it is done.
+
+    >>> put_table("run.nc", "noise", {"diffusion": np.array([0.1, 0.1])})
+    """
     if name not in GROUPS:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
-    repair(path)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        if name in file:
-            del file[name]
-        layout.write_table(file.create_group(name), {k: table_value(k, v, name) for k, v in table.items()})
+    values = {k: table_value(k, v, name) for k, v in table.items()}
+    path = Path(path).resolve()  # a link stays a link
+    _not_being_written(path, force=False)
+    check_room(path, path.stat().st_size, "A table is written in a copy of the file; make room, or copy it elsewhere.")
+    draft = _draft(path)
+    try:
+        shutil.copy2(path, draft)
+        repair(draft, force=True)
+        with h5py.File(draft, "r+", libver=layout.LIBVER) as file:
+            if name in file:
+                del file[name]
+            layout.write_table(file.create_group(name), values)
+        sync(draft)
+        os.replace(draft, path)
+        sync(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk itself."""
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,98 @@
+"""Advice from a recording: how many repetitions, how far apart the samples, and whether the readout is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua import check
+from fluctua.insitu.applied import apply_calibration
+from fluctua.insitu.estimating import CHUNK_BYTES, estimate
+from fluctua.insitu.hidden import observed_model
+from fluctua.insitu.noise_fit import fit_noise
+from fluctua.insitu.noise_table import read_noise
+from fluctua.insitu.reader import RecordingFile
+from fluctua.insitu.recording_model import RecordingModel
+from fluctua.insitu.repetitions import Repetitions, repetitions
+from fluctua.insitu.sampling import Sampling, sampling
+from fluctua.local_linear import euler, local_linear, local_linear_score
+from fluctua.score import full_score
+
+ENOUGH = 200
+"""Trajectories from which the noise is measured where the file has no calibration."""
+
+
+class FileAdvice(NamedTuple):
+    """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none was seen.
+
+    observation_bound: standard deviation that would have been seen, where it was measured here. said: what was used.
+    """
+
+    repetitions: Repetitions
+    sampling: Sampling
+    observation: np.ndarray | None
+    observation_bound: float | None
+    said: tuple[str, ...]
+
+
+def advise_file(
+    recording: RecordingFile,
+    model: RecordingModel,
+    *,
+    error: float = 0.1,
+    share: float = 0.9,
+    score: str = "euler",
+    baseline: str = "time",
+    noise: str = "auto",
+    theta: str = "set",
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> FileAdvice:
+    """What the recording says about the next one. The noise is that of its calibration, or else is measured here.
+
+    error: wanted of the gradient, relative. share: of the components, each to that error. score: "euler" or
+    "local-linear". noise, theta: as for `apply_calibration`.
+
+    >>> with open_recording("run.nc") as recording:
+    ...     advise_file(recording, model_of(recording), error=0.2).repetitions.whole
+    """
+    if score not in ("euler", "local-linear"):
+        raise ValueError(f'`score` must be "euler" or "local-linear"; got {score!r}.')
+    if baseline not in ("time", "none"):
+        raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
+    applied = apply_calibration(recording, model, noise=noise, theta=theta)
+    m, said, bound = applied.model, list(applied.said), None
+    process, objective = check.process(m.process), m.objective
+    if m.hidden:
+        assert m.observed is not None
+        assert m.size is not None
+        process, objective = observed_model(process, objective, tuple(map(int, m.observed)), m.size)
+    some = recording.trajectories(0, min(ENOUGH, recording.count), load=True)
+    if applied.ratio is None:
+        fit = fit_noise(some, process, m.theta, transition=euler if score == "euler" else local_linear)
+        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
+        q = np.where(fit.diffusion > 0, fit.diffusion, fit.quadratic_variation)
+        s2 = np.maximum(fit.observation_variance, 0) if fit.observation_seen else None
+        bound = float(np.sqrt(max(np.max(fit.observation_variance + 2 * fit.observation_stderr), 0)))
+        said.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} trajectories")
+    else:
+        table = read_noise(recording.description)
+        assert table is not None
+        q, s2 = table.diffusion, table.observation_variance
+    result = estimate(
+        recording,
+        m.process,
+        m.objective,
+        m.theta,
+        score=full_score if score == "euler" else local_linear_score,
+        baseline=baseline,
+        observed=m.observed,
+        size=m.size,
+        observation_noise=s2,
+        chunk_bytes=chunk_bytes,
+        progress=progress,
+    )
+    interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
+    return FileAdvice(repetitions(result, error=error, share=share), interval, s2, bound, tuple(said))

@@ -1,0 +1,172 @@
+"""Advice from a recording, against systems whose gradient, variance and Euler bias are known."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fluctua as fl
+from fluctua import insitu
+from fluctua.cli import app
+from fluctua.insitu.estimating import PARTS, Result
+from fluctua.insitu.repetitions import repetitions
+from fluctua.insitu.sampling import sampling
+from fluctua.types import Estimate
+
+PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * jnp.ones(2))
+OBJECTIVE = fl.Objective(terminal=lambda th, x: jnp.sum(x))
+THETA = {"a": jnp.array([0.3, -0.2])}
+T = np.linspace(0, 1, 51)
+
+
+def result(samples):
+    """As `insitu.estimate` gives it, from gradients of single trajectories {name: (E, P)}."""
+    count = len(next(iter(samples.values())))
+    mean = {n: v.mean(axis=0) for n, v in samples.items()}
+    error = {n: v.std(axis=0) / np.sqrt(count - 1) for n, v in samples.items()}
+    rows = np.concatenate([samples[n] for n in sorted(samples)], axis=1)
+    parts = np.array([rows[k::PARTS].mean(axis=0) for k in range(PARTS)])
+    return Result(Estimate(mean, error, mean, jnp.zeros(()), jnp.zeros(()), count), None, parts)
+
+
+def test_as_many_as_needed_give_the_error_asked_for():
+    """Normal samples with known |∇J|² and V: S = Σ_f |∇J|²/V is found, its error is the spread, and E = F/(Sε²)."""
+    rng = np.random.default_rng(0)
+    g = {"a": 0.3 * np.arange(1.0, 6), "b": np.array([0.5])}
+    truth = sum(np.sum(v**2) / (4.0 * v.size) for v in g.values())
+    found = []
+    for _ in range(200):
+        found.append(repetitions(result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2))
+    s = np.array([f.signal for f in found])
+    assert abs(s[:, 0].mean() - truth) < 4 * s[:, 0].std() / np.sqrt(200)
+    assert 0.8 < s[:, 1].mean() / s[:, 0].std() < 1.25
+    clear = [f for f in found if not f.whole.at_least]
+    assert len(clear) > 190
+    assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(2 / (truth * 0.04), rel=0.1)
+    assert clear[0].reached == pytest.approx(0.2 * np.sqrt(clear[0].whole.trajectories / 400))
+    assert clear[0].training.trajectories == pytest.approx(clear[0].whole.trajectories * 0.04)
+
+
+def test_a_share_of_the_components():
+    """Ten components of 1…10 times the error of one trajectory: eight of them need the third's, (1/(3ε))²."""
+    rng = np.random.default_rng(1)
+    samples = {"a": np.arange(1.0, 11) + rng.normal(size=(10_000, 10))}
+    found = repetitions(result(samples), error=0.01, share=0.8)
+    assert found.components.trajectories == pytest.approx(1e4 / 9, rel=0.05)
+    assert (found.clear, found.trainable) == (10, 10)
+
+
+def test_no_gradient_gets_a_bound_and_no_number():
+    """Without a gradient the bound must hold for the smallest that would have been missed: more than was recorded."""
+    found = repetitions(result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
+    assert found.reached is None
+    assert found.whole.at_least
+    assert found.whole.trajectories > 500
+    assert found.components.at_least
+    with pytest.raises(ValueError, match="`share` in"):
+        repetitions(result({"a": np.ones((40, 1))}), share=0.0)
+
+
+def test_parts_are_the_whole(tmp_path):
+    data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(1), THETA, 57)
+    insitu.save(tmp_path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        found = insitu.estimate(r, PROCESS, OBJECTIVE, baseline="none", chunk_bytes=10 * 51 * 2 * 8)
+    each = np.array([len(range(k, 57, PARTS)) for k in range(PARTS)])
+    np.testing.assert_allclose(each @ found.parts / 57, found.estimate.gradient["a"], rtol=1e-9)
+
+
+# ---------------------------------------------------------------------------------------- the interval
+
+
+def turning(dt, ratio, **options):
+    """Two components that turn into each other at rate 1, the second with `ratio` times the noise power."""
+    process = fl.Process(lambda th, x: jnp.array([[-0.1, 1.0], [-1.0, -0.1]]) @ x, lambda th, x: jnp.ones(2))
+    data = fl.Trajectories(dt * np.arange(20), np.random.default_rng(0).normal(size=(3, 20, 2)))
+    return sampling(process, {"k": jnp.zeros(())}, data, np.array([1.0, ratio]), **options)
+
+
+def test_loud_neighbours_ask_for_faster_sampling():
+    """K + Kᵀ = [[−0.2, √q − 1/√q], [·, −0.2]] for a noise ratio q: norm √q − 1/√q + 0.2; ‖J‖/2 is √1.01/2."""
+    even, uneven = turning(0.01, 1.0), turning(0.01, 100.0)
+    assert even.rate == pytest.approx(np.sqrt(1.01))
+    assert even.euler == pytest.approx(0.01 * np.sqrt(1.01) / 2)
+    assert uneven.euler == pytest.approx(0.01 * (10 - 0.1 + 0.2))
+    assert (even.verdict, uneven.verdict) == ("good", "faster")
+    assert uneven.longest == pytest.approx(0.05 / 10.1)
+    assert turning(0.01, 100.0, local_linear=True).verdict == "good"
+
+
+def test_readout_asks_for_slower_sampling():
+    quiet = turning(0.01, 1.0, observation_variance=np.array([1e-3, 1e-3]))
+    assert quiet.readout == pytest.approx(np.full(2, 0.1))
+    assert (quiet.verdict, quiet.readout_dominates) == ("good", False)
+    loud = turning(0.01, 1.0, observation_variance=np.array([2e-2, 1e-3]))
+    assert loud.readout_dominates
+    assert (loud.shortest, loud.verdict) == (pytest.approx(0.08), "slower")
+    assert turning(0.01, 100.0, observation_variance=np.array([2e-2, 0.0])).verdict == "local-linear"
+    with pytest.raises(ValueError, match="must be positive"):
+        turning(0.01, -1.0)
+
+
+# ----------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """dX = (a − X)dt + 0.5 dW from 0, reward X_T; ∂J/∂a = 1 − (1 − Δt)^T; and the model file."""
+    folder = tmp_path_factory.mktemp("r")
+    data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(3), THETA, 1000)
+    insitu.save(folder / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
+    (folder / "model.py").write_text(
+        "import fluctua as fl, jax.numpy as jnp\n"
+        "process = fl.Process(lambda th, x: th['a'] - x, lambda th, x: 0.5 * jnp.ones(2))\n"
+        "objective = fl.Objective(terminal=lambda th, x: jnp.sum(x))\n"
+    )
+    return folder
+
+
+def invoke(folder, *options):
+    return CliRunner().invoke(app, ["advise", str(folder / "r.nc"), "--model", str(folder / "model.py"), *options])
+
+
+def test_the_command_agrees_with_the_exact_answer(recording):
+    """G = (R − E R) U, both Gaussian: V = Var(R) Var(U) + Cov(R, U)², with Var(U) = 1/σ² = 4 and Cov the slope."""
+    told = json.loads(invoke(recording, "--error", "0.2", "--json").output)
+    f = (1 - 0.02) ** np.arange(50)
+    slope = 0.02 * f.sum()
+    variance = 2 * 0.25 * 0.02 * np.sum(f**2) / 0.25 + slope**2
+    needed = variance / slope**2 / 0.2**2  # one family: 2V over 2 slope²
+    whole, signal, error = told["repetitions"]["whole"], *told["repetitions"]["signal"].values()
+    assert not whole["at_least"]
+    assert abs(signal - slope**2 / variance) < 4 * error
+    assert whole["trajectories"] == pytest.approx(
+        needed, rel=4 * error / signal + 0.1
+    )  # 0.1: V from 1,000 trajectories, twice 5 %
+    assert told["sampling"]["euler"] == pytest.approx(0.04)  # K + Kᵀ = −2
+
+
+def test_the_command_in_words(recording):
+    done = invoke(recording, "--rate", "10")
+    assert done.exit_code == 0, done.output
+    for said in ("HOW MANY REPETITIONS", "at 10 Hz", "None seen", "The interval is right"):
+        assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sigma-w", "0.1"], "a recording has the noise that it has"),
+        (["--score", "exact"], '"euler" or "local-linear"'),
+        (["--baseline", "binned"], 'needs the baseline "time" or "none"'),
+        (["--noise", "file"], "--write"),
+        (["--share", "2"], "`share` in"),
+    ],
+)
+def test_what_is_wrong_is_said(recording, options, message):
+    done = invoke(recording, *options)
+    assert done.exit_code == 2
+    assert message in done.output

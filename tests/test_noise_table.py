@@ -1,0 +1,225 @@
+"""A calibration kept in its recording and used by the estimate, against the exact gradient of a linear network."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fluctua as fl
+from fluctua import insitu, tcmt
+from fluctua.cli import app
+from fluctua.insitu.applied import scaled
+from fluctua.tcmt import exact
+from problems import tolerance
+
+NETWORK = tcmt.chain(3, gamma=0.2)
+NOMINAL = tcmt.transmission(NETWORK, horizon=2.0, dt=0.02)
+THETA = {"omega": jnp.array([0.3, -0.2, 0.4]), "kappa": jnp.array([0.9, 1.2])}
+FACTOR = 1.5
+"""Of the true σ_W over the nominal one: Q is 2.25 times what the file's network says."""
+TRUE = tcmt.with_noise(NOMINAL, sigma_w=0.5 * FACTOR)
+
+
+def recorded(path, task, count, **options):
+    """A file that describes NOMINAL, with trajectories of `task`."""
+    head = insitu.describe(NOMINAL, THETA, dtype="complex128", seed=3, **options)
+    assert list(insitu.record(path, task, head, count))[-1] == count
+
+
+def told(*arguments):
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def z_of(answer, gradient):
+    names = sorted(gradient)
+    pick = lambda table: np.concatenate([np.ravel(table[n]) for n in names])
+    return (pick(answer["gradient"]) - pick(gradient)) / pick(answer["stderr"])
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """Twice the noise power and more, seen through detectors with s² = 0.4 QΔt of the quietest resonator."""
+    path = tmp_path_factory.mktemp("r") / "r.nc"
+    recorded(path, TRUE, 1500, observation_noise=0.03)
+    before = told("estimate", path)
+    written = CliRunner().invoke(app, ["calibrate", str(path), "--no-bias", "--write"])
+    assert written.exit_code == 0, written.output
+    assert "fluctua estimate uses it" in written.output
+    return path, before
+
+
+def test_the_files_own_noise_makes_the_gradient_right(noisy):
+    """|z| of five components against the exact gradient at the true noise.
+
+    Q is known to 0.4 %, and the gradient to 5 % at best: what the error of Q adds to an error bar is (0.4/5)²/2 of it.
+    The nominal Q makes the gradient 2.25 times too large, which is (1 − 1/2.25)/5 % = 11 standard errors; the noise of
+    the detectors, left alone, another part.
+    """
+    path, before = noisy
+    _, gradient = exact.value_and_gradient(TRUE, THETA)
+    after = told("estimate", path)
+    assert after["used"]["noise"] == "file"
+    assert np.abs(z_of(after, gradient)).max() < tolerance(5)
+    np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
+    assert before["used"]["noise"] == "nominal"
+    assert np.abs(z_of(before, gradient)).max() > 8
+    assert z_of(told("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(z_of(before, gradient))
+
+
+def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
+    """With the detectors corrected for, what is left of the error is the factor 2.25 and nothing else."""
+    path, _ = noisy
+    _, gradient = exact.value_and_gradient(TRUE, THETA)
+    nominal = told("estimate", path, "--noise", "nominal", "--observation-noise", 0.03)
+    assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(5)
+
+
+def test_the_table_says_where_it_comes_from(noisy):
+    path, _ = noisy
+    with insitu.open_recording(path) as r:
+        assert r.count == 1500
+        table = r.description.noise
+        found = insitu.read_noise(r.description)
+    assert (table["transition"], int(table["trajectories"])) == ("euler", 1500)
+    assert table["software"].startswith("fluctua")
+    assert "1,500 trajectories, euler transition" in found.origin
+    assert set(found.drift) == {"omega", "kappa", "chi", "decay", "drive_re", "drive_im"}
+    for name in THETA:
+        z = (found.drift[name] - np.asarray(THETA[name])) / found.drift_stderr[name]
+        assert np.abs(z).max() < tolerance(5)
+    said = CliRunner().invoke(app, ["estimate", str(path)])
+    ratio, spread = re.search(r"(\S+) times the model's .* observation noise of (\S+)", said.output).groups()
+    assert float(ratio) == pytest.approx(FACTOR**2, rel=0.03)
+    assert float(spread) == pytest.approx(0.03, rel=0.1)
+
+
+def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
+    """The file has κ[0] 20 % too high and the drive 10 % too low: ∂J/∂κ[1] comes out twice too large.
+
+    A drift that is wrong by Δμ also puts Δμ times its score on every trajectory, which the returns multiply: errors are
+    four times larger, so that the bias is 5 of them and not 20.
+    """
+    path = tmp_path / "r.nc"
+    recorded(path, NOMINAL, 1500)
+    with insitu.open_recording(path) as r:
+        drive = dict(r.description.drive)
+    insitu.put_table(path, "parameters", {"omega": THETA["omega"], "kappa": [1.1, 1.2]})
+    insitu.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
+    _, gradient = exact.value_and_gradient(NOMINAL, THETA)
+    with insitu.open_recording(path) as r:
+        found = insitu.table_of(insitu.calibrate(r, insitu.model_of(r), bias=False), r.count)
+    insitu.put_table(path, "noise", found)
+    wrong, right = told("estimate", path), told("estimate", path, "--theta", "calibrated")
+    assert z_of(wrong, gradient)[1] > tolerance(5)
+    assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
+    assert right["stderr"]["kappa"][1] < 0.5 * wrong["stderr"]["kappa"][1]
+    assert "--theta calibrated" in " ".join(wrong["used"]["said"])
+    assert np.abs(z_of(right, gradient)).max() < tolerance(5)
+
+
+# -------------------------------------------------------------------------------- what is refused, and said
+
+
+def small(path, **noise):
+    insitu.save(
+        path,
+        insitu.Description(np.arange(5.0), ("a", "b"), parameters={"k": 1.0}, noise=noise),
+        np.random.default_rng(0).normal(size=(4, 5, 2)),
+    )
+    return path
+
+
+MODEL = insitu.RecordingModel(
+    fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.array([1.0, 2.0])),
+    fl.Objective(terminal=lambda th, x: x[0]),
+    {"k": jnp.array(1.0)},
+)
+
+
+def test_a_table_of_somebody_else_will_do(tmp_path):
+    with insitu.open_recording(small(tmp_path / "r.nc", diffusion=2.0, observation_variance=[0.1, 0.2])) as r:
+        applied = insitu.apply_calibration(r, MODEL)
+    np.testing.assert_allclose(applied.ratio, [4.0, 1.0])  # 2 over σ²/2 = 0.5 and 2
+    np.testing.assert_allclose(applied.observation_variance, [0.1, 0.2])
+    np.testing.assert_allclose(applied.model.process.noise(MODEL.theta, jnp.ones(2), 0.0, None), [2.0, 2.0])
+    assert "of unknown origin" in applied.said[0]
+
+
+@pytest.mark.parametrize(
+    ("noise", "options", "message"),
+    [
+        ({}, {"noise": "file"}, "calibrate .*r.nc --write"),
+        ({}, {"theta": "calibrated"}, "calibrate .*r.nc --write"),
+        ({"diffusion": [1.0, -0.1]}, {}, "diffusion of -0.1 for b"),
+        ({"diffusion": [1.0, 2.0, 3.0]}, {}, r"each of the 2 components, or one for all; got shape \(3,\)"),
+        ({"diffusion": 1.0}, {"theta": "calibrated"}, "no fitted drift"),
+        ({"diffusion": 1.0, "drift_z": 1.0}, {"theta": "calibrated"}, "is of z, and this model has other"),
+        ({}, {"noise": "guess"}, "one of auto, file, nominal"),
+    ],
+)
+def test_what_a_table_must_have(tmp_path, noise, options, message):
+    with (
+        insitu.open_recording(small(tmp_path / "r.nc", **noise)) as r,
+        pytest.raises(ValueError, match=message),
+    ):
+        insitu.apply_calibration(r, MODEL, **options)
+
+
+def test_noise_is_scaled_in_all_its_forms():
+    """Q -> S Q S whether noise comes as amplitudes, as a matrix, as a product or as a matrix-free diffusion."""
+    from fluctua import check
+    from fluctua.diffusion import diffusion_matrix
+
+    sigma, scale = jnp.array([[1.0, 0.5], [0.0, 2.0]]), np.array([3.0, 0.5])
+    q = sigma @ sigma.T / 2
+    drift = lambda th, x: -x
+    forms = [
+        fl.Process(drift, lambda th, x: sigma),
+        fl.Process(drift, fl.NoiseProduct(lambda th, x, t, c, dw: sigma @ dw, 2)),
+        fl.Process(drift, None, lambda th, x, t, c, v: q @ v),
+    ]
+    for process in forms:
+        found = diffusion_matrix(check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None)
+        np.testing.assert_allclose(found, np.diag(scale) @ q @ np.diag(scale), rtol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------- kills
+
+KILLED = """
+import sys, numpy as np
+from fluctua.insitu.writer import put_table
+print("ready", flush=True)
+k = 0
+while True:
+    put_table(sys.argv[1], "noise", {"diffusion": np.full(2, k + 1.0), "drift_a": np.full(100, float(k))})
+    k += 1
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
+def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
+    path, rng = tmp_path / "r.nc", np.random.default_rng(1)
+    x = rng.normal(size=(30, 50, 2))
+    insitu.save(path, insitu.Description(np.arange(50.0), ("a", "b")), x)
+    for _ in range(6):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(float(rng.uniform(0.0, 0.15)))
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        with h5py.File(path) as file:  # any program opens it, and the table is one that was written, whole
+            np.testing.assert_array_equal(file["x"][:], x)
+            if "noise" in file:
+                table = file["noise"]
+                assert table["diffusion"][0] == table["drift_a"][0] + 1
