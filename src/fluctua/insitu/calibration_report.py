@@ -14,6 +14,8 @@ from fluctua.report import names, with_error
 
 MOST = 8
 ALARM = 1e-3
+SHARED = 0.05
+"""Correlation of kicks below which a diagonal Q is good enough."""
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -106,7 +108,10 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         a, b = np.unravel_index(np.argmax(off), off.shape)
         size = off[a, b] * np.sqrt(n.transitions)
         tail = f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
-        said = "→ is shared between components" if size > limit(m * (m - 1) // 2) else "independent in each component"
+        seen = size > limit(m * (m - 1) // 2)
+        said = "→ is shared between components" if seen and off[a, b] > SHARED else "independent in each component"
+        if seen and off[a, b] <= SHARED:  # an interval that is not short shares that much by itself
+            said = "nearly independent in each component"
         lines.append(f"  {said} {tail}")
     return lines
 
