@@ -218,7 +218,9 @@ def test_going_on_after_a_kill(tmp_path):
     after = history.read(folder / "history.csv")
     assert [row.iteration for row in after] == list(range(last + 4))
     assert after[:last] == before[:last]
-    assert len(list((folder / "recordings").glob("*.nc"))) >= kept + 3
+    files = list((folder / "recordings").glob("*.nc"))
+    assert len(files) >= kept + 3
+    assert after[-1].trajectories == sum(open_recording(f).count for f in files)  # what was cut off was spent too
     assert "trajectories on the instrument" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")
 

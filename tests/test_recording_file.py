@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import h5py
+import hdf5storage
 import numpy as np
 import pytest
 import xarray as xr
@@ -281,6 +282,21 @@ def test_matlab_v73(tmp_path):
         assert float(r.description.parameters["k"]) == 0.5
         np.testing.assert_array_equal(r.x[1:3], np.concatenate([x.real, x.imag], -1)[1:3])
         np.testing.assert_array_equal(r.x[:, 1:3], np.concatenate([x.real, x.imag], -1)[:, 1:3])
+        np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
+
+
+def test_matlab_v73_by_another_writer(tmp_path):
+    """hdf5storage writes what MATLAB's own load takes: cells as references, text as UTF-16, row vectors."""
+    x = np.random.default_rng(4).normal(size=(4, 3, 2)) * (1 - 2j)
+    variables = {"x": x, "t": np.asarray(T)[:, None], "channels": np.array([["left", "right"]], dtype=object),
+                 "units": "µV", "parameters": {"omega": np.array([[1.0, 2.0, 3.0]])},
+                 "context": {"phase": np.arange(4.0)[:, None]}}  # fmt: skip
+    path = str(tmp_path / "a.mat")
+    hdf5storage.savemat(path, variables, format="7.3", store_python_metadata=False, matlab_compatible=True)
+    with insitu.open_recording(path) as r:
+        assert (r.kind, r.description.units, r.description.channels) == ("MATLAB v7.3", "µV", ("left", "right"))
+        np.testing.assert_array_equal(r.description.parameters["omega"], [1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(r.x[:], np.concatenate([x.real, x.imag], -1))
         np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
 
 

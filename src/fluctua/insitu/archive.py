@@ -13,6 +13,7 @@ import numpy as np
 
 from fluctua.insitu.description import Description
 from fluctua.insitu.instrument import Batch
+from fluctua.insitu.reader import open_recording
 from fluctua.insitu.writer import save
 from fluctua.types import Params
 
@@ -41,6 +42,16 @@ class Archive:
         save(path, description, x, {"good": np.asarray(good, float)})
         self.number += 1
         return path
+
+    def trajectories_since(self, number: int) -> int:
+        """Trajectories in the batches from `number` on."""
+        total = 0
+        for k in range(number, self.number):
+            path = self.folder / f"batch-{k:06d}.nc"
+            if path.exists():  # numbers have no gaps unless somebody tidied up
+                with open_recording(path) as recording:
+                    total += recording.count
+        return total
 
 
 def _name(path: tuple) -> str:

@@ -54,6 +54,7 @@ ESTIMATORS: dict[str, MakeEstimator] = {"twin": partial(ppgt, baseline=Twin()), 
 
 
 CALIBRATION = "calibration/"
+CUT_OFF = "cut off"
 COMMAND = "fluctua insitu train"
 
 
@@ -231,14 +232,24 @@ class _Session:
         """A checkpoint: state, calibration, counts."""
         arrays = to_arrays(state) | {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()}
         arrays["counts"] = np.array(json.dumps(self.substrate.counts))
+        arrays["batches"] = np.array(self.substrate.archive.number if self.substrate.archive else 0)
         checkpoint.write(self.place.checkpoints, state.row, arrays, 3)
 
     def load(self, arrays: dict[str, np.ndarray], fresh: State) -> State:
         """The state of a checkpoint."""
         self.substrate.counts = Counter(json.loads(str(arrays["counts"])))
+        self.count_cut_off(int(arrays["batches"]))
         of = {name.removeprefix(CALIBRATION): v for name, v in arrays.items() if name.startswith(CALIBRATION)}
         self.calibration = of
         return from_arrays(arrays, fresh.now)
+
+    def count_cut_off(self, batches: int) -> None:
+        """Batches that came after a checkpoint, which knew of so many, were spent and are measured again."""
+        archive = self.substrate.archive
+        lost = archive.trajectories_since(batches) if archive else 0
+        if lost:
+            self.substrate.counts[CUT_OFF] += lost
+            self.note(Incident(CUT_OFF, lost, f"{lost} trajectories of what was cut off are kept and not used"))
 
     def close(self, state: State | None) -> None:
         """Let go of instrument and folder; leave the settings as plain arrays."""
@@ -256,6 +267,7 @@ def _rows(session: _Session, found: dict[str, np.ndarray] | None) -> Rows:
     try:
         fresh = beginning(theta, session.rule.init(theta))
         if found is None:
+            session.count_cut_off(0)
             session.calibrate()
             state = fresh
             with explained(place, COMMAND):

@@ -6,7 +6,8 @@ within Δ, and a bent path for a straight one. In units of the kicks, with J = �
     Cov[x'] / 2Δ = Q + (JQ + QJᵀ)Δ/2 + …,     bias ≈ max(1.5‖K + Kᵀ‖, 0.75‖J‖) Δ   of the gradient.
 
 The factor is a rule of thumb, from the lattice of docs/calibration.md: it gives 4 % at Δ = 0.002, 20 % at 0.01 and
-100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is large where a quiet component has a loud neighbour.
+100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is large where a quiet component has a
+loud neighbour.
 
 The readout adds 2s² to the variance 2QΔ of an increment: a share s²/(QΔ), which can be corrected for and still costs up
 to as many more trajectories. It falls with Δ, Euler's bias grows with it. Where the two leave no room, the local-linear
