@@ -100,12 +100,13 @@ def test_a_recording_says_how_many_more_it_takes(key):
     data = simulator(key, theta, 2000)
     found = advise_recording(process, objective, theta, data, error=0.2, baseline=fl.none())
     slope = 1 - (1 - 0.02) ** 50
-    assert abs(found.norm2["a"].value - 2 * slope**2) < 4 * found.norm2["a"].error
-    assert found.trajectories == pytest.approx(found.variance["a"] / found.norm2["a"].value / 0.04)
-    assert found.reached == pytest.approx(np.sqrt(found.trajectories / 2000) * 0.2)
     estimate = fl.gradient(process, objective, theta, data, baseline=fl.none())
-    assert found.variance["a"] == pytest.approx(2000 * float(jnp.sum(estimate.stderr["a"] ** 2)))
-    with pytest.raises(ValueError, match="parts of two"):
+    variance = 2000 * float(jnp.sum(estimate.stderr["a"] ** 2))
+    assert abs(found.signal.value - 2 * slope**2 / variance) < 4 * found.signal.error
+    assert not found.whole.at_least
+    assert found.whole.trajectories == pytest.approx(1 / found.signal.value / 0.04)
+    assert found.reached == pytest.approx(np.sqrt(found.whole.trajectories / 2000) * 0.2)
+    with pytest.raises(ValueError, match="parts of a recording"):
         advise_recording(process, objective, theta, simulator(key, theta, 12), baseline=fl.none())
 
 

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli import app
-from fluctua.insitu.estimating import PARTS, Result
-from fluctua.insitu.repetitions import repetitions
 from fluctua.insitu.sampling import sampling
+from fluctua.repetitions import PARTS, repetitions
 from fluctua.types import Estimate
 
 PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * jnp.ones(2))
@@ -23,13 +22,13 @@ T = np.linspace(0, 1, 51)
 
 
 def result(samples):
-    """As `insitu.estimate` gives it, from gradients of single trajectories {name: (E, P)}."""
+    """Estimate and parts as `insitu.estimate` gives them, from gradients of single trajectories {name: (E, P)}."""
     count = len(next(iter(samples.values())))
     mean = {n: v.mean(axis=0) for n, v in samples.items()}
     error = {n: v.std(axis=0) / np.sqrt(count - 1) for n, v in samples.items()}
     rows = np.concatenate([samples[n] for n in sorted(samples)], axis=1)
     parts = np.array([rows[k::PARTS].mean(axis=0) for k in range(PARTS)])
-    return Result(Estimate(mean, error, mean, jnp.zeros(()), jnp.zeros(()), count), None, parts)
+    return Estimate(mean, error, mean, jnp.zeros(()), jnp.zeros(()), count), parts
 
 
 def test_as_many_as_needed_give_the_error_asked_for():
@@ -39,7 +38,7 @@ def test_as_many_as_needed_give_the_error_asked_for():
     truth = sum(np.sum(v**2) / (4.0 * v.size) for v in g.values())
     found = []
     for _ in range(200):
-        found.append(repetitions(result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2))
+        found.append(repetitions(*result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2))
     s = np.array([f.signal for f in found])
     assert abs(s[:, 0].mean() - truth) < 4 * s[:, 0].std() / np.sqrt(200)
     assert 0.8 < s[:, 1].mean() / s[:, 0].std() < 1.25
@@ -54,20 +53,20 @@ def test_a_share_of_the_components():
     """Ten components of 1…10 times the error of one trajectory: eight of them need the third's, (1/(3ε))²."""
     rng = np.random.default_rng(1)
     samples = {"a": np.arange(1.0, 11) + rng.normal(size=(10_000, 10))}
-    found = repetitions(result(samples), error=0.01, share=0.8)
+    found = repetitions(*result(samples), error=0.01, share=0.8)
     assert found.components.trajectories == pytest.approx(1e4 / 9, rel=0.05)
     assert (found.clear, found.trainable) == (10, 10)
 
 
 def test_no_gradient_gets_a_bound_and_no_number():
     """Without a gradient the bound must hold for the smallest that would have been missed: more than was recorded."""
-    found = repetitions(result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
+    found = repetitions(*result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
     assert found.reached is None
     assert found.whole.at_least
     assert found.whole.trajectories > 500
     assert found.components.at_least
     with pytest.raises(ValueError, match="`share` in"):
-        repetitions(result({"a": np.ones((40, 1))}), share=0.0)
+        repetitions(*result({"a": np.ones((40, 1))}), share=0.0)
 
 
 def test_parts_are_the_whole(tmp_path):

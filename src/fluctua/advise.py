@@ -16,7 +16,8 @@ import numpy as np
 
 from fluctua import noise
 from fluctua.baseline import Baseline
-from fluctua.gradient import Samples, ppgt
+from fluctua.gradient import ppgt, reduce_samples
+from fluctua.repetitions import PARTS, Repetitions, repetitions
 from fluctua.scaling import Measured, jackknife
 from fluctua.tcmt.tasks import Task, with_noise
 from fluctua.tradeoff import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, signal, squared_norm
@@ -27,9 +28,6 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 H200 = {False: 1.07e-9 / 143, True: 1.57e-9 / 143}
 """Seconds a trajectory, step and resonator, without and with modulation (results/bench/cuda.json, time-only)."""
-
-SPLIT = 10
-"""Parts of a recording whose estimates are compared."""
 
 
 class Family(NamedTuple):
@@ -189,20 +187,6 @@ def _slopes(
 # ------------------------------------------------------------------------------------------ recordings
 
 
-class RecordingAdvice(NamedTuple):
-    """What a recording can tell at its own noise. trajectories: needed in all for `error`. families: see `Family`.
-
-    reached: the relative error of what was recorded. norm2, variance: {name: |∇J|², V of one trajectory}.
-    """
-
-    recorded: int
-    error: float
-    trajectories: float
-    reached: float
-    norm2: dict[str, Measured]
-    variance: dict[str, float]
-
-
 def advise_recording(
     process: Process,
     objective: Objective,
@@ -210,39 +194,21 @@ def advise_recording(
     trajectories: Trajectories | Iterable[Trajectories],
     *,
     error: float = 0.1,
+    share: float = 0.9,
     baseline: Baseline | None = None,
-) -> RecordingAdvice:
+) -> Repetitions:
     """How many trajectories a relative error of the gradient takes, from some that were recorded.
 
-    The noise of a recording is what it is: σ is not advised. Leaves of θ are its families.
+    The noise of a recording is what it is: σ is not advised. Leaves of θ are its families. share: of the components
+    that are each to have that error. A file is asked by `insitu.advise_file`, which also judges its interval.
 
-    >>> advise_recording(process, objective, theta, Trajectories(t, x), error=0.2).trajectories
+    >>> advise_recording(process, objective, theta, Trajectories(t, x), error=0.2).whole
     """
-    estimator = ppgt(process, objective, _nothing, baseline=baseline)
-    return advise_samples(estimator.samples_of(theta, trajectories), error=error)
-
-
-def advise_samples(samples: Samples, *, error: float = 0.1) -> RecordingAdvice:
-    """The same from gradients of single trajectories that are at hand."""
+    samples = ppgt(process, objective, _nothing, baseline=baseline).samples_of(theta, trajectories)
     count = len(samples.returns)
-    size = count // SPLIT
-    if size < 2:
-        raise ValueError(f"a recording is compared in {SPLIT} parts of two trajectories at least; got {count}.")
-    norm2, variance = {}, {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(samples.gradient):
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
-        each = np.asarray(leaf, float).reshape(count, -1)
-        v = each.var(axis=0, ddof=1)
-        parts = each[: size * SPLIT].reshape(SPLIT, size, -1).mean(axis=1)
-        norm2[name], variance[name] = squared_norm(parts, np.tile(v / size, (SPLIT, 1))), float(v.sum())
-    lifted = signal(list(norm2.values()), list(variance.values()))
-    if not lifted.value > 2 * lifted.error:
-        raise ValueError(
-            f"the gradient does not stand out from the noise of {count:,} trajectories, Σ|∇J|²/V = {lifted}: record "
-            "more, or use a better baseline."
-        )
-    ratio = len(norm2) / lifted.value  # Σ w V / Σ w |∇J|² with w = 1/V
-    return RecordingAdvice(count, error, ratio / error**2, float(np.sqrt(ratio / count)), norm2, variance)
+    rows = np.concatenate([np.asarray(v, float).reshape(count, -1) for v in jax.tree.leaves(samples.gradient)], axis=1)
+    parts = np.array([rows[k::PARTS].mean(axis=0) for k in range(PARTS)]) if count >= 2 * PARTS else None
+    return repetitions(reduce_samples(samples), parts, error=error, share=share)
 
 
 def _nothing(key: Array, theta: Params, count: int) -> Trajectories:

@@ -14,7 +14,7 @@ from fluctua.commands.recordings import bar, mapping, parameters, plain, precisi
 
 if TYPE_CHECKING:
     from fluctua.insitu.advising import FileAdvice
-    from fluctua.insitu.repetitions import Needed
+    from fluctua.repetitions import Needed
 
 
 def is_recording(source: str) -> bool:

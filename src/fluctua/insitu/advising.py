@@ -15,9 +15,9 @@ from fluctua.insitu.noise_fit import fit_noise
 from fluctua.insitu.noise_table import read_noise
 from fluctua.insitu.reader import RecordingFile
 from fluctua.insitu.recording_model import RecordingModel
-from fluctua.insitu.repetitions import Repetitions, repetitions
 from fluctua.insitu.sampling import Sampling, sampling
 from fluctua.local_linear import euler, local_linear, local_linear_score
+from fluctua.repetitions import Repetitions, repetitions
 from fluctua.score import full_score
 
 ENOUGH = 200
@@ -95,4 +95,5 @@ def advise_file(
         progress=progress,
     )
     interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
-    return FileAdvice(repetitions(result, error=error, share=share), interval, s2, bound, tuple(said))
+    needed = repetitions(result.estimate, result.parts, error=error, share=share)
+    return FileAdvice(needed, interval, s2, bound, tuple(said))

@@ -16,15 +16,12 @@ from fluctua.gradient import gradient, mean_return_to_go, ppgt
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.observation import CorrectedScore, nowhere, observation_variance, reward_term, subtract
 from fluctua.insitu.reader import RecordingFile
+from fluctua.repetitions import PARTS
 from fluctua.score import full_score
 from fluctua.types import Estimate, Objective, Params, Process, Score, Trajectories
 
 CHUNK_BYTES = 256 * 2**20
 BASELINES = {"optimal": optimal, "mean": mean}
-
-
-PARTS = 10
-"""Independent parts of a recording whose estimates can be compared."""
 
 
 class Result(NamedTuple):

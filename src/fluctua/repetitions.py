@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.insitu.estimating import Result
 from fluctua.scaling import Measured
+from fluctua.types import Estimate
 
 CLEAR = 2.0
+PARTS = 10
+"""Independent parts of a recording whose estimates are compared."""
 
 
 class Needed(NamedTuple):
@@ -52,24 +54,27 @@ class Repetitions(NamedTuple):
     trainable: int
 
 
-def repetitions(result: Result, *, error: float = 0.1, share: float = 0.9) -> Repetitions:
+def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9) -> Repetitions:
     """What it takes to know the gradient to a relative `error`, and `share` of its components each to that.
 
-    >>> repetitions(estimate(recording, process, objective), error=0.2).whole
+    parts: (PARTS, P), estimates from every tenth trajectory, as `insitu.estimate` gives them.
+
+    >>> found = insitu.estimate(recording, process, objective)
+    >>> repetitions(found.estimate, found.parts, error=0.2).whole
     """
     if not error > 0 or not 0 < share <= 1:
         raise ValueError(f"`error` must be positive and `share` in (0, 1]; got {error:g} and {share:g}.")
-    if result.parts is None:
+    count = estimate.count
+    if parts is None:
         raise ValueError(
             f"advice compares ten parts of a recording, of two trajectories at least, with the baseline time or none; "
-            f"this one has {result.estimate.count} trajectories."
+            f"this one has {count} trajectories."
         )
-    count = result.estimate.count
-    families = _families(result.estimate.gradient, result.estimate.stderr)
+    families = _families(estimate.gradient, estimate.stderr)
     known = [ok for ok, _, _ in families if ok.any()]
     where = np.cumsum([0, *(len(ok) for ok, _, _ in families)])
     pieces = [
-        (result.parts[:, a : a + len(ok)][:, ok], count * np.sum(s[ok] ** 2))
+        (parts[:, a : a + len(ok)][:, ok], count * np.sum(s[ok] ** 2))
         for a, (ok, _, s) in zip(where, families, strict=False)
         if ok.any()
     ]
