@@ -20,6 +20,12 @@ from fluctua.runfolder import RunFolder
 FINER = 2
 """The final J is also measured with steps this much smaller."""
 
+AROUND = 9
+"""Iterations over which J is averaged to find its peak."""
+FALL = 6.0
+"""Standard errors below its peak at which a training counts as having fallen: the highest of many means is high by
+chance, by four of them in ten thousand."""
+
 
 def conclude(place: RunFolder) -> dict[str, Any]:
     """Measure the final parameters, write summary.txt and summary.json, draw the learning curve."""
@@ -61,6 +67,7 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "backend": config.backend,
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
         "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
+        **_fallen(history.effective(rows), measured["final"], config.baseline.kind == "twin"),
         **_certified(place, config, theta),
     }
 
@@ -82,10 +89,32 @@ def as_text(told: dict[str, Any]) -> str:
         for name, (low, high) in told["bounds"].items()
     )
     lines.append("bounds     " + ", ".join(bounds))
+    if "peak" in told:
+        peak = told["peak"]
+        cure = "try smaller steps, or more trajectories"
+        cure += "; if the twin may be wrong, baseline.memory=1 with both" if peak["twin"] else ""
+        lines.append(
+            f"peak       {with_error(peak['J'], peak['J_stderr'])} around iteration {peak['iteration']:,}, above the "
+            f"end: {cure}"
+        )
     if "twin" in told:
         each = (f"{name} {row['rms']:.1e} (±{row['error']:.1e})" for name, row in told["twin"].items())
         lines.append(f"twin       its error in the gradient, rms: {', '.join(each)}")
     return "\n".join([*lines, ""])
+
+
+def _fallen(rows: list[history.Row], final: dict[str, Any], twin: bool) -> dict[str, Any]:
+    """The highest J of a training that came down from it, if it did."""
+    if len(rows) < AROUND:
+        return {}
+    window = np.ones(AROUND) / AROUND
+    mean = np.convolve([row.J for row in rows], window, "valid")
+    error = np.sqrt(np.convolve([row.J_stderr**2 for row in rows], window**2, "valid"))
+    k = int(np.argmax(mean))
+    if mean[k] - final["J"] < FALL * np.hypot(error[k], final["J_stderr"]) or mean[k] < 1.01 * final["J"]:
+        return {}
+    middle = rows[k + AROUND // 2].iteration
+    return {"peak": {"J": float(mean[k]), "J_stderr": float(error[k]), "iteration": middle, "twin": twin}}
 
 
 def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
