@@ -21,7 +21,7 @@ def virtual_bench(
     lattice: Annotated[str, typer.Option(help="rows x columns")] = "3x4",
     seed: Annotated[int, typer.Option(help="of the box: its hidden disorder, and its noise")] = 0,
     interval: Annotated[float, typer.Option(help="between two samples")] = 0.01,
-    oversample: Annotated[int, typer.Option(help="simulation steps in a sampling interval")] = 1,
+    oversample: Annotated[int, typer.Option(help="simulation steps in a sampling interval")] = 10,
     disorder: Annotated[float, typer.Option(help="of the resonance frequencies, standard deviation")] = 0.4,
     kappa_disorder: Annotated[float, typer.Option(help="of the couplings")] = 0.2,
     gain_error: Annotated[float, typer.Option(help="of the actuators, relative")] = 0.2,

@@ -30,17 +30,17 @@ LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5)}
 class Sheet:
     """The data sheet, and how far the box is from it. Rates are in units of the nominal coupling.
 
-    interval: between two samples. oversample: simulation steps an interval. disorder, kappa_disorder: standard
-    deviations of the hidden offsets. gain_error: of the actuators. loss_spread: relative, of the losses. ageing:
-    amplitude of the slow change of ω. ageing_shots: trajectories in a period of it. readout: standard deviation of the
-    noise on each quadrature. adc_range: full scale. bits: of the converter.
+    interval: between two samples. oversample: simulation steps an interval; 1 makes every sample an Euler step. disorder,
+    kappa_disorder: standard deviations of the hidden offsets. gain_error: of the actuators. loss_spread: relative, of
+    the losses. ageing: amplitude of the slow change of ω. ageing_shots: trajectories in a period of it. readout:
+    standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the converter.
     """
 
     rows: int = 3
     columns: int = 4
     seed: int = 0
     interval: float = 0.01
-    oversample: int = 1
+    oversample: int = 10
     disorder: float = 0.4
     kappa_disorder: float = 0.2
     gain_error: float = 0.2
