@@ -31,9 +31,9 @@ class Sheet:
     """The data sheet, and how far the box is from it. Rates are in units of the nominal coupling.
 
     interval: between two samples. oversample: simulation steps an interval; with 1 a sample is one Euler step.
-    disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of the actuators. loss_spread: relative, of
-    the losses. ageing: amplitude of the slow change of ω. ageing_shots: trajectories in a period of it. readout:
-    standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the converter.
+    disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of the actuators. loss_spread:
+    relative, of the losses. ageing: amplitude of the slow change of ω. ageing_shots: trajectories in a period of it.
+    readout: standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the converter.
     """
 
     rows: int = 3
