@@ -117,6 +117,14 @@ def test_noise_of_samples_far_apart_is_unmixed(observed):
     assert np.abs(mixed).max() > 10
 
 
+@pytest.mark.parametrize("observed", [0.0, 0.1])
+def test_white_noise_is_called_white_as_often_as_it_should(observed):
+    """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε ties neighbouring lags."""
+    found = [insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA) for s in range(60)]
+    assert all(f.observation_seen == bool(observed) for f in found)
+    assert kstest(np.concatenate([f.whiteness for f in found]), "uniform").pvalue > 1e-3
+
+
 def test_coloured_noise_is_not_white():
     memory = {}
 

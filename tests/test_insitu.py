@@ -1,5 +1,6 @@
 """In situ: calibration from recordings, gradients at the bench, training that survives a kill, and the whole of it."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from fluctua.insitu.measured import measured
 from fluctua.insitu.model import network_model
 from fluctua.insitu.virtual_bench import Bench
 from fluctua.types import Estimate, Trajectories
+from problems import flat
 
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.6, ageing=0.0)
 HIDDEN = device.hidden(SHEET)
@@ -69,6 +71,22 @@ def test_readout_noise_is_told_from_the_noise_of_the_resonators():
     z = (found.diffusion - np.tile(truth()["diffusion"], 2)) / found.diffusion_stderr
     assert np.abs(z).max() < 4
     assert np.abs((found.observation_variance - 0.02**2) / found.observation_stderr).max() < 4
+
+
+@pytest.mark.parametrize("readout", [1e-3, 0.02])
+def test_a_start_far_off_changes_neither_errors_nor_values(readout):
+    """From the data sheet, whose ω is off by many hundred errors, as from the truth: what is missing in the drift is
+    neither taken for noise, nor does it hide the readout's."""
+    sheet = dataclasses.replace(SHEET, readout=readout)
+    settings = device.reset_settings(SHEET)
+    data, model = recorded(settings, count=60, sheet=sheet), calibrated._model(TASK, settings)
+    true = truth() | device.parameters(SHEET, HIDDEN, settings)
+    ours = fit_both(data, *model)
+    best = fit_both(data, model.process, {name: true[name] for name in model.theta})
+    assert ours.noise.observation_seen == best.noise.observation_seen == (readout > 0.01)
+    np.testing.assert_allclose(flat(ours.drift.stderr), flat(best.drift.stderr), rtol=0.02)
+    z = (flat(ours.drift.theta) - flat(best.drift.theta)) / flat(best.drift.stderr)
+    assert np.abs(z).max() < 0.1  # the same data, and weights that differ by a few per cent at most
 
 
 def test_gains_and_offsets_of_the_knobs():

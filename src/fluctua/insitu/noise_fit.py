@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import toeplitz
 from scipy.stats import chi2
 
 from fluctua import check
@@ -149,17 +150,29 @@ def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, m
     corrected = np.linalg.solve(mixed.weights, own.T).T
     ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
-    later = np.arange(2, LAGS + 1)
-    box = transitions * np.sum(rho[1:] ** 2, axis=0)
-    if seen:  # the moving average that ε makes of r widens the scatter of every ρ_k (Bartlett)
-        box = box / (1 + 2 * rho[0] ** 2)
+    box = _box(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     dependence, z = _dependence(sums, count)
     scale = np.sqrt(np.diag(cross))
     return NoiseFit(
         mean(corrected), error(corrected), mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
-        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, len(later)), dependence, z,
+        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,
         int(count * steps),
     )  # fmt: skip
+
+
+def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
+    """χ² of ρ₂…ρ₈ (LAGS, M), each a mean of so many products (LAGS,). (M,)
+
+    The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties neighbours together
+    (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
+    """
+    found = []
+    for first, later in zip(rho[0] if seen else np.zeros(rho.shape[1]), rho[1:].T, strict=True):
+        first = np.clip(first, -0.5, 0.5)  # as far as a moving average goes
+        tie = toeplitz(np.pad([1 + 2 * first**2, 2 * first, first**2], (0, LAGS - 4)))
+        z = later * np.sqrt(products[1:])
+        found.append(z @ np.linalg.solve(tie, z))
+    return np.array(found)
 
 
 def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
