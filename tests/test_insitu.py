@@ -128,6 +128,48 @@ def test_a_slow_change_is_followed():
     np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
 
 
+def test_a_dark_batch_does_not_spoil_the_calibration():
+    """The drive failed and the readout is loud: such a batch knows ω to σ ≈ 1, the probes knew it to 0.01. It may move
+    it by 0.3 · (3 · 0.01/σ)² of σ, 3e-4: 3e-3 after ten, were all in one direction."""
+    sheet = dataclasses.replace(SHEET, readout=0.2)
+    settings = device.reset_settings(SHEET)
+    free = truth() | {"readout": np.full(4, 0.04), "readout_seen": np.array(1.0)}
+    now = {**free, "omega_stderr": np.full(4, 0.01)}
+    for k in range(10):
+        codes = device.measure(sheet, HIDDEN, settings, count=10, points=POINTS, shots=100 * k, amplitude=0.0)
+        dark = Trajectories(np.arange(POINTS) * sheet.interval, codes * np.float64(sheet.scale))
+        now = calibrated.follow(now, TASK, settings, dark)
+        free = calibrated.follow(free, TASK, settings, dark)
+    assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.02
+    assert np.abs(free["omega_offset"] - HIDDEN.offset["omega"]).max() > 0.2
+
+
+def test_what_a_batch_leaves_open_stays(monkeypatch):
+    settings, start = device.reset_settings(SHEET), truth()
+    open_ = calibrated.fit_drift
+
+    def half_blind(*words, **options):
+        found = open_(*words, **options)
+        return found._replace(stderr={**found.stderr, "decay": np.array([np.inf, 1, 1, 1])})
+
+    monkeypatch.setattr(calibrated, "fit_drift", half_blind)
+    now = calibrated.follow(start, TASK, settings, recorded(settings, count=10))
+    assert now["decay"][0] == start["decay"][0]
+    assert np.all(now["decay"][1:] != start["decay"][1:])
+
+
+def test_probes_that_hardly_differ_are_refused():
+    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    runs = []
+    for k in range(3):
+        settings = device.reset_settings(SHEET)
+        settings["omega"] = settings["omega"] + 1e-6 * k
+        settings["kappa"] = settings["kappa"] + 0.2 * k
+        runs.append((settings, recorded(settings, count=20, shots=100 * k)))
+    with pytest.raises(ValueError, match="do not tell what the knobs of omega do.*further apart"):
+        model.calibrate(runs)
+
+
 def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
     """∂J/∂setting = gain · ∂J/∂θ, exactly known for a linear network, though the estimate never saw its parameters."""
     model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
