@@ -37,14 +37,14 @@ def fit_both(
     """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if channels are hidden.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which tells whether the
-    states carry observation noise; then the drift; then the noise about that drift. Where `theta` was far off, what is
-    missing in its drift sat in the rough noise: it makes the weights too large, and so the errors, and hides observation
-    noise. Both are then done again with the noise that was found.
+    states carry observation noise; then the drift; then the noise about that drift. Where `theta` was far off, what
+    its drift lacked sat in the rough noise, made weights and errors too large, and hid observation noise: both are then
+    fitted again with the noise that was found.
 
     >>> fit_both(Trajectories(t, x), model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
-    noise = fit_noise(source, process, theta, transition=transition)
+    noise = fit_noise(source, process, theta, transition=transition, usable=usable)
     for _ in range(ROUNDS):
         progress("drift")
         before = noise
@@ -56,7 +56,7 @@ def fit_both(
         progress("noise")
         # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
         scale = np.where(before.diffusion > 0, before.diffusion, before.quadratic_variation)
-        noise = fit_noise(source, process, theta, transition=transition, diffusion=scale)
+        noise = fit_noise(source, process, theta, transition=transition, diffusion=scale, usable=usable)
         if _alike(before, noise):
             break
     return Fitted(drift, noise)
