@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import check, insitu, tcmt
 from fluctua.cli import app
+from fluctua.insitu.calibration_report import describe
 from fluctua.insitu.network_model import linear_model
+from fluctua.insitu.noise_table import read_noise, table_of
 from fluctua.local_linear import local_linear
 from problems import flat, tolerance
 
@@ -115,6 +117,23 @@ def test_noise_of_samples_far_apart_is_unmixed(observed):
     assert np.abs((found.observation_variance - observed**2) / found.observation_stderr).max() < tolerance(2)
     mixed = (found.quadratic_variation - SIGMA**2 / 2) / found.quadratic_variation_stderr
     assert np.abs(mixed).max() > 10
+
+
+def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion():
+    """s²/Δt = 8.1e-3 is left in Q: 4.6 and 2.3 of the errors Q√(2/10,000) of its two squares, so rms z would be 3.6."""
+    found = [insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA) for s in range(40)]
+    unseen = [f for f in found if not f.observation_seen]
+    assert len(unseen) > 20
+    z = np.array([(f.diffusion - SIGMA**2 / 2) / f.diffusion_stderr for f in unseen])
+    assert np.sqrt(np.mean(z**2)) < 2
+
+
+@pytest.mark.parametrize("observed", [0.0, 0.1])
+def test_white_noise_is_called_white_as_often_as_it_should(observed):
+    """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε ties neighbouring lags."""
+    found = [insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA) for s in range(60)]
+    assert all(f.observation_seen == bool(observed) for f in found)
+    assert kstest(np.concatenate([f.whiteness for f in found]), "uniform").pvalue > 1e-3
 
 
 def test_coloured_noise_is_not_white():
@@ -235,6 +254,24 @@ def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     known = np.isfinite(flat(found.fit.stderr))
     z = (flat(found.fit.theta) - flat(found.expected))[known] / flat(found.fit.stderr)[known]
     assert np.abs(z).max() < tolerance(len(z))
+
+
+def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
+    """Site 1 is driven by site 0, which nobody sees: its residual is drift, and tells nothing of noise."""
+    network_recording(tmp_path / "r.nc", {}, observe=[1, 2], observation_noise=0.05)
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        found = insitu.calibrate(r, insitu.model_of(r))
+        said = describe(found, r.description.components)
+    assert "the noise is the model's" in said
+    for alarm in ("not white", "depends on the state:", "is shared"):
+        assert alarm not in said
+    insitu.put_table(tmp_path / "r.nc", "noise", table_of(found, 40))
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        variance = read_noise(r.description).observation_variance
+    # Re ψ₁, Re ψ₂, Im ψ₁, Im ψ₂: what is not known of site 1 is taken as for site 2
+    assert variance[0] == variance[2]
+    error = found.noise.observation_stderr
+    assert np.abs((variance - 0.0025) / error).max() < tolerance(3)
 
 
 def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):

@@ -1,5 +1,6 @@
 """In situ: calibration from recordings, gradients at the bench, training that survives a kill, and the whole of it."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from fluctua.insitu.measured import measured
 from fluctua.insitu.model import network_model
 from fluctua.insitu.virtual_bench import Bench
 from fluctua.types import Estimate, Trajectories
+from problems import flat
 
 # one Euler step a sample: the score is then exact, and so is what it is compared with
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0)
@@ -72,6 +74,22 @@ def test_readout_noise_is_told_from_the_noise_of_the_resonators():
     assert np.abs((found.observation_variance - 0.02**2) / found.observation_stderr).max() < 4
 
 
+@pytest.mark.parametrize("readout", [1e-3, 0.02])
+def test_a_start_far_off_changes_neither_errors_nor_values(readout):
+    """From the data sheet, whose ω is off by many hundred errors, as from the truth: what is missing in the drift is
+    neither taken for noise, nor does it hide the readout's."""
+    sheet = dataclasses.replace(SHEET, readout=readout)
+    settings = device.reset_settings(SHEET)
+    data, model = recorded(settings, count=60, sheet=sheet), calibrated._model(TASK, settings)
+    true = truth() | device.parameters(SHEET, HIDDEN, settings)
+    ours = fit_both(data, *model)
+    best = fit_both(data, model.process, {name: true[name] for name in model.theta})
+    assert ours.noise.observation_seen == best.noise.observation_seen == (readout > 0.01)
+    np.testing.assert_allclose(flat(ours.drift.stderr), flat(best.drift.stderr), rtol=0.02)
+    z = (flat(ours.drift.theta) - flat(best.drift.theta)) / flat(best.drift.stderr)
+    assert np.abs(z).max() < 0.1  # the same data, and weights that differ by a few per cent at most
+
+
 def test_gains_and_offsets_of_the_knobs():
     rng, runs = np.random.default_rng(0), []
     model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
@@ -109,6 +127,48 @@ def test_a_slow_change_is_followed():
         now = calibrated.follow(now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
     assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.05
     np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
+
+
+def test_a_dark_batch_does_not_spoil_the_calibration():
+    """The drive failed and the readout is loud: such a batch knows ω to σ ≈ 1, the probes knew it to 0.01. It may move
+    it by 0.3 · (3 · 0.01/σ)² of σ, 3e-4: 3e-3 after ten, were all in one direction."""
+    sheet = dataclasses.replace(SHEET, readout=0.2)
+    settings = device.reset_settings(SHEET)
+    free = truth() | {"readout": np.full(4, 0.04), "readout_seen": np.array(1.0)}
+    now = {**free, "omega_stderr": np.full(4, 0.01)}
+    for k in range(10):
+        codes = device.measure(sheet, HIDDEN, settings, count=10, points=POINTS, shots=100 * k, amplitude=0.0)
+        dark = Trajectories(np.arange(POINTS) * sheet.interval, codes * np.float64(sheet.scale))
+        now = calibrated.follow(now, TASK, settings, dark)
+        free = calibrated.follow(free, TASK, settings, dark)
+    assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.02
+    assert np.abs(free["omega_offset"] - HIDDEN.offset["omega"]).max() > 0.2
+
+
+def test_what_a_batch_leaves_open_stays(monkeypatch):
+    settings, start = device.reset_settings(SHEET), truth()
+    open_ = calibrated.fit_drift
+
+    def half_blind(*words, **options):
+        found = open_(*words, **options)
+        return found._replace(stderr={**found.stderr, "decay": np.array([np.inf, 1, 1, 1])})
+
+    monkeypatch.setattr(calibrated, "fit_drift", half_blind)
+    now = calibrated.follow(start, TASK, settings, recorded(settings, count=10))
+    assert now["decay"][0] == start["decay"][0]
+    assert np.all(now["decay"][1:] != start["decay"][1:])
+
+
+def test_probes_that_hardly_differ_are_refused():
+    model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+    runs = []
+    for k in range(3):
+        settings = device.reset_settings(SHEET)
+        settings["omega"] = settings["omega"] + 1e-6 * k
+        settings["kappa"] = settings["kappa"] + 0.2 * k
+        runs.append((settings, recorded(settings, count=20, shots=100 * k)))
+    with pytest.raises(ValueError, match="do not tell what the knobs of omega do.*further apart"):
+        model.calibrate(runs)
 
 
 def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():

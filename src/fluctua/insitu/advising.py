@@ -10,7 +10,7 @@ import numpy as np
 from fluctua import check
 from fluctua.insitu.applied import apply_calibration
 from fluctua.insitu.estimating import CHUNK_BYTES, estimate
-from fluctua.insitu.hidden import observed_model
+from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.noise_fit import fit_noise
 from fluctua.insitu.noise_table import read_noise
 from fluctua.insitu.reader import RecordingFile
@@ -65,13 +65,18 @@ def advise_file(
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
     m, said, bound = applied.model, list(applied.said), None
     process, objective = check.process(m.process), m.objective
+    usable = None
     if m.hidden:
         assert m.observed is not None
         assert m.size is not None
+        rows = recording.trajectories(0, 1, load=True).context
+        one = None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
+        usable = visibility(process, None, m.theta, m.observed, m.size, context=one).usable[m.observed]
         process, objective = observed_model(process, objective, tuple(map(int, m.observed)), m.size)
     some = recording.trajectories(0, min(ENOUGH, recording.count), load=True)
     if applied.ratio is None:
-        fit = fit_noise(some, process, m.theta, transition=euler if score == "euler" else local_linear)
+        law = euler if score == "euler" else local_linear
+        fit = fit_noise(some, process, m.theta, transition=law, usable=usable)
         # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
         q = np.where(fit.diffusion > 0, fit.diffusion, fit.quadratic_variation)
         s2 = np.maximum(fit.observation_variance, 0) if fit.observation_seen else None

@@ -28,7 +28,11 @@ REST = ("decay", "drive_re", "drive_im")
 Calibration = dict[str, Array]
 """omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), decay: Γ (N,), drive_re, drive_im (drives,),
 diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
+omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
 """
+
+TRUST = 3.0
+"""A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
 
 
 def parameters(calibration: Calibration, settings: Mapping[str, Array]) -> dict[str, Array]:
@@ -71,13 +75,39 @@ def calibrate(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fi
     >>> calibrate(task, [(settings, substrate(key, settings, 50)) for settings in plan])
     """
     fits = fit_runs(task, runs) if fits is None else fits
-    mean = {name: np.mean([np.asarray(f.drift.theta[name]) for f in fits], axis=0) for name in REST}
+    lines = gains(runs, fits)
+    _determined(lines)
+    known = {name: _together(fits, name) for name in (*KNOBS, *REST)}
+    mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
     mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
     s2 = np.mean([np.maximum(f.noise.observation_variance, 0).reshape(2, -1) for f in fits], axis=(0, 1))
     mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
-    return {
-        f"{name}_{part}": getattr(line, part) for name, line in gains(runs, fits).items() for part in ("offset", "gain")
-    } | mean
+    return {f"{name}_{part}": getattr(line, part) for name, line in lines.items() for part in ("offset", "gain")} | mean
+
+
+def _together(fits: list[Fitted], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The weighted mean of a family over several fits, and its error; what a fit left open weighs nothing."""
+    weight = np.stack([np.asarray(f.drift.stderr[name], float) for f in fits]) ** -2
+    total = weight.sum(axis=0)
+    if not np.all(total > 0):
+        raise ValueError(
+            f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: too little light "
+            "reaches it. Raise the drive, or probe at other settings."
+        )
+    return np.sum(weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0) / total, total**-0.5
+
+
+def _determined(lines: dict[str, OwnGains]) -> None:
+    """Refuse gains whose signs are anybody's guess: the training would as soon walk down as up."""
+    for name, line in lines.items():
+        # NaN where a probe left the parameter open
+        clear = np.abs(line.gain) > 2 * line.gain_stderr
+        if not np.all(np.isfinite(line.gain)) or 2 * clear.sum() < clear.size:
+            k = int(np.argmin(np.isfinite(line.gain) & clear))
+            raise ValueError(
+                f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is {line.gain[k]:.2g} ± "
+                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more trajectories."
+            )
 
 
 def gains(runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> dict[str, OwnGains]:
@@ -99,7 +129,8 @@ def follow(
     """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow drift is followed.
 
     To be used for the batches after this one. A batch that its own calibration has looked at is no longer
-    independent of it.
+    independent of it. What the batch leaves open stays, and what it knows far worse than the probes did (a dark batch)
+    moves by less than `rate`, in proportion to 1/error².
     """
     model = _model(task, settings)
     dt = float(np.diff(np.asarray(trajectories.t, float)).mean())
@@ -107,12 +138,17 @@ def follow(
     expected = parameters(calibration, {name: np.asarray(settings[name]) for name in KNOBS})
     start = {**model.theta, **expected, **{name: np.asarray(calibration[name]) for name in REST}}
     seen = bool(calibration["readout_seen"])
-    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1).theta
-    moved = {
-        f"{name}_offset": calibration[f"{name}_offset"] + rate * (np.asarray(found[name]) - expected[name])
-        for name in KNOBS
-    }
-    moved |= {name: (1 - rate) * calibration[name] + rate * np.asarray(found[name]) for name in REST}
+    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
+
+    def step(name: str) -> np.ndarray:
+        error = np.asarray(found.stderr[name], float)
+        trusted = TRUST * np.asarray(calibration.get(f"{name}_stderr", np.inf))
+        known = np.isfinite(error)  # where not, the batch does not determine it, and its value means nothing
+        share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
+        return rate * share * (np.asarray(found.theta[name]) - start[name])
+
+    moved = {f"{name}_offset": calibration[f"{name}_offset"] + step(name) for name in KNOBS}
+    moved |= {name: calibration[name] + step(name) for name in REST}
     return {**calibration, **moved}
 
 

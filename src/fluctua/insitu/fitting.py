@@ -13,6 +13,10 @@ from fluctua.insitu.reader import RecordingFile
 from fluctua.local_linear import euler
 from fluctua.types import Params, Process, Trajectories
 
+ROUNDS = 4
+ALIKE = 0.02
+"""Relative change of the weights that is let pass: it changes the errors by half of that."""
+
 
 class Fitted(NamedTuple):
     """drift: its parameters with errors. noise: what the residuals of that drift say."""
@@ -33,18 +37,32 @@ def fit_both(
     """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if channels are hidden.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which tells whether the
-    states carry observation noise; then the drift; then the noise about that drift.
+    states carry observation noise; then the drift; then the noise about that drift. Where `theta` was far off, what
+    its drift lacked sat in the rough noise, made weights and errors too large, and hid observation noise: both are then
+    fitted again with the noise that was found.
 
     >>> fit_both(Trajectories(t, x), model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
-    rough = fit_noise(source, process, theta, transition=transition)
-    progress("drift")
-    drift = fit_drift(
-        source, process, theta, transition=transition, diffusion=rough.quadratic_variation, usable=usable,
-        noisy_states=rough.observation_seen,
-    )  # fmt: skip
-    progress("noise")
-    # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
-    scale = np.where(rough.diffusion > 0, rough.diffusion, rough.quadratic_variation)
-    return Fitted(drift, fit_noise(source, process, drift.theta, transition=transition, diffusion=scale))
+    noise = fit_noise(source, process, theta, transition=transition, usable=usable)
+    for _ in range(ROUNDS):
+        progress("drift")
+        before = noise
+        drift = fit_drift(
+            source, process, theta, transition=transition, diffusion=before.quadratic_variation, usable=usable,
+            noisy_states=before.observation_seen,
+        )  # fmt: skip
+        theta = drift.theta
+        progress("noise")
+        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
+        scale = np.where(before.diffusion > 0, before.diffusion, before.quadratic_variation)
+        noise = fit_noise(source, process, theta, transition=transition, diffusion=scale, usable=usable)
+        if _alike(before, noise):
+            break
+    return Fitted(drift, noise)
+
+
+def _alike(a: NoiseFit, b: NoiseFit) -> bool:
+    """Whether the drift would be fitted in the same way with either."""
+    weights = b.quadratic_variation / a.quadratic_variation
+    return a.observation_seen == b.observation_seen and bool(np.all(np.abs(weights - 1) < ALIKE))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import toeplitz
 from scipy.stats import chi2
 
 from fluctua import check
@@ -31,6 +32,9 @@ LAGS = 8
 BATCH = 64
 CLEAR = 5.0
 """Standard errors beyond which observation noise counts as seen, and is taken off the diffusion."""
+
+DOUBT = 2.0
+"""Standard errors beyond which observation noise that does not count as seen is put into the error of Q."""
 
 
 class NoiseFit(NamedTuple):
@@ -67,10 +71,12 @@ def fit_noise(
     *,
     transition: Transition = euler,
     diffusion: np.ndarray | None = None,
+    usable: np.ndarray | None = None,
 ) -> NoiseFit:
     """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
 
-    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to.
+    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to. usable: (M,) components whose
+    residual is known, if channels are hidden. Of the others nothing is: they get that Q ± all of it, and the mean s².
 
     >>> fit_noise(recording, process, theta).diffusion
     """
@@ -89,7 +95,9 @@ def fit_noise(
         transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
-    return _reduced(sums, cross, transitions, mixed)
+    mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
+    found = _reduced(sums, cross, transitions, mixed, mask)
+    return found if mask.all() else _only(found, mask, sums["model"].mean(axis=0))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -116,6 +124,7 @@ def _sums(
     lagged = [jnp.mean(e[:, k:] * e[:, :-k], axis=1) for k in range(1, LAGS + 1)]
     scaled = r / jnp.sqrt(dt)[:, None]
     sums = {
+        "model": jnp.mean(c / dt[:, None], axis=1) / 2,
         "rate": jnp.mean(scaled**2, axis=1) / 2,  # E[r²]/2Δt
         "next": jnp.mean(r[:, 1:] * r[:, :-1], axis=1),  # E[r r']
         "next_rate": jnp.mean(r[:, 1:] * r[:, :-1] / dt[1:, None], axis=1),
@@ -130,12 +139,45 @@ def _sums(
 
 def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
     """Whether s² of all components together (M,) stands out from its errors (M,) by more than `CLEAR` of them."""
+    return _together(variance, stderr) > CLEAR
+
+
+def _together(variance: np.ndarray, stderr: np.ndarray) -> float:
+    """The weighted mean of s² over its error; zero where errors are not known."""
     if not np.all(np.isfinite(stderr) & (stderr > 0)):
-        return False
-    return bool(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)) > CLEAR)
+        return 0.0
+    return float(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)))
 
 
-def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, mixed: Spreading | None) -> NoiseFit:
+def _only(found: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
+    """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
+    weight = usable / found.observation_stderr**2
+    s2, error = np.sum(weight * found.observation_variance) / weight.sum(), weight.sum() ** -0.5
+
+    def here(value: np.ndarray, other: np.ndarray | float) -> np.ndarray:
+        return np.where(usable, value, other)
+
+    pair = usable & usable[:, None]
+    return found._replace(
+        diffusion=here(found.diffusion, model),
+        diffusion_stderr=here(found.diffusion_stderr, model),
+        quadratic_variation=here(found.quadratic_variation, model),
+        quadratic_variation_stderr=here(found.quadratic_variation_stderr, model),
+        observation_variance=here(found.observation_variance, s2),
+        observation_stderr=here(found.observation_stderr, error),
+        ratio=here(found.ratio, 1.0),
+        ratio_stderr=here(found.ratio_stderr, 1.0),
+        correlation=np.where(pair, found.correlation, np.eye(len(usable))),
+        autocorrelation=here(found.autocorrelation, 0.0),
+        whiteness=here(found.whiteness, 1.0),
+        state_dependence=here(found.state_dependence.T, 0.0).T,
+        state_dependence_z=here(found.state_dependence_z.T, 0.0).T,
+    )
+
+
+def _reduced(
+    sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, mixed: Spreading | None, usable: np.ndarray
+) -> NoiseFit:
     count, size = sums["rate"].shape
     if mixed is None:
         mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
@@ -143,23 +185,41 @@ def _reduced(sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, m
     mean = lambda v: v.mean(axis=0)
     error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
     s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
-    seen = observation_seen(s2, s2_error)
+    seen = observation_seen(s2[usable], s2_error[usable])
     blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
     own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
     corrected = np.linalg.solve(mixed.weights, own.T).T
     ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
-    later = np.arange(2, LAGS + 1)
-    box = transitions * np.sum(rho[1:] ** 2, axis=0)
-    if seen:  # the moving average that ε makes of r widens the scatter of every ρ_k (Bartlett)
-        box = box / (1 + 2 * rho[0] ** 2)
+    box = _box(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
+    spread = error(corrected)
+    if not seen and _together(s2[usable], s2_error[usable]) > DOUBT:
+        # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
+        rate, weight = -mean(sums["next_rate"]) / mixed.own, usable / s2_error**2
+        left = np.full(size, np.sum(weight * rate) / np.sum(weight))
+        spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
     dependence, z = _dependence(sums, count)
     scale = np.sqrt(np.diag(cross))
     return NoiseFit(
-        mean(corrected), error(corrected), mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
-        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, len(later)), dependence, z,
+        mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
+        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,
         int(count * steps),
     )  # fmt: skip
+
+
+def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
+    """χ² of ρ₂…ρ₈ (LAGS, M), each a mean of so many products (LAGS,). (M,)
+
+    The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties neighbours together
+    (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
+    """
+    found = []
+    for first, later in zip(rho[0] if seen else np.zeros(rho.shape[1]), rho[1:].T, strict=True):
+        first = np.clip(first, -0.5, 0.5)  # as far as a moving average goes
+        tie = toeplitz(np.pad([1 + 2 * first**2, 2 * first, first**2], (0, LAGS - 4)))
+        z = later * np.sqrt(products[1:])
+        found.append(z @ np.linalg.solve(tie, z))
+    return np.array(found)
 
 
 def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:

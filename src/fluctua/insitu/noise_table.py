@@ -39,6 +39,7 @@ def table_of(found: Calibration, trajectories: int) -> dict[str, Any]:
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
     table: dict[str, Any] = {name: getattr(found.noise, name) for name in names}
+    table["observation_seen"] = int(found.noise.observation_seen)
     for name, value, error in _flat(found.fit.theta, found.fit.stderr):
         table |= {f"{DRIFT}{name}": value, f"{DRIFT}{name}{ERROR}": error}
     how = {"transition": found.transition, "trajectories": trajectories}
@@ -62,7 +63,9 @@ def read_noise(description: Description) -> NoiseTable | None:
             "positive. Calibrate with more trajectories (fluctua calibrate --write), or use --noise nominal."
         )
     s2 = _vector(table, "observation_variance", size) if "observation_variance" in table else None
-    if s2 is not None and "observation_stderr" in table:
+    if s2 is not None and "observation_seen" in table:
+        s2 = s2 if int(table["observation_seen"]) else None
+    elif s2 is not None and "observation_stderr" in table:
         s2 = s2 if observation_seen(s2, _vector(table, "observation_stderr", size)) else None
     error = _vector(table, f"diffusion{ERROR}", size) if f"diffusion{ERROR}" in table else np.full(size, np.nan)
     fitted = [n.removeprefix(DRIFT) for n in table if n.startswith(DRIFT) and not n.endswith(ERROR)]
