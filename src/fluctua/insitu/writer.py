@@ -116,6 +116,8 @@ def create(
     more often than that, and a cut may take what came since (see docs/recordings.md).
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file for the recording, such as {path / 'run.nc'}.")
     if path.exists() and not replace:
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
     if trajectories is not None:
