@@ -112,6 +112,7 @@ def test_folders_that_cannot_take_a_run(folder):
     with pytest.raises(ValueError, match="there is a file of that name"):
         loop.begin(None, None, loop.Plan(), folder / "note.txt")
     assert "is a folder; give the name of a file" in said("record", folder / "full")
+    assert "is a file, not a folder" in said("record", folder / "note.txt" / "run.nc")
 
 
 def test_help_breaks_lines_where_the_terminal_ends():

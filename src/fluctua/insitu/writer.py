@@ -143,7 +143,10 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
 
 def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{path.parent} is a file, not a folder that could hold {path.name}.") from None
     draft = _draft(path)
     try:
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
