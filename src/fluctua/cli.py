@@ -8,6 +8,7 @@ from fluctua.commands import insitu, reproduce
 from fluctua.commands.advise import advise
 from fluctua.commands.bench import bench
 from fluctua.commands.calibrate import calibrate
+from fluctua.commands.common import paragraphs
 from fluctua.commands.estimate import estimate
 from fluctua.commands.evaluate import evaluate
 from fluctua.commands.gradient import gradient
@@ -28,6 +29,8 @@ for command in (train, evaluate, plot, gradient, advise, bench, record, inspect,
 app.command("virtual-bench")(virtual_bench)
 app.add_typer(insitu.app, name="insitu")
 app.add_typer(reproduce.app, name="reproduce")
+for info in (*app.registered_commands, *insitu.app.registered_commands, *reproduce.app.registered_commands):
+    info.help = paragraphs(info.callback)
 
 
 if __name__ == "__main__":

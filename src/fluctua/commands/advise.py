@@ -20,7 +20,7 @@ def advise(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="PRESET|RUN|PARAMS.npz|RECORDING",
+            metavar="SOURCE",
             help="demo, paper, a TOML file, a run folder, parameters, or a recording",
         ),
     ] = "paper",

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fluctua.commands.common import EXPECTED, fail
-from fluctua.commands.recordings import mapping, parameters, plain, precision
+from fluctua.commands.recordings import mapping, npz_file, parameters, plain, precision
 
 
 def calibrate(
@@ -45,6 +45,8 @@ def calibrate(
     told: dict[str, Any] = {"files": []}
     fits, settings = [], []
     try:
+        if out is not None:
+            out = npz_file(out)
         with status:
             for file in files:
                 with open_recording(file, mapping(map_)) as recording:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -16,6 +18,12 @@ def fail(message: str) -> NoReturn:
     """What is wrong, on stderr, and exit status 2."""
     typer.secho(f"fluctua: {message}", err=True, fg=typer.colors.RED)
     raise typer.Exit(2)
+
+
+def paragraphs(command: Callable[..., Any] | None) -> str:
+    """The docstring of a command with one line a paragraph, which a terminal of any width breaks where it has to."""
+    text = inspect.getdoc(command) or ""
+    return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))
 
 
 def lattice_size(text: str) -> tuple[int, int]:

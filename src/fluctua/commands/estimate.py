@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from fluctua.commands.common import EXPECTED, fail
-from fluctua.commands.recordings import bar, mapping, parameters, plain, precision
+from fluctua.commands.recordings import bar, mapping, npz_file, parameters, plain, precision
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
@@ -66,6 +66,10 @@ def estimate(
             raise ValueError(f"--score must be one of {', '.join(SCORES)}; got {score!r}.")
         if chunk_mb < 1:
             raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
+        if observation_noise is not None and not (observation_noise >= 0 and np.isfinite(observation_noise)):
+            raise ValueError(f"--observation-noise is a standard deviation, 0 or more; got {observation_noise:g}.")
+        if out is not None:
+            out = npz_file(out)
         with open_recording(file, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
             precision(recording.description.dtype)
             if params is not None and theta == "calibrated":
@@ -74,6 +78,7 @@ def estimate(
                 recording, model_of(recording, model, parameters(params)), noise=noise, theta=theta
             )
             m, variance = applied.model, applied.observation_variance
+            asked = _asked(only or [], m.theta)
             if observation_noise is not None:
                 variance = np.array(observation_noise**2) if observation_noise else None
             result = estimating.estimate(
@@ -90,8 +95,8 @@ def estimate(
                 progress=progress,
             )
             label = _component_names(recording.description.channels, m)
-        if result.view is not None and only:
-            refuse(result.view, _asked(only, m.theta), label)
+        if result.view is not None:
+            refuse(result.view, asked, label)
     except EXPECTED as error:
         fail(str(error))
     seconds = time.perf_counter() - begun

@@ -71,12 +71,15 @@ def demo(
 
 @app.command()
 def train(
+    context: typer.Context,
     address: Annotated[
         str | None, typer.Argument(help="tcp://HOST:PORT or a VISA resource; not needed with --resume")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the folder of the run")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
-    iterations: Annotated[int | None, typer.Option(help="how many, those before a --resume included")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="how many, those before a --resume included", show_default="100, or as before")
+    ] = None,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
@@ -97,6 +100,7 @@ def train(
 
     try:
         if resume is not None:
+            _refuse_changes(context)
             plan, folder = loop.read_plan(resume), resume
             points = plan.points
             address = address or plan.address
@@ -131,6 +135,21 @@ def train(
     last = done[-1]
     typer.echo(f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the instrument")
     typer.echo(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
+    typer.echo(f"what the instrument is like   {folder / 'calibration.txt'}")
+
+
+def _refuse_changes(context: typer.Context) -> None:
+    """Options that a resumed run would not follow are not passed over in silence."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("out", "trajectories", "learning_rate", "probes", "baseline", "points", "attempts", "record")
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be changed with --resume, which keeps to the plan in the folder; --iterations, "
+            "--timeout and the address can. For another plan begin another run: --out."
+        )
 
 
 def _model_of(connect: Any, points: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,24 @@ def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
     """θ from an .npz."""
     if path is None:
         return None
+    wanted = "it is an .npz with an array for each parameter, as `fluctua calibrate --out` and numpy.savez write"
+    if not path.is_file():
+        raise ValueError(f"--params: there is no file {path}; {wanted}.")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"--params: {path} is not an .npz; {wanted}.")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: np.asarray(file[name], np.float64) for name in file.files}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--params: {path} cannot be read as an .npz of plain arrays ({error}).") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
+
+
+def npz_file(path: Path) -> Path:
+    """Where --out goes: numpy adds .npz to a name that has none, so the name that is told must have it too."""
+    path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+    if path.is_dir():
+        raise ValueError(f"--out names an .npz file; {path} is a folder.")
+    return path
 
 
 def precision(dtype: str) -> None:

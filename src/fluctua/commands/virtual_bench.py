@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
+import socket
 import sys
 import threading
 from typing import Annotated, Any
@@ -82,7 +84,19 @@ def virtual_bench(
     try:
         asyncio.run(main())
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port; 0 finds a free one.")
+        fail(_why_not(error, host, port))
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is in use, perhaps by another bench. Stop that one, or choose another --port; "
+            "0 finds a free one."
+        )
+    what = "--host must be an address of this machine" if isinstance(error, socket.gaierror) else (
+        "try another --host or --port"
+    )  # fmt: skip
+    return f"cannot listen on {host}:{port}: {error.strerror or error}; {what}."
 
 
 def _until_closed(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> None:

@@ -60,10 +60,9 @@ def apply_calibration(
     >>> m = applied.model
     >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=applied.observation_variance)
     """
-    if noise not in NOISES or theta not in THETAS:
-        raise ValueError(
-            f"`noise` is one of {', '.join(NOISES)} and `theta` of {', '.join(THETAS)}; got {noise!r}, {theta!r}."
-        )
+    for name, given, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
+        if given not in known:
+            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {given!r}.")
     table = read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
     if table is None and (noise == "file" or theta == "calibrated"):
         raise ValueError(

@@ -17,6 +17,8 @@ ALARM = 1e-3
 SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
 
+FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
+
 
 def flat(tree: Any) -> np.ndarray:
     """All numbers of a tree, float64."""
@@ -54,9 +56,11 @@ def _drift(c: Calibration) -> list[str]:
         lines.append(f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
                      + (" …" if len(c.fit.unresolved) > 8 else ""))  # fmt: skip
     off = int(np.sum(np.abs(z) > limit(int(known.sum()))))
-    lines.append("  → the system is what it was set to, within errors." if not off else
+    lines.append("  the system is what it was set to, within errors." if not off else
                  f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: "
-                 "calibrate --out FILE.npz, estimate --params FILE.npz.")  # fmt: skip
+                 "calibrate --write, then estimate --theta calibrated.")  # fmt: skip
+    if off and c.transition == "euler":
+        lines.append(f"    {FAR_APART}")
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
@@ -67,7 +71,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     n = c.noise
     q, error, model = n.diffusion, n.diffusion_stderr, c.model_diffusion
     z = (q - model) / error
-    lines = ["NOISE   diffusion Q, (change of state)² / time",
+    lines = ["NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
              f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}"]  # fmt: skip
     for i in np.argsort(-np.abs(z), kind="stable")[: min(MOST, len(q))]:
         lines.append(f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}")
@@ -79,7 +83,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
         )
     else:
-        lines.append("  → the noise is the model's, within errors.")
+        lines.append("  the noise is the model's, within errors.")
     s2, e2 = n.observation_variance, n.observation_stderr
     if n.observation_seen:
         size = np.sqrt(max(np.sum(s2 / e2**2) / np.sum(1 / e2**2), 0))
@@ -138,7 +142,7 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     if c.transition == "euler":
-        lines.append("  Samples too far apart for Euler look like this too: compare with --transition local-linear.")
+        lines.append(f"  {FAR_APART}")
     return lines
 
 
@@ -164,7 +168,7 @@ def _bias(c: Calibration) -> list[str]:
         )
     else:
         lines.append(
-            f"  → no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
+            f"  no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
         )
     return lines
 

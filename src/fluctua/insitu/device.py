@@ -53,22 +53,20 @@ class Sheet:
     sigma_w: float = 0.5
 
     def __post_init__(self) -> None:
-        for name, fits in (
-            ("rows", self.rows >= 1),
-            ("columns", self.columns >= 1),
-            ("rows * columns (2 to 400)", 2 <= self.rows * self.columns <= 400),
-            ("interval", 0 < self.interval < 1e3),
-            ("oversample", 1 <= self.oversample <= 1000),
-            ("disorder, kappa_disorder, gain_error, loss_spread, ageing", min(
-                self.disorder, self.kappa_disorder, self.gain_error, self.loss_spread, self.ageing) >= 0),
-            ("ageing_shots", self.ageing_shots > 0),
-            ("readout", self.readout >= 0),
-            ("adc_range", self.adc_range > 0),
-            ("bits (4 to 16)", 4 <= self.bits <= 16),
-            ("sigma_w", self.sigma_w > 0),
+        for name, wanted, fits in (
+            ("rows", "1 or more", self.rows >= 1),
+            ("columns", "1 or more", self.columns >= 1),
+            ("interval", "above 0 and below 1000", 0 < self.interval < 1e3),
+            ("oversample", "1 to 1000", 1 <= self.oversample <= 1000),
+            *((name, "0 or more", getattr(self, name) >= 0) for name in (
+                "disorder", "kappa_disorder", "gain_error", "loss_spread", "ageing", "readout")),
+            *((name, "positive", getattr(self, name) > 0) for name in ("ageing_shots", "adc_range", "sigma_w")),
+            ("bits", "4 to 16", 4 <= self.bits <= 16),
         ):  # fmt: skip
             if not fits:
-                raise ValueError(f"`{name}` does not fit a bench; see fluctua.insitu.device.Sheet for what each means.")
+                raise ValueError(f"`{name}` of a bench must be {wanted}; got {getattr(self, name)!r}.")
+        if not 2 <= self.rows * self.columns <= 400:
+            raise ValueError(f"a bench has 2 to 400 resonators; {self.rows} x {self.columns} was asked for.")
 
     @cached_property
     def nominal(self) -> tcmt.Network:

@@ -13,6 +13,7 @@ from fluctua.insitu.transport import connect
 from fluctua.types import Params
 
 INVALID = -(2**15)
+SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
 
 class Description(NamedTuple):
@@ -38,12 +39,14 @@ class VirtualBench:
     """
 
     def __init__(self, address: str, *, points: int | None = None, timeout: float = 30.0):
+        if not timeout > 0:
+            raise ValueError(f"`timeout` must be a positive number of seconds; got {timeout!r}.")
         try:
             self.line = connect(address, timeout=timeout)
         except InstrumentError as error:
-            raise InstrumentError(f"{error}. Is the bench switched on? fluctua virtual-bench starts one.") from error
+            raise InstrumentError(f"{error}. {SWITCHED_ON}") from error
         try:
-            self.line.write("*CLS")
+            self._greet(address)
             identity = self.line.query("*IDN?")
             if "virtual bench" not in identity:
                 raise Refused(f"{address} is not a virtual bench; it says {identity[:80]!r}. Write a driver for it.")
@@ -60,6 +63,13 @@ class VirtualBench:
         except BaseException:
             self.line.close()
             raise
+
+    def _greet(self, address: str) -> None:
+        """VISA may open a line that leads nowhere, and only the first message tells."""
+        try:
+            self.line.write("*CLS")
+        except InstrumentError as error:
+            raise InstrumentError(f"no connection to {address}: {error}. {SWITCHED_ON}") from error
 
     def set(self, settings: Params) -> None:
         """Turn the knobs: omega (N,) and kappa (B,)."""

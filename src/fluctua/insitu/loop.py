@@ -109,13 +109,18 @@ def begin(
     estimator: in place of the plan's `baseline`.
     """
     place = RunFolder(Path(folder))
-    place.path.mkdir(parents=True, exist_ok=True)
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{folder} cannot be a folder: there is a file of that name on its way.") from None
     lock = acquire(place)
     if any(p.name != ".lock" for p in place.path.iterdir()):
         lock.close()
+        ours = (place.path / "plan.json").is_file()
         raise ValueError(
-            f"the folder {folder} is not empty. Go on with it: fluctua insitu train --resume {folder}; or choose "
-            "another --out."
+            f"the folder {folder} is not empty. "
+            + (f"Go on with the run in it: fluctua insitu train --resume {folder}; or choose" if ours else "Choose")
+            + " another --out."
         )
     with explained(place, COMMAND):
         place.checkpoints.mkdir()
@@ -241,7 +246,13 @@ class _Session:
         self.count_cut_off(int(arrays["batches"]))
         of = {name.removeprefix(CALIBRATION): v for name, v in arrays.items() if name.startswith(CALIBRATION)}
         self.calibration = of
-        return from_arrays(arrays, fresh.now)
+        try:
+            return from_arrays(arrays, fresh.now)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.place.path} is of an instrument with other knobs than this one, or JAX is in another precision "
+                f"(JAX_ENABLE_X64): {error}"
+            ) from error
 
     def count_cut_off(self, batches: int) -> None:
         """Batches that came after a checkpoint, which knew of so many, were spent and are measured again."""

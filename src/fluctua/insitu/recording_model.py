@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from fluctua import check
 from fluctua.insitu import system
 from fluctua.insitu.reader import RecordingFile
 from fluctua.types import Objective, Params, Process
@@ -50,7 +53,24 @@ def model_of(recording: RecordingFile, source: Path | None = None, given: Params
         raise ValueError(
             f"{recording.path} does not hold the parameters that were set; give them with --params FILE.npz."
         )
+    if source is not None and recording.count:
+        _try(recording, model, source)
     return model
+
+
+def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
+    """A parameter that the model looks up and nobody gave is named here, not where the drift is differentiated."""
+    context = recording.trajectories(0, 1, load=True).context
+    one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
+    state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)
+    try:
+        jax.eval_shape(check.process(model.process).drift, model.theta, state, float(recording.t[0]), one)
+    except KeyError as error:
+        there = ", ".join([*model.theta, *(f"context {name}" for name in one or {})])
+        raise ValueError(
+            f"the drift of {source} looks for {error}; there is {there}. Parameters come from the recording and from "
+            "--params FILE.npz."
+        ) from error
 
 
 def _loaded(path: Path) -> Any:
@@ -60,7 +80,15 @@ def _loaded(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file: a model is a .py that defines `process` and `objective`.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        lines = [error.lineno] if isinstance(error, SyntaxError) else [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
+        ]  # fmt: skip
+        where = f", line {lines[-1]}" if lines else ""
+        what = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"the model {path} does not run: {type(error).__name__}{where}: {what}.") from error
     for name, kind in (("process", Process), ("objective", Objective)):
         if not isinstance(getattr(module, name, None), kind):
             raise ValueError(

@@ -116,6 +116,8 @@ def create(
     more often than that, and a cut may take what came since (see docs/recordings.md).
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file for the recording, such as {path / 'run.nc'}.")
     if path.exists() and not replace:
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
     if trajectories is not None:
@@ -141,7 +143,10 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
 
 def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{path.parent} is a file, not a folder that could hold {path.name}.") from None
     draft = _draft(path)
     try:
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:

@@ -1,0 +1,120 @@
+"""Mistakes that a person at the bench makes: each is answered by a sentence that says what was expected."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fluctua.cli import app
+
+MODEL = """
+import jax.numpy as jnp, fluctua as fl
+process = fl.Process(lambda th, x: -th["k"] * x, noise=lambda th, x: jnp.array([1.0, 1.0]))
+objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench")
+    x = np.random.default_rng(0).normal(size=(20, 11, 2)).cumsum(1)
+    np.savez(path / "r.npz", x=x, t=np.linspace(0, 1, 11))
+    np.savez(path / "k.npz", k=np.array(1.0))
+    np.savez(path / "other.npz", foo=np.array(1.0))
+    (path / "model.py").write_text(MODEL)
+    (path / "typo.py").write_text(MODEL + "def f(:\n")
+    (path / "fails.py").write_text(MODEL + "1 / 0\n")
+    (path / "note.txt").write_text("hello\n")
+    (path / "full").mkdir()
+    (path / "full" / "a").touch()
+    return path
+
+
+def said(*arguments):
+    """What the command complains of, on one line."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 2, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (("--params", "k.npz", "--parameter", "k[3]"), "there is no 'k[3]'; parameters are k"),
+        (("--params", "k.npz", "--observation-noise", "-1"), "standard deviation, 0 or more; got -1"),
+        (("--params", "other.npz"), "looks for 'k'; there is foo"),
+        (("--params", "note.txt"), "is not an .npz"),
+        (("--params", "none.npz"), "there is no file"),
+        (("--params", "k.npz", "--noise", "bogus"), "`noise` must be one of auto, file, nominal; got 'bogus'"),
+    ],
+)
+def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
+    monkeypatch.chdir(folder)
+    assert answer in said("estimate", "r.npz", "--model", "model.py", *options)
+
+
+def test_a_model_that_does_not_run_is_named_with_the_line(folder):
+    estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
+    assert "SyntaxError, line 5" in said(*estimate, folder / "typo.py")
+    assert "ZeroDivisionError, line 5: division by zero" in said(*estimate, folder / "fails.py")
+
+
+def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
+    estimate = ["estimate", folder / "r.npz", "--params", folder / "k.npz", "--model", folder / "model.py", "--out"]
+    done = CliRunner().invoke(app, [*map(str, estimate), str(tmp_path / "g")])
+    assert done.exit_code == 0, done.output
+    assert "g.npz" in done.output
+    assert (tmp_path / "g.npz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (("--bits", "40"), "`bits` of a bench must be 4 to 16; got 40"),
+        (("--readout", "-1"), "`readout` of a bench must be 0 or more; got -1.0"),
+        (("--lattice", "1x1"), "2 to 400 resonators; 1 x 1 was asked for"),
+    ],
+)
+def test_a_bench_that_cannot_be_says_why(options, answer):
+    assert answer in said("virtual-bench", *options)
+
+
+def test_a_port_in_use_is_called_so():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is in use" in said("virtual-bench", "--port", port)
+
+
+def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert "switched on?" in said("insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new")
+    assert "positive number of seconds" in said(
+        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--timeout", "-1"
+    )
+    pytest.importorskip("pyvisa_py")
+    assert "switched on?" in said("insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new")
+
+
+def test_resuming_refuses_options_it_would_not_follow(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({}))
+    answer = said("insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal")
+    assert "--trajectories, --baseline cannot be changed with --resume" in answer
+
+
+def test_folders_that_cannot_take_a_run(folder):
+    from fluctua.insitu import loop
+
+    with pytest.raises(ValueError, match=r"not empty. Choose another --out"):
+        loop.begin(None, None, loop.Plan(), folder / "full")
+    with pytest.raises(ValueError, match="there is a file of that name"):
+        loop.begin(None, None, loop.Plan(), folder / "note.txt")
+    assert "is a folder; give the name of a file" in said("record", folder / "full")
+    assert "is a file, not a folder" in said("record", folder / "note.txt" / "run.nc")
+
+
+def test_help_breaks_lines_where_the_terminal_ends():
+    text = CliRunner().invoke(app, ["estimate", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    assert "its own noise, which is used. Parameters that need" in text
