@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import history, tcmt
+from fluctua.cli import app
 from fluctua.insitu import calibrated, demo, device, loop, open_recording, server
 from fluctua.insitu.actuators import own_gains
 from fluctua.insitu.driver import VirtualBench
@@ -232,6 +234,30 @@ def test_a_run_leaves_everything_behind(tmp_path):
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
         next(loop.begin(connect, small_model(), small_plan(), tmp_path / "run"))
+
+
+def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
+    """The probes as files: gains and offsets of every knob in standard errors, from `fluctua calibrate` alone."""
+    bench, plan = Bench(SHEET), small_plan(iterations=0, probes=4, probe_trajectories=100, points=POINTS, batch=100)
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS)
+        model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
+        assert not list(loop.begin(connect, model, plan, tmp_path / "run", estimator=Slope))
+    files = [str(path) for path in sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))]
+    done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)["gains"]
+    for name in calibrated.KNOBS:
+        g = {part: np.array(told[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
+        z = [
+            (g["offset"] - HIDDEN.offset[name]) / g["offset_stderr"],
+            (g["gain"] - HIDDEN.gain[name]) / g["gain_stderr"],
+        ]
+        assert np.abs(np.concatenate(z)).max() < 4
+    shown = CliRunner().invoke(app, ["calibrate", *files]).output
+    assert "a line? p" in shown
+    one = CliRunner().invoke(app, ["estimate", files[0]])
+    assert one.exit_code == 0, one.output
 
 
 def test_going_on_after_giving_up(tmp_path):

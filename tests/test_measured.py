@@ -13,7 +13,7 @@ from fluctua.insitu.instrument import Batch, Health, InstrumentError, Refused
 from fluctua.insitu.measured import Retry, measured
 from fluctua.insitu.virtual_bench import Bench
 
-SHEET = device.Sheet(rows=2, columns=2, seed=2, ageing=0.0)
+SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}
 POINTS = 21
 
@@ -44,12 +44,14 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
 
 def recorded(tmp_path):
     """Of each batch: which were good, why not the others, and what was set."""
-    found = []
+    batches = {}
     for path in sorted(tmp_path.glob("batch-*.nc")):
         with open_recording(path) as file:
-            d = file.description
-            found.append((np.asarray(file.trajectories(load=True).context["good"]), d.provenance, d.settings))
-    return found
+            d, left_out = file.description, path.stem.endswith("-left-out")
+            good, why, settings = batches.get(path.stem[:12], (np.zeros(0), "", d.settings))
+            good = np.concatenate([good, np.full(file.count, not left_out)])
+            batches[path.stem[:12]] = good, why or d.provenance, settings
+    return list(batches.values())
 
 
 def at_the_settings(x):

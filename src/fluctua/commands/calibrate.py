@@ -35,9 +35,9 @@ def calibrate(
     """Drift, noise and actuator gains from recordings, and whether the model can be trusted with a gradient."""
     from rich.console import Console
 
-    from fluctua.insitu.actuators import actuator_gains
+    from fluctua.insitu.actuators import actuator_gains, are_knobs, knob_gains
     from fluctua.insitu.calibrating import calibrate as run
-    from fluctua.insitu.calibration_report import describe, describe_gains
+    from fluctua.insitu.calibration_report import describe, describe_gains, describe_knobs
     from fluctua.insitu.reader import open_recording
     from fluctua.insitu.recording_model import model_of
 
@@ -66,7 +66,10 @@ def calibrate(
                     status.start()
                 if write:
                     _write(file, kind, found, count)
-            gains = actuator_gains(settings, fits) if len(files) > 1 and any(settings) else None
+            gains: Any = None
+            knobs = len(files) > 1 and are_knobs(settings, fits)
+            if len(files) > 1 and any(settings):
+                gains = knob_gains(settings, fits) if knobs else actuator_gains(settings, fits)
         if out is not None:
             _save(out, found.fit, m.theta)
     except EXPECTED as error:
@@ -77,7 +80,7 @@ def calibrate(
     if write:
         typer.echo(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
     if gains is not None:
-        typer.echo(describe_gains(gains))
+        typer.echo(describe_knobs(gains) if knobs else describe_gains(gains))
     elif len(files) > 1:
         typer.echo("no gains: the files do not say what the actuators were set to (`settings`).")
     if out is not None:

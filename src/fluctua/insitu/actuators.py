@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -92,6 +92,30 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
     ]
     found, error = np.array([line.solution for line in lines]), np.array([line.stderr for line in lines])
     return OwnGains(found[:, 0], error[:, 0], found[:, 1], error[:, 1], np.array([line.p_value for line in lines]))
+
+
+def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> dict[str, OwnGains]:
+    """Family by family, what knobs do that are called as the parameters they move, one for each.
+
+    >>> knob_gains([{"omega": u} for u in settings], fits)["omega"].gain
+    """
+    stack = lambda rows: np.stack([np.asarray(row, float) for row in rows])
+    return {
+        name: own_gains(
+            stack(s[name] for s in settings), stack(f.theta[name] for f in fits), stack(f.stderr[name] for f in fits)
+        )
+        for name in settings[0]
+    }
+
+
+def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> bool:
+    """Whether every setting is an array with the name and the shape of a fitted parameter."""
+
+    def one(s: Mapping[str, Any], fit: Fit) -> bool:
+        shapes = {name: np.shape(value) for name, value in fit.theta.items()}
+        return bool(s) and all(np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items())
+
+    return all(map(one, settings, fits)) and all(set(s) == set(settings[0]) for s in settings)
 
 
 class _Line(NamedTuple):

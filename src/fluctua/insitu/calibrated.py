@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.insitu.actuators import OwnGains, own_gains
+from fluctua.insitu.actuators import OwnGains, knob_gains
+from fluctua.insitu.calibration_report import describe_knobs
 from fluctua.insitu.drift_fit import fit_drift
 from fluctua.insitu.fitting import Fitted, fit_both
 from fluctua.insitu.network_model import LinearDrift, LinearModel, linear_model
@@ -112,15 +113,7 @@ def _determined(lines: dict[str, OwnGains]) -> None:
 
 def gains(runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> dict[str, OwnGains]:
     """What each knob does, family by family."""
-    flat = lambda rows: np.stack([np.asarray(row, float) for row in rows])
-    return {
-        name: own_gains(
-            flat(settings[name] for settings, _ in runs),
-            flat(f.drift.theta[name] for f in fits),
-            flat(f.drift.stderr[name] for f in fits),
-        )
-        for name in KNOBS
-    }
+    return knob_gains([{name: s[name] for name in KNOBS} for s, _ in runs], [f.drift for f in fits])
 
 
 def follow(
@@ -155,16 +148,7 @@ def follow(
 def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> str:
     """The calibration for a reader: what each knob does, losses, drive, noise, and what does not fit."""
     lines = [f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} trajectories"]
-    worst = 1.0
-    for name, g in gains(runs, fits).items():
-        lines += ["", f"{name:<10} {'offset':>20} {'gain':>20} {'a line? p':>12}"]
-        for k in range(len(g.gain)):
-            p = "" if np.isnan(g.p_values[k]) else f"{g.p_values[k]:.2g}"
-            worst = min(worst, 1.0 if not p else float(g.p_values[k]) * 2 * len(g.gain))
-            lines.append(
-                f"  {k:<8} {with_error(g.offset[k], g.offset_stderr[k]):>20} "
-                f"{with_error(g.gain[k], g.gain_stderr[k]):>20} {p:>12}"
-            )
+    lines += ["", describe_knobs(gains(runs, fits))]
     last = fits[-1]
     lines += ["", f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}"]
     n = task.network.sites
@@ -176,8 +160,6 @@ def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fit
         # two quadratures, each with its own error
         noise = with_error(q[k], q_error[k] / np.sqrt(2))
         lines.append(f"  {k:<8} {loss:>20} {noise:>20} {readout[k]:>14.2g} {white[k]:>10.2g}")
-    if worst < 1e-3:
-        lines.append("→ a knob is not linear: give it a smaller range, or a model of its curve.")
     if white.min() * 2 * n < 1e-3:
         lines.append("→ residuals have a memory: the interval is too long for the drift, or the noise is not white.")
     return "\n".join(lines) + "\n"

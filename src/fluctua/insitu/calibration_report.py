@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from scipy.stats import norm
 
-from fluctua.insitu.actuators import Gains
+from fluctua.insitu.actuators import Gains, OwnGains
 from fluctua.insitu.calibrating import Calibration
 from fluctua.report import names, with_error
 
@@ -171,6 +172,24 @@ def _bias(c: Calibration) -> list[str]:
             f"  no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
         )
     return lines
+
+
+def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
+    """Offset and gain of every knob, family by family, and whether one is not a line."""
+    lines, bent = [], []
+    for name, g in gains.items():
+        lines.append(f"{name:<10} {'offset':>20} {'gain':>20} {'a line? p':>12}")
+        for k in range(len(g.gain)):
+            p = "" if np.isnan(g.p_values[k]) else f"{g.p_values[k]:.2g}"
+            bent += [f"{name}[{k}]"] if p and g.p_values[k] * len(g.gain) < ALARM else []
+            lines.append(
+                f"  {k:<8} {with_error(g.offset[k], g.offset_stderr[k]):>20} "
+                f"{with_error(g.gain[k], g.gain_stderr[k]):>20} {p:>12}"
+            )
+        lines.append("")
+    if bent:
+        lines.append(f"→ not linear: {', '.join(bent)}. Give it a smaller range, or a model of its curve.\n")
+    return "\n".join(lines[:-1] if not bent else lines)
 
 
 def describe_gains(g: Gains, most: int = 16) -> str:

@@ -180,7 +180,7 @@ class _Session:
             connect,
             batch=plan.batch,
             retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause),
-            archive=Archive(place.path / "recordings") if plan.record else None,
+            archive=Archive(place.path / "recordings", model.head) if plan.record else None,
             report=self.note,
         )
         make = ESTIMATORS[plan.baseline] if estimator is None else estimator

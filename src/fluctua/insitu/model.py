@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.insitu import calibrated
+from fluctua.insitu import calibrated, system
+from fluctua.insitu.archive import Head
 from fluctua.insitu.calibrated import Calibration
+from fluctua.insitu.description import Description
+from fluctua.insitu.instrument import Batch
 from fluctua.types import Array, Objective, Params, Process, Trajectories
 
 
@@ -27,7 +30,8 @@ class Model(NamedTuple):
     process: drift and noise as functions of the settings; its context is one row of the calibration. start: settings to
     begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
     [(settings, trajectories), …] to a `Calibrated`. follow: (values, settings, trajectories) -> the values after those
-    trajectories; None if they stay as they are. points: samples a trajectory.
+    trajectories; None if they stay as they are. points: samples a trajectory. head: of the recordings, so that they can
+    be estimated and calibrated by themselves; without one they hold states and settings.
     """
 
     process: Process
@@ -39,6 +43,7 @@ class Model(NamedTuple):
     calibrate: Callable[[list[tuple[Params, Trajectories]]], Calibrated]
     follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
     points: int | None = None
+    head: Head | None = None
 
 
 def network_model(
@@ -72,6 +77,13 @@ def network_model(
     def follow(values: Calibration, settings: Params, trajectories: Trajectories) -> Calibration:
         return calibrated.follow(values, task, settings, trajectories, rate=rate)
 
+    def head(batch: Batch, settings: Params) -> Description:
+        told = {name: np.asarray(v, float) for name, v in settings.items()}
+        tables: Any = system.tables(task)
+        tables["network"]["observed"] = np.arange(sites)
+        names = tuple(f"psi[{n}]" for n in range(sites))
+        return Description(np.asarray(batch.t), names, "complex64", parameters=told, settings=told, **tables)
+
     real = jnp.result_type(float)
     return Model(
         process=calibrated.process(task),
@@ -83,4 +95,5 @@ def network_model(
         calibrate=calibrate,
         follow=follow if rate > 0 else None,
         points=points,
+        head=head,
     )
