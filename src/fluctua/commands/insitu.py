@@ -33,7 +33,9 @@ def demo(
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
-    fault_rate: Annotated[float, typer.Option(help="probability that an acquisition goes wrong")] = 0.0,
+    fault_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="probability that an acquisition goes wrong")
+    ] = 0.0,
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk, about a gigabyte")] = False,
     figure: Annotated[Path | None, typer.Option(help="the picture; OUT/in_situ.png if not given")] = None,
 ) -> None:

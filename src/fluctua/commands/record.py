@@ -28,7 +28,7 @@ def record(
     sigma_kappa: Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")] = 0.0,
     chi_std: Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")] = 1e-4,
     params: Annotated[Path | None, typer.Option(help=".npz with some of omega, kappa, chi")] = None,
-    trajectories: Annotated[int, typer.Option(help="how many the file is to have in the end")] = 200,
+    trajectories: Annotated[int, typer.Option(min=1, help="how many the file is to have in the end")] = 200,
     every: Annotated[int, typer.Option(help="keep one step of so many")] = 10,
     observe: Annotated[
         str | None, typer.Option(help="resonators with a detector, such as 0,1,4-7; default all")

@@ -37,7 +37,9 @@ def virtual_bench(
             help="KIND@ACQUISITION, such as drop@3; may be repeated. drop, stall, short, nan, clip, reboot, brownout"
         ),
     ] = None,
-    fault_rate: Annotated[float, typer.Option(help="probability of a random fault at an acquisition")] = 0.0,
+    fault_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="probability of a random fault at an acquisition")
+    ] = 0.0,
     attached: Annotated[bool, typer.Option("--attached", help="stop when standard input closes")] = False,
 ) -> None:
     """Serve an imperfect resonator network as a laboratory instrument: SCPI over TCP.
