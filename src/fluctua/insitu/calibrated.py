@@ -81,7 +81,8 @@ def calibrate(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fi
     known = {name: _together(fits, name) for name in (*KNOBS, *REST)}
     mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
     mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
-    s2 = np.mean([np.maximum(f.noise.observation_variance, 0).reshape(2, -1) for f in fits], axis=(0, 1))
+    each = [f.noise.observation_variance.reshape(2, -1) for f in fits]
+    s2 = np.maximum(np.mean(each, axis=(0, 1)), 0)  # after the mean: chance below zero balances chance above
     mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
     return {f"{name}_{part}": getattr(line, part) for name, line in lines.items() for part in ("offset", "gain")} | mean
 
