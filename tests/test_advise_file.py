@@ -159,7 +159,7 @@ def test_the_command_in_words(recording):
     ("options", "message"),
     [
         (["--sigma-w", "0.1"], "a recording has the noise that it has"),
-        (["--score", "exact"], '"euler" or "local-linear"'),
+        (["--score", "exact"], "one of euler, local-linear"),
         (["--baseline", "binned"], 'needs the baseline "time" or "none"'),
         (["--noise", "file"], "--write"),
         (["--share", "2"], "`share` in"),

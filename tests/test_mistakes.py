@@ -118,3 +118,22 @@ def test_folders_that_cannot_take_a_run(folder):
 def test_help_breaks_lines_where_the_terminal_ends():
     text = CliRunner().invoke(app, ["estimate", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
     assert "its own noise, which is used. Parameters that need" in text
+
+
+STATES = np.random.default_rng(1).normal(size=(20, 21, 2)).cumsum(1)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "advise"])
+@pytest.mark.parametrize(
+    ("name", "states", "sentence"),
+    [
+        ("empty", STATES[:0], "has 0 complete trajectories"),
+        ("nan", np.where(np.arange(20)[:, None, None] == 3, np.nan, STATES), "trajectories are not finite: 3"),
+        ("dead", STATES * [1, 0], "component 1 does not fluctuate"),
+        ("huge", STATES * 1e200, "overflowed"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sentence):
+    np.savez(folder / f"{name}.npz", x=states, t=np.linspace(0, 1, 21))
+    words = (command, folder / f"{name}.npz", "--model", folder / "model.py", "--params", folder / "k.npz")
+    assert sentence in said(*words)

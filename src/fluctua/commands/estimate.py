@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
     from fluctua.insitu.recording_model import RecordingModel
 
-SCORES = ("euler", "local-linear")
-
 
 def estimate(
     file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
@@ -53,9 +51,8 @@ def estimate(
     A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
     is used. Parameters that need channels nobody recorded are refused by name.
     """
-    from fluctua import full_score, local_linear_score
-    from fluctua.insitu import estimating
     from fluctua.insitu.applied import apply_calibration
+    from fluctua.insitu.estimating import SCORES, estimate_model
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.reader import open_recording
     from fluctua.insitu.recording_model import model_of
@@ -81,19 +78,10 @@ def estimate(
             asked = _asked(only or [], m.theta)
             if observation_noise is not None:
                 variance = np.array(observation_noise**2) if observation_noise else None
-            result = estimating.estimate(
-                recording,
-                m.process,
-                m.objective,
-                m.theta,
-                score=full_score if score == "euler" else local_linear_score,
-                baseline=baseline,
-                observed=m.observed,
-                size=m.size,
-                observation_noise=variance,
-                chunk_bytes=chunk_mb * 2**20,
-                progress=progress,
-            )
+            result = estimate_model(
+                recording, m, score=score, baseline=baseline, observation_noise=variance,
+                chunk_bytes=chunk_mb * 2**20, progress=progress,
+            )  # fmt: skip
             label = _component_names(recording.description.channels, m)
         if result.view is not None:
             refuse(result.view, asked, label)

@@ -9,16 +9,15 @@ import numpy as np
 
 from fluctua import check
 from fluctua.insitu.applied import apply_calibration
-from fluctua.insitu.estimating import CHUNK_BYTES, estimate
+from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.noise_fit import fit_noise
 from fluctua.insitu.noise_table import read_noise
 from fluctua.insitu.reader import RecordingFile
 from fluctua.insitu.recording_model import RecordingModel
 from fluctua.insitu.sampling import Sampling, sampling
-from fluctua.local_linear import euler, local_linear, local_linear_score
-from fluctua.repetitions import Repetitions, repetitions
-from fluctua.score import full_score
+from fluctua.local_linear import euler, local_linear
+from fluctua.repetitions import PARTS, Repetitions, repetitions
 
 ENOUGH = 200
 """Trajectories from which the noise is measured where the file has no calibration."""
@@ -58,10 +57,15 @@ def advise_file(
     >>> with open_recording("run.nc") as recording:
     ...     advise_file(recording, model_of(recording), error=0.2).repetitions.whole
     """
-    if score not in ("euler", "local-linear"):
-        raise ValueError(f'`score` must be "euler" or "local-linear"; got {score!r}.')
+    if score not in SCORES:
+        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
     if baseline not in ("time", "none"):
         raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
+    if recording.count < 2 * PARTS:
+        raise ValueError(
+            f"{recording.path} has {recording.count} complete trajectories; advice compares {PARTS} parts of "
+            "a recording, of two at least. Record more."
+        )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
     m, said, bound = applied.model, list(applied.said), None
     process, objective = check.process(m.process), m.objective
@@ -86,18 +90,8 @@ def advise_file(
         table = read_noise(recording.description)
         assert table is not None
         q, s2 = table.diffusion, table.observation_variance
-    result = estimate(
-        recording,
-        m.process,
-        m.objective,
-        m.theta,
-        score=full_score if score == "euler" else local_linear_score,
-        baseline=baseline,
-        observed=m.observed,
-        size=m.size,
-        observation_noise=s2,
-        chunk_bytes=chunk_bytes,
-        progress=progress,
+    result = estimate_model(
+        recording, m, score=score, baseline=baseline, observation_noise=s2, chunk_bytes=chunk_bytes, progress=progress
     )
     interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
     needed = repetitions(result.estimate, result.parts, error=error, share=share)

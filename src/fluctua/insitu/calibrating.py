@@ -11,7 +11,7 @@ from fluctua import check
 from fluctua.diffusion import diffusion_matrix
 from fluctua.insitu import system
 from fluctua.insitu.drift_fit import Fit, Transition
-from fluctua.insitu.estimating import estimate
+from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.fitting import fit_both
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.network_model import linear_model
@@ -19,8 +19,7 @@ from fluctua.insitu.noise_fit import NoiseFit
 from fluctua.insitu.reader import RecordingFile
 from fluctua.insitu.recording_model import RecordingModel
 from fluctua.insitu.residuals import ResidualReport, examine_residuals
-from fluctua.local_linear import euler, local_linear, local_linear_score
-from fluctua.score import full_score
+from fluctua.local_linear import euler, local_linear
 from fluctua.types import Estimate, Params, Process
 
 
@@ -92,9 +91,10 @@ def calibrate(
             noisy_states=noise.observation_seen,
         )  # fmt: skip
         say("gradient")
-        score = full_score if transition == "euler" else local_linear_score
         blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
-        found = estimate(recording, process, model.objective, theta, score=score, observation_noise=blur).estimate
+        found = estimate(
+            recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
+        ).estimate
     return Calibration(fit, start, noise, expected_q, report, found, transition)
 
 

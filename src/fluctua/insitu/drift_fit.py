@@ -94,6 +94,11 @@ def fit_drift(
     while passes < most_passes:
         passes += 1
         gram, normal, rows, transitions = _pass(source, flat, stop, int(noisy_states), sums)
+        if not np.all(np.isfinite(normal)):
+            raise FloatingPointError(
+                "the sums over the states overflowed, or the diffusion of a component is zero: use units in which "
+                "states are of order one, or double precision, and give every component its noise."
+            )
         inverse, known = _inverse(gram, normal)
         step = inverse @ rows.sum(axis=0)
         scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
@@ -118,15 +123,19 @@ def fit_drift(
 
 
 def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
-    """Consecutive pieces of `size` trajectories, loaded."""
+    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
     count = source.count if isinstance(source, RecordingFile) else len(source.x)
+    if count == 0:
+        raise ValueError("there is no complete trajectory to calibrate from.")
     for first in range(0, count if stop is None else min(stop, count), size):
         last = min(first + size, count)
         if isinstance(source, RecordingFile):
-            yield source.trajectories(first, last, load=True)
+            piece = source.trajectories(first, last, load=True)
         else:
             rows = jax.tree.map(lambda leaf: leaf[first:last], source.context)  # noqa: B023
-            yield Trajectories(source.t, np.asarray(source.x[first:last]), rows)
+            piece = Trajectories(source.t, np.asarray(source.x[first:last]), rows)
+        check.finite_trajectories(check.first_bad(np.asarray(piece.x), first), count)
+        yield piece
 
 
 def _pass(

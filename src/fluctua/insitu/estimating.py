@@ -16,11 +16,15 @@ from fluctua.gradient import gradient, mean_return_to_go, ppgt
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.observation import CorrectedScore, nowhere, observation_variance, reward_term, subtract
 from fluctua.insitu.reader import RecordingFile
+from fluctua.insitu.recording_model import RecordingModel
+from fluctua.local_linear import local_linear_score
 from fluctua.repetitions import PARTS
 from fluctua.score import full_score
 from fluctua.types import Estimate, Objective, Params, Process, Score, Trajectories
 
 CHUNK_BYTES = 256 * 2**20
+SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
+"""By the transition that they are of."""
 BASELINES = {"optimal": optimal, "mean": mean}
 
 
@@ -93,6 +97,19 @@ def estimate(
     else:
         raise ValueError(f'`baseline` must be "time", "none", "optimal" or "mean"; got {baseline!r}.')
     return Result(found if view is None else _blank(found, view), view, parts)
+
+
+def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = "euler", **options: Any) -> Result:
+    """`estimate` with a recording's model, hidden channels and all. score: a name of `SCORES`.
+
+    >>> estimate_model(recording, model_of(recording), score="local-linear").estimate
+    """
+    if score not in SCORES:
+        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
+    m = model
+    return estimate(
+        recording, m.process, m.objective, m.theta, score=SCORES[score], observed=m.observed, size=m.size, **options
+    )
 
 
 def _by_chunks(

@@ -23,13 +23,22 @@ NUMBERS = 2**24
 """Features held at a time."""
 
 
+class Entries(NamedTuple):
+    """Terms v θ_p φ_f of component `row` of the drift. (K,) each"""
+
+    row: np.ndarray
+    parameter: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
 @runtime_checkable
 class FeatureDrift(Protocol):
-    """A drift that tells its features, as `network_model.LinearDrift`."""
+    """A drift that tells its features φ and which of them each θ_p multiplies; `network_model.LinearDrift` is one."""
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array: ...
     def features(self, x: Array, t: Array, context: PyTree) -> Array: ...
-    def entries(self, theta: Params) -> Any: ...
+    def entries(self, theta: Params) -> Entries: ...
 
 
 class Sums(NamedTuple):

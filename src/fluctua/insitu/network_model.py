@@ -23,19 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
+from fluctua.insitu.feature_fit import Entries
 from fluctua.tcmt.modulation import Modulation, delta_kappa
 from fluctua.tcmt.process import Frame, abs2, carrier, coefficients, coupled, to_psi, to_x
 from fluctua.tcmt.tasks import Task
 from fluctua.types import Array, Params, Process, PyTree
-
-
-class Entries(NamedTuple):
-    """Terms v θ_p φ_f of component `row` of the drift. (K,) each"""
-
-    row: np.ndarray
-    parameter: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,25 @@ def fit_noise(
         cross = cross + np.asarray(products, np.float64)
         transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    _noisy(sums["rate"].mean(axis=0))
     mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
     mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
     found = _reduced(sums, cross, transitions, mixed, mask)
     return found if mask.all() else _only(found, mask, sums["model"].mean(axis=0))
+
+
+def _noisy(rate: np.ndarray) -> None:
+    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate: E[r²]/2Δt (M,)"""
+    if not np.all(np.isfinite(rate)):
+        raise ValueError(
+            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use units in which states are "
+            "of order one, or record in double precision."
+        )
+    if not np.all(rate > 0):
+        raise ValueError(
+            f"component {int(np.argmin(rate))} does not fluctuate: its residuals are zero. Is its channel connected? "
+            "The score divides by the noise."
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
