@@ -3,7 +3,7 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(wildcard src/fluctua/native/*)
+NATIVE := $(wildcard src/fluctua/tcmt/native/*)
 
 .PHONY: help demo test lint docs clean
 help:

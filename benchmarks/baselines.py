@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import fluctua as fl
-from fluctua.figures.compare import draw
+from fluctua.plot.compare import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 THETA = {"coupling": jnp.array([0.8, 0.5, -0.3, 0.2]), "force": jnp.array([1.0, 0.0, 0.0, 0.5])}

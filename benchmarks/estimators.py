@@ -22,10 +22,10 @@ import numpy as np
 import rivals
 
 from fluctua import tcmt
-from fluctua.build import wrong_by
-from fluctua.tcmt import kernel
+from fluctua.runs.build import wrong_by
 from fluctua.tcmt.fused import kernel_spec
-from fluctua.tcmt.twin_kernel import run_twin
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.twin import run_twin
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("omega", "kappa", "chi")

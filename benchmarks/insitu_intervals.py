@@ -22,7 +22,7 @@ from scipy.stats import chi2
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.simulate import advance_one, begin_one
+from fluctua.core.simulate import advance_one, begin_one
 
 DT, HORIZON, FINEST = 2e-4, 5.0, 10
 EVERY = (10, 20, 50, 100, 250, 500, 1000, 2500, 5000)  # steps of DT between samples, multiples of FINEST

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from fluctua import _native
-from fluctua.tcmt import kernel
-from fluctua.tcmt.spec import KernelSpec
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.spec import KernelSpec
+from fluctua.tcmt.native import _native
 
 
 def paper_lattice(rows=11, columns=13, steps=20_000, sigma_kappa=0.0, dt=1e-3, sigma=0.5) -> KernelSpec:

@@ -24,11 +24,12 @@ except ImportError:  # the kernels need neither JAX nor the compiled core
 
 from kernel_cpu import paper_lattice  # noqa: E402
 
-from fluctua.tcmt import cuda, cuda_binned, kernel  # noqa: E402
+from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
+from fluctua.tcmt.kernel import run as kernel  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
 
 try:
-    from fluctua import _native
+    from fluctua.tcmt.native import _native
 except ImportError:
     _native = None
 

@@ -33,7 +33,7 @@ def profile_target() -> None:
     import numpy as np
     from kernel_cpu import paper_lattice
 
-    from fluctua.tcmt import kernel
+    from fluctua.tcmt.kernel import run as kernel
 
     table = np.linspace(0.2, 0.0, STEPS + 1)
     kernel.run(paper_lattice(steps=STEPS), 0, TRAJECTORIES, baseline=table, backend="cuda")

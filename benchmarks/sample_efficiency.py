@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fluctua.figures.efficiency import PAPER_FINAL, draw, read_curve, spent_until
-from fluctua.figures.runs import find_runs
-from fluctua.figures.style import save
+from fluctua.plot.efficiency import PAPER_FINAL, draw, read_curve, spent_until
+from fluctua.plot.runs import find_runs
+from fluctua.plot.style import save
 
 LEVELS = (0.3, 0.4, 0.5, 0.55, 0.6, PAPER_FINAL)
 

@@ -9,9 +9,9 @@ import time
 import jax
 
 from fluctua import tcmt
-from fluctua.tcmt import kernel
 from fluctua.tcmt.fused import kernel_spec
-from fluctua.tcmt.twin_kernel import run_twin
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.twin import run_twin
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000

@@ -15,7 +15,7 @@ import optax
 from matplotlib.figure import Figure
 
 import fluctua as fl
-from fluctua.progress import watch
+from fluctua.cli.progress import watch
 
 HORIZON, SIGMA = 8.0, 0.25
 CENTRES = jnp.linspace(0.0, HORIZON, 12)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 import fluctua as fl
-from fluctua.progress import watch
+from fluctua.cli.progress import watch
 
 SIDE = 4
 SITES = SIDE * SIDE

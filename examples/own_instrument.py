@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu.instrument import Batch, Health, InstrumentError
-from fluctua.insitu.measured import measured
+from fluctua.insitu.instrument.measured import measured
+from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError
 
 T = np.linspace(0, 6, 301)
 OFFSET, LOSS, SIGMA = 0.9, 1.0, 0.2  # from the calibration
@@ -39,7 +39,7 @@ class MyInstrument:
     """Opens the line when it is made, and is made again after every failure."""
 
     def __init__(self):
-        self.box = Box()  # e.g. fluctua.insitu.transport.connect("TCPIP::192.168.0.7::5025::SOCKET")
+        self.box = Box()  # e.g. fluctua.insitu.instrument.transport.connect("TCPIP::192.168.0.7::5025::SOCKET")
 
     def set(self, settings):
         self.settings = {name: float(value) for name, value in settings.items()}

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.figures.style import LOOK, WIDTH, letter
-from fluctua.progress import watch
+from fluctua.cli.progress import watch
+from fluctua.plot.style import LOOK, WIDTH, letter
 from fluctua.tcmt import exact
 
 SETTING: Any = {"horizon": 10.0, "dt": 1e-2}

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import fake_cupy
-from fluctua.tcmt import cuda
+from fluctua.tcmt.kernel import cuda
 
 
 def has_gpu():

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.spec import KernelSpec
+from fluctua.tcmt.kernel.spec import KernelSpec
 
 
 def rectangle(

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.advise import advise, advise_recording
-from fluctua.cli import app
+from fluctua.cli.app import app
+from fluctua.runs.advise import advise, advise_recording
+from fluctua.runs.tradeoff import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
 from fluctua.tcmt import exact
-from fluctua.tradeoff import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
 
 TASK = tcmt.transmission(tcmt.rectangular(2, 3), horizon=4.0, dt=1e-2)
 THETA = {"omega": jnp.linspace(-0.8, 0.9, 6), "kappa": jnp.linspace(0.6, 1.4, 7)}

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import insitu
-from fluctua.cli import app
-from fluctua.insitu.sampling import sampling
-from fluctua.repetitions import PARTS, repetitions
-from fluctua.types import Estimate
+from fluctua.cli.app import app
+from fluctua.core.types import Estimate
+from fluctua.insitu.calibration.sampling import sampling
+from fluctua.learn.repetitions import PARTS, repetitions
 
 PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * jnp.ones(2))
 OBJECTIVE = fl.Objective(terminal=lambda th, x: jnp.sum(x))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluctua import Kick, binned, mean, none, optimal, time_only
-from fluctua.baseline import quantile_bins
+from fluctua.core.baselines import quantile_bins
 
 rng = np.random.default_rng(1)
 

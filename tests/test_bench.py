@@ -14,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluctua.insitu import box, device, scpi, server, virtual_bench
-from fluctua.insitu.driver import VirtualBench
-from fluctua.insitu.instrument import Instrument, InstrumentError, Refused
-from fluctua.insitu.virtual_bench import Bench, Session
+from fluctua.insitu.bench import box, device, server
+from fluctua.insitu.bench import virtual as virtual_bench
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.bench.virtual import Bench, Session
+from fluctua.insitu.instrument import scpi
+from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
 
 SMALL = device.Sheet(rows=2, columns=2, seed=1)
 
@@ -351,7 +353,7 @@ def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):
 def test_command_line_listens_on_loopback_and_stops_with_its_starter():
     words = ["virtual-bench", "--port", "0", "--attached", "--lattice", "2x2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fluctua.cli", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fluctua", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     line = process.stdout.readline()
     assert line.startswith("listening on TCPIP::127.0.0.1::")

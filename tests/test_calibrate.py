@@ -11,12 +11,13 @@ from scipy.stats import kstest
 from typer.testing import CliRunner
 
 import fluctua as fl
-from fluctua import check, insitu, tcmt
-from fluctua.cli import app
-from fluctua.insitu.calibration_report import describe
-from fluctua.insitu.network_model import linear_model
-from fluctua.insitu.noise_table import read_noise, table_of
-from fluctua.local_linear import local_linear
+from fluctua import insitu, tcmt
+from fluctua.cli.app import app
+from fluctua.core import check
+from fluctua.core.local_linear import local_linear
+from fluctua.insitu.calibration.network_model import linear_model
+from fluctua.insitu.calibration.report import describe
+from fluctua.insitu.calibration.table import read_noise, table_of
 from problems import flat, tolerance
 
 A, B, SIGMA = np.array([[-0.8, 1.0], [-1.2, -0.5]]), np.array([0.3, -0.2]), np.array([0.5, 0.7])

@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from fluctua.config import Config, changed, dump, load
-from fluctua.presets import PRESETS, named
+from fluctua.runs.config import Config, changed, dump, load
+from fluctua.runs.presets import PRESETS, named
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fluctua import insitu
-from fluctua.cli import app
-from fluctua.insitu import disk
+from fluctua.cli.app import app
+from fluctua.insitu.recording import disk
 
 
 def head(times=400, channels=3, **changes):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluctua.figures.efficiency import Curve, bands, draw, read_curve, spent_until
+from fluctua.plot.efficiency import Curve, bands, draw, read_curve, spent_until
 
 RUNS = Path(__file__).parent.parent / "results" / "sample_efficiency"
 

@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from fluctua import runs, tcmt
-from fluctua.averaged import Averaged
-from fluctua.build import build, wrong_by
-from fluctua.config import changed
-from fluctua.presets import PRESETS
+from fluctua import tcmt
+from fluctua.core.averaged import Averaged
+from fluctua.runs import train as runs
+from fluctua.runs.build import build, wrong_by
+from fluctua.runs.config import changed
+from fluctua.runs.presets import PRESETS
 from fluctua.tcmt.exact import value_and_gradient
-from fluctua.tcmt.twin_kernel import KernelTwin
+from fluctua.tcmt.kernel.twin import KernelTwin
 from test_runs import TINY, assert_same_run
 
 CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})

@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua import convergence, lattices, noise, properties, tables, tcmt
-from fluctua.cli import app
-from fluctua.figures import fig2, read_run
-from fluctua.scaling import into_batches, jackknife, power_law
+from fluctua import tcmt
+from fluctua.cli.app import app
+from fluctua.learn.scaling import into_batches, jackknife, power_law
+from fluctua.paper import convergence, fig2, lattices, properties
+from fluctua.plot import read_run
+from fluctua.runs import noise
+from fluctua.store import tables
 from fluctua.tcmt import exact
 from run_folders import write_figure_runs
 from test_figures import assert_legible, texts

@@ -7,17 +7,17 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 from fluctua import tcmt
-from fluctua.cli import app
-from fluctua.figures import fig1
-from fluctua.figures.before_after import draw_before_after, draw_run
-from fluctua.figures.continuations import breakpoint_of, rolling_mean
-from fluctua.figures.network import diagram, draw_network, scales
-from fluctua.figures.runs import effective, find_runs, read_history, read_run
-from fluctua.figures.style import save
-from fluctua.history import kept
-from fluctua.simulate import noise_seed
+from fluctua.cli.app import app
+from fluctua.core.simulate import noise_seed
+from fluctua.core.wiener import silent
+from fluctua.paper import fig1
+from fluctua.plot.before_after import draw_before_after, draw_run
+from fluctua.plot.continuations import breakpoint_of, rolling_mean
+from fluctua.plot.network import diagram, draw_network, scales
+from fluctua.plot.runs import effective, find_runs, read_history, read_run
+from fluctua.plot.style import save
+from fluctua.store.history import kept
 from fluctua.tcmt.exposure import exposure
-from fluctua.wiener import silent
 from run_folders import history_rows, trained, write_figure_runs, write_run
 
 SMALL = tcmt.rectangular(4, 5)

@@ -15,16 +15,20 @@ import pytest
 from typer.testing import CliRunner
 
 import fluctua as fl
-from fluctua import history, tcmt
-from fluctua.cli import app
-from fluctua.insitu import calibrated, demo, device, loop, open_recording, server
-from fluctua.insitu.actuators import own_gains
-from fluctua.insitu.driver import VirtualBench
-from fluctua.insitu.fitting import fit_both
-from fluctua.insitu.measured import measured
+from fluctua import tcmt
+from fluctua.cli.app import app
+from fluctua.core.types import Estimate, Trajectories
+from fluctua.insitu import open_recording
+from fluctua.insitu import training as loop
+from fluctua.insitu.bench import demo, device, server
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.bench.virtual import Bench
+from fluctua.insitu.calibration import network as calibrated
+from fluctua.insitu.calibration.actuators import own_gains
+from fluctua.insitu.calibration.fit import fit_both
+from fluctua.insitu.instrument.measured import measured
 from fluctua.insitu.model import network_model
-from fluctua.insitu.virtual_bench import Bench
-from fluctua.types import Estimate, Trajectories
+from fluctua.store import history
 from problems import flat
 
 # one Euler step a sample: the score is then exact, and so is what it is compared with
@@ -282,7 +286,7 @@ def test_going_on_after_a_kill(tmp_path):
     environment = {**os.environ, "JAX_ENABLE_X64": "0"}
 
     def command(*words):
-        return [sys.executable, "-m", "fluctua.cli", "insitu", "train", *map(str, words)]
+        return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]
 
     with server.background(bench) as port:
         words = (f"tcp://127.0.0.1:{port}", "--out", folder, "--iterations", 1000, "--trajectories", 20,
@@ -330,7 +334,7 @@ def test_training_in_situ_closes_the_gap(tmp_path):
     assert result.in_situ.J > 1.5 * result.nominal.J
     assert result.nominal_promised > 1.5 * result.nominal.J
     assert json.loads(result.discarded)["invalid"] > 0
-    from fluctua.figures.in_situ import draw
+    from fluctua.plot.in_situ import draw
 
     draw(result).savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000

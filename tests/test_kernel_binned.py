@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import _native
-from fluctua.baseline import Kick, binned
-from fluctua.tcmt import kernel
-from fluctua.tcmt.kernel import Binned
+from fluctua.core.baselines import Kick, binned
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.native import _native
 from kernel_reference import binned_bars, rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0

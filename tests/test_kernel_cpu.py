@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluctua import _native
-from fluctua.tcmt import kernel
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.native import _native
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0  # both halves of the key matter
@@ -114,7 +114,7 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     single = kernel.run(spec, SEED, 16, record_every=50).trajectories
     double = kernel.run(spec, SEED, 16, record_every=50, dtype="float64").trajectories
     assert np.abs(single - double).max() / np.abs(double).max() < 1e-5
-    from fluctua.tcmt.spec import modulation_pieces
+    from fluctua.tcmt.kernel.spec import modulation_pieces
 
     spec = spec._replace(Omega=0.1, harmonics=10)
     steps, table = modulation_pieces(spec, kernel.MODULATION_TOLERANCE)

@@ -8,9 +8,10 @@ import pytest
 
 import fake_cupy
 from cuda_device import has_gpu
-from fluctua.tcmt import cuda, cuda_binned, kernel
-from fluctua.tcmt.kernel import Binned
-from fluctua.tcmt.spec import checked
+from fluctua.tcmt.kernel import cuda, cuda_binned
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.kernel.spec import checked
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0

@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluctua.insitu import device, open_recording, server
-from fluctua.insitu.archive import Archive
-from fluctua.insitu.driver import VirtualBench
-from fluctua.insitu.faults import KINDS, Fault, Plan, parse
-from fluctua.insitu.instrument import Batch, Health, InstrumentError, Refused
-from fluctua.insitu.measured import Retry, measured
-from fluctua.insitu.virtual_bench import Bench
+from fluctua.insitu import open_recording
+from fluctua.insitu.bench import device, server
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.bench.faults import KINDS, Fault, Plan, parse
+from fluctua.insitu.bench.virtual import Bench
+from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.measured import Retry, measured
+from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
 
 SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}

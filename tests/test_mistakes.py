@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua.cli import app
+from fluctua.cli.app import app
 
 MODEL = """
 import jax.numpy as jnp, fluctua as fl
@@ -105,7 +105,7 @@ def test_resuming_refuses_options_it_would_not_follow(tmp_path):
 
 
 def test_folders_that_cannot_take_a_run(folder):
-    from fluctua.insitu import loop
+    from fluctua.insitu import training as loop
 
     with pytest.raises(ValueError, match=r"not empty. Choose another --out"):
         loop.begin(None, None, loop.Plan(), folder / "full")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import insitu, tcmt
-from fluctua.cli import app
-from fluctua.insitu.applied import scaled
+from fluctua.cli.app import app
+from fluctua.insitu.calibration.applied import scaled
 from fluctua.tcmt import exact
 from problems import tolerance
 
@@ -178,8 +178,8 @@ def test_what_a_table_must_have(tmp_path, noise, options, message):
 
 def test_noise_is_scaled_in_all_its_forms():
     """Q -> S Q S whether noise comes as amplitudes, as a matrix, as a product or as a matrix-free diffusion."""
-    from fluctua import check
-    from fluctua.diffusion import diffusion_matrix
+    from fluctua.core import check
+    from fluctua.core.diffusion import diffusion_matrix
 
     sigma, scale = jnp.array([[1.0, 0.5], [0.0, 2.0]]), np.array([3.0, 0.5])
     q = sigma @ sigma.T / 2
@@ -198,7 +198,7 @@ def test_noise_is_scaled_in_all_its_forms():
 
 KILLED = """
 import sys, numpy as np
-from fluctua.insitu.writer import put_table
+from fluctua.insitu.recording.writer import put_table
 print("ready", flush=True)
 k = 0
 while True:

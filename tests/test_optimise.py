@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.optimise import by_name, rms_ascent, scaled
+from fluctua.learn.optimise import by_name, rms_ascent, scaled
 
 ALPHA, RHO, BETA, EPS = 0.05, 10.0, 0.9, 1e-8
 

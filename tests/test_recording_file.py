@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fluctua import insitu
-from fluctua.insitu import superblock
-from fluctua.insitu.foreign import KNOWN
+from fluctua.insitu.recording import superblock
+from fluctua.insitu.recording.foreign import KNOWN
 
 T = np.array([0.0, 0.1, 0.3])
 
@@ -144,9 +144,9 @@ def test_appending_checks_what_comes(tmp_path):
 KILLS = """
 import os, random, signal, struct, sys, time
 import h5py, numpy as np
-from fluctua.insitu.description import Description
-from fluctua.insitu.reader import open_recording
-from fluctua.insitu.writer import append_to, create, repair
+from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.reader import open_recording
+from fluctua.insitu.recording.writer import append_to, create, repair
 
 path, rounds = sys.argv[1], int(sys.argv[2])
 random.seed(5)
@@ -197,8 +197,8 @@ def test_killed_writers_lose_nothing_that_was_written(tmp_path):
 
 def test_a_live_writer_is_not_repaired_away(tmp_path):
     code = (
-        "import sys, numpy as np; from fluctua.insitu.description import Description; "
-        "from fluctua.insitu.writer import create; w = create(sys.argv[1], Description([0, 1], ('a',))); "
+        "import sys, numpy as np; from fluctua.insitu.recording.description import Description; "
+        "from fluctua.insitu.recording.writer import create; w = create(sys.argv[1], Description([0, 1], ('a',))); "
         "w.append(np.ones((2, 1))); print('ready', flush=True); sys.stdin.read()"
     )
     path = tmp_path / "r.nc"

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from fluctua import Estimate
-from fluctua.report import with_error
+from fluctua.core.text import with_error
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fluctua import checkpoint, history, live, parameters, runfolder, runs
-from fluctua.cli import app
-from fluctua.config import changed
-from fluctua.presets import PRESETS
+from fluctua.cli import live
+from fluctua.cli.app import app
+from fluctua.runs import parameters
+from fluctua.runs import train as runs
+from fluctua.runs.config import changed
+from fluctua.runs.presets import PRESETS
+from fluctua.store import checkpoint, history
+from fluctua.store import folder as runfolder
 
 TINY = {
     "lattice.rows": 2,
@@ -130,7 +134,7 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
     """Its mean over many seeds is that of the time-only baseline with a pilot, in standard errors."""
     import jax
 
-    from fluctua.build import build
+    from fluctua.runs.build import build
 
     parts = build(CONFIG)
     sums = []
@@ -229,7 +233,7 @@ def test_a_rewound_iteration_begins_from_the_same_parameters_with_fresh_noise(es
 
 def command(*arguments):
     environment = {**os.environ, "JAX_ENABLE_X64": "0"}
-    return subprocess.Popen([sys.executable, "-m", "fluctua.cli", "train", *map(str, arguments)],
+    return subprocess.Popen([sys.executable, "-m", "fluctua", "train", *map(str, arguments)],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)  # fmt: skip
 
 
@@ -245,7 +249,7 @@ def wait_for_row(folder, number, process):
 
 def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(tmp_path):
     """SIGKILL, several times, somewhere in training, saving or concluding: through the command, for real."""
-    from fluctua.config import dump
+    from fluctua.runs.config import dump
 
     (tmp_path / "tiny.toml").write_text(dump(ESCALATING))
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"

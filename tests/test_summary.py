@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fluctua.history import Row
-from fluctua.summary import _fallen
+from fluctua.runs.summary import _fallen
+from fluctua.store.history import Row
 
 
 def rows(J, error=0.002):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.stream import _returns
+from fluctua.core.stream import _returns
+from fluctua.core.wiener import silent
 from fluctua.tcmt import (
     Drive,
     Lead,
@@ -22,7 +23,6 @@ from fluctua.tcmt import (
 )
 from fluctua.tcmt.process import abs2, condition
 from fluctua.tcmt.stability import warn_if_unstable
-from fluctua.wiener import silent
 
 ALL = ("omega", "kappa", "chi", "gamma_e", "gamma")
 

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import _native, full_score
-from fluctua.diffusion import diffusion_at
-from fluctua.simulate import noise_seed
-from fluctua.stream import estimate_seeds
+from fluctua import full_score
+from fluctua.core.diffusion import diffusion_at
+from fluctua.core.simulate import noise_seed
+from fluctua.core.stream import estimate_seeds
+from fluctua.core.types import Step
+from fluctua.core.wiener import silent
 from fluctua.tcmt import (
     Drive,
     Lead,
@@ -22,9 +24,8 @@ from fluctua.tcmt import (
     transmission,
 )
 from fluctua.tcmt.modulation import FIRST_SITE, PAIR, Draw, delta_kappa
+from fluctua.tcmt.native import _native
 from fluctua.tcmt.process import abs2, channel_product, coefficients, incoming, incoming_on_grid, to_psi, to_x
-from fluctua.types import Step
-from fluctua.wiener import silent
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluctua import check
+from fluctua.core import check
 
 
 def test_a_grid_uniform_to_rounding_is_uniform():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.twin_estimator import total
+from fluctua.core.twin_estimator import total
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem, tolerance, without_noise_parameters
 from test_double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from cuda_device import has_gpu
-from fluctua.tcmt import cuda, cuda_twin, kernel
-from fluctua.tcmt.spec import checked
-from fluctua.tcmt.twin_kernel import run_twin
+from fluctua.tcmt.kernel import cuda, cuda_twin
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.spec import checked
+from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
 from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
 from twin_reference import corrected

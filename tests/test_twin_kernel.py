@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import _native, tcmt
-from fluctua.tcmt import exact, kernel
+from fluctua import tcmt
+from fluctua.tcmt import exact
 from fluctua.tcmt.carried import Carried
 from fluctua.tcmt.fused import kernel_spec
-from fluctua.tcmt.twin_kernel import KernelTwin, run_twin
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.twin import KernelTwin, run_twin
+from fluctua.tcmt.native import _native
 from kernel_reference import rectangle
 from twin_reference import corrected, curve
 
@@ -235,8 +237,8 @@ def test_a_twin_that_is_told_the_state_at_every_step_leaves_next_to_nothing():
 
 
 def test_the_quadratic_term_is_the_references():
-    from fluctua.tcmt.curvature import quadratic, responses
-    from fluctua.tcmt.spec import checked
+    from fluctua.tcmt.kernel.curvature import quadratic, responses
+    from fluctua.tcmt.kernel.spec import checked
 
     spec = rectangle(steps=40)
     for rank in (4, 12):
@@ -248,8 +250,8 @@ def test_the_quadratic_term_is_the_references():
 
 
 def test_leading_directions_of_a_large_network_are_nearly_those_of_a_small_one(monkeypatch):
-    from fluctua.tcmt import curvature
-    from fluctua.tcmt.spec import checked
+    from fluctua.tcmt.kernel import curvature
+    from fluctua.tcmt.kernel.spec import checked
 
     response = curvature.responses(checked(rectangle(5, 6, steps=400, dt=0.02)), dtype="float64")
     exactly = curvature.quadratic(response, 6, np.array([100]))
@@ -260,8 +262,8 @@ def test_leading_directions_of_a_large_network_are_nearly_those_of_a_small_one(m
 
 
 def test_responses_at_every_few_steps_are_enough(monkeypatch):
-    from fluctua.tcmt import curvature
-    from fluctua.tcmt.spec import checked
+    from fluctua.tcmt.kernel import curvature
+    from fluctua.tcmt.kernel.spec import checked
 
     spec = checked(rectangle(steps=1000, dt=2e-3))
     ends = np.array([96, 500, 990])
@@ -332,7 +334,7 @@ MEMORY = """
 import resource, sys
 sys.path.insert(0, {folder!r})
 from kernel_reference import rectangle
-from fluctua.tcmt.twin_kernel import run_twin
+from fluctua.tcmt.kernel.twin import run_twin
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 for network, options in (({{}}, {{}}), ({{"sigma_kappa": 0.2}}, {{}}), ({{}}, {{"rank": 8}})):
     run_twin(rectangle(11, 13, steps=40, dt=1e-3, **network), 0, 16, **options)
@@ -353,7 +355,7 @@ LONG_RUN = """
 import signal, sys
 sys.path.insert(0, {folder!r})
 from kernel_reference import rectangle
-from fluctua.tcmt.twin_kernel import run_twin
+from fluctua.tcmt.kernel.twin import run_twin
 import numpy as np
 signal.signal(signal.SIGINT, signal.default_int_handler)
 spec = rectangle(11, 13, steps=200_000, dt=1e-3, sigma_kappa={sigma})

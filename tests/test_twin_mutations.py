@@ -15,7 +15,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.twin_estimator import total
+from fluctua.core.twin_estimator import total
 from problems import exact_return, flat, multiplicative, problem, tolerance
 
 E, FEW, REJECTED = 20_000, 500, 6.0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua import _native
-from fluctua.wiener import philox, philox_words, silent
+from fluctua.core.wiener import philox, philox_words, silent
+from fluctua.tcmt.native import _native
 
 
 def seed_key(seed):

@@ -74,7 +74,7 @@ def test_comparison_is_at_equal_cost_and_prints(tmp_path):
     assert "the exact gradient" in text
     assert all(name in text for name in ESTIMATORS)
 
-    from fluctua.figures.compare import draw
+    from fluctua.plot.compare import draw
 
     figure = draw(result)
     figure.savefig(tmp_path / "comparison.png")

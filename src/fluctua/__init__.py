@@ -1,19 +1,17 @@
 """Fluctua: train stochastic physical systems from their own fluctuations."""
 
-from fluctua.averaged import Averaged, Certificate
-from fluctua.baseline import Baseline, Kick, binned, mean, none, optimal, time_only
-from fluctua.compare import Comparison, compare
-from fluctua.gradient import gradient, mean_return_to_go, ppgt
-from fluctua.local_linear import local_linear_score
-from fluctua.optimise import rms_ascent
-from fluctua.returns import returns_to_go
-from fluctua.samples import Samples, reduce_samples
-from fluctua.score import drift_score, full_score, residual
-from fluctua.simulate import simulator
-from fluctua.start import Density, Reparameterised
-from fluctua.train import Record, box, train
-from fluctua.twin import Twin, TwinSamples
-from fluctua.types import (
+from fluctua.core.averaged import Averaged, Certificate
+from fluctua.core.baselines import Baseline, Kick, binned, mean, none, optimal, time_only
+from fluctua.core.compare import Comparison, compare
+from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.local_linear import local_linear_score
+from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt
+from fluctua.core.returns import returns_to_go
+from fluctua.core.scores import drift_score, full_score, residual
+from fluctua.core.simulate import simulator
+from fluctua.core.start import Density, Reparameterised
+from fluctua.core.twin import Twin, TwinSamples
+from fluctua.core.types import (
     Estimate,
     Estimator,
     NoiseProduct,
@@ -24,5 +22,7 @@ from fluctua.types import (
     Substrate,
     Trajectories,
 )
-from fluctua.wiener import Wiener
-from fluctua.yardsticks import finite_differences, pathwise, spsa
+from fluctua.core.wiener import Wiener
+from fluctua.core.yardsticks import finite_differences, pathwise, spsa
+from fluctua.learn.optimise import rms_ascent
+from fluctua.learn.train import Record, box, train

@@ -1,22 +1,22 @@
 """In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
 
-from fluctua.insitu.actuators import Gains, actuator_gains
 from fluctua.insitu.advising import FileAdvice, advise_file
-from fluctua.insitu.applied import Applied, apply_calibration
-from fluctua.insitu.calibrating import Calibration, calibrate
-from fluctua.insitu.description import Description
-from fluctua.insitu.drift_fit import Fit, fit_drift
+from fluctua.insitu.calibration.actuators import Gains, actuator_gains
+from fluctua.insitu.calibration.applied import Applied, apply_calibration
+from fluctua.insitu.calibration.calibrating import Calibration, calibrate
+from fluctua.insitu.calibration.drift import Fit, fit_drift
+from fluctua.insitu.calibration.hidden import Visibility, visibility
+from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
+from fluctua.insitu.calibration.readout import corrected_gradient
+from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
+from fluctua.insitu.calibration.table import NoiseTable, read_noise, table_of
 from fluctua.insitu.estimating import estimate
-from fluctua.insitu.hidden import Visibility, visibility
-from fluctua.insitu.inspection import Finding, Inspection, inspect
-from fluctua.insitu.noise_fit import NoiseFit, fit_noise
-from fluctua.insitu.noise_table import NoiseTable, read_noise, table_of
-from fluctua.insitu.observation import corrected_gradient
-from fluctua.insitu.reader import RecordingFile, open_recording
-from fluctua.insitu.recording_model import RecordingModel, model_of
-from fluctua.insitu.residuals import ResidualReport, examine_residuals
-from fluctua.insitu.simulated import describe, record
-from fluctua.insitu.writer import Writer, append_to, create, put_table, repair, save
+from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
+from fluctua.insitu.recording.model import RecordingModel, model_of
+from fluctua.insitu.recording.reader import RecordingFile, open_recording
+from fluctua.insitu.recording.simulate import describe, record
+from fluctua.insitu.recording.writer import Writer, append_to, create, put_table, repair, save
 
 __all__ = [
     "Applied",

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua import check
-from fluctua.insitu.applied import apply_calibration
+from fluctua.core import check
+from fluctua.core.local_linear import euler, local_linear
+from fluctua.insitu.calibration.applied import apply_calibration
+from fluctua.insitu.calibration.hidden import observed_model, visibility
+from fluctua.insitu.calibration.noise import fit_noise
+from fluctua.insitu.calibration.sampling import Sampling, sampling
+from fluctua.insitu.calibration.table import read_noise
 from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
-from fluctua.insitu.hidden import observed_model, visibility
-from fluctua.insitu.noise_fit import fit_noise
-from fluctua.insitu.noise_table import read_noise
-from fluctua.insitu.reader import RecordingFile
-from fluctua.insitu.recording_model import RecordingModel
-from fluctua.insitu.sampling import Sampling, sampling
-from fluctua.local_linear import euler, local_linear
-from fluctua.repetitions import PARTS, Repetitions, repetitions
+from fluctua.insitu.recording.model import RecordingModel
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.learn.repetitions import PARTS, Repetitions, repetitions
 
 ENOUGH = 200
 """Trajectories from which the noise is measured where the file has no calibration."""

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua import check
-from fluctua.baseline import mean, none, optimal, time_only
-from fluctua.gradient import gradient, mean_return_to_go, ppgt
-from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
-from fluctua.insitu.observation import CorrectedScore, nowhere, observation_variance, reward_term, subtract
-from fluctua.insitu.reader import RecordingFile
-from fluctua.insitu.recording_model import RecordingModel
-from fluctua.local_linear import local_linear_score
-from fluctua.repetitions import PARTS
-from fluctua.score import full_score
-from fluctua.types import Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.core import check
+from fluctua.core.baselines import mean, none, optimal, time_only
+from fluctua.core.local_linear import local_linear_score
+from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt
+from fluctua.core.scores import full_score
+from fluctua.core.types import Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.insitu.calibration.hidden import PartialScore, Visibility, observed_model, visibility
+from fluctua.insitu.calibration.readout import CorrectedScore, nowhere, observation_variance, reward_term, subtract
+from fluctua.insitu.recording.model import RecordingModel
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.learn.repetitions import PARTS
 
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}

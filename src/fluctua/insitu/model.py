@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.insitu import calibrated, system
-from fluctua.insitu.archive import Head
-from fluctua.insitu.calibrated import Calibration
-from fluctua.insitu.description import Description
-from fluctua.insitu.instrument import Batch
-from fluctua.types import Array, Objective, Params, Process, Trajectories
+from fluctua.core.types import Array, Objective, Params, Process, Trajectories
+from fluctua.insitu.calibration import network as calibrated
+from fluctua.insitu.calibration.network import Calibration
+from fluctua.insitu.instrument.archive import Head
+from fluctua.insitu.instrument.protocol import Batch
+from fluctua.insitu.recording import system
+from fluctua.insitu.recording.description import Description
 
 
 class Calibrated(NamedTuple):

@@ -1,5 +1,6 @@
 """Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact answers."""
 
+from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.modulation import Modulation
 from fluctua.tcmt.network import (
     Lead,
@@ -16,7 +17,6 @@ from fluctua.tcmt.network import (
 from fluctua.tcmt.process import Drive, condition, process
 from fluctua.tcmt.stability import stability
 from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission, with_noise
-from fluctua.tcmt.twin_kernel import KernelTwin
 
 __all__ = [
     "Drive",

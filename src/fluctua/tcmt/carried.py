@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fluctua.core.types import Array, Estimate, Params
 from fluctua.tcmt.fused import Fused, next_table
-from fluctua.types import Array, Estimate, Params
 
 
 class Carried:

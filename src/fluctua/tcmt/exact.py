@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.types import Array, Params
 from fluctua.tcmt.network import Network, parameters
 from fluctua.tcmt.process import Drive, Frame, abs2, carrier, channels, coupled, decay, incoming, lead_matrix
 from fluctua.tcmt.tasks import Task
-from fluctua.types import Array, Params
 
 
 class Moments(NamedTuple):

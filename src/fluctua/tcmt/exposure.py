@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt import kernel
+from fluctua.core.types import Params
 from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.tasks import Task
-from fluctua.types import Params
 
 RECORDS = 500
 """Times at which the field is looked at, evenly spread over the horizon."""

@@ -14,19 +14,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua import check
-from fluctua.baseline import Baseline
-from fluctua.gradient import Samples, reduce_samples
-from fluctua.stream import estimate_seeds
-from fluctua.tcmt import kernel
+from fluctua.core import check
+from fluctua.core.baselines import Baseline
+from fluctua.core.ppgt import Samples, reduce_samples
+from fluctua.core.stream import estimate_seeds
+from fluctua.core.twin import Twin, TwinSamples
+from fluctua.core.types import Array, Estimate, Params
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.spec import KernelSpec
+from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin
 from fluctua.tcmt.network import parameters
 from fluctua.tcmt.process import carrier, coefficients, incoming_on_grid
-from fluctua.tcmt.spec import KernelSpec
 from fluctua.tcmt.stability import StabilityWatch
 from fluctua.tcmt.tasks import Task
-from fluctua.tcmt.twin_kernel import KernelTwin, TwinResult, run_twin
-from fluctua.twin import Twin, TwinSamples
-from fluctua.types import Array, Estimate, Params
 
 PILOT = 128
 """Trajectories of the independent run behind the time-only baseline."""

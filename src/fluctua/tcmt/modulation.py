@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.types import Array, PyTree
-from fluctua.wiener import box_muller, philox_key_words, philox_words
+from fluctua.core.types import Array, PyTree
+from fluctua.core.wiener import box_muller, philox_key_words, philox_words
 
 FIRST_SITE = 0x8000_0000
 PAIR = 0xFFFF_FFFF

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.types import Array
+from fluctua.core.types import Array
 
 FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
 """What θ may hold: detunings (N,), couplings (B,), Kerr (N,), lead couplings (L,), losses (N,)."""

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
 from fluctua.tcmt.modulation import Modulation, checked, delta_kappa
 from fluctua.tcmt.network import Network, parameters
-from fluctua.types import Array, NoiseProduct, Params, Process, PyTree
 
 Frame = Literal["rotating", "lab"]
 DENSE_LIMIT = 256

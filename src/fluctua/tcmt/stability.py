@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.core.types import Params
 from fluctua.tcmt.network import Network, parameters
 from fluctua.tcmt.process import carrier
 from fluctua.tcmt.tasks import Task
-from fluctua.types import Params
 
 DENSE_LIMIT = 1024
 """Resonators up to which eigenvalues are computed; beyond, a bound takes their place."""

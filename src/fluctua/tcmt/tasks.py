@@ -19,10 +19,14 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.baseline import Baseline, binned, none, time_only
-from fluctua.check import leading
-from fluctua.gradient import ppgt
-from fluctua.simulate import Counted, Simulator, simulator
+from fluctua.core.baselines import Baseline, binned, none, time_only
+from fluctua.core.check import leading
+from fluctua.core.ppgt import ppgt
+from fluctua.core.simulate import Counted, Simulator, simulator
+from fluctua.core.twin import Twin
+from fluctua.core.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
+from fluctua.core.wiener import Wiener, philox
+from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.modulation import Draw, Modulation, checked
 from fluctua.tcmt.network import Network, copies, parameters
 from fluctua.tcmt.process import (
@@ -36,10 +40,6 @@ from fluctua.tcmt.process import (
     process,
     to_psi,
 )
-from fluctua.tcmt.twin_kernel import KernelTwin
-from fluctua.twin import Twin
-from fluctua.types import Array, Estimator, NoiseProduct, Objective, Params, Process, PyTree
-from fluctua.wiener import Wiener, philox
 
 Guard = Literal["dark", "coherent"]
 """What keeps amplified noise from passing for transmitted power."""

@@ -1,0 +1,121 @@
+"""`fluctua calibrate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from fluctua.cli.common import EXPECTED, fail
+from fluctua.cli.recordings import mapping, npz_file, parameters, plain, precision
+
+
+def calibrate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="recordings; several, at other settings, give gains")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
+    ] = None,
+    params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
+    transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    bias: Annotated[bool, typer.Option(help="examine the residuals and what they do to the gradient")] = True,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Drift, noise and actuator gains from recordings, and whether the model can be trusted with a gradient."""
+    from rich.console import Console
+
+    from fluctua.insitu.calibration.actuators import actuator_gains, are_knobs, knob_gains
+    from fluctua.insitu.calibration.calibrating import calibrate as run
+    from fluctua.insitu.calibration.report import describe, describe_gains, describe_knobs
+    from fluctua.insitu.recording.model import model_of
+    from fluctua.insitu.recording.reader import open_recording
+
+    status = Console(stderr=True).status("opening")
+    told: dict[str, Any] = {"files": []}
+    fits, settings = [], []
+    try:
+        if out is not None:
+            out = npz_file(out)
+        with status:
+            for file in files:
+                with open_recording(file, mapping(map_)) as recording:
+                    precision(recording.description.dtype)
+                    m = model_of(recording, model, parameters(params))
+                    found = run(
+                        recording, m, transition=transition, bias=bias and len(files) == 1,
+                        progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
+                    )  # fmt: skip
+                    components, kind, count = recording.description.components, recording.kind, recording.count
+                    settings.append(dict(recording.description.settings))
+                fits.append(found.fit)
+                told["files"].append({"file": str(file), "components": components, **_numbers(found)})
+                if not as_json:
+                    status.stop()
+                    typer.echo(f"{file}\n\n{describe(found, components)}\n")
+                    status.start()
+                if write:
+                    _write(file, kind, found, count)
+            gains: Any = None
+            knobs = len(files) > 1 and are_knobs(settings, fits)
+            if len(files) > 1 and any(settings):
+                gains = knob_gains(settings, fits) if knobs else actuator_gains(settings, fits)
+        if out is not None:
+            _save(out, found.fit, m.theta)
+    except EXPECTED as error:
+        fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(plain({**told, "gains": gains})))
+        return
+    if write:
+        typer.echo(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
+    if gains is not None:
+        typer.echo(describe_knobs(gains) if knobs else describe_gains(gains))
+    elif len(files) > 1:
+        typer.echo("no gains: the files do not say what the actuators were set to (`settings`).")
+    if out is not None:
+        typer.echo(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
+
+
+def _numbers(found: Any) -> dict[str, Any]:
+    fit = {name: getattr(found.fit, name) for name in ("theta", "stderr", "robust_stderr", "unresolved", "transitions")}
+    told = {"fit": fit, "expected": found.expected, "noise": found.noise, "model_diffusion": found.model_diffusion}
+    if found.residuals is not None:
+        r = found.residuals
+        told |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}
+        told |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
+        told |= {"gradient": found.estimate.gradient, "gradient_stderr": found.estimate.stderr}
+    return told
+
+
+def _save(out: Path, fit: Any, theta: Any) -> None:
+    """Of what was fitted, the parameters that the model has, where the data determine them."""
+    values: dict[str, Any] = {}
+    for name, value in theta.items():
+        if name in fit.theta:
+            known = np.isfinite(np.asarray(fit.stderr[name]))
+            values[name] = np.where(known, np.asarray(fit.theta[name]), np.asarray(value))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(out, **values)
+
+
+def _write(file: Path, kind: str, found: Any, count: int) -> None:
+    from fluctua.insitu.calibration.table import table_of
+    from fluctua.insitu.recording.writer import put_table
+
+    if kind != "recording":
+        raise ValueError(
+            f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put noise.diffusion and "
+            "noise.observation_variance into it yourself (docs/recordings.md), or use --out and --params."
+        )
+    put_table(file, "noise", table_of(found, count))

@@ -1,0 +1,152 @@
+"""`fluctua estimate`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from fluctua.cli.common import EXPECTED, fail
+from fluctua.cli.recordings import bar, mapping, npz_file, parameters, plain, precision
+
+if TYPE_CHECKING:
+    from fluctua.insitu.estimating import Result
+    from fluctua.insitu.recording.model import RecordingModel
+
+
+def estimate(
+    file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
+    model: Annotated[
+        Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
+    ] = None,
+    params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--parameter", help="that must be estimated, omega[3] or omega; may be repeated")
+    ] = None,
+    score: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    baseline: Annotated[str, typer.Option(help="time, none, mean or optimal")] = "time",
+    noise: Annotated[
+        str, typer.Option(help="whose diffusion Q: auto, file (its calibration) or nominal (the model's)")
+    ] = "auto",
+    theta: Annotated[
+        str, typer.Option(help="parameters of the drift: set, or calibrated (as fitted in the file's calibration)")
+    ] = "set",
+    observation_noise: Annotated[
+        float | None,
+        typer.Option(help="standard deviation of the measurement's own noise to correct for, in place of the file's"),
+    ] = None,
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
+    chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
+    out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Gradient with error bars from a recording, which may be larger than memory.
+
+    A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
+    is used. Parameters that need channels nobody recorded are refused by name.
+    """
+    from fluctua.insitu.calibration.applied import apply_calibration
+    from fluctua.insitu.calibration.hidden import refuse
+    from fluctua.insitu.estimating import SCORES, estimate_model
+    from fluctua.insitu.recording.model import model_of
+    from fluctua.insitu.recording.reader import open_recording
+
+    begun = time.perf_counter()
+    try:
+        if score not in SCORES:
+            raise ValueError(f"--score must be one of {', '.join(SCORES)}; got {score!r}.")
+        if chunk_mb < 1:
+            raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
+        if observation_noise is not None and not (observation_noise >= 0 and np.isfinite(observation_noise)):
+            raise ValueError(f"--observation-noise is a standard deviation, 0 or more; got {observation_noise:g}.")
+        if out is not None:
+            out = npz_file(out)
+        with open_recording(file, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
+            precision(recording.description.dtype)
+            if params is not None and theta == "calibrated":
+                raise ValueError("--params and --theta calibrated both say what the parameters are: give one of them.")
+            applied = apply_calibration(
+                recording, model_of(recording, model, parameters(params)), noise=noise, theta=theta
+            )
+            m, variance = applied.model, applied.observation_variance
+            asked = _asked(only or [], m.theta)
+            if observation_noise is not None:
+                variance = np.array(observation_noise**2) if observation_noise else None
+            result = estimate_model(
+                recording, m, score=score, baseline=baseline, observation_noise=variance,
+                chunk_bytes=chunk_mb * 2**20, progress=progress,
+            )  # fmt: skip
+            label = _component_names(recording.description.channels, m)
+        if result.view is not None:
+            refuse(result.view, asked, label)
+    except EXPECTED as error:
+        fail(str(error))
+    seconds = time.perf_counter() - begun
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
+        arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
+        np.savez(out, **arrays)
+    if as_json:
+        used = {
+            "noise": "nominal" if applied.ratio is None else "file",
+            "diffusion_ratio": applied.ratio,
+            "observation_variance": variance,
+            "theta": theta,
+            "said": applied.said,
+        }
+        typer.echo(json.dumps(plain({**_told(result, seconds), "used": used})))
+        return
+    _print(result, label)
+    for line in applied.said:
+        typer.echo(line)
+    if observation_noise is not None:
+        typer.echo(f"observation noise: {observation_noise:g}, as given")
+    typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
+
+
+def _told(result: Result, seconds: float) -> dict[str, Any]:
+    e = result.estimate
+    told = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
+    told |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
+    return {**told, "refused": list(result.view.missing) if result.view else []}
+
+
+def _print(result: Result, label: Any) -> None:
+    from fluctua.core.text import describe_estimate
+
+    typer.echo(describe_estimate(result.estimate))
+    if result.view and result.view.missing:
+        missing = result.view.missing
+        typer.echo(f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded:")
+        for name, wanted in list(missing.items())[:6]:
+            sites = list(dict.fromkeys(label(i) for i in wanted))
+            typer.echo(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")
+        if len(missing) > 6:
+            typer.echo("  … --json lists them all")
+
+
+def _component_names(channels: tuple[str, ...], model: RecordingModel) -> Any:
+    """Component of the whole state -> a name: the channel's, or the resonator that has none."""
+    sites = (model.size or 2) // 2
+    return lambda i: f"psi[{i % sites}]" if model.observed is not None else channels[i % len(channels)]
+
+
+def _asked(only: list[str], theta: Any) -> list[str]:
+    """`omega` stands for all of its entries."""
+    from fluctua.core.text import names
+
+    every = names(theta)
+    found = []
+    for name in only:
+        match = [n for n in every if n == name or n.split("[")[0] == name]
+        if not match:
+            raise ValueError(f"--parameter: there is no {name!r}; parameters are {', '.join(theta)} and their entries.")
+        found += match
+    return found

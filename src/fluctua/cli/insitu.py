@@ -1,0 +1,229 @@
+"""`fluctua insitu`: train an instrument, or see the whole of it against a virtual one."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fluctua.cli.common import EXPECTED, fail, free_folder
+
+if TYPE_CHECKING:
+    from fluctua.insitu.bench.demo import Result
+    from fluctua.insitu.training import Plan, Rows
+
+app = typer.Typer(no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
+
+
+@app.callback()
+def _main() -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="folder for the run and the figure; runs/insitu-demo-1, -2, … if not given")
+    ] = None,
+    iterations: Annotated[int, typer.Option(help="of the training in situ")] = 100,
+    trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
+    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
+    seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
+    fault_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="probability that an acquisition goes wrong")
+    ] = 0.0,
+    record: Annotated[bool, typer.Option(help="keep every trajectory on disk, about a gigabyte")] = False,
+    figure: Annotated[Path | None, typer.Option(help="the picture; OUT/in_situ.png if not given")] = None,
+) -> None:
+    """The sim-to-real gap and how it closes: a virtual bench, three trainings, one figure.
+
+    Starts a bench with hidden disorder, calibrates it from recordings, trains it over its socket, and compares with a
+    training of the nominal simulation and one that knows the hidden parameters.
+    """
+    from fluctua.insitu.bench import demo as play
+    from fluctua.insitu.bench.device import Sheet
+    from fluctua.insitu.training import Plan
+    from fluctua.plot import in_situ
+
+    out = free_folder("insitu-demo") if out is None else out
+    try:
+        plan = Plan(
+            iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
+        )
+        typer.echo(_opening(plan))
+        warnings.showwarning = _note
+        result = play.run(
+            out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), say=typer.echo, report=_tell,
+            bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
+        )  # fmt: skip
+    except EXPECTED as error:
+        fail(str(error))
+    typer.echo(_verdict(result))
+    picture = figure or out / "in_situ.png"
+    in_situ.draw(result).savefig(picture, dpi=150)
+    typer.echo(f"figure     {picture}")
+    if record:
+        size = sum(p.stat().st_size for p in (out / "recordings").iterdir())
+        typer.echo(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    address: Annotated[
+        str | None, typer.Argument(help="tcp://HOST:PORT or a VISA resource; not needed with --resume")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the folder of the run")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="how many, those before a --resume included", show_default="100, or as before")
+    ] = None,
+    trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
+    learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
+    probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
+    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
+    points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
+    attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 30.0,
+    record: Annotated[bool, typer.Option(help="keep every trajectory on disk")] = True,
+) -> None:
+    """Calibrate and train the instrument at ADDRESS, which speaks the commands of docs/virtual_bench.md.
+
+    Failures of the line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
+    Ctrl-C or a kill loses the iteration at hand; --resume goes on.
+    """
+    from fluctua.insitu import training as loop
+    from fluctua.insitu.bench.driver import VirtualBench
+    from fluctua.insitu.training import Plan
+
+    try:
+        if resume is not None:
+            _refuse_changes(context)
+            plan, folder = loop.read_plan(resume), resume
+            points = plan.points
+            address = address or plan.address
+        elif address is None or out is None:
+            raise ValueError("give the address of an instrument and --out FOLDER; or --resume FOLDER.")
+        else:
+            folder = out
+            plan = Plan(
+                iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
+                learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record, address=address,
+                points=points,
+            )  # fmt: skip
+        warnings.showwarning = _note
+        where = address
+        connect = lambda: VirtualBench(where, points=points, timeout=timeout)
+        model = _model_of(connect, points)
+        if resume is not None:
+            plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
+            rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
+        else:
+            typer.echo(_opening(plan))
+            rows = loop.begin(connect, model, plan, folder, report=_tell)
+        done = [row for row, _ in _shown(rows, plan)]
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
+        raise typer.Exit(130) from None
+    except EXPECTED as error:
+        fail(str(error))
+    if not done:
+        typer.echo("nothing was left to do; --iterations says how many there are in all.")
+        return
+    last = done[-1]
+    typer.echo(f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the instrument")
+    typer.echo(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
+    typer.echo(f"what the instrument is like   {folder / 'calibration.txt'}")
+
+
+def _refuse_changes(context: typer.Context) -> None:
+    """Options that a resumed run would not follow are not passed over in silence."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("out", "trajectories", "learning_rate", "probes", "baseline", "points", "attempts", "record")
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be changed with --resume, which keeps to the plan in the folder; --iterations, "
+            "--timeout and the address can. For another plan begin another run: --out."
+        )
+
+
+def _model_of(connect: Any, points: int) -> Any:
+    from fluctua import tcmt
+    from fluctua.insitu.model import network_model
+
+    instrument = connect()
+    told = instrument.description
+    instrument.close()
+    network = tcmt.rectangular(told.rows, told.columns, sigma_w=told.sigma_w)
+    return network_model(network, interval=told.interval, points=points)
+
+
+def _visa_if_there() -> Any:
+    """Through PyVISA where it is installed, else over a bare socket."""
+    try:
+        import pyvisa  # noqa: F401
+        import pyvisa_py  # noqa: F401
+    except ImportError:
+        return None
+    return lambda host, port: f"TCPIP::{host}::{port}::SOCKET"
+
+
+def _note(message: Warning | str, *rest: Any, **more: Any) -> None:
+    """A warning as a line."""
+    typer.secho(f"note: {message}", err=True, fg=typer.colors.YELLOW)
+
+
+def _opening(plan: Plan) -> str:
+    return (
+        f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories each; then train, "
+        f"{plan.iterations} iterations of {plan.trajectories}"
+    )
+
+
+def _tell(incident: Any) -> None:
+    typer.secho(f"note: {incident.message}", err=True, fg=typer.colors.YELLOW)
+
+
+def _shown(rows: Rows, plan: Plan) -> Iterator[Any]:
+    """Rows with a progress display, bar or lines."""
+    from fluctua.cli.progress import watch
+
+    kept: list[Any] = []
+
+    def records() -> Iterator[Any]:
+        for row, record in rows:
+            kept.append(row)
+            yield record._replace(trajectories=row.trajectories)
+
+    for record in watch(records(), plan.iterations):
+        yield kept[-1], record
+
+
+def _verdict(result: Result) -> str:
+    from fluctua.core.text import with_error
+
+    told = lambda level: with_error(level.J, level.stderr)
+    better = result.in_situ.J > result.nominal.J
+    rows = (
+        ("before training", result.before, ""),
+        (
+            "trained on the nominal simulation, carried over",
+            result.nominal,
+            f"the simulation promised {result.nominal_promised:.3f}",
+        ),
+        ("trained in situ", result.in_situ, f"{result.rows[-1].trajectories:,} trajectories on the bench"),
+        ("trained with the bench's true parameters", result.true, ""),
+    )
+    lines = ["", "J measured on the bench"]
+    lines += [f"  {what:<49} {told(level):<18} {note and f'({note})'}".rstrip() for what, level, note in rows]
+    times = f", and {result.in_situ.J / result.nominal.J:.1f} times the nominal training" if better else ""
+    lines += ["", f"In situ reaches {result.share:.0%} of what the true parameters reach{times}."]
+    known = ", ".join(f"{name} to {error:.3f}" for name, error in result.calibration_error.items())
+    return "\n".join([*lines, f"At the end the calibration knew {known} (root mean square)."])

@@ -1,0 +1,78 @@
+"""`fluctua inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fluctua.cli.common import EXPECTED, fail
+from fluctua.cli.recordings import mapping, plain
+
+if TYPE_CHECKING:
+    from fluctua.insitu.recording.inspection import Inspection
+
+SERIOUS = 1
+"""Exit status where a gradient from this file would be wrong."""
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
+    map_: Annotated[
+        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Summarise a recording and say what is wrong with it. Exit status 1 if something serious is."""
+    from fluctua.insitu.recording.inspection import inspect as look
+    from fluctua.insitu.recording.reader import open_recording
+
+    try:
+        with open_recording(file, mapping(map_)) as recording:
+            found = look(recording)
+            components = recording.description.components
+    except EXPECTED as error:
+        fail(str(error))
+    if as_json:
+        statistics = {name: getattr(found, name) for name in ("mean", "spread", "lowest", "highest")}
+        told = {**found.summary, "components": components, **statistics, "findings": found.findings}
+        typer.echo(json.dumps(plain({**told, "serious": found.serious})))
+    else:
+        _print(found, components)
+    if found.serious:
+        raise typer.Exit(SERIOUS)
+
+
+def _print(found: Inspection, components: tuple[str, ...]) -> None:
+    s = found.summary
+    units = f", times in {s['time_units']}" if s["time_units"] else ""
+    kind = "complex channels" if s["complex"] else "channels"
+    typer.echo(f"{s['file']}  ({s['kind']}, {s['dtype']})")
+    typer.echo(f"  {s['trajectories']:,} trajectories × {s['times']:,} times × {len(s['channels'])} {kind}")
+    typer.echo(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
+    shapes = [f"{n} ({'×'.join(map(str, v))})" if v else n for n, v in s["parameters"].items()]
+    typer.echo(f"  parameters: {', '.join(shapes) or 'none'}")
+    for name in ("settings", "context", "tables"):
+        if s[name]:
+            typer.echo(f"  {name}: {', '.join(s[name])}")
+    made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
+    origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
+    if origin:
+        typer.echo(f"  {origin}")
+    unit = f" in {s['units']}" if s["units"] else ""
+    typer.echo(f"\n  {'component':<14} {'mean':>10} {'spread':>10} {'lowest':>10} {'highest':>10}{unit}")
+    most = 12
+    for i, name in list(enumerate(components))[:most]:
+        numbers = (found.mean[i], found.spread[i], found.lowest[i], found.highest[i])
+        typer.echo(f"  {name:<14} " + " ".join(f"{v:>10.4g}" for v in numbers))
+    if len(components) > most:
+        typer.echo(f"  … {len(components)} components in all; --json has every one")
+    typer.echo("")
+    for finding in sorted(found.findings, key=lambda f: not f.serious):
+        colour = typer.colors.RED if finding.serious else typer.colors.YELLOW
+        typer.secho(f"{'SERIOUS' if finding.serious else 'note'}  {finding.what}: ", fg=colour, nl=False, bold=True)
+        typer.echo(finding.text)
+    if not found.findings:
+        typer.echo("Nothing is wrong with it, as far as the numbers tell.")

@@ -1,0 +1,165 @@
+"""`fluctua reproduce`: the paper's figures from run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fluctua.paper.panels import Panel, Settings
+
+app = typer.Typer(no_args_is_help=True, help="Draw the paper's figures from run folders.")
+
+
+@app.callback()
+def _main() -> None:
+    pass
+
+
+@app.command()
+def fig1(
+    runs: Annotated[Path, typer.Option(help="folder of run folders, one for each σ_κ")],
+    out: Annotated[Path, typer.Option(help="folder for fig1.pdf and fig1.png")] = Path(),
+    inset: Annotated[
+        Path | None, typer.Option(help="folder of the continuations from one breakpoint", show_default="RUNS/inset")
+    ] = None,
+    sigma_kappa: Annotated[float, typer.Option(help="the run whose parameters and network are drawn")] = 0.2,
+    trajectories: Annotated[int, typer.Option(help="average behind the opacities of c-e")] = 32,
+) -> None:
+    """Training at several modulation amplitudes (a, b), the course of the parameters (c-e), the network (f)."""
+    from fluctua.cli.common import fail
+    from fluctua.paper.fig1 import draw, gather
+    from fluctua.plot.style import save
+
+    try:
+        results = gather(runs, inset=inset, sigma_kappa=sigma_kappa, count=trajectories)
+        written = save(draw(results), out / "fig1")
+    except (ValueError, OSError, FloatingPointError) as error:
+        fail(str(error))
+    for run in results.runs:
+        last = run.history
+        typer.echo(
+            f"σ_κ = {run.sigma_kappa:<5g} J = {last.J[-1]:.4f} ± {last.J_stderr[-1]:.4f} after iteration "
+            f"{last.iteration[-1]:,}, {last.trajectories[-1]:,} trajectories ({run.folder.name})"
+        )
+    for note in results.notes:
+        typer.secho(f"note: {note}", err=True, fg=typer.colors.YELLOW)
+    for path in written:
+        typer.echo(path)
+
+
+@app.command()
+def fig2(
+    runs: Annotated[
+        Path | None, typer.Option(metavar="RUNS|PARAMS.npz", help="folder of run folders, or parameters of a lattice")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the tables, fig2.pdf, fig2.png and summary.txt")] = Path(),
+    backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="small ensembles; without --runs a small lattice too")] = False,
+    iteration: Annotated[
+        int | None, typer.Option(help="of the runs", show_default="where half of the gain is reached")
+    ] = None,
+    site: Annotated[
+        int | None, typer.Option(help="whose frequency a and b show", show_default="the one resolved best")
+    ] = None,
+    trajectories: Annotated[int | None, typer.Option(help="of a and b", show_default="200000")] = None,
+    returns: Annotated[int | None, typer.Option(help="trajectories of each point of d", show_default="10000")] = None,
+    every: Annotated[int | None, typer.Option(help="steps between two sortings into bins; 1 is the paper's")] = None,
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
+    replace: Annotated[bool, typer.Option("--replace", help="measure again what is there")] = False,
+    from_tables: Annotated[
+        bool, typer.Option("--from-tables", help="measure nothing, draw the tables in --out")
+    ] = False,
+) -> None:
+    """Convergence (a, b) and variance (c) of the estimate, bias and spread of the return (d), in mid-training.
+
+    Each panel is measured once and left as a table in --out; going on after an interruption measures only the rest.
+    """
+    from fluctua.cli.common import EXPECTED, fail
+    from fluctua.paper import fig2 as figure
+    from fluctua.paper import properties
+    from fluctua.paper.fig2_summary import summary
+    from fluctua.plot.style import save
+
+    try:
+        if not from_tables:
+            settings = _settings(quick, site=site, running=trajectories, bias=returns, every=every, seed=seed)
+            _measure(out, runs, settings, quick, iteration, config, backend, replace)
+        found = properties.read(out)
+        written = save(figure.draw(found), out / "fig2")
+        text = summary(found)
+        (out / "summary.txt").write_text(text, encoding="utf-8")
+    except (*EXPECTED, OSError) as error:
+        fail(str(error))
+    typer.echo(text)
+    for path in (*written, out / "summary.txt"):
+        typer.echo(path)
+
+
+def _settings(quick: bool, **given: Any) -> Settings:
+    from fluctua.paper.panels import QUICK, Settings
+
+    settings = QUICK if quick else Settings()
+    settings = settings._replace(**{name: value for name, value in given.items() if value is not None})
+    if settings.running < settings.group or settings.running % settings.group:
+        raise ValueError(f"--trajectories must be a multiple of {settings.group:,}; got {settings.running:,}.")
+    return settings
+
+
+def _measure(
+    out: Path, runs: Path | None, settings: Settings, quick: bool, iteration: int | None, config: str, backend: str,
+    replace: bool,
+) -> None:  # fmt: skip
+    from fluctua.paper import lattices, panels
+    from fluctua.runs.build import resolve_backend
+
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ValueError(f'--backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
+    if runs is None and not quick:
+        raise ValueError(
+            "--runs is missing: a folder of run folders (results/fig1 has two), or --quick for a small lattice."
+        )
+    if runs is None:
+        found = [lattices.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
+    elif runs.suffix == ".npz":
+        found = lattices.from_file(runs, config)
+    else:
+        found = lattices.from_runs(runs, iteration)
+    sites = found[0].task.network.sites
+    if not -1 <= settings.site < sites:
+        raise ValueError(f"--site must be one of 0 … {sites - 1}; got {settings.site}.")
+    every = panels.plan(out, found, settings, resolve_backend(backend))
+    with _bar() as bar:
+        for panel, go in panels.measure(every, replace=replace):
+            bar(panel, go)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
+    """A progress bar for each panel at a terminal, one line for each elsewhere."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console()
+    text = "panel {task.fields[name]}", "{task.completed:,.0f} of {task.total:,.0f} trajectories"
+    columns = (TextColumn(text[0]), BarColumn(), TextColumn(text[1]), TimeElapsedColumn(), TextColumn("left"),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def run(panel: Panel, go: Callable[..., None]) -> None:
+            task, begun = progress.add_task("", total=panel.work, name=panel.name), time.perf_counter()
+            go(lambda count: progress.advance(task, count))
+            if not console.is_terminal:
+                seconds = time.perf_counter() - begun
+                typer.echo(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
+
+        yield run

@@ -1,0 +1,210 @@
+"""`fluctua train`."""
+
+from __future__ import annotations
+
+import signal
+import tomllib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fluctua.cli.common import EXPECTED, fail, free_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fluctua.runs.config import Config
+
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def train(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="PRESET|FILE.toml", help="demo (the default), fast, paper, paper-quick, or a file"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
+    branch: Annotated[
+        Path | None, typer.Option("--from", help="begin where the run in this folder stands, in a folder of its own")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="remove an earlier run in --out")] = False,
+    backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda or jax")] = None,
+    iterations: Annotated[int | None, typer.Option(help="how many, those before a --resume included")] = None,
+    trajectories: Annotated[int | None, typer.Option(help="of every iteration; ends any schedule")] = None,
+    sigma_kappa: Annotated[float | None, typer.Option(help="amplitude of the antagonistic modulation")] = None,
+    sigma_w: Annotated[float | None, typer.Option(help="noise amplitude of every open channel")] = None,
+    seed: Annotated[int | None, typer.Option(help="of everything random")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="of the optimiser")] = None,
+    baseline: Annotated[str | None, typer.Option(help="none, time, carried, binned or twin")] = None,
+    max_trajectories: Annotated[int | None, typer.Option(help="stop before more than this are used")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="stop after this long")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="any key of the file: --set task.horizon=5; may be repeated")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="print the resolved configuration and stop")] = False,
+) -> None:
+    """Train a resonator network and leave a folder that explains itself.
+
+    Without arguments: a small lattice, in less than a minute. The folder holds the configuration, the history, the
+    parameters over time, figures and checkpoints. Ctrl-C saves; --resume goes on exactly where it stopped.
+    """
+    given: dict[str, Any] = {
+        "backend": backend, "iterations": iterations, "ensemble.trajectories": trajectories,
+        "ensemble.schedule": None if trajectories is None else "fixed", "task.sigma_kappa": sigma_kappa,
+        "task.sigma_w": sigma_w, "seed": seed, "optimiser.rule": optimiser, "optimiser.learning_rate": learning_rate,
+        "optimiser.options": None if optimiser is None else {}, "baseline.kind": baseline,
+        "stop.max_trajectories": max_trajectories, "stop.max_minutes": max_minutes,
+    }  # fmt: skip
+    try:
+        changes = {key: value for key, value in given.items() if value is not None} | dict(
+            map(_setting, settings or [])
+        )
+        if resume is not None:
+            if source or out or replace or branch:
+                raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
+            status = _go_on(resume, changes)
+        elif branch is not None:
+            if source:
+                raise ValueError(f"--from takes the configuration of its run: leave out {source!r}.")
+            status = _branch(branch, out, changes, replace)
+        else:
+            status = _begin(source or "demo", out, changes, replace, show)
+    except EXPECTED as error:
+        fail(str(error))
+    raise typer.Exit(status)  # here: it is a RuntimeError
+
+
+def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool) -> int:
+    from rich.console import Console
+
+    from fluctua.runs import train as runs
+    from fluctua.runs.config import changed, dump
+    from fluctua.runs.presets import named
+
+    config = changed(named(source), changes)
+    if show:
+        typer.echo(dump(config), nl=False)
+        return 0
+    folder = free_folder(config.preset) if out is None else out
+    console = Console()
+    rows = runs.run(config, folder, replace=replace)
+    return _drive(rows, folder, console, [])
+
+
+def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool) -> int:
+    from rich.console import Console
+
+    from fluctua.runs import train as runs
+
+    folder = free_folder(f"{source.name}-branch") if out is None else out
+    rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
+    return _drive(rows, folder, Console(), [])
+
+
+def _warn(text: str) -> None:
+    typer.secho(f"fluctua: {text}", err=True)
+
+
+def _go_on(folder: Path, changes: dict[str, Any]) -> int:
+    from rich.console import Console
+
+    from fluctua.runs import train as runs
+    from fluctua.store import history
+
+    console = Console()
+    rows = runs.resume(folder, changes, report=_warn)
+    earlier = history.read(folder / "history.csv")
+    console.print(f"going on from row {len(earlier):,}", highlight=False)
+    return _drive(rows, folder, console, earlier)
+
+
+def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int:
+    """Train to the end, or until asked to stop. Returns the exit status."""
+    from fluctua.cli.live import watch
+    from fluctua.runs.config import load
+
+    config = load(folder / "config.toml")
+    console.print(_opening(config, folder), highlight=False, soft_wrap=True)
+    with _told_warnings(console), _asked_to_stop(console) as asked:
+        try:
+            for _ in watch(rows, config, earlier=earlier, console=console):
+                if asked:
+                    rows.close()  # writes a checkpoint
+                    break
+        except KeyboardInterrupt:  # asked twice: the iteration is given up, what came before it is saved
+            rows.close()
+    if asked:
+        console.print(f"Saved. Go on with: fluctua train --resume {folder}", highlight=False, soft_wrap=True)
+        return STOPPED
+    console.print((folder / "summary.txt").read_text(), end="", highlight=False, soft_wrap=True)
+    for path in sorted((folder / "figures").glob("*.png")):
+        console.print(f"figure     {path}", highlight=False, soft_wrap=True)
+    more = 2 * config.iterations
+    console.print(
+        f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume {folder} "
+        f"--iterations {more}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _opening(config: Config, folder: Path) -> str:
+    lattice, b = config.lattice, config.bounds
+    return (
+        f"{lattice.rows}x{lattice.columns} lattice, σ_κ = {config.task.sigma_kappa:g}, {config.optimiser.rule} rule, "
+        f"{config.baseline.kind} baseline, {config.backend} backend, into {folder}\n"
+        f"bounds: omega {list(b.omega)}, kappa {list(b.kappa)}, chi {list(b.chi)}"
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`task.horizon=5` as a key and a TOML value; a bare word is a string."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set takes key=value, such as task.horizon=5; got {text!r}.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+@contextmanager
+def _asked_to_stop(console: Console) -> Iterator[list[int]]:
+    """A list that fills when Ctrl-C or a polite kill arrives: the iteration at hand is finished first.
+
+    A second one does not wait.
+    """
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        console.print("finishing this iteration, then saving; once more gives the iteration up", highlight=False)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _told_warnings(console: Console) -> Iterator[None]:
+    """Warnings of the library as a line above the display, each once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", RuntimeWarning)
+        warnings.showwarning = lambda message, *_, **__: console.print(
+            f"note: {message}", style="yellow", soft_wrap=True
+        )
+        yield

@@ -1,0 +1,1 @@
+"""The theorem: processes, scores, returns, baselines, and the estimator made of them."""

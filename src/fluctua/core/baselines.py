@@ -1,0 +1,242 @@
+"""Baselines λ̄: subtracted from the return-to-go, they change the variance and never the mean.
+
+A baseline is admissible when it is independent of the kick it multiplies. Those here get that either by
+leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin membership uses the
+state *before* the kick.
+
+Writing another one takes a function of a `Kick` that returns (E, P), or anything that broadcasts to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.types import Array, Params, PyTree
+
+
+class Kick(NamedTuple):
+    """What a baseline sees of one step of the whole ensemble.
+
+    index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀. x: (E, M) the states before the kick,
+    None for the draw of X₀. returns: λ̂ₙ₊₁ (E,). score: Uₙ (E, P). values: the baseline's own table.
+    """
+
+    index: Array
+    theta: Params
+    x: Array | None
+    t: Array
+    context: PyTree
+    returns: Array
+    score: Array
+    values: Array | None
+
+
+class Baseline(NamedTuple):
+    """λ̄ₙ for every trajectory and parameter.
+
+    of: Kick -> broadcastable to (E, P). needs_returns: whether `of` looks at `Kick.returns`; if so a
+    simulated ensemble is run once for the returns and replayed. fewest: trajectories it needs.
+    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,).
+    """
+
+    of: Callable[[Kick], Array]
+    needs_returns: bool = True
+    fewest: int = 2
+    pilot: int = 0
+    values: Array | None = None
+
+
+def none() -> Baseline:
+    """λ̄ = 0."""
+    return Baseline(_none, needs_returns=False, fewest=1)
+
+
+def _none(kick: Kick) -> Array:
+    return jnp.zeros((), kick.score.dtype)
+
+
+def time_only(values: Array | None = None, *, pilot: int = 128) -> Baseline:
+    """λ̄ₙ = E[λ̂ₙ₊₁], a function of time alone, from an independent pilot of `pilot` trajectories.
+
+    `values` (T+1,), the mean return-to-go at each time, takes the pilot's place when it is known already:
+    from an earlier iteration of a training, say, or for recordings, where nothing can be run.
+    """
+    known = None if values is None else jnp.asarray(values)
+    return Baseline(_time_only, needs_returns=False, fewest=1, pilot=0 if known is not None else pilot, values=known)
+
+
+def _time_only(kick: Kick) -> Array:
+    assert kick.values is not None
+    return kick.values[kick.index + 1]  # n+1: the reward at n precedes the kick
+
+
+def mean() -> Baseline:
+    """λ̄ₙ⁽ʲ⁾ = mean of λ̂ₙ₊₁ over the other trajectories."""
+    return Baseline(_mean)
+
+
+def _mean(kick: Kick) -> Array:
+    return _mean_of_others(kick.returns)[:, None]
+
+
+def optimal() -> Baseline:
+    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 20), of least variance, for each component and step.
+
+    Where every other score vanishes the weights say nothing, and the plain mean of the others is taken.
+    """
+    return Baseline(_optimal)
+
+
+def _optimal(kick: Kick) -> Array:
+    return _weighted_mean_of_others(kick.returns, _weights(kick.score))
+
+
+def binned(condition: Callable[..., PyTree], *, bins: int = 20) -> Baseline:
+    """`optimal` within each of K quantile bins of a quantity of the state before the kick (the paper's).
+
+    condition: (theta, x (M,), t, context) -> a pytree that broadcasts to θ: for each parameter the
+    quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa": abs2(psi)[i] + abs2(psi)[j]}.
+    A bare scalar conditions every parameter on the same quantity.
+
+    Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins may
+    then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble (itself left out).
+    """
+    if bins < 1:
+        raise ValueError(f"`bins` must be at least 1; got {bins}.")
+    from fluctua.core.check import leading
+
+    return Baseline(_Binned(leading(condition, 4), bins))
+
+
+@dataclass(frozen=True)
+class _Binned:  # a record and not a closure, so that equal baselines share one compilation
+    condition: Callable[..., PyTree]
+    bins: int
+
+    def __call__(self, kick: Kick) -> Array:
+        weight = _weights(kick.score)
+        whole = _weighted_mean_of_others(kick.returns, weight)
+        if kick.x is None:  # the draw of X₀ has no state before it
+            return whole
+        quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(kick.theta, kick.x, kick.t, kick.context)
+        columns, of_parameter = condition_columns(quantity, kick.theta)
+        return _binned_mean_of_others(columns, of_parameter, kick.returns, weight, whole, self.bins)
+
+
+def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarray]:
+    """Distinct conditioning quantities as columns (E, C), and the column (P,) that each parameter uses."""
+    columns: list[Array] = []
+    of_parameter: list[np.ndarray] = []
+    width = 0
+
+    def add(q: Array, subtree: Params) -> None:
+        nonlocal width
+        q = jnp.asarray(q)
+        index = np.arange(int(np.prod(q.shape[1:]))).reshape(q.shape[1:]) + width
+        for leaf in jax.tree.leaves(subtree):
+            try:
+                of_parameter.append(np.broadcast_to(index, np.shape(leaf)).ravel())
+            except ValueError:
+                raise ValueError(
+                    f"the binning condition must broadcast to the parameters it is for: it has shape "
+                    f"{q.shape[1:]} for a parameter array of shape {np.shape(leaf)}."
+                ) from None
+        columns.append(q.reshape(q.shape[0], -1))
+        width += index.size
+
+    jax.tree.map(add, quantity, theta)
+    return jnp.concatenate(columns, axis=1), np.concatenate(of_parameter)
+
+
+def quantile_bins(sorted_values: Array, bins: int) -> Array:
+    """Bin of each of E sorted values, from edges at the ranks ⌊kE/K⌋; equal values share a bin. (E,) int."""
+    count = sorted_values.shape[0]
+    edges = sorted_values[(np.arange(1, bins) * count) // bins]
+    return jnp.searchsorted(edges, sorted_values, side="right")
+
+
+def _weights(score: Array) -> Array:
+    """U², scaled so that the square neither overflows nor underflows; the scale cancels in the ratio."""
+    scale = jnp.max(jnp.abs(score), axis=0)
+    return (score / jnp.where(scale > 0, scale, 1)) ** 2
+
+
+def _sum_of_others(v: Array) -> Array:
+    """Σ_{i≠j} v_i along the first axis, as what precedes plus what follows.
+
+    Not Σ − v_j: where one weight dominates, that difference is rounding error, and it depends on j.
+    """
+    zero = jnp.zeros_like(v[:1])
+    before = jnp.concatenate([zero, jnp.cumsum(v, axis=0)[:-1]])
+    after = jnp.concatenate([jnp.flip(jnp.cumsum(jnp.flip(v, 0), axis=0), 0)[1:], zero])
+    return before + after
+
+
+def _mean_of_others(returns: Array) -> Array:
+    return _sum_of_others(returns) / (returns.shape[0] - 1)
+
+
+def _weighted_mean_of_others(returns: Array, weight: Array) -> Array:
+    total = _sum_of_others(weight)
+    weighted = _sum_of_others(returns[:, None] * weight)
+    plain = _mean_of_others(returns)[:, None]
+    return jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain)
+
+
+def _binned_mean_of_others(
+    columns: Array, of_parameter: np.ndarray, returns: Array, weight: Array, whole: Array, bins: int
+) -> Array:
+    order = jnp.argsort(columns, axis=0)  # (E, C)
+    bin_of = jax.vmap(lambda v: quantile_bins(v, bins), in_axes=1, out_axes=1)(
+        jnp.take_along_axis(columns, order, axis=0)
+    )
+    edge = jnp.ones_like(bin_of[:1], dtype=bool)
+    change = bin_of[1:] != bin_of[:-1]
+    first = jnp.concatenate([edge, change])  # first member of its bin
+    last = jnp.concatenate([change, edge])
+
+    # Counts and plain sums are the same for all parameters that share a column. All sums in one scan: it is unrolled
+    # into log E levels, and compiling those is what takes long.
+    order_p, first_p, last_p = order[:, of_parameter], first[:, of_parameter], last[:, of_parameter]
+    returns_sorted = returns[order]
+    sorted_weight = jnp.take_along_axis(weight, order_p, axis=0)
+    summands = [
+        jnp.ones_like(returns_sorted),
+        returns_sorted,
+        sorted_weight,
+        sorted_weight * returns_sorted[:, of_parameter],
+    ]
+    sums = _segment_sum_of_others(
+        jnp.concatenate(summands, axis=1),
+        jnp.concatenate([first, first, first_p, first_p], axis=1),
+        jnp.concatenate([last, last, last_p, last_p], axis=1),
+    )
+    quantities, parameters = order.shape[1], len(of_parameter)
+    members, plain, total, weighted = jnp.split(sums, np.cumsum([quantities, quantities, parameters]), axis=1)
+    plain = plain / jnp.maximum(members, 1)
+    within = jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain[:, of_parameter])
+
+    back = jnp.argsort(order_p, axis=0)
+    alone = jnp.take_along_axis(members[:, of_parameter], back, axis=0) == 0
+    return jnp.where(alone, whole, jnp.take_along_axis(within, back, axis=0))
+
+
+def _segment_sum_of_others(v: Array, first: Array, last: Array) -> Array:
+    """`_sum_of_others` within runs along the first axis, whose first and last members are marked."""
+
+    def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        return a[0] | b[0], jnp.where(b[0], b[1], a[1] + b[1])
+
+    # forwards and backwards side by side
+    starts = jnp.concatenate([first, jnp.flip(last, 0)], axis=1)
+    both = jnp.concatenate([v, jnp.flip(v, 0)], axis=1)
+    _, running = jax.lax.associative_scan(combine, (starts, both))
+    shifted = jnp.concatenate([jnp.zeros_like(both[:1]), running[:-1]])
+    preceding, following = jnp.split(jnp.where(starts, 0, shifted), 2, axis=1)
+    return preceding + jnp.flip(following, 0)

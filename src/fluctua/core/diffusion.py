@@ -1,0 +1,111 @@
+"""The diffusion Q = σσᵀ/2 in its three forms: diagonal, dense, and matrix-free.
+
+A form knows three things at one state: products Q(θ')v with parameters that may be differentiated, the
+solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the full score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import lineax
+from jax.scipy.linalg import cho_factor, cho_solve
+
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
+
+
+class Diffusion(NamedTuple):
+    """Q at one state. `theta` arguments are differentiable, the rest is fixed at construction."""
+
+    apply: Callable[[Params, Array], Array]  # (theta, v) -> Q(theta) v
+    solve: Callable[[Array], Array]  # v -> Q⁻¹ v
+    trace: Callable[[Params], Array]  # theta -> Tr[Q⁻¹ Q(theta)], Q⁻¹ fixed
+    kind: str
+
+
+def diffusion_at(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree, moved: Callable | None = None
+) -> Diffusion:
+    """Choose the form by what the process gives, and the inverse by the form.
+
+    `moved(theta)` is the state as a function of the parameters, for starts that depend on them; it
+    equals `x` at `theta`. Without it the state is a measured number.
+    """
+    at = (lambda th: x) if moved is None else moved
+    if process.diffusion is not None:
+        return _matrix_free(lambda th, v: process.diffusion(th, at(th), t, context, v), theta, x)  # type: ignore[misc]
+    if isinstance(process.noise, NoiseProduct):
+        product, width = process.noise
+
+        def q_product(th: Params, v: Array) -> Array:
+            kick = lambda dw: product(th, at(th), t, context, dw)
+            (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
+            return kick(back) / 2
+
+        return _matrix_free(q_product, theta, x)
+
+    assert process.noise is not None  # checked at the boundary
+    noise = process.noise
+    sigma = lambda th: noise(th, at(th), t, context)
+    return _diagonal(sigma, theta) if jnp.ndim(sigma(theta)) == 1 else _dense(sigma, theta)
+
+
+def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
+    q_of = lambda th: sigma(th) ** 2 / 2
+    q = q_of(theta)
+    return Diffusion(
+        apply=lambda th, v: q_of(th) * v,
+        solve=lambda v: v / q,
+        trace=lambda th: jnp.sum(q_of(th) / q),
+        kind="diagonal",
+    )
+
+
+def _dense(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
+    def q_of(th: Params) -> Array:
+        s = sigma(th)
+        return s @ s.T / 2
+
+    q = q_of(theta)
+    factor = cho_factor(q)
+    inverse = cho_solve(factor, jnp.eye(q.shape[0], dtype=q.dtype))
+    return Diffusion(
+        apply=lambda th, v: q_of(th) @ v,
+        solve=lambda v: cho_solve(factor, v),
+        trace=lambda th: jnp.sum(inverse * q_of(th)),
+        kind="dense",
+    )
+
+
+def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Array) -> Diffusion:
+    structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    operator = lineax.FunctionLinearOperator(lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag)
+    tolerance = 100 * float(jnp.finfo(x.dtype).eps)  # two digits above rounding, where the iteration can stall
+    solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
+
+    def solve(v: Array) -> Array:
+        scale = jnp.max(jnp.abs(v))  # lineax compares component by component: only at unit scale is `atol` relative
+        scale = jnp.where(scale > 0, scale, 1)
+        solution = lineax.linear_solve(operator, v / scale, solver, throw=False)
+        # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary.
+        return jnp.where(solution.result == lineax.RESULTS.successful, solution.value * scale, jnp.nan)
+
+    def trace(th: Params) -> Array:
+        basis = jnp.eye(x.size, dtype=x.dtype)
+        columns = jax.lax.stop_gradient(jax.vmap(solve)(basis))  # M solves: exact, and only if ∂Q/∂θ is asked
+        return jnp.sum(columns * jax.vmap(lambda e: product(th, e))(basis))
+
+    return Diffusion(apply=product, solve=solve, trace=trace, kind="matrix-free")
+
+
+def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Q in full, differentiable in θ. (M, M)"""
+    if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
+        assert process.noise is not None  # checked at the boundary
+        sigma = process.noise(theta, x, t, context)
+        return jnp.diag(sigma**2 / 2) if jnp.ndim(sigma) == 1 else sigma @ sigma.T / 2
+    q = diffusion_at(process, theta, x, t, context)
+    return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))

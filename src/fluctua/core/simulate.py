@@ -1,0 +1,225 @@
+"""Euler–Maruyama simulation of any `Process`: the substrate when there is no hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fluctua.core import check
+from fluctua.core.start import Density, Reparameterised, Start
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Times, Trajectories, working_dtype
+from fluctua.core.wiener import Wiener, philox_seed, threefry
+
+
+class Counted(NamedTuple):
+    """A context that is a counter of the noise: draw(key of the noise, trajectory) -> pytree.
+
+    For contexts that a native kernel draws by the same law, from the same seed.
+    """
+
+    draw: Callable[[Array, Array], PyTree]
+
+
+class Recipe(NamedTuple):
+    """The part of a simulator that is code and not numbers; hashable, so that compilations are shared."""
+
+    process: Process
+    start: Density | Reparameterised | None
+    context: Callable[..., PyTree] | Counted | None
+    wiener: Wiener
+
+
+class Simulator(NamedTuple):
+    """A substrate: (key, theta, count) -> Trajectories. Made by `simulator`."""
+
+    recipe: Recipe
+    times: Times
+    x0: Array | None  # a fixed start
+
+    @property
+    def t(self) -> Array:
+        """The time grid. (T+1,)"""
+        return self.times.t
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
+        """Run `count` trajectories and keep every state: (E, T+1, M). Estimators do not need this."""
+        check.count(count)
+        theta = check.parameters(theta)
+        first, context = first_state(self, key, theta)
+        check.shapes(self.recipe.process, theta, first[0], self.t[0], jax.tree.map(lambda leaf: leaf[0], context))
+        x, context = _record(self.recipe, count, key, theta, self.times, self.x0)
+        check.finite_simulation(x, self.t)
+        return Trajectories(self.t, x, context)
+
+
+def simulator(
+    process: Process,
+    start: Start,
+    t: Array,
+    *,
+    context: Callable[[Array], PyTree] | Counted | None = None,
+    wiener: Wiener = threefry,
+) -> Simulator:
+    """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
+
+    start: a fixed state (M,), a `Density`, or a `Reparameterised` start. context: key -> pytree, drawn
+    once a trajectory, or `Counted`. wiener: the source of z.
+
+    >>> run = simulator(process, jnp.zeros(3), jnp.linspace(0, 1, 101))
+    >>> run(jax.random.key(0), theta, 1000).x.shape
+    (1000, 101, 3)
+    """
+    process = check.process(process)
+    if process.noise is None:
+        raise ValueError(
+            "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
+            "recorded trajectories with `gradient`."
+        )
+    moving, x0 = check.start(start)
+    if isinstance(moving, Density) and moving.sample is None:
+        raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
+    return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
+
+
+def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
+    """The start of one trajectory, (1, M) and its context: what checks look at before work begins."""
+    ensemble = _first(substrate.recipe, key, theta, substrate.x0)
+    if ensemble.x.ndim != 2:
+        raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
+    return ensemble.x, ensemble.context
+
+
+def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
+    """σ(x, t) dw for any form of the noise. (M,)"""
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.product(theta, x, t, context, dw)
+    assert process.noise is not None  # checked at the boundary
+    sigma = process.noise(theta, x, t, context)
+    return sigma * dw if jnp.ndim(sigma) == 1 else sigma @ dw
+
+
+def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> int:
+    """W, the number of Wiener processes."""
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.width
+    assert process.noise is not None
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1]
+
+
+class Ensemble(NamedTuple):
+    """E trajectories at one time; or, without the first axis, one."""
+
+    x: Array  # (E, M)
+    context: PyTree
+    streams: PyTree
+
+
+def _keys(key: Array) -> tuple[Array, Array, Array]:
+    """Keys of contexts, starts and noise."""
+    k_context, k_start, k_wiener = jax.random.split(key, 3)
+    return k_context, k_start, k_wiener
+
+
+def noise_key(key: Array) -> Array:
+    """The key that `simulator(...)(key, ...)` gives to its noise."""
+    return _keys(key)[2]
+
+
+def noise_seed(key: Array) -> int:
+    """The 64-bit Philox seed of `simulator(..., wiener=philox)(key, ...)`: a kernel given it draws the same noise."""
+    return philox_seed(noise_key(key))
+
+
+def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:
+    """Context, start and noise stream of trajectory j: functions of (key, j) and θ alone."""
+    k_context, k_start, k_wiener = _keys(key)
+    if recipe.context is None:
+        context = None
+    elif isinstance(recipe.context, Counted):
+        context = recipe.context.draw(k_wiener, j)
+    else:
+        context = recipe.context(jax.random.fold_in(k_context, j))
+    if recipe.start is None:
+        x = jnp.asarray(x0)
+    elif isinstance(recipe.start, Reparameterised):
+        x = recipe.start.x0(theta, context)
+    else:
+        assert recipe.start.sample is not None  # checked by `simulator`
+        x = recipe.start.sample(jax.random.fold_in(k_start, j), theta, context)
+    x = x.astype(working_dtype(theta, x))
+    return Ensemble(x, context, recipe.wiener.stream(k_wiener, j))
+
+
+def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    """Trajectories 0 … count−1 before their first step."""
+    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(jnp.arange(count))
+
+
+@partial(jax.jit, static_argnums=0)
+def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    return begin(recipe, 1, key, theta, x0)
+
+
+def advance_one(
+    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+) -> Array:
+    """x + μΔt + σ√Δt z, the state of one trajectory after step n. (M,)"""
+    process = recipe.process
+    z = recipe.wiener.draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
+    step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
+    return (x + step).astype(x.dtype)
+
+
+def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array) -> Array:
+    """The states of all trajectories after step n. (E, M)"""
+    return jax.vmap(lambda x, context, stream: advance_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
+
+
+def grid(times: Times) -> tuple[Array, Array, Array]:
+    """(n, t_n, Δt_n) of every step, each (T,): what a scan over the steps runs through."""
+    return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _record(
+    recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> tuple[Array, PyTree]:
+    ensemble = begin(recipe, count, key, theta, x0)
+
+    def body(x: Array, step: Any) -> tuple[Array, Array]:
+        x = advance(recipe, theta, ensemble._replace(x=x), *step)
+        return x, x
+
+    _, path = jax.lax.scan(body, ensemble.x, grid(times))
+    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
+
+
+def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int) -> tuple[Array, PyTree]:
+    """States of the given trajectories of a simulator at every `every`-th step, and their contexts.
+
+    (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories, ::every]`.
+    """
+    return _sampled(substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sampled(
+    recipe: Recipe, every: int, key: Array, theta: Params, times: Times, x0: Array | None, trajectories: Array
+) -> tuple[Array, PyTree]:
+    ensemble = jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(trajectories)
+    n = jnp.arange(times.dt.shape[0])
+    steps = jax.tree.map(lambda v: v.reshape(-1, every), (n, times.t[:-1], times.dt))
+
+    def one(x: Array, step: Any) -> tuple[Array, None]:
+        return advance(recipe, theta, ensemble._replace(x=x), *step), None
+
+    def several(x: Array, block: Any) -> tuple[Array, Array]:
+        x, _ = jax.lax.scan(one, x, block)
+        return x, x
+
+    _, path = jax.lax.scan(several, ensemble.x, steps)
+    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context

@@ -1,0 +1,61 @@
+"""Numbers as text for people."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from fluctua.core.types import Estimate, Params
+
+
+def with_error(value: float, error: float) -> str:
+    """`0.3121 ± 0.0042`: as many digits as two figures of the error justify.
+
+    >>> with_error(0.312123, 0.0042)
+    '0.3121 ± 0.0042'
+    """
+    if not np.isfinite(error) or error <= 0:
+        return f"{value:.6g}" + (" ± 0" if error == 0 else " ± ?")
+    digits = 1 - int(np.floor(np.log10(error)))
+    if 0 <= digits <= 8:
+        return f"{value:.{digits}f} ± {error:.{digits}f}"
+    return f"{value:.3g} ± {error:.2g}"
+
+
+def names(theta: Params) -> list[str]:
+    """`kappa[3, 1]` and the like for every component, in the order of the flattened parameters."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(theta):
+        stem = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+        shape = np.shape(leaf)
+        found += [stem + (str(list(i)) if shape else "") for i in np.ndindex(*shape)]
+    return found
+
+
+def describe_estimate(estimate: Estimate, most: int = 12) -> str:
+    """A table with the components that stand out most from their errors."""
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    g, error = flat(estimate.gradient), flat(estimate.stderr)
+    known = np.isfinite(g)  # what cannot be estimated is NaN
+    z = np.where(known, np.abs(g) / np.where(error > 0, error, np.inf), -1)
+    value = with_error(float(estimate.value), float(estimate.value_stderr))
+    lines = [f"J = {value}   ({estimate.count:,} trajectories)"]
+    shown = np.sort(np.argsort(-z, kind="stable")[: min(most, int(known.sum()))])
+    labels = names(estimate.gradient)
+    room = max((len(labels[i]) for i in shown), default=0)
+    lines += [f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}" for i in shown]
+    if known.sum() > most:
+        lines.append(f"  … {known.sum()} components in all; shown: the {most} furthest from zero in standard errors")
+    return "\n".join(lines)
+
+
+def certificate_table(rows: list[tuple[str, float, float, float]], trajectories: float) -> str:
+    """A twin's error, a line for each family: (name, correction / gradient, its error, chi² per component)."""
+    room = max(6, *(len(row[0]) for row in rows))
+    lines = [
+        f"the twin's error in the gradient, from the equivalent of {trajectories:,.0f} trajectories",
+        f"  {'family':<{room}}  correction / gradient   standard error   chi² per component",
+    ]
+    for name, rms, error, chi2 in rows:
+        lines.append(f"  {name:<{room}}  {rms:>21.2%}   {error:>14.2%}   {chi2:>18.2f}")
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""The twin correction: the paper's estimator with a digital twin to explain most of the return.
+
+The score needs μ, ∂μ/∂θ and Q at the measured states, so wherever it can be had there is a model of the process
+too, its twin. The twin's noise-free path x̄ₙ from the same X₀ and context, with what a departure d = x − x̄ₙ from it is
+worth, makes a guess at the return-to-go,
+
+    Vₙ(x) = vₙ + pₙ·d  [+ ½ dᵀSₙd],                    V_T the expansion of g_T at x̄_T,
+
+and the estimator is split into what follows from the guess and what is left for the score to find:
+
+    G = ∂θ rewards + Σₙ ∂θ E[Vₙ₊₁(Xₙ₊₁)|Xₙ]                     "direct"
+      + Σₙ (Λₙ₊₁ − λ̄ₙ) Uₙ                                       "correction"
+    Λₙ = g_T(X_T) − V_T(X_T) + Σ_{k≥n} δ_k,     δ_k = g(X_k)Δt + E[V_{k+1}(X_{k+1})|X_k] − V_k(X_k).
+
+Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λₙ₊₁ + Σ_{k>n}{V_{k+1}(X_{k+1}) − E[V_{k+1}(X_{k+1})|X_k]}, and
+given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
+variance, never bias.
+
+Here are the records and one step of one trajectory; `fluctua.core.twin_sweep` takes all of them back through time, and
+`fluctua.core.twin_run` through a run or a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core.baselines import Baseline, mean
+from fluctua.core.diffusion import diffusion_at
+from fluctua.core.scores import full_score
+from fluctua.core.start import Reparameterised
+from fluctua.core.sweep import Model
+from fluctua.core.types import Array, Params, Process, PyTree
+
+BATCH = 256
+"""Trajectories that go through time together, unless a `Twin` says otherwise."""
+
+
+class Twin(NamedTuple):
+    """A model of the process that explains most of the return; takes the place of a baseline.
+
+    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose state has the same
+    components; the process of the score if not given. Rewards are always taken at θ: they are defined, not modelled.
+    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the return and is exact
+    for affine drifts with rewards and σσᵀ at most quadratic; it keeps M² numbers a trajectory.
+    baseline: λ̄ₙ, what is taken off Λₙ₊₁; any of `core.baselines`, `time_only` with its values. Those that leave one
+    out do so within a batch. batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+
+    >>> ppgt(process, objective, simulator, baseline=Twin())
+    >>> gradient(process, objective, theta, recorded, baseline=Twin(theta=lambda theta: calibrated, order=2))
+    """
+
+    theta: Callable[[Params], Params] | None = None
+    process: Process | None = None
+    order: int = 1
+    baseline: Baseline = mean()
+    batch: int = BATCH
+
+
+class TwinSamples(NamedTuple):
+    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the estimator's sample.
+
+    direct: what the twin predicts at the measured states. correction: what it missed; its mean is the twin's error in
+    the gradient. returns: (E,). mean_lambda: the mean of Λₙ at every time (T+1,), `values` for a time-only baseline of
+    other trajectories.
+    """
+
+    direct: Params
+    correction: Params
+    returns: Array
+    mean_lambda: Array
+
+
+class TwinModel(NamedTuple):
+    """Code, not numbers; hashable. model: as without a twin, its baselines being those of Λ and of the start."""
+
+    model: Model
+    process: Process
+    order: int
+
+
+class Numbers(NamedTuple):
+    """θ, θ̃, and the table of the baseline of Λ, if it has one."""
+
+    theta: Params
+    twin: Params
+    table: Array | None = None
+
+
+class Guess(NamedTuple):
+    """V at one time, without its constant: slope p (…, M), bend S (…, M, M) or None for a linear guess."""
+
+    slope: Array
+    bend: Array | None
+
+    def at(self, d: Array) -> Array:
+        """p·d + ½dᵀSd for one departure d (M,)."""
+        return self.slope @ d + (0.0 if self.bend is None else d @ self.bend @ d / 2)
+
+
+# ------------------------------------------------------------------------- one trajectory, one step
+
+
+def noise_worth(process: Process, theta: Params, guess: Guess, x: Array, t: Array, context: PyTree) -> Array:
+    """tr(SQ): the rate at which noise adds to a quadratic V; zero for a linear one."""
+    if guess.bend is None:
+        return jnp.zeros((), x.dtype)
+    q = diffusion_at(process, theta, x, t, context)
+    if q.kind == "diagonal":
+        return jnp.diagonal(guess.bend) @ q.apply(theta, jnp.ones_like(x))
+    return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))  # S is symmetric: rows are columns
+
+
+def expand(
+    twin: TwinModel, numbers: Numbers, guess: Guess, xbar: Array, t: Array, dt: Array, context: PyTree
+) -> tuple[Guess, Array]:
+    """V at x̄ₙ from V at x̄ₙ₊₁, and vₙ − vₙ₊₁: one step of the reverse sweep through the twin.
+
+    Vₙ expands φ(x) = g(x)Δt + E[Vₙ₊₁(Xₙ₊₁)|Xₙ = x] about x̄ₙ, so that p follows the adjoint p = ∇gΔt + (1 + ∂μ̃Δt)ᵀp' and
+    S the Riccati-like recursion of a chain without control.
+    """
+    drift = lambda x: twin.process.drift(numbers.twin, x, t, context)
+    here = jax.lax.stop_gradient(drift(xbar))
+
+    def phi(x: Array) -> Array:
+        d = x - xbar + (drift(x) - here) * dt  # zero at x̄, where the twin goes to x̄ₙ₊₁
+        reward = twin.model.objective.running(numbers.theta, x, t, context)
+        return ((reward + noise_worth(twin.process, numbers.twin, guess, x, t, context)) * dt + guess.at(d)).astype(
+            x.dtype
+        )
+
+    gain, slope = jax.value_and_grad(phi)(xbar)
+    return Guess(slope, None if guess.bend is None else jax.hessian(phi)(xbar)), gain
+
+
+def expand_terminal(twin: TwinModel, theta: Params, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
+    """V_T: g_T expanded about x̄_T, and v_T."""
+    end = lambda x: twin.model.objective.terminal(theta, x, context).astype(x.dtype)
+    value, slope = jax.value_and_grad(end)(xbar)
+    return Guess(slope, jax.hessian(end)(xbar) if twin.order == 2 else None), value
+
+
+def direct_term(
+    twin: TwinModel,
+    numbers: Numbers,
+    guess: Guess,
+    x: Array,
+    xbar: Array,
+    when: tuple[Array, Array, Array],
+    context: PyTree,
+) -> tuple[Array, Array, Array]:
+    """∂θ{gΔt + E[Vₙ₊₁|Xₙ]} (P,), the value in the braces without vₙ₊₁, and g, at one measured state.
+
+    With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ displaces both ends
+    of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see `Reparameterised`).
+    """
+    t, dt, origin = when
+    model, theta = twin.model, numbers.theta
+    ahead = jax.lax.stop_gradient(twin.process.drift(numbers.twin, xbar, t, context))
+    # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must do so too
+    of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
+    before = after = lambda th: jnp.zeros((), x.dtype)
+    if isinstance(model.start, Reparameterised):
+        shift, weight = model.start.shift(theta, context), model.start.weight
+        before = lambda th: weight(t, origin[0], origin[1] - origin[0]) * shift(th)
+        after = lambda th: weight(t + dt, origin[0], origin[1] - origin[0]) * shift(th)
+
+    def expected(th: Params) -> tuple[Array, Array]:
+        state = x + before(th)
+        # differences of like numbers first: d and the drifts are small against x, and single precision shows it
+        e = (state - xbar) + (model.process.drift(th, state, t, context) - ahead) * dt - after(th)
+        g = model.objective.running(th, state, t, context)
+        worth = noise_worth(model.process, of_noise(th), guess, state, t, context)
+        return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
+
+    (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
+    return ravel_pytree(slope)[0], value, g

@@ -1,0 +1,148 @@
+"""The vocabulary: small immutable records and the protocols that connect them.
+
+Shapes use one set of letters throughout: E trajectories, T steps, M state components, P parameters,
+W independent Wiener processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    Array = Any  # JAX and NumPy arrays alike; their stubs do not mix
+else:
+    Array = jax.Array | np.ndarray
+PyTree = Any
+Params = PyTree
+"""Parameters θ: any pytree of floating-point arrays."""
+
+
+def working_dtype(theta: Params, x: Array) -> np.dtype:
+    """The precision of the states during an estimate: the finer of the parameters' and the states'."""
+    return jax.numpy.result_type(x, *jax.tree.leaves(theta))
+
+
+class NoiseProduct(NamedTuple):
+    """Noise as a product, for systems whose (M, W) matrix is too large or too structured to write down.
+
+    product: (theta, x, t, context, dw (W,)) -> σ dw (M,), linear in `dw`.
+    width: W, the number of Wiener processes.
+
+    The diffusion follows from it, Q v = σ(σᵀ v)/2, by transposing the product.
+    """
+
+    product: Callable[..., Array]
+    width: int
+
+
+class Process(NamedTuple):
+    """An Itô process dX = μ(X, t) dt + σ(X, t) dW (Eq. 1), written for one trajectory at one time.
+
+    drift: (theta, x (M,), t, context) -> μ (M,).
+
+    noise: the same arguments -> σ, either (M,) for independent noise on each component or (M, W); or a
+    `NoiseProduct`; or None for a process that is only measured, never simulated.
+
+    diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2. Needed only
+    when `noise` is None; the score then uses conjugate gradients.
+
+    Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta * x`.
+
+    >>> Process(drift=lambda k, x: -k * x, noise=lambda k, x: 0.3 * jnp.ones_like(x))
+    """
+
+    drift: Callable[..., Array]
+    noise: Callable[..., Array] | NoiseProduct | None
+    diffusion: Callable[..., Array] | None = None
+
+
+class Objective(NamedTuple):
+    """What is maximised: J = E[g_T(X_T) + ∫ g(X_t, t) dt] (Eq. 2).
+
+    running: (theta, x, t, context) -> g, a scalar rate of reward.
+    terminal: (theta, x, context) -> g_T, a scalar.
+
+    Either may be None (no such reward). Arguments at the end that are not used may be left off.
+    """
+
+    running: Callable[..., Array] | None = None
+    terminal: Callable[..., Array] | None = None
+
+
+class Rewards(NamedTuple):
+    """An `Objective` as the library calls it: both rewards present, taking all their arguments."""
+
+    running: Callable[..., Array]
+    terminal: Callable[..., Array]
+
+
+class Trajectories(NamedTuple):
+    """E trajectories on one time grid, simulated or measured.
+
+    t: (T+1,) increasing, not necessarily uniform. x: (E, T+1, M).
+    context: pytree with leaves (E, ...), whatever was drawn or set once a trajectory, or None.
+    """
+
+    t: Array
+    x: Array
+    context: PyTree = None
+
+
+class Times(NamedTuple):
+    """A time grid t (T+1,) and its steps dt (T,), which are formed before t is rounded to working precision."""
+
+    t: Array
+    dt: Array
+
+
+class Step(NamedTuple):
+    """One transition x -> x_next of one trajectory, at time t, over dt."""
+
+    x: Array
+    x_next: Array
+    t: Array
+    dt: Array
+    context: PyTree = None
+
+
+class Estimate(NamedTuple):
+    """A gradient and how far to trust it. The first three fields have the structure of θ.
+
+    gradient: mean over trajectories. stderr: its standard error. second_moment: mean square over
+    *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
+    and its standard error. count: trajectories averaged.
+    """
+
+    gradient: Params
+    stderr: Params
+    second_moment: Params
+    value: Array
+    value_stderr: Array
+    count: int  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        from fluctua.core.text import describe_estimate
+
+        return describe_estimate(self)
+
+
+class Substrate(Protocol):
+    """A simulator or an instrument: sets θ and returns `count` trajectories."""
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Trajectories: ...
+
+
+class Score(Protocol):
+    """U = ∂θ ln p(x'|x) of one transition; the structure of θ."""
+
+    def __call__(self, process: Process, theta: Params, step: Step) -> Params: ...
+
+
+class Estimator(Protocol):
+    """Anything that turns θ and a number of samples into an `Estimate`."""
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...

@@ -1,0 +1,235 @@
+"""Other gradient estimators behind the same protocol, to measure the policy gradient against.
+
+They need what a laboratory does not have, a simulator to differentiate through (`pathwise`) or noise that
+can be repeated (`finite_differences`, `spsa`), and are here because their answers are known to be right.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
+from fluctua.core.types import Array, Estimate, Objective, Params, Rewards, Times
+
+BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
+
+
+class Pathwise(NamedTuple):
+    """The estimator made by `pathwise`."""
+
+    objective: Rewards
+    substrate: Simulator
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return 1
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Average the derivatives of `count` simulated returns."""
+        return _estimate(_pathwise, self.substrate, self.objective, key, theta, count)
+
+
+def pathwise(objective: Objective, substrate: Simulator) -> Pathwise:
+    """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
+
+    A `Density` start is differentiated through its `sample` function. Memory grows as √T: the reverse
+    sweep recomputes what it does not keep.
+    """
+    return Pathwise(check.objective(objective), _simulated(substrate, "pathwise"))
+
+
+class FiniteDifferences(NamedTuple):
+    """The estimator made by `finite_differences`."""
+
+    objective: Rewards
+    substrate: Simulator
+    step: float | None
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample: two for every parameter."""
+        return 2 * ravel_pytree(theta)[0].size
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Average the differences of `count` noise realisations."""
+        return _estimate(_differences, self.substrate, self.objective, key, theta, count, self.step)
+
+
+def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> FiniteDifferences:
+    """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
+
+    step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not
+    given. A `Density` start is drawn from the same key on both legs.
+    """
+    return FiniteDifferences(check.objective(objective), _simulated(substrate, "finite_differences"), _positive(step))
+
+
+class SPSA(NamedTuple):
+    """The estimator made by `spsa`."""
+
+    objective: Rewards
+    substrate: Simulator
+    step: float | None
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample, whatever the number of parameters."""
+        return 2
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Average `count` simultaneous perturbations."""
+        return _estimate(_spsa, self.substrate, self.objective, key, theta, count, self.step)
+
+
+def spsa(objective: Objective, substrate: Simulator, *, step: float | None = None) -> SPSA:
+    """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and trajectory.
+
+    Both legs under the same noise. step: as in `finite_differences`.
+    """
+    return SPSA(check.objective(objective), _simulated(substrate, "spsa"), _positive(step))
+
+
+# ---------------------------------------------------------------------------------------- checks
+
+
+def _simulated(substrate: Any, name: str) -> Simulator:
+    if not isinstance(substrate, Simulator):
+        raise TypeError(
+            f"`{name}` needs a simulator whose noise it can repeat; got {type(substrate).__name__}. "
+            "Hardware cannot be asked for the same noise twice: use `ppgt`."
+        )
+    return substrate
+
+
+def _positive(step: float | None) -> float | None:
+    if step is not None and not step > 0:
+        raise ValueError(f"the finite-difference `step` must be positive; got {step}.")
+    return step
+
+
+def _estimate(
+    kernel: Any,
+    substrate: Simulator,
+    objective: Rewards,
+    key: Array,
+    theta: Params,
+    count: int,
+    *options: Any,
+) -> Estimate:
+    check.count(count)
+    theta = check.parameters(theta)
+    first, context = first_state(substrate, key, theta)
+    check.model(substrate.recipe.process, objective, theta, first, substrate.t, context)
+    flat, unravel = ravel_pytree(theta)
+    each, returns = kernel(
+        objective,
+        substrate.recipe,
+        count,
+        key,
+        theta,
+        substrate.times,
+        substrate.x0,
+        *(_sizes(flat, h) for h in options),
+    )
+    check.finite_simulation(returns[:, None], substrate.t)
+    return reduce_samples(Samples(jax.vmap(unravel)(each), returns))
+
+
+def _sizes(flat: Array, step: float | None) -> Array:
+    """h of every parameter. The cube root balances truncation h² against rounding eps/h."""
+    relative = float(jnp.finfo(flat.dtype).eps) ** (1 / 3) if step is None else step
+    return relative * jnp.maximum(1, jnp.abs(flat))
+
+
+# --------------------------------------------------------------------------------------- kernels
+
+
+def return_of_one(
+    recipe: Recipe, objective: Rewards, key: Array, theta: Params, times: Times, x0: Array | None, j: Array
+) -> Array:
+    """R of trajectory j under its own noise, as a function of θ."""
+    x, context, stream = begin_one(recipe, key, theta, x0, j)
+    reward = jnp.zeros((), x.dtype)
+
+    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+        x, reward = carry
+        n, t, dt = step
+        reward = reward + objective.running(theta, x, t, context) * dt
+        return (advance_one(recipe, theta, x, context, stream, n, t, dt), reward), None
+
+    @jax.checkpoint
+    def segment(carry: tuple[Array, Array], steps: Any) -> tuple[tuple[Array, Array], None]:
+        return jax.lax.scan(body, carry, steps)[0], None
+
+    total = times.dt.shape[0]
+    length = max(1, int(total**0.5))
+    whole = total // length * length
+    steps = grid(times)
+    segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
+    carry, _ = jax.lax.scan(segment, (x, reward), segments)
+    (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
+    return reward + objective.terminal(theta, x, context)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _pathwise(
+    objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> tuple[Array, Array]:
+    def one(j: Array) -> tuple[Array, Array]:
+        value, slope = jax.value_and_grad(lambda th: return_of_one(recipe, objective, key, th, times, x0, j))(theta)
+        return ravel_pytree(slope)[0], value
+
+    return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _differences(
+    objective: Rewards,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    h: Array,
+) -> tuple[Array, Array]:
+    flat, unravel = ravel_pytree(theta)
+    returns = jax.vmap(
+        lambda th, j: return_of_one(recipe, objective, key, unravel(th), times, x0, j), in_axes=(None, 0)
+    )
+    each = jnp.arange(count)
+
+    def component(p: Array) -> Array:
+        up, down = flat.at[p].add(h[p]), flat.at[p].add(-h[p])
+        # the difference of what the parameters actually became, not 2h: rounding of θ ± h cancels
+        return (returns(up, each) - returns(down, each)) / (up[p] - down[p])
+
+    return jax.lax.map(component, jnp.arange(flat.size)).T, returns(flat, each)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _spsa(
+    objective: Rewards,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    h: Array,
+) -> tuple[Array, Array]:
+    flat, unravel = ravel_pytree(theta)
+    k_signs, k_run = jax.random.split(key)
+
+    def one(j: Array) -> tuple[Array, Array]:
+        signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
+        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j)
+        up, down = leg(1), leg(-1)
+        return (up - down) / (2 * h) * signs, (up + down) / 2
+
+    return jax.vmap(one)(jnp.arange(count))

@@ -1,0 +1,1 @@
+"""The virtual bench: a box with hidden faults behind a socket."""

@@ -1,0 +1,204 @@
+"""The sim-to-real gap and how it closes, from start to end: a bench, three trainings, one figure.
+
+nominal   trained on the data sheet's network by simulation, then carried over to the bench
+true      trained by simulation with the bench's hidden parameters: what nobody could do in a laboratory
+in situ   calibrated from recordings and trained on the bench over its socket
+
+All three start from the same settings and have the same bounds. J is always measured on the bench.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fluctua import tcmt
+from fluctua.core.types import Array, Estimate, Params
+from fluctua.insitu.bench import device
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.calibration.network import parameters
+from fluctua.insitu.instrument.measured import Incident, Measured, measured
+from fluctua.insitu.model import Model, network_model
+from fluctua.insitu.training import Plan, Rows, begin
+from fluctua.learn.train import box, train
+from fluctua.store.history import Row
+from fluctua.tcmt import exact
+
+
+class Level(NamedTuple):
+    """J of some settings, measured on the bench."""
+
+    J: float
+    stderr: float
+
+
+class Result(NamedTuple):
+    """What the demonstration found. rows: of the in-situ training."""
+
+    before: Level
+    nominal: Level
+    nominal_promised: float
+    true: Level
+    in_situ: Level
+    rows: list[Row]
+    discarded: str
+    calibration_error: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """J in situ over J with the true parameters."""
+        return self.in_situ.J / self.true.J
+
+
+@contextlib.contextmanager
+def bench_process(*options: str) -> Iterator[tuple[str, int]]:
+    """`fluctua virtual-bench` as a process of its own, on a port that the system chose; (host, port)."""
+    command = [sys.executable, "-m", "fluctua", "virtual-bench", "--port", "0", "--attached", *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        if "listening on" not in first:
+            raise RuntimeError(f"the virtual bench did not start; it said {first!r}.")
+        _, host, port, _ = first.split()[2].split("::")
+        yield host, int(port)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # its sign to stop, also if this process is killed
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Exact(NamedTuple):
+    """J and ∂J/∂u of a known linear network with θ = offset + gain · u, without noise: a yardstick, as an estimator."""
+
+    task: tcmt.Task
+    offset: Params
+    gain: Params
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Of the settings; `key` and `count` are not used."""
+        at = {name: self.offset[name] + self.gain[name] * np.asarray(u) for name, u in theta.items()}
+        value, by_theta = exact.value_and_gradient(self.task, at)
+        gradient = {n: jnp.asarray(g * self.gain[n], jnp.asarray(theta[n]).dtype) for n, g in by_theta.items()}
+        zero = jax.tree.map(jnp.zeros_like, gradient)
+        return Estimate(gradient, zero, jax.tree.map(jnp.square, gradient), jnp.asarray(value), jnp.asarray(0.0), count)
+
+
+def simulated(
+    sheet: device.Sheet, model: Model, *, hidden: device.Hidden | None, shots: float, iterations: int
+) -> tuple[Params, float]:
+    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the J it promises.
+
+    With exact gradients: the best that a simulation could do.
+    """
+    assert model.points is not None
+    network = sheet.nominal if hidden is None else sheet.nominal.replace(gamma=hidden.gamma)
+    dt = sheet.interval / sheet.oversample
+    task = tcmt.transmission(network, horizon=(model.points - 1) * sheet.interval, dt=dt)
+    if hidden is None:
+        offset = {name: np.zeros(np.shape(v)) for name, v in model.start.items()}
+        gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
+    else:
+        offset, gain = device.offsets(sheet, hidden, shots), hidden.gain
+    estimator = Exact(task, offset, gain)
+    rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
+    records = train(
+        jax.random.key(0), model.start, estimator, rule, count=1, iterations=iterations,
+        project=box(model.lower, model.upper),
+    )  # fmt: skip
+    *_, last = records
+    return last.next_theta, float(estimator(jax.random.key(0), last.next_theta, 1).value)
+
+
+def power(model: Model, substrate: Measured, settings: Params, count: int) -> Level:
+    """J on the bench, afresh."""
+    t, x, _ = substrate(None, settings, count)
+    running = model.objective.running
+    assert running is not None
+    rate = jax.vmap(jax.vmap(lambda x: running(settings, x, 0.0)))(jnp.asarray(x[:, :-1]))
+    returns = np.asarray(rate.sum(axis=1) * (t[1] - t[0]))
+    return Level(float(returns.mean()), float(returns.std(ddof=1) / np.sqrt(count)))
+
+
+def run(
+    folder: Path,
+    *,
+    sheet: device.Sheet | None = None,
+    plan: Plan | None = None,
+    address: Callable[[str, int], str] | None = None,
+    bench_options: tuple[str, ...] = (),
+    yardstick: int = 250,
+    measure: int = 400,
+    say: Callable[[str], None] = print,
+    show: Callable[[Rows], Rows] = lambda rows: rows,
+    report: Callable[[Incident], None] = lambda incident: None,
+) -> Result:
+    """Everything, into a new folder.
+
+    address: (host, port) -> what to connect to. bench_options: further words for `fluctua virtual-bench`. yardstick:
+    iterations of the simulated trainings. measure: trajectories behind every level. show: wraps the rows of the
+    training, for a display.
+    """
+    plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
+    points = plan.points
+    with bench_process(*_options(sheet), *bench_options) as (host, port):
+        where = f"tcp://{host}:{port}" if address is None else address(host, port)
+        say(f"bench      {where}, a process of its own")
+        connect = lambda: VirtualBench(where, points=points, timeout=10.0)
+        model = network_model(sheet.nominal, interval=sheet.interval, points=points)
+        levels = measured(connect)
+        before = power(model, levels, model.start, measure)
+        rows = [row for row, _ in show(begin(connect, model, plan, folder, report=report))]
+        with np.load(folder / "final.npz") as final:
+            in_situ = power(model, levels, {name: final[name] for name in final.files}, measure)
+        hidden = device.hidden(sheet)
+        shots = rows[-1].trajectories
+        say(f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations each")
+        at_nominal, promised = simulated(sheet, model, hidden=None, shots=shots, iterations=yardstick)
+        at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, iterations=yardstick)
+        nominal, true = power(model, levels, at_nominal, measure), power(model, levels, at_true, measure)
+        levels.close()
+    return Result(
+        before, nominal, promised, true, in_situ, rows, _discarded(folder), _calibration_error(folder, sheet, shots)
+    )
+
+
+def _options(sheet: device.Sheet) -> list[str]:
+    """The command line of a bench with this sheet."""
+    words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
+    for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing", "readout",
+                 "adc_range", "bits"):  # fmt: skip
+        words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
+    return words
+
+
+def _discarded(folder: Path) -> str:
+    from fluctua.store.checkpoint import found, read
+
+    return str(read(found(folder / "checkpoints")[-1])["counts"])
+
+
+def _calibration_error(folder: Path, sheet: device.Sheet, shots: int) -> dict[str, float]:
+    """Root mean square of what the calibration says at the last settings, against the truth."""
+    from fluctua.store.checkpoint import found, read
+
+    arrays = read(found(folder / "checkpoints")[-1])
+    calibration = {n.removeprefix("calibration/"): v for n, v in arrays.items() if n.startswith("calibration/")}
+    with np.load(folder / "final.npz") as final:
+        settings = {name: final[name] for name in final.files}
+    told = parameters(calibration, settings)
+    truth = device.parameters(sheet, device.hidden(sheet), settings, shots)
+    return {name: float(np.sqrt(np.mean((np.asarray(told[name]) - truth[name]) ** 2))) for name in told}

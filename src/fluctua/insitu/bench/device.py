@@ -1,0 +1,168 @@
+"""The box on the virtual bench: a resonator network that is not what its data sheet says.
+
+    ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set,    γ = γ_nominal (1 + spread)
+
+What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow ageing. What is
+sampled is not quite the state: every `oversample`-th step of the simulation, with readout noise, rounded to the
+codes of an analogue-to-digital converter and clipped at its range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.spec import KernelSpec
+
+FAMILIES = ("omega", "kappa")
+"""The knobs."""
+LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5)}
+"""What the knobs take."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The data sheet, and how far the box is from it. Rates are in units of the nominal coupling.
+
+    interval: between two samples. oversample: simulation steps an interval; with 1 a sample is one Euler step.
+    disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of the actuators. loss_spread:
+    relative, of the losses. ageing: amplitude of the slow change of ω. ageing_shots: trajectories in a period of it.
+    readout: standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the converter.
+    """
+
+    rows: int = 3
+    columns: int = 4
+    seed: int = 0
+    interval: float = 0.01
+    oversample: int = 10
+    disorder: float = 0.4
+    kappa_disorder: float = 0.2
+    gain_error: float = 0.2
+    loss_spread: float = 0.2
+    ageing: float = 0.05
+    ageing_shots: float = 20_000.0
+    readout: float = 1e-3
+    adc_range: float = 16.0
+    bits: int = 16
+    sigma_w: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, wanted, fits in (
+            ("rows", "1 or more", self.rows >= 1),
+            ("columns", "1 or more", self.columns >= 1),
+            ("interval", "above 0 and below 1000", 0 < self.interval < 1e3),
+            ("oversample", "1 to 1000", 1 <= self.oversample <= 1000),
+            *((name, "0 or more", getattr(self, name) >= 0) for name in (
+                "disorder", "kappa_disorder", "gain_error", "loss_spread", "ageing", "readout")),
+            *((name, "positive", getattr(self, name) > 0) for name in ("ageing_shots", "adc_range", "sigma_w")),
+            ("bits", "4 to 16", 4 <= self.bits <= 16),
+        ):  # fmt: skip
+            if not fits:
+                raise ValueError(f"`{name}` of a bench must be {wanted}; got {getattr(self, name)!r}.")
+        if not 2 <= self.rows * self.columns <= 400:
+            raise ValueError(f"a bench has 2 to 400 resonators; {self.rows} x {self.columns} was asked for.")
+
+    @cached_property
+    def nominal(self) -> tcmt.Network:
+        """The network of the data sheet."""
+        return tcmt.rectangular(self.rows, self.columns, sigma_w=self.sigma_w)
+
+    @property
+    def full_code(self) -> int:
+        """The largest code; its negative is the smallest that is a measurement."""
+        return 2 ** (self.bits - 1) - 1
+
+    @property
+    def scale(self) -> float:
+        """Units a code."""
+        return self.adc_range / self.full_code
+
+
+INVALID = -(2**15)
+"""The code of a sample that is not one."""
+
+
+class Hidden(NamedTuple):
+    """What a laboratory would not know: offset and gain of each knob, losses, phases of the ageing."""
+
+    offset: dict[str, np.ndarray]
+    gain: dict[str, np.ndarray]
+    gamma: np.ndarray
+    phase: np.ndarray
+
+
+def hidden(sheet: Sheet) -> Hidden:
+    """The box that was made from this sheet and seed."""
+    rng = np.random.default_rng([sheet.seed, 0])
+    sites, bonds = sheet.nominal.sites, len(sheet.nominal.bonds)
+    offset = {
+        "omega": sheet.disorder * rng.normal(size=sites),
+        "kappa": sheet.kappa_disorder * rng.normal(size=bonds),
+    }
+    gain = {name: np.clip(1 + sheet.gain_error * rng.normal(size=v.size), 0.3, 1.7) for name, v in offset.items()}
+    gamma = sheet.nominal.gamma * np.clip(1 + sheet.loss_spread * rng.normal(size=sites), 0.2, 2.0)
+    return Hidden(offset, gain, gamma, rng.uniform(0, 2 * np.pi, sites))
+
+
+def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
+    """The offsets after so many trajectories: the ageing of each site is a sine that begins at zero."""
+    turn = 2 * np.pi * shots / sheet.ageing_shots
+    aged = sheet.ageing * (np.sin(turn + box.phase) - np.sin(box.phase))
+    return {**box.offset, "omega": box.offset["omega"] + aged}
+
+
+def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0) -> dict[str, np.ndarray]:
+    """θ of the network at these settings: what the box truly does."""
+    off = offsets(sheet, box, shots)
+    return {name: off[name] + box.gain[name] * settings[name] for name in FAMILIES} | {"gamma": box.gamma}
+
+
+def reset_settings(sheet: Sheet) -> dict[str, np.ndarray]:
+    """After switching on: no detuning, every coupling at 1."""
+    return {"omega": np.zeros(sheet.nominal.sites), "kappa": np.ones(len(sheet.nominal.bonds))}
+
+
+def measure(
+    sheet: Sheet,
+    box: Hidden,
+    settings: dict[str, np.ndarray],
+    *,
+    count: int,
+    points: int,
+    amplitude: float = 10.0,
+    shots: int = 0,
+) -> np.ndarray:
+    """Run `count` trajectories from empty resonators: codes (E, points, 2N), int16, [Re ψ, Im ψ].
+
+    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its ageing.
+    """
+    spec = _unit_spec(sheet, points)
+    driven = tcmt.parameters(sheet.nominal, parameters(sheet, box, settings, shots))
+    spec = spec._replace(
+        omega=driven["omega"], kappa=driven["kappa"], drive=amplitude * spec.drive,
+        damping=spec.damping - sheet.nominal.gamma + box.gamma,
+        noise=np.sqrt(spec.noise**2 + 2 * sheet.nominal.sigma_r**2 * (box.gamma - sheet.nominal.gamma)),
+    )  # fmt: skip
+    seed = int(np.random.default_rng([sheet.seed, 2, shots]).integers(2**63))
+    run = kernel.run(spec, seed, count, scores=False, record_every=sheet.oversample, threads=1)
+    assert run.trajectories is not None
+    psi = run.trajectories
+    x = np.concatenate([psi.real, psi.imag], axis=-1)
+    rng = np.random.default_rng([sheet.seed, 3, shots])
+    x += sheet.readout * rng.standard_normal(x.shape, dtype=np.float32)
+    full = sheet.full_code
+    return np.clip(np.rint(x / np.float32(sheet.scale)), -full, full).astype(np.int16)
+
+
+@lru_cache(maxsize=8)
+def _unit_spec(sheet: Sheet, points: int) -> KernelSpec:
+    """The nominal network with a drive of 1 on its first lead."""
+    dt = sheet.interval / sheet.oversample
+    task = tcmt.transmission(sheet.nominal, horizon=(points - 1) * sheet.interval, dt=dt, s=1.0)
+    return kernel_spec(task, {})

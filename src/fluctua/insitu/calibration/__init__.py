@@ -1,0 +1,1 @@
+"""Calibration: drift and noise from recordings, and how far to trust them."""

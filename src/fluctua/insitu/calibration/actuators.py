@@ -1,0 +1,137 @@
+"""Actuator gains dθ/d(setting), from fits at several settings, weighted by the fits' errors.
+
+θ = θ₀ + K(s − s̄)     every actuator may move every parameter (`actuator_gains`)
+θ_p = θ₀_p + k_p s_p    a knob for each parameter, which moves no other (`own_gains`): two settings are enough
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy.stats import chi2
+
+from fluctua.core.text import names
+from fluctua.core.types import Array
+from fluctua.insitu.calibration.drift import Fit
+
+
+class Gains(NamedTuple):
+    """gain, stderr: (P, S), dθ_p/ds. parameters: P names. settings: S names. center: s̄ (S,). offset: θ at s̄ (P,).
+
+    p_values: (P,), that θ is linear in the settings; NaN where there are no recordings to spare for the test.
+    """
+
+    gain: np.ndarray
+    stderr: np.ndarray
+    parameters: tuple[str, ...]
+    settings: tuple[str, ...]
+    center: np.ndarray
+    offset: np.ndarray
+    p_values: np.ndarray
+
+
+def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Fit]) -> Gains:
+    """Gains from R recordings, each with its settings and its fit of the drift.
+
+    >>> actuator_gains([{"heater": 1.0}, {"heater": 2.0}, {"heater": 3.0}], fits).gain
+    """
+    if len(settings) != len(fits):
+        raise ValueError(f"{len(settings)} settings for {len(fits)} fits; each recording has one of both.")
+    known = tuple(sorted(set().union(*settings)))
+    for k, given in enumerate(settings):
+        missing = [name for name in known if name not in given]
+        if missing:
+            raise ValueError(f"recording {k} does not say what {', '.join(missing)} was set to.")
+    s = np.array([[float(np.asarray(given[name])) for name in known] for given in settings]).reshape(len(fits), -1)
+    moved = s - s.mean(axis=0)
+    rank = np.linalg.matrix_rank(moved) if known else 0
+    if not known or rank < len(known):
+        raise ValueError(
+            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more that do not lie on "
+            f"one line or plane; these {len(fits)} span {rank} dimensions."
+        )
+    flat = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+    values = np.stack([flat(f.theta) for f in fits])
+    errors = np.stack([flat(f.stderr) for f in fits])
+    design = np.column_stack([np.ones(len(fits)), moved])
+    lines = [_line(design, y, e) for y, e in zip(values.T, errors.T, strict=True)]
+    return Gains(
+        np.array([line.solution[1:] for line in lines]),
+        np.array([line.stderr[1:] for line in lines]),
+        tuple(names(fits[0].theta)),
+        known,
+        s.mean(axis=0),
+        np.array([line.solution[0] for line in lines]),
+        np.array([line.p_value for line in lines]),
+    )
+
+
+class OwnGains(NamedTuple):
+    """θ_p = offset + gain · setting_p for one family. (P,) each; p_values: that it is a line, NaN where untested."""
+
+    offset: np.ndarray
+    offset_stderr: np.ndarray
+    gain: np.ndarray
+    gain_stderr: np.ndarray
+    p_values: np.ndarray
+
+
+def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
+    """Straight lines through values (R, P), found at settings (R, P) with errors (R, P), a knob for each parameter.
+
+    >>> own_gains([[0.0], [1.0], [2.0]], [[0.1], [1.3], [2.5]], [[0.1], [0.1], [0.1]]).gain
+    """
+    s, values, errors = (np.asarray(v, float) for v in (settings, values, errors))
+    if len(s) < 2 or np.any(np.ptp(s, axis=0) == 0):
+        raise ValueError("the gain of a knob needs at least two different settings of it.")
+    lines = [
+        _line(np.column_stack([np.ones(len(s)), k]), y, e) for k, y, e in zip(s.T, values.T, errors.T, strict=True)
+    ]
+    found, error = np.array([line.solution for line in lines]), np.array([line.stderr for line in lines])
+    return OwnGains(found[:, 0], error[:, 0], found[:, 1], error[:, 1], np.array([line.p_value for line in lines]))
+
+
+def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> dict[str, OwnGains]:
+    """Family by family, what knobs do that are called as the parameters they move, one for each.
+
+    >>> knob_gains([{"omega": u} for u in settings], fits)["omega"].gain
+    """
+    stack = lambda rows: np.stack([np.asarray(row, float) for row in rows])
+    return {
+        name: own_gains(
+            stack(s[name] for s in settings), stack(f.theta[name] for f in fits), stack(f.stderr[name] for f in fits)
+        )
+        for name in settings[0]
+    }
+
+
+def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> bool:
+    """Whether every setting is an array with the name and the shape of a fitted parameter."""
+
+    def one(s: Mapping[str, Any], fit: Fit) -> bool:
+        shapes = {name: np.shape(value) for name, value in fit.theta.items()}
+        return bool(s) and all(np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items())
+
+    return all(map(one, settings, fits)) and all(set(s) == set(settings[0]) for s in settings)
+
+
+class _Line(NamedTuple):
+    solution: np.ndarray
+    stderr: np.ndarray
+    p_value: float
+
+
+def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
+    """Weighted least squares of y (R,) with errors e on design (R, K), and p of χ² if there are values to spare."""
+    if not np.all(np.isfinite(e)):  # not determined by the data of some recording
+        unknown = np.full(design.shape[1], np.nan)
+        return _Line(unknown, unknown, np.nan)
+    weighted = design / e[:, None]
+    covariance = np.linalg.inv(weighted.T @ weighted)
+    solution = covariance @ weighted.T @ (y / e)
+    spare = len(y) - design.shape[1]
+    misfit = float(np.sum(((y - design @ solution) / e) ** 2))
+    return _Line(solution, np.sqrt(np.diag(covariance)), float(chi2.sf(misfit, spare)) if spare > 0 else np.nan)

@@ -1,0 +1,220 @@
+"""The drift's coefficients from increments: generalised least squares on residuals.
+
+With m_θ(x) and C(x) the mean and covariance of the next state (Euler's, or local linearisation's for samples far
+apart), minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = ∂m/∂θ:
+
+    δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
+
+For Euler and a drift that is linear in θ one step is exact, and quick if the drift tells its features (`feature_fit`).
+E[r | x] = 0 makes the estimate unbiased whatever C is; a wrong C costs accuracy, and shows where `robust_stderr`, from
+the scatter of trajectories, departs from `stderr`.
+
+States measured with noise ε sit in r and in A both, and least squares takes that for damping. With A at the sample
+before in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
+
+    δθ = N⁻¹ Σ A₋ᵀC⁻¹r,     N = Σ A₋ᵀC⁻¹A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import cho_factor, cho_solve
+
+from fluctua.core import check
+from fluctua.core.local_linear import Gaussian, euler
+from fluctua.core.text import names
+from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
+from fluctua.insitu.calibration.features import FeatureDrift, feature_sums
+from fluctua.insitu.recording.reader import RecordingFile
+
+Transition = Callable[[Process, Params, Step], Gaussian]
+BATCH = 32
+FLOPS = 1e12
+"""Work after which trajectories are left out of a fit: its errors are then far below those of a gradient."""
+NULL = 1e-9
+"""Eigenvalues of N, scaled to a unit diagonal, below this say nothing about θ."""
+
+
+class Fit(NamedTuple):
+    """theta, stderr, robust_stderr: with the structure of θ; stderr is infinite for what the data do not determine.
+
+    covariance: (P, P). unresolved: names of those parameters. transitions, trajectories: used. passes: over the data.
+    """
+
+    theta: Params
+    stderr: Params
+    robust_stderr: Params
+    covariance: np.ndarray
+    unresolved: tuple[str, ...]
+    transitions: int
+    trajectories: int
+    passes: int
+
+
+def fit_drift(
+    source: RecordingFile | Trajectories,
+    process: Process,
+    theta: Params,
+    *,
+    transition: Transition = euler,
+    diffusion: np.ndarray | None = None,
+    usable: np.ndarray | None = None,
+    noisy_states: bool = False,
+    most_passes: int = 8,
+) -> Fit:
+    """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
+
+    diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known,
+    if channels are hidden. noisy_states: the states carry observation noise; both errors are then those of the scatter.
+
+    >>> fit_drift(recording, process, theta).stderr["k"]
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    flat, unravel = ravel_pytree(theta)
+    mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
+    drift, q = process.drift, diffusion
+    told = transition is euler and q is not None and isinstance(drift, FeatureDrift)
+    stop = source.x.shape[0] if told else _enough(source, flat.size)
+
+    def sums(x: Array, times: Times, context: PyTree) -> Any:
+        if told:
+            assert isinstance(drift, FeatureDrift)
+            assert q is not None
+            return feature_sums(drift, unravel(flat), x, times, context, q, np.asarray(mask), noisy_states)
+        return _sums(process, transition, noisy_states, theta, flat, x, times.t, times.dt, context, diffusion, mask)
+
+    passes = 0
+    while passes < most_passes:
+        passes += 1
+        gram, normal, rows, transitions = _pass(source, flat, stop, int(noisy_states), sums)
+        if not np.all(np.isfinite(normal)):
+            raise FloatingPointError(
+                "the sums over the states overflowed, or the diffusion of a component is zero: use units in which "
+                "states are of order one, or double precision, and give every component its noise."
+            )
+        inverse, known = _inverse(gram, normal)
+        step = inverse @ rows.sum(axis=0)
+        scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
+        error = scatter if noisy_states else np.sqrt(np.diag(inverse))
+        if not np.all(np.isfinite(step)):
+            raise FloatingPointError("the fit of the drift diverged; start it nearer to the truth, or use Euler first.")
+        flat = flat + jnp.asarray(step, flat.dtype)
+        rounding = 8 * np.finfo(flat.dtype).eps * np.abs(np.asarray(flat))
+        if np.all(np.abs(step)[known] <= np.maximum(0.01 * error, rounding)[known]):
+            break
+    infinite = lambda v: unravel(jnp.asarray(np.where(known, v, np.inf), flat.dtype))
+    return Fit(
+        unravel(flat),
+        infinite(error),
+        infinite(scatter),
+        inverse @ (rows.T @ rows) @ inverse.T if noisy_states else inverse,
+        tuple(name for name, ok in zip(names(theta), known, strict=True) if not ok),
+        transitions,
+        len(rows),
+        passes,
+    )
+
+
+def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
+    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
+    count = source.count if isinstance(source, RecordingFile) else len(source.x)
+    if count == 0:
+        raise ValueError("there is no complete trajectory to calibrate from.")
+    for first in range(0, count if stop is None else min(stop, count), size):
+        last = min(first + size, count)
+        if isinstance(source, RecordingFile):
+            piece = source.trajectories(first, last, load=True)
+        else:
+            rows = jax.tree.map(lambda leaf: leaf[first:last], source.context)  # noqa: B023
+            piece = Trajectories(source.t, np.asarray(source.x[first:last]), rows)
+        check.finite_trajectories(check.first_bad(np.asarray(piece.x), first), count)
+        yield piece
+
+
+def _pass(
+    source: Any, flat: Array, stop: int, lag: int, sums: Callable[[Array, Times, PyTree], Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """ΣA₋ᵀC⁻¹A₋ and N (P, P), ΣA₋ᵀC⁻¹r of every trajectory (E, P), and the number of transitions."""
+    size = flat.size
+    gram, normal, rows, transitions = np.zeros((size, size)), np.zeros((size, size)), [], 0
+    for piece in pieces(source, BATCH, stop):
+        x = jnp.asarray(piece.x, working_dtype(flat, piece.x))
+        g, n, u = sums(x, check.grid(piece.t), piece.context)
+        gram += np.asarray(g, np.float64)
+        normal += np.asarray(n, np.float64)
+        rows.append(np.asarray(u, np.float64))
+        transitions += x.shape[0] * (x.shape[1] - 1 - lag)
+    return gram, normal, np.concatenate(rows), transitions
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sums(
+    process: Process, transition: Transition, lagged: bool, like: Params, flat: Array, x: Array, t: Array, dt: Array,
+    context: PyTree, q: Array | None, mask: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    unravel = ravel_pytree(like)[1]
+    process = with_diffusion(process, q)
+
+    def slope(x: Array, context: PyTree, t: Array, dt: Array) -> Array:
+        mean = lambda p: transition(process, unravel(p), Step(x, x, t, dt, context)).mean
+        return _jacobian(mean, flat, x.shape[0]) * mask[:, None]
+
+    def one(before: Array, x: Array, x_next: Array, context: PyTree, t: Array, dt: Array) -> tuple[Array, Array, Array]:
+        mean, covariance = transition(process, unravel(flat), Step(x, x_next, t, dt, context))
+        a = slope(x, context, t, dt)
+        # in another sample's place but at this time: only its noise must be another one
+        instrument = slope(before, context, t, dt) if lagged else a
+        r = (x_next - mean) * mask
+        solved = cho_solve(cho_factor(covariance, lower=True), instrument) * mask[:, None]
+        return instrument.T @ solved, solved.T @ a, solved.T @ r
+
+    def body(sums: Any, step: Any) -> Any:
+        before, x, after, t, dt = step
+        g, n, u = jax.vmap(one, in_axes=(0, 0, 0, 0, None, None))(before, x, after, context, t, dt)
+        return (sums[0] + g.sum(axis=0), sums[1] + n.sum(axis=0), sums[2] + u), None
+
+    path, k = jnp.swapaxes(x, 0, 1), int(lagged)
+    square = jnp.zeros((flat.size, flat.size), x.dtype)
+    zero = (square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
+    return jax.lax.scan(body, zero, (path[: len(path) - 1 - k], path[k:-1], path[1 + k :], t[k:-1], dt[k:]))[0]
+
+
+def with_diffusion(process: Process, q: Array | None) -> Process:
+    """The process with Q (M,) as its noise, or as it is."""
+    if q is None:
+        return process
+    return Process(process.drift, lambda theta, x, t, context: jnp.sqrt(2 * jnp.asarray(q, x.dtype)))
+
+
+def _jacobian(f: Any, at: Array, outputs: int) -> Array:
+    """Forward or reverse, whichever is shorter."""
+    return jax.jacrev(f)(at) if outputs <= at.size else jax.jacfwd(f)(at)
+
+
+def _inverse(gram: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """N⁻¹ in the directions that the data say something about, and which parameters lie in them."""
+    scale = np.sqrt(np.diag(gram))
+    unit = np.where(scale > 0, scale, 1.0)
+    values, vectors = np.linalg.eigh(gram / unit / unit[:, None])
+    good = values > NULL * max(values[-1], 0)
+    known = (vectors[:, ~good] ** 2).sum(axis=1) < 1e-3
+    v = vectors[:, good]
+    inverse = v @ np.linalg.solve(v.T @ (normal / unit / unit[:, None]) @ v, v.T) / unit / unit[:, None]
+    return inverse, known & (scale > 0)
+
+
+def _width(source: Any) -> int:
+    return source.x.shape[2]
+
+
+def _enough(source: Any, size: int) -> int:
+    """Trajectories within the budget of work, two at least."""
+    count, times, width = source.x.shape
+    return max(2, min(count, int(FLOPS / max(1, 2 * width * size * (size + 2 * width) * times))))

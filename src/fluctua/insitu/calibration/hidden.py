@@ -1,0 +1,173 @@
+"""Resonators that nobody measures: which parameters can still be trained, and their score.
+
+The score of θ_l needs the residual of every component that θ_l acts on, and a residual needs the drift there, so every
+state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
+
+    component i is usable    if i and all of N(i) are observed (and so are all components its noise is shared with),
+    θ_l is trainable         if all components i with ∂μ_i/∂θ_l ≠ 0 or ∂Q_i/∂θ_l ≠ 0 are usable.
+
+For a resonator network that is: the site and all its neighbours for ω, χ and γ; both sites and all
+neighbours of both for κ. The numbers of a trainable parameter are those of full observation, to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.text import names
+from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step
+
+PROBES = 3
+"""Random states at which dependence is looked for: a derivative that is zero at all of them is taken as zero."""
+
+NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
+
+
+class Visibility(NamedTuple):
+    """usable: (M,) components with a residual. trainable: (P,) in the order of `ravel_pytree`. missing: {parameter:
+    components that would have to be measured}, for the refused ones.
+    """
+
+    usable: np.ndarray
+    trainable: np.ndarray
+    missing: dict[str, tuple[int, ...]]
+
+
+def visibility(
+    process: Process,
+    objective: Objective | None,
+    theta: Params,
+    observed: Sequence[int] | np.ndarray,
+    size: int,
+    *,
+    t: float = 0.0,
+    context: PyTree = None,
+    seed: int = 0,
+) -> Visibility:
+    """What can be trained from the components `observed` of a state of `size` components.
+
+    context: that of one trajectory, if the process needs one. A reward of hidden states is refused outright.
+
+    >>> visibility(task.process, task.objective, theta, observed=[0, 1, 2], size=8).missing
+    """
+    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
+    theta = check.parameters(theta)
+    seen = np.zeros(size, bool)
+    seen[np.asarray(observed, int)] = True
+    flat, unravel = ravel_pytree(theta)
+    rng = np.random.default_rng(seed)
+    on_state, on_theta, coupled = (
+        np.zeros((size, size), bool),
+        np.zeros((size, flat.size), bool),
+        np.eye(size, dtype=bool),
+    )
+    reward = np.zeros(size, bool)
+    when = jnp.asarray(t, flat.dtype)
+    drift = lambda p, x: process.drift(unravel(p), x, when, context)
+    matrix = lambda p, x: diffusion_matrix(process, unravel(p), x, when, context)
+    probe = jax.jit(
+        lambda p, x: (
+            jax.jacfwd(drift, 1)(p, x) != 0,
+            (jax.jacrev(drift, 0)(p, x) != 0) | (jax.jacfwd(matrix, 0)(p, x) != 0).any(axis=1),
+            matrix(p, x) != 0,
+            (jax.jacfwd(matrix, 1)(p, x) != 0).any(axis=1),
+            jax.grad(lambda x: rewards.running(unravel(p), x, when, context))(x) != 0,
+            jax.grad(lambda x: rewards.terminal(unravel(p), x, context))(x) != 0,
+        )
+    )
+    for _ in range(PROBES):
+        # θ is moved off its value too: κ = 0 at the moment still couples two sites
+        p = flat + jnp.asarray(0.1 * rng.normal(size=flat.size), flat.dtype)
+        found = [np.asarray(part) for part in probe(p, jnp.asarray(rng.normal(size=size), flat.dtype))]
+        on_state |= found[0] | found[3]
+        on_theta |= found[1]
+        coupled |= found[2]
+        reward |= found[4] | found[5]
+    if (reward & ~seen).any():
+        raise ValueError(
+            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are not observed: no "
+            "return can be computed. Observe them, or reward what is observed."
+        )
+    needs = on_state | np.eye(size, dtype=bool)
+    complete: Any = ~(needs & ~seen).any(axis=1)
+    usable: Any = ~(coupled & ~complete).any(axis=1)
+    trainable: Any = ~(on_theta & ~usable[:, None]).any(axis=0)
+    missing = {}
+    for index, name in enumerate(names(theta)):
+        if not trainable[index]:
+            wanted = needs[coupled[on_theta[:, index]].any(axis=0)].any(axis=0) & ~seen
+            missing[name] = tuple(np.flatnonzero(wanted).tolist())
+    return Visibility(usable, trainable, missing)
+
+
+def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
+    """Raise for parameters that were asked for by name and cannot be trained. label: component -> its name."""
+    bad = [name for name in asked if name in view.missing]
+    if bad:
+        reasons = "; ".join(
+            f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}" for name in bad[:4]
+        )
+        raise ValueError(f"not trainable from the observed channels: {', '.join(bad)}. {reasons}.")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A callable of the whole state as one of the observed components; hidden ones are put to zero."""
+
+    f: Any
+    observed: tuple[int, ...]
+    size: int
+    project: bool
+
+    def __call__(self, theta: Params, x: Array, *rest: Any) -> Any:
+        """F at the embedded state, its observed components if it is a state itself."""
+        whole = jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
+        value = self.f(theta, whole, *rest)
+        return value[np.array(self.observed)] if self.project else value
+
+
+def observed_model(
+    process: Process, objective: Objective | None, observed: Sequence[int], size: int
+) -> tuple[Process, Objective]:
+    """Process and objective of the observed components only, for `gradient` with `partial_score`."""
+    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
+    seen = tuple(int(i) for i in observed)
+    if process.noise is None or not callable(process.noise):
+        raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")
+    embed = lambda f, project: Embedded(f, seen, size, project)
+    return Process(embed(process.drift, True), embed(process.noise, True)), Objective(
+        embed(rewards.running, False), embed(rewards.terminal, False)
+    )
+
+
+@dataclass(frozen=True)
+class PartialScore:
+    """`full_score` from the residuals of usable components alone. usable: of the observed ones."""
+
+    usable: tuple[bool, ...]
+
+    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
+        """U. Entries of parameters that are not trainable mean nothing."""
+        q = diffusion_at(process, theta, step.x, step.t, step.context)
+        r = lambda th: step.x_next - step.x - process.drift(th, step.x, step.t, step.context) * step.dt
+        keep = jnp.asarray(self.usable, step.x.dtype)
+        y = q.solve(r(theta)) * keep
+
+        def log_density(th: Params) -> Array:
+            return -q.trace(th) / 2 + y @ q.apply(th, y) / (4 * step.dt) - y @ r(th) / (2 * step.dt)
+
+        return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+
+
+def _few(items: Sequence[Any] | np.ndarray) -> str:
+    listed = [str(i) for i in items]
+    return ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")

@@ -1,0 +1,252 @@
+"""The diffusion from the quadratic variation, and what else the residuals say about the noise.
+
+r_n = x_{n+1} − E[x_{n+1} | x_n] of a system without observation noise has variance 2QΔt, and no memory. With
+observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε_n, so
+
+    E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
+
+the intercept and the slope of the quadratic variation against the lag. Over intervals that need local linearisation
+components mix, which is undone (`spreading`). Every number comes with an error from the
+scatter of single trajectories.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import toeplitz
+from scipy.stats import chi2
+
+from fluctua.core import check
+from fluctua.core.local_linear import euler
+from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
+from fluctua.insitu.calibration.drift import Transition, pieces, with_diffusion
+from fluctua.insitu.calibration.spreading import Spreading, spreading
+from fluctua.insitu.recording.reader import RecordingFile
+
+LAGS = 8
+BATCH = 64
+CLEAR = 5.0
+"""Standard errors beyond which observation noise counts as seen, and is taken off the diffusion."""
+
+DOUBT = 2.0
+"""Standard errors beyond which observation noise that does not count as seen is put into the error of Q."""
+
+
+class NoiseFit(NamedTuple):
+    """One entry for each component of the state (M,).
+
+    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`. quadratic_variation: E[r²]/2Δt
+    as it is, with its error. observation_variance, observation_stderr: s². ratio: Q over the process's own.
+    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1 is s²'s).
+    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard deviation of x_i and of
+    x_i², and its z.
+    """
+
+    diffusion: np.ndarray
+    diffusion_stderr: np.ndarray
+    quadratic_variation: np.ndarray
+    quadratic_variation_stderr: np.ndarray
+    observation_variance: np.ndarray
+    observation_stderr: np.ndarray
+    observation_seen: bool
+    ratio: np.ndarray
+    ratio_stderr: np.ndarray
+    correlation: np.ndarray
+    autocorrelation: np.ndarray
+    whiteness: np.ndarray
+    state_dependence: np.ndarray
+    state_dependence_z: np.ndarray
+    transitions: int
+
+
+def fit_noise(
+    source: RecordingFile | Trajectories,
+    process: Process,
+    theta: Params,
+    *,
+    transition: Transition = euler,
+    diffusion: np.ndarray | None = None,
+    usable: np.ndarray | None = None,
+) -> NoiseFit:
+    """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
+
+    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to. usable: (M,) components whose
+    residual is known, if channels are hidden. Of the others nothing is: they get that Q ± all of it, and the mean s².
+
+    >>> fit_noise(recording, process, theta).diffusion
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    parts: list[Any] = []
+    cross: Any = 0.0
+    transitions = 0
+    for piece in pieces(source, BATCH):
+        x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
+        times = check.grid(piece.t)
+        if len(piece.t) < LAGS + 3:
+            raise ValueError(f"the noise is fitted from {LAGS + 3} times a trajectory at least; got {len(piece.t)}.")
+        each, products = _sums(process, transition, theta, x, times.t, times.dt, piece.context, diffusion)
+        parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
+        cross = cross + np.asarray(products, np.float64)
+        transitions += x.shape[0] * (x.shape[1] - 1)
+    sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    _noisy(sums["rate"].mean(axis=0))
+    mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
+    mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
+    found = _reduced(sums, cross, transitions, mixed, mask)
+    return found if mask.all() else _only(found, mask, sums["model"].mean(axis=0))
+
+
+def _noisy(rate: np.ndarray) -> None:
+    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate: E[r²]/2Δt (M,)"""
+    if not np.all(np.isfinite(rate)):
+        raise ValueError(
+            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use units in which states are "
+            "of order one, or record in double precision."
+        )
+    if not np.all(rate > 0):
+        raise ValueError(
+            f"component {int(np.argmin(rate))} does not fluctuate: its residuals are zero. Is its channel connected? "
+            "The score divides by the noise."
+        )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sums(
+    process: Process,
+    transition: Transition,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    q: Array | None,
+) -> tuple[dict[str, Array], Array]:
+    """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
+    process = with_diffusion(process, q)
+
+    def residual(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        mean, covariance = transition(process, theta, Step(x, x_next, t, dt, context))
+        return x_next - mean, jnp.diagonal(covariance)
+
+    along = jax.vmap(residual, in_axes=(0, 0, 0, 0, None))
+    r, c = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], t[:-1], dt, context)
+    e, before = r / jnp.sqrt(c), x[:, :-1]
+    lagged = [jnp.mean(e[:, k:] * e[:, :-k], axis=1) for k in range(1, LAGS + 1)]
+    scaled = r / jnp.sqrt(dt)[:, None]
+    sums = {
+        "model": jnp.mean(c / dt[:, None], axis=1) / 2,
+        "rate": jnp.mean(scaled**2, axis=1) / 2,  # E[r²]/2Δt
+        "next": jnp.mean(r[:, 1:] * r[:, :-1], axis=1),  # E[r r']
+        "next_rate": jnp.mean(r[:, 1:] * r[:, :-1] / dt[1:, None], axis=1),
+        "e2": jnp.mean(e**2, axis=1),
+        "lags": jnp.stack(lagged, axis=1),
+        "e2_next": jnp.mean(r[:, 1:] * r[:, :-1] / jnp.sqrt(c[:, 1:] * c[:, :-1]), axis=1),
+    }
+    for name, f in (("x", before), ("xx", before**2)):
+        sums |= {name: f.mean(axis=1), f"{name}_2": (f**2).mean(axis=1), f"{name}_e2": (f * e**2).mean(axis=1)}
+    return sums, jnp.einsum("eni,enj->ij", e, e)
+
+
+def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
+    """Whether s² of all components together (M,) stands out from its errors (M,) by more than `CLEAR` of them."""
+    return _together(variance, stderr) > CLEAR
+
+
+def _together(variance: np.ndarray, stderr: np.ndarray) -> float:
+    """The weighted mean of s² over its error; zero where errors are not known."""
+    if not np.all(np.isfinite(stderr) & (stderr > 0)):
+        return 0.0
+    return float(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)))
+
+
+def _only(found: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
+    """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
+    weight = usable / found.observation_stderr**2
+    s2, error = np.sum(weight * found.observation_variance) / weight.sum(), weight.sum() ** -0.5
+
+    def here(value: np.ndarray, other: np.ndarray | float) -> np.ndarray:
+        return np.where(usable, value, other)
+
+    pair = usable & usable[:, None]
+    return found._replace(
+        diffusion=here(found.diffusion, model),
+        diffusion_stderr=here(found.diffusion_stderr, model),
+        quadratic_variation=here(found.quadratic_variation, model),
+        quadratic_variation_stderr=here(found.quadratic_variation_stderr, model),
+        observation_variance=here(found.observation_variance, s2),
+        observation_stderr=here(found.observation_stderr, error),
+        ratio=here(found.ratio, 1.0),
+        ratio_stderr=here(found.ratio_stderr, 1.0),
+        correlation=np.where(pair, found.correlation, np.eye(len(usable))),
+        autocorrelation=here(found.autocorrelation, 0.0),
+        whiteness=here(found.whiteness, 1.0),
+        state_dependence=here(found.state_dependence.T, 0.0).T,
+        state_dependence_z=here(found.state_dependence_z.T, 0.0).T,
+    )
+
+
+def _reduced(
+    sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, mixed: Spreading | None, usable: np.ndarray
+) -> NoiseFit:
+    count, size = sums["rate"].shape
+    if mixed is None:
+        mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
+    steps = transitions / count
+    mean = lambda v: v.mean(axis=0)
+    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
+    s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
+    seen = observation_seen(s2[usable], s2_error[usable])
+    blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
+    own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
+    corrected = np.linalg.solve(mixed.weights, own.T).T
+    ratio = sums["e2"] + (2 * sums["e2_next"] if seen else 0.0)
+    rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
+    box = _box(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
+    spread = error(corrected)
+    if not seen and _together(s2[usable], s2_error[usable]) > DOUBT:
+        # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
+        rate, weight = -mean(sums["next_rate"]) / mixed.own, usable / s2_error**2
+        left = np.full(size, np.sum(weight * rate) / np.sum(weight))
+        spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
+    dependence, z = _dependence(sums, count)
+    scale = np.sqrt(np.diag(cross))
+    return NoiseFit(
+        mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
+        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,
+        int(count * steps),
+    )  # fmt: skip
+
+
+def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
+    """χ² of ρ₂…ρ₈ (LAGS, M), each a mean of so many products (LAGS,). (M,)
+
+    The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties neighbours together
+    (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
+    """
+    found = []
+    for first, later in zip(rho[0] if seen else np.zeros(rho.shape[1]), rho[1:].T, strict=True):
+        first = np.clip(first, -0.5, 0.5)  # as far as a moving average goes
+        tie = toeplitz(np.pad([1 + 2 * first**2, 2 * first, first**2], (0, LAGS - 4)))
+        z = later * np.sqrt(products[1:])
+        found.append(z @ np.linalg.solve(tie, z))
+    return np.array(found)
+
+
+def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes of e² against x_i and x_i², in units of Q per standard deviation, and their z. (M, 2) each"""
+    slopes, zs = [], []
+    e2 = sums["e2"].mean(axis=0)
+    for name in ("x", "xx"):
+        f = sums[name].mean(axis=0)
+        spread = np.sqrt(np.maximum(sums[f"{name}_2"].mean(axis=0) - f**2, 1e-300))
+        each = sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f  # mean of (e² − ē²)(f − f̄)
+        slope = each.mean(axis=0) / (spread * e2)
+        slopes.append(slope)
+        zs.append(slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300) if count > 1
+                  else np.zeros_like(slope))  # fmt: skip
+    return np.stack(slopes, axis=1), np.stack(zs, axis=1)

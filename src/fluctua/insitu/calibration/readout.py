@@ -1,0 +1,130 @@
+"""Noise of the measurement itself: y = x + ε, ε ~ N(0, S) on every sample, S diagonal.
+
+To second order in ε the estimator computed from y in place of x gains three terms:
+
+    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)           ε sits twice in the score, through the residual and through ∂μ
+    (b)  ∇g(y_{n+1})ᵀ S ∂U_n/∂x' Δt           ε of sample n+1 sits in the residual of step n and in the reward after it
+    (c)  U_n ½ Tr[S ∂²g]                      not a bias: the gradient of the reward as it is measured
+
+(a) is taken off the score and (b) off each trajectory's gradient. Exact where U and g are at most quadratic in the
+state, as for a linear network. Q in the process must be that of the system: a quadratic variation that takes ε for
+diffusion, Q + S/Δt, shrinks the whole gradient (`fluctua.insitu.calibration.noise` separates the two).
+
+The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer intervals with
+`local_linear_score` get them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.ppgt import ppgt, reduce_samples
+from fluctua.core.scores import full_score
+from fluctua.core.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Step, Trajectories
+
+
+@dataclass(frozen=True)
+class CorrectedScore:
+    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step. Term (a)."""
+
+    score: Score
+    variance: tuple[float, ...]  # S, (M,)
+
+    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
+        """The score without the part that ε adds on average."""
+        s = jnp.asarray(self.variance, step.x.dtype)
+        m = s.shape[0]
+
+        def flat(z: Array) -> Array:
+            moved = step._replace(x=step.x + z[:m], x_next=step.x_next + z[m:])
+            return ravel_pytree(self.score(process, theta, moved))[0]
+
+        zero = jnp.zeros(2 * m, step.x.dtype)
+
+        def add(i: Array, total: Array) -> Array:
+            e = zero.at[i].set(1)
+            slope = lambda z: jax.jvp(flat, (z,), (e,))[1]
+            return total + s[i % m] * jax.jvp(slope, (zero,), (e,))[1]
+
+        value, unravel = ravel_pytree(self.score(process, theta, step))
+        return unravel(value - jax.lax.fori_loop(0, 2 * m, add, jnp.zeros_like(value)) / 2)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def reward_term(
+    process: Process, rewards: Rewards, score: Score, variance: Array, theta: Params, data: Trajectories
+) -> Array:
+    """Term (b) of every trajectory, Σ_n ∇g(y_{n+1})ᵀ S ∂U_n/∂x' Δt_{n+1} and the terminal reward's. (E, P)"""
+    t, dt = jnp.asarray(data.t), jnp.diff(jnp.asarray(data.t))
+    steps = dt.shape[0]
+
+    def one(x: Array, context: Any) -> Array:
+        def body(total: Array, n: Array) -> tuple[Array, None]:
+            after = x[n + 1]
+            g = jax.grad(lambda z: rewards.running(theta, z, t[n + 1], context))(after)
+            end = jax.grad(lambda z: rewards.terminal(theta, z, context))(after)
+            last = n == steps - 1
+            push = jnp.where(last, end, g * dt[jnp.minimum(n + 1, steps - 1)]) * variance
+            step = Step(x[n], after, t[n], dt[n], context)
+            u = lambda z: ravel_pytree(score(process, theta, step._replace(x_next=z)))[0]
+            return total + jax.jvp(u, (after,), (push.astype(after.dtype),))[1], None
+
+        size = ravel_pytree(theta)[0].size
+        return jax.lax.scan(body, jnp.zeros(size, x.dtype), jnp.arange(steps))[0]
+
+    return jax.vmap(one)(jnp.asarray(data.x), data.context)
+
+
+def corrected_gradient(
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    trajectories: Trajectories,
+    variance: Any,
+    *,
+    score: Score = full_score,
+    baseline: Any = None,
+) -> Estimate:
+    """∇J from states measured with noise of the given variance S, a number or (M,).
+
+    >>> corrected_gradient(process, objective, theta, recorded, variance=1e-4)
+    """
+    process, rewards, theta = check.process(process), check.objective(objective), check.parameters(theta)
+    width = np.shape(trajectories.x)[2]
+    s = observation_variance(variance, width)
+    estimator = ppgt(process, objective, nowhere, score=CorrectedScore(score, tuple(s.tolist())), baseline=baseline)
+    samples = estimator.samples_of(theta, trajectories)
+    off = reward_term(process, rewards, score, jnp.asarray(s), theta, _loaded(trajectories, theta))
+    return reduce_samples(samples._replace(gradient=subtract(samples.gradient, off, theta)))
+
+
+def subtract(each: Params, off: Array, theta: Params) -> Params:
+    """Per-trajectory gradients, leaves (E, ...), less rows (E, P)."""
+    _, unravel = ravel_pytree(theta)
+    return jax.tree.map(lambda g, d: g - d, each, jax.vmap(unravel)(off.astype(jax.tree.leaves(theta)[0].dtype)))
+
+
+def observation_variance(variance: Any, size: int) -> np.ndarray:
+    """S as (M,), not negative."""
+    s = np.asarray(variance, float)
+    if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
+        raise ValueError(f"the variance of the observation noise is one number ≥ 0, or ({size},); got {variance!r}.")
+    return np.broadcast_to(s, (size,)).copy()
+
+
+def _loaded(data: Trajectories, theta: Params) -> Trajectories:
+    dtype = jnp.result_type(*jax.tree.leaves(theta), data.x.dtype)
+    return Trajectories(jnp.asarray(data.t, dtype), jnp.asarray(np.asarray(data.x[:]), dtype), data.context)
+
+
+def nowhere(key: Array, theta: Params, count: int) -> Trajectories:
+    """The substrate of measured trajectories: none."""
+    raise NotImplementedError("these trajectories were measured; nothing can be run here")

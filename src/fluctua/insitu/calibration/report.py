@@ -1,0 +1,207 @@
+"""A calibration as text for people, and as plain numbers for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.stats import norm
+
+from fluctua.core.text import names, with_error
+from fluctua.insitu.calibration.actuators import Gains, OwnGains
+from fluctua.insitu.calibration.calibrating import Calibration
+
+MOST = 8
+ALARM = 1e-3
+SHARED = 0.05
+"""Correlation of kicks below which a diagonal Q is good enough."""
+
+FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
+
+
+def flat(tree: Any) -> np.ndarray:
+    """All numbers of a tree, float64."""
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
+def limit(comparisons: int) -> float:
+    """|z| that the largest of so many standard normals exceeds with probability `ALARM` at most."""
+    return float(norm.isf(ALARM / (2 * max(1, comparisons))))
+
+
+def describe(c: Calibration, components: tuple[str, ...]) -> str:
+    """The report, section by section; each ends with what it means."""
+    lines = [*_drift(c), "", *_noise(c, components)]
+    if c.residuals is not None:
+        lines += ["", *_residuals(c, components), "", *_bias(c)]
+    return "\n".join(lines)
+
+
+def _drift(c: Calibration) -> list[str]:
+    value, error, expected = flat(c.fit.theta), flat(c.fit.stderr), flat(c.expected)
+    robust = flat(c.fit.robust_stderr)
+    known, labels = np.isfinite(error), names(c.fit.theta)
+    z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
+    lines = [f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} increments of "
+             f"{c.fit.trajectories:,} trajectories"]  # fmt: skip
+    lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
+    order = np.argsort(-np.abs(z), kind="stable")[: min(MOST, int(known.sum()))]
+    for i in order:
+        lines.append(f"  {labels[i]:<12} {with_error(value[i], error[i]):>22} {expected[i]:>12.5g} {z[i]:>20.1f}")
+    if known.sum() > MOST:
+        lines.append(f"  … the {MOST} that differ most of {known.sum()}; typical error "
+                     f"{np.median(error[known]):.2g}; --json has all")  # fmt: skip
+    if c.fit.unresolved:
+        lines.append(f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
+                     + (" …" if len(c.fit.unresolved) > 8 else ""))  # fmt: skip
+    off = int(np.sum(np.abs(z) > limit(int(known.sum()))))
+    lines.append("  the system is what it was set to, within errors." if not off else
+                 f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: "
+                 "calibrate --write, then estimate --theta calibrated.")  # fmt: skip
+    if off and c.transition == "euler":
+        lines.append(f"    {FAR_APART}")
+    ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
+    if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
+        lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
+    return lines
+
+
+def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
+    n = c.noise
+    q, error, model = n.diffusion, n.diffusion_stderr, c.model_diffusion
+    z = (q - model) / error
+    lines = ["NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
+             f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}"]  # fmt: skip
+    for i in np.argsort(-np.abs(z), kind="stable")[: min(MOST, len(q))]:
+        lines.append(f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}")
+    if len(q) > MOST:
+        lines.append(f"  … the {MOST} that differ most of {len(q)}")
+    worst = int(np.argmax(np.abs(z)))
+    if np.abs(z[worst]) > limit(len(z)):
+        lines.append(
+            f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
+        )
+    else:
+        lines.append("  the noise is the model's, within errors.")
+    s2, e2 = n.observation_variance, n.observation_stderr
+    if n.observation_seen:
+        size = np.sqrt(max(np.sum(s2 / e2**2) / np.sum(1 / e2**2), 0))
+        share = np.median(n.quadratic_variation / q)
+        lines.append(
+            f"  observation noise: standard deviation {size:.3g} (weighted mean over components), taken off Q;"
+        )
+        lines.append(f"  → without that Q would be {share:.3g} times too large, and the gradient as much too small. "
+                     f"Estimate with --observation-noise {size:.3g}.")  # fmt: skip
+    else:
+        bound = np.sqrt(max(np.max(s2 + 2 * e2), 0))
+        lines.append(f"  observation noise: none seen (standard deviation below {bound:.2g} in every component)")
+    coloured = "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
+    lines.append(_verdict("white", n.whiteness, components, coloured))
+    zs = n.state_dependence_z
+    i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
+    if np.abs(zs[i, k]) > limit(zs.size):
+        what = ("x", "x²")[k]
+        lines.append(f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per spread of "
+                     f"{what} ({zs[i, k]:+.1f} errors)")  # fmt: skip
+    else:
+        lines.append(f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} errors)")
+    m = len(q)
+    if m > 1:
+        off = np.abs(n.correlation - np.eye(m))
+        a, b = np.unravel_index(np.argmax(off), off.shape)
+        size = off[a, b] * np.sqrt(n.transitions)
+        tail = f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
+        seen = size > limit(m * (m - 1) // 2)
+        said = "→ is shared between components" if seen and off[a, b] > SHARED else "independent in each component"
+        if seen and off[a, b] <= SHARED:  # an interval that is not short shares that much by itself
+            said = "nearly independent in each component"
+        lines.append(f"  {said} {tail}")
+    return lines
+
+
+def _verdict(good: str, p: np.ndarray, components: tuple[str, ...], bad: str) -> str:
+    worst = int(np.argmin(p))
+    if p[worst] * len(p) < ALARM:
+        return f"  → not {good}: {bad} (worst {components[worst]}, p = {p[worst]:.1g})"
+    return f"  {good} (smallest of {len(p)} p-values: {p[worst]:.2g})"
+
+
+def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
+    assert c.residuals is not None
+    r = c.residuals
+    lines = ["RESIDUALS   is E[r | x] zero, with the parameters as set?"]
+    bad = np.flatnonzero(r.p_values * len(r.p_values) < ALARM)
+    if not bad.size:
+        return [*lines, f"  yes: smallest of {len(r.p_values)} p-values is {r.p_values.min():.2g}"]
+    for i in bad[np.argsort(r.p_values[bad])][:MOST]:
+        z = r.coefficients[:, i] / np.where(r.stderr[:, i] > 0, r.stderr[:, i], np.inf)
+        k = int(np.argmax(np.abs(z)))
+        lines.append(f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by {r.relative[i]:.1%} of "
+                     f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)")  # fmt: skip
+    if bad.size > MOST:
+        lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
+    if c.transition == "euler":
+        lines.append(f"  {FAR_APART}")
+    return lines
+
+
+def _bias(c: Calibration) -> list[str]:
+    assert c.residuals is not None
+    assert c.estimate is not None
+    bias, error, labels = flat(c.residuals.bias), flat(c.residuals.bias_stderr), names(c.residuals.bias)
+    g, ge = flat(c.estimate.gradient), flat(c.estimate.stderr)
+    z = np.abs(bias) / np.where(error > 0, error, np.inf)
+    lines = ["BIAS OF THE GRADIENT   that these residuals make"]
+    lines.append(f"  {'':<12} {'bias':>22} {'gradient':>22}")
+    for i in np.argsort(-z, kind="stable")[: min(MOST, len(z))]:
+        lines.append(f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22}")
+    if len(z) > MOST:
+        lines.append(f"  … the {MOST} clearest of {len(z)}")
+    from scipy.stats import t as student
+
+    clear = int(np.sum(z > student.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
+    share = np.sqrt(np.mean(error**2) / max(np.mean(ge**2), 1e-300))
+    if clear:
+        lines.append(
+            f"  → {clear} component{'s' if clear > 1 else ''} of the gradient cannot be trusted with these parameters."
+        )
+    else:
+        lines.append(
+            f"  no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
+        )
+    return lines
+
+
+def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
+    """Offset and gain of every knob, family by family, and whether one is not a line."""
+    lines, bent = [], []
+    for name, g in gains.items():
+        lines.append(f"{name:<10} {'offset':>20} {'gain':>20} {'a line? p':>12}")
+        for k in range(len(g.gain)):
+            p = "" if np.isnan(g.p_values[k]) else f"{g.p_values[k]:.2g}"
+            bent += [f"{name}[{k}]"] if p and g.p_values[k] * len(g.gain) < ALARM else []
+            lines.append(
+                f"  {k:<8} {with_error(g.offset[k], g.offset_stderr[k]):>20} "
+                f"{with_error(g.gain[k], g.gain_stderr[k]):>20} {p:>12}"
+            )
+        lines.append("")
+    if bent:
+        lines.append(f"→ not linear: {', '.join(bent)}. Give it a smaller range, or a model of its curve.\n")
+    return "\n".join(lines[:-1] if not bent else lines)
+
+
+def describe_gains(g: Gains, most: int = 16) -> str:
+    """dθ/d(setting), the clearest first."""
+    z = np.nan_to_num(np.abs(g.gain) / np.where(g.stderr > 0, g.stderr, np.inf))
+    lines = ["ACTUATOR GAINS   dθ / d(setting)", f"  {'':<12} {'setting':<12} {'gain':>22} {'linear? p':>10}"]
+    order = np.argsort(-z, axis=None, kind="stable")[:most]
+    for p, s in zip(*np.unravel_index(order, z.shape), strict=True):
+        said = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
+        lines.append(
+            f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {said:>10}"
+        )
+    if z.size > most:
+        lines.append(f"  … the {most} clearest of {z.size}; --json has all")
+    return "\n".join(lines)

@@ -1,0 +1,219 @@
+"""Is E[r | x] zero? Where not, and how much bias that puts on the gradient.
+
+The score takes r for noise. If the drift is wrong by b(x), so that E[r | x] = bΔt, the gradient is biased by
+
+    B = E[Σ_n (λ̂ₙ₊₁ − λ̄ₙ) ½ b(X_n)ᵀ Q⁻¹ ∂μ/∂θ Δt].
+
+b is regressed on features of the state, r_i/Δt = β_i·φ(x), φ = (1, x, x³) in units of their spread. For B the
+trajectories are dealt into groups; β from one group is put into B on the next, so that the noise in β is independent of
+what it multiplies, and the scatter over the groups is its error: of β and of the average together. A regression of
+increments on the states that they lead to is itself biased by 1/(trajectories of a group), which leaves up to about one
+such error in B with ten trajectories a group, and less with more.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy.stats import chi2
+
+from fluctua.core import check
+from fluctua.core.diffusion import diffusion_at
+from fluctua.core.local_linear import euler
+from fluctua.core.returns import returns_to_go
+from fluctua.core.types import (
+    Array,
+    Objective,
+    Params,
+    Process,
+    PyTree,
+    Rewards,
+    Step,
+    Times,
+    Trajectories,
+    working_dtype,
+)
+from fluctua.insitu.calibration.drift import Transition, pieces
+from fluctua.insitu.recording.reader import RecordingFile
+
+GROUPS = 10
+BATCH = 64
+
+
+class ResidualReport(NamedTuple):
+    """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
+
+    features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr: B with the structure
+    of θ. groups: how many B was averaged over.
+    """
+
+    p_values: np.ndarray
+    coefficients: np.ndarray
+    stderr: np.ndarray
+    features: tuple[str, ...]
+    relative: np.ndarray
+    bias: Params
+    bias_stderr: Params
+    groups: int
+
+
+def examine_residuals(
+    source: RecordingFile | Trajectories,
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    *,
+    components: tuple[str, ...] | None = None,
+    transition: Transition = euler,
+    usable: np.ndarray | None = None,
+    noisy_states: bool = False,
+) -> ResidualReport:
+    """The test and the bias. Needs four trajectories at least; the more, the finer.
+
+    noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the sample
+    before, which shares no noise with r. The p-values are too large then, never too small.
+
+    >>> report = examine_residuals(recording, process, objective, theta)
+    >>> report.p_values.min(), report.bias["k"], report.bias_stderr["k"]
+    """
+    process, rewards, theta = check.process(process), check.objective(objective), check.parameters(theta)
+    count, _, width = source.x.shape
+    if count < 4:
+        raise ValueError(f"the residuals are examined on four trajectories or more; got {count}.")
+    groups = min(GROUPS, count // 2)
+    mask = jnp.ones(width) if usable is None else jnp.asarray(usable, float)
+    named = components or tuple(f"x[{i}]" for i in range(width))
+    features = ("1", *named, *(f"({name})³" for name in named))
+    center, scale = _scales(source)
+    size = 1 + 2 * width
+    gram, right = np.zeros((groups, size, size)), np.zeros((groups, size, width))
+    square, drift2, steps = np.zeros(width), np.zeros(width), 0
+    for first, piece in _numbered(source):
+        x, times = _working(piece, theta)
+        sums = _regression(process, transition, noisy_states, theta, x, times, piece.context, center, scale, mask)
+        a, b, s, d = (np.asarray(v, np.float64) for v in sums)
+        np.add.at(gram, (first + np.arange(len(x))) % groups, a)
+        np.add.at(right, (first + np.arange(len(x))) % groups, b)
+        square, drift2, steps = (
+            square + s.sum(axis=0),
+            drift2 + d.sum(axis=0),
+            steps + x.shape[0] * (x.shape[1] - 1 - noisy_states),
+        )
+    whole, variance = gram.sum(axis=0), np.maximum(square / steps, 1e-300)
+    inverse = np.linalg.pinv(whole, rcond=1e-10, hermitian=True)
+    beta = inverse @ right.sum(axis=0)
+    wald = np.einsum("km,kl,lm->m", beta, whole, beta) / variance
+    rank = np.linalg.matrix_rank(whole, rtol=1e-10, hermitian=True)
+    # what the noise alone puts into b̂ is taken off before the spread of b is quoted
+    spread = np.maximum(np.einsum("km,kl,lm->m", beta, whole, beta) - rank * variance, 0) / steps
+    each = np.stack([np.linalg.pinv(gram[g], rcond=1e-10, hermitian=True) @ right[g] for g in range(groups)])
+    bias = _bias(source, process, rewards, theta, each, center, scale, mask, groups)
+    unravel = ravel_pytree(theta)[1]
+    put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
+    error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
+    return ResidualReport(
+        chi2.sf(wald, rank), beta, np.sqrt(np.outer(np.diag(inverse), variance)), features,
+        np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)), put(bias.mean(axis=0)), put(error), groups,
+    )  # fmt: skip
+
+
+def _numbered(source: Any) -> Any:
+    first = 0
+    for piece in pieces(source, BATCH):
+        yield first, piece
+        first += len(piece.x)
+
+
+def _working(piece: Trajectories, theta: Params) -> tuple[Array, Times]:
+    return jnp.asarray(piece.x, working_dtype(theta, piece.x)), check.grid(piece.t)
+
+
+def _scales(source: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and spread of every component, from the first trajectories: units for φ, nothing else."""
+    some = np.asarray(next(pieces(source, BATCH)).x, np.float64)[:, 1:]
+    spread = some.std(axis=(0, 1))
+    return some.mean(axis=(0, 1)), np.where(spread > 0, spread, 1.0)
+
+
+def _features(x: Array, center: Array, scale: Array) -> Array:
+    """φ(x). (M,) -> (2M+1,)"""
+    z = ((x - center) / scale).astype(x.dtype)
+    return jnp.concatenate([jnp.ones(1, x.dtype), z, z**3])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _regression(
+    process: Process, transition: Transition, lagged: bool, theta: Params, x: Array, times: Times, context: PyTree,
+    center: Array, scale: Array, mask: Array,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Σφφᵀ (E, K, K), Σφ rᵀ/Δt (E, K, M), Σ(r/Δt)² (E, M) and Σμ² (E, M) of each trajectory."""
+
+    def one(seen: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array, Array]:
+        mean = transition(process, theta, Step(x, x_next, t, dt, context)).mean
+        return _features(seen, center, scale), (x_next - mean) / dt * mask, process.drift(theta, x, t, context)
+
+    k, steps = int(lagged), x.shape[1] - 1
+    along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None)), in_axes=(0, 0, 0, None, None, 0))
+    phi, r, mu = along(x[:, : steps - k], x[:, k:-1], x[:, k + 1 :], times.t[k:-1], times.dt[k:], context)
+    gram = jnp.einsum("enk,enl->ekl", phi, phi)
+    return gram, jnp.einsum("enk,enm->ekm", phi, r), (r**2).sum(axis=1), (mu**2).sum(axis=1)
+
+
+def _bias(
+    source: Any, process: Process, rewards: Rewards, theta: Params, beta: np.ndarray, center: np.ndarray,
+    scale: np.ndarray, mask: Array, groups: int,
+) -> np.ndarray:  # fmt: skip
+    """B of every group, with the coefficients of the one before. (groups, P)"""
+    table: Any = 0.0
+    count = 0
+    for _, piece in _numbered(source):
+        x, times = _working(piece, theta)
+        table = table + np.asarray(_to_go(rewards, theta, x, times, piece.context), np.float64).sum(axis=0)
+        count += len(x)
+    table = jnp.asarray(table / count)
+    total, members = np.zeros((groups, ravel_pytree(theta)[0].size)), np.zeros(groups)
+    for first, piece in _numbered(source):
+        x, times = _working(piece, theta)
+        group = (first + np.arange(len(x))) % groups
+        used = jnp.asarray(beta[group - 1], x.dtype)
+        rows = _biases(process, rewards, theta, x, times, piece.context, used, center, scale, mask, table)
+        np.add.at(total, group, np.asarray(rows, np.float64))
+        np.add.at(members, group, 1)
+    return total / members[:, None]
+
+
+@partial(jax.jit, static_argnums=0)
+def _to_go(rewards: Rewards, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
+    """λ̂ (E, T+1)."""
+
+    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
+        g = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(x[:-1], times.t[:-1])
+        return g, rewards.terminal(theta, x[-1], context)
+
+    g, terminal = jax.vmap(one)(x, context)
+    return returns_to_go(g, terminal, times.dt)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _biases(
+    process: Process, rewards: Rewards, theta: Params, x: Array, times: Times, context: PyTree, beta: Array,
+    center: Array, scale: Array, mask: Array, table: Array,
+) -> Array:  # fmt: skip
+    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory. (E, P)"""
+    weight = (_to_go(rewards, theta, x, times, context) - table)[:, 1:]
+
+    def one(x: Array, context: PyTree, beta: Array, weight: Array) -> Array:
+        def push(x: Array, t: Array, dt: Array, w: Array) -> Array:
+            b = (_features(x, center, scale) @ beta) * mask
+            return w * dt * diffusion_at(process, theta, x, t, context).solve(b.astype(x.dtype)) / 2
+
+        cotangent = jax.vmap(push)(x[:-1], times.t[:-1], times.dt, weight)
+        mu = lambda th: jax.vmap(lambda x, t: process.drift(th, x, t, context))(x[:-1], times.t[:-1])
+        return ravel_pytree(jax.grad(lambda th: jnp.sum(cotangent * mu(th)))(theta))[0]
+
+    return jax.vmap(one)(x, context, beta, weight)

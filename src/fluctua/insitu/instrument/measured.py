@@ -1,0 +1,207 @@
+"""An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument does meanwhile.
+
+Lines fail, boxes restart, samples are missing. A failed acquisition is made again after a pause that doubles, on a
+new connection, with the settings sent afresh. Trajectories with missing or clipped samples, and whole batches that were
+not run at the settings that were asked for, are counted, kept on disk, and never averaged.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core.types import Array, Params, Trajectories
+from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.protocol import Batch, Health, Instrument, InstrumentError, Refused
+
+CLIPPED_WARNING = 0.01
+"""Share of clipped trajectories above which their removal is a selection that biases the estimate."""
+
+
+class Incident(NamedTuple):
+    """Something that went wrong and was dealt with. kind: a word. trajectories: lost to it."""
+
+    kind: str
+    trajectories: int
+    message: str
+
+
+class Retry(NamedTuple):
+    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles the last."""
+
+    attempts: int = 8
+    first: float = 0.1
+    longest: float = 30.0
+
+    def pause(self, failures: int) -> float:
+        """After so many failures in a row."""
+        return min(self.longest, self.first * 2 ** (failures - 1))
+
+
+class Measured:
+    """The substrate made by `measured`. `counts`: trajectories by verdict, and failures by kind."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Instrument],
+        *,
+        batch: int,
+        retry: Retry,
+        archive: Archive | None,
+        context: Callable[[int], Any] | None,
+        report: Callable[[Incident], None],
+        sleep: Callable[[float], None],
+    ):
+        self.connect, self.batch, self.retry, self.archive = connect, batch, retry, archive
+        self.context, self.report, self.sleep = context, report, sleep
+        self.counts: Counter[str] = Counter()
+        self.instrument: Instrument | None = None
+        self.warned = False
+        self.last: tuple[Params, Trajectories] | None = None
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
+        """`count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
+        settings = jax.tree.map(np.asarray, theta)
+        t, good, have, wasted = None, [], 0, 0
+        while have < count:
+            size = min(self.batch, count - have)
+            taken, usable = self._acquire(settings, size)
+            if t is not None and not np.array_equal(t, taken.t):
+                raise Refused(
+                    f"the sampling times changed within one ensemble: {len(t)} times at first, {len(taken.t)} now. "
+                    "Set the number of points and the interval when the driver connects."
+                )
+            t = np.asarray(taken.t)
+            good.append(taken.x[usable])
+            have += int(usable.sum())
+            wasted = 0 if usable.any() else wasted + 1
+            if wasted >= self.retry.attempts:
+                raise InstrumentError(
+                    f"{wasted} acquisitions in a row held no usable trajectory ({self.describe()}). Look at the last "
+                    "ones" + (f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them.")
+                )
+        x = np.concatenate(good)
+        context = None if self.context is None else self.context(len(x))
+        result = Trajectories(t, x, context)
+        self.last = settings, result
+        return result
+
+    def describe(self) -> str:
+        """`1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
+        lost = {k: n for k, n in self.counts.items() if k not in ("good", "failures")}
+        text = f"{self.counts['good']:,} trajectories averaged; discarded: "
+        text += ", ".join(f"{n:,} {k}" for k, n in lost.items()) or "none"
+        failures = self.counts["failures"]
+        return text + (f"; {failures} failure{'s' if failures > 1 else ''} retried" if failures else "")
+
+    def close(self) -> None:
+        """Let go of the instrument."""
+        if self.instrument is not None:
+            self.instrument.close()
+            self.instrument = None
+
+    def _acquire(self, settings: Params, size: int) -> tuple[Batch, np.ndarray]:
+        """One batch and which of its trajectories are usable (E,), after as many attempts as it takes."""
+        failures = 0
+        while True:
+            try:
+                if self.instrument is None:
+                    self.instrument = self.connect()
+                self.instrument.set(settings)
+                self.instrument.arm(size)
+                batch = self.instrument.acquire()
+                return batch, self._judge(batch, settings, size, self.instrument.health())
+            except Refused:
+                self.close()
+                raise
+            except (InstrumentError, OSError) as error:
+                self.close()
+                failures += 1
+                self.counts["failures"] += 1
+                self.report(Incident("failure", 0, str(error)))
+                if failures >= self.retry.attempts:
+                    raise InstrumentError(
+                        f"the instrument failed {failures} times in a row, at last with: {error}. Everything "
+                        "acquired so far is kept; mend it and go on with the run."
+                    ) from error
+                self.sleep(self.retry.pause(failures))
+
+    def _judge(self, batch: Batch, settings: Params, size: int, health: Health) -> np.ndarray:
+        """Which trajectories may be averaged. (E,)"""
+        x = batch.x
+        if x.ndim != 3 or len(x) != size or x.shape[1] != len(batch.t):
+            raise InstrumentError(
+                f"{size} trajectories of {len(batch.t)} times were asked for; samples of shape {x.shape} came"
+            )
+        verdicts = {
+            "invalid": ~np.isfinite(x).all(axis=(1, 2)),
+            "clipped": (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2)),
+        }
+        if health.rebooted or not _same(settings, health.settings):
+            verdicts = {"at other settings": np.ones(size, bool)}
+        good = np.ones(size, bool)
+        for kind, bad in verdicts.items():
+            lost = int((bad & good).sum())
+            good &= ~bad
+            if lost:
+                self.counts[kind] += lost
+                self.report(Incident(kind, lost, f"{lost} of {size} trajectories {kind}"))
+        for complaint in health.errors:
+            self.report(Incident("complaint", 0, complaint))
+        self.counts["good"] += int(good.sum())
+        if self.archive is not None:
+            words = ", ".join(kind for kind, bad in verdicts.items() if bad.any())
+            self.archive.add(batch, settings, good, words)
+        self._watch_clipping()
+        return good
+
+    def _watch_clipping(self) -> None:
+        seen = self.counts["good"] + self.counts["clipped"]
+        if not self.warned and seen >= 200 and self.counts["clipped"] > CLIPPED_WARNING * seen:
+            self.warned = True
+            warnings.warn(
+                f"{self.counts['clipped']:,} of {seen:,} trajectories were clipped. Leaving them out prefers runs with "
+                "small amplitudes, which biases J and its gradient: raise the range of the digitiser.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def measured(
+    connect: Callable[[], Instrument],
+    *,
+    batch: int = 100,
+    retry: Retry | None = None,
+    archive: Archive | None = None,
+    context: Callable[[int], Any] | None = None,
+    report: Callable[[Incident], None] = lambda incident: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Measured:
+    """An instrument as a substrate, for `ppgt`.
+
+    connect: opens it; called again after every failure. batch: trajectories an acquisition, all that a failure can
+    cost. archive: where everything acquired is kept. context: E -> the context of E trajectories, such as the
+    calibration of the day. report: told of every incident.
+
+    >>> substrate = measured(lambda: VirtualBench("tcp://127.0.0.1:5025", points=601))
+    >>> ppgt(process, objective, substrate)(key, settings, 200)
+    """
+    if batch < 1:
+        raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")
+    return Measured(
+        connect, batch=batch, retry=retry or Retry(), archive=archive, context=context, report=report, sleep=sleep
+    )
+
+
+def _same(asked: Params, told: Params | None) -> bool:
+    """Settings read back are those that were sent, to the rounding of a decimal number."""
+    if told is None:
+        return True
+    pairs = zip(jax.tree.leaves(asked), jax.tree.leaves(told), strict=True)
+    return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)

@@ -1,0 +1,96 @@
+"""A line to an instrument: write a message, ask for text, ask for a block. Over a bare socket, or through VISA.
+
+`connect("TCPIP::127.0.0.1::5025::SOCKET")` goes through PyVISA (`pip install 'fluctua[lab]'`), as would a GPIB or
+USB address; `connect("tcp://127.0.0.1:5025")` needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from fluctua.insitu.instrument.protocol import InstrumentError
+from fluctua.insitu.instrument.scpi import read_block
+
+
+class Transport(Protocol):
+    """Raises `InstrumentError` when the line fails."""
+
+    def write(self, message: str) -> None:
+        """Send one message."""
+
+    def query(self, message: str) -> str:
+        """Send one message and return the answer, without the end of its line."""
+
+    def query_block(self, message: str, most: int) -> bytes:
+        """Send one message and return the definite-length block that answers it, of at most so many bytes."""
+
+    def close(self) -> None:
+        """Let go; does not raise."""
+
+
+def connect(address: str, *, timeout: float = 30.0) -> Transport:
+    """A line to `tcp://host:port`, or to any VISA resource. timeout: seconds without an answer."""
+    if address.lower().startswith("tcp://"):
+        return Socket(address, timeout=timeout)
+    if "::" not in address:
+        raise ValueError(
+            "an address is tcp://HOST:PORT, or a VISA resource such as TCPIP::192.168.0.7::5025::SOCKET or "
+            f"GPIB0::12::INSTR; got {address!r}."
+        )
+    from fluctua.insitu.instrument.visa import Visa
+
+    return Visa(address, timeout=timeout)
+
+
+class Socket:
+    """SCPI over a bare TCP socket."""
+
+    def __init__(self, address: str, *, timeout: float = 30.0):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"an address is tcp://HOST:PORT, such as tcp://127.0.0.1:5025; got {address!r}.")
+        try:
+            self._socket = socket.create_connection((host, int(port)), timeout=timeout)
+        except OSError as error:
+            raise InstrumentError(f"no connection to {address}: {error}") from error
+        self._file = self._socket.makefile("rb", buffering=2**16)
+
+    def write(self, message: str) -> None:
+        """Send one message."""
+        try:
+            self._socket.sendall(message.encode("ascii") + b"\n")
+        except OSError as error:
+            raise InstrumentError(f"the line failed while {message[:40]!r} was sent: {error}") from error
+
+    def query(self, message: str) -> str:
+        """One line."""
+        self.write(message)
+        try:
+            line = self._file.readline(2**20)
+        except OSError as error:
+            raise InstrumentError(f"no answer to {message[:40]!r}: {error}") from error
+        if not line.endswith(b"\n"):
+            raise InstrumentError(f"the connection was closed before {message[:40]!r} was answered")
+        return line.decode("ascii", "replace").strip()
+
+    def query_block(self, message: str, most: int) -> bytes:
+        """One block and the end of its line."""
+        self.write(message)
+        try:
+            data = read_block(self._exactly, most)
+            self._exactly(1)
+        except (OSError, ValueError) as error:
+            raise InstrumentError(f"{message[:40]!r} was not answered by a whole block: {error}") from error
+        return data
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise ValueError(f"the connection was closed {count - len(data):,} bytes before the end.")
+        return data
+
+    def close(self) -> None:
+        """Close."""
+        self._file.close()
+        self._socket.close()

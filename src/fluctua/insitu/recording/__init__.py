@@ -1,0 +1,1 @@
+"""Recordings: trajectories on disk, written, read, looked at and described."""

@@ -1,0 +1,123 @@
+"""What a recording says about itself, apart from the states: channels, times, units, θ, settings, drive, noise."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from fluctua.core import check
+
+GROUPS = ("parameters", "settings", "drive", "noise", "network", "simulation")
+"""The named tables of a recording: θ, what the actuators were set to, the drive, the calibration, the
+graph; and where nothing was measured, how it was simulated."""
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The head of a recording, written before its first trajectory.
+
+    t: (T+1,) strictly increasing. channels: C names. dtype: of the states, float32, float64, complex64 or
+    complex128; a complex channel is two components of the state x = [Re, Im]. context: {name: shape of one
+    trajectory's value}, what is known of each trajectory (its modulation, the phase of its drive); None if nothing.
+
+    parameters: θ as it was set. settings: what the actuators were told, in their own units. drive, noise,
+    network, simulation: see docs/recordings.md. Each is a table {name: array, number or text}.
+
+    >>> Description(t, ("psi[0]", "psi[1]"), "complex64", time_units="1/kappa", parameters={"omega": omega})
+    """
+
+    t: np.ndarray
+    channels: tuple[str, ...]
+    dtype: str = "float64"
+    units: str = ""
+    time_units: str = ""
+    context: Mapping[str, tuple[int, ...]] | None = None
+    parameters: Table = field(default_factory=dict)
+    settings: Table = field(default_factory=dict)
+    drive: Table = field(default_factory=dict)
+    noise: Table = field(default_factory=dict)
+    network: Table = field(default_factory=dict)
+    simulation: Table = field(default_factory=dict)
+    provenance: str = ""
+    software: str = ""
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)
+        put("t", np.asarray(check.times(self.t), np.float64))
+        put("channels", names_of(self.channels))
+        kind = np.dtype(self.dtype)
+        if kind.name not in ("float32", "float64", "complex64", "complex128"):
+            raise ValueError(f"`dtype` must be float32, float64, complex64 or complex128; got {kind.name}.")
+        put("dtype", kind.name)
+        if self.context is not None:
+            put("context", {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()} or None)
+        for group in GROUPS:
+            put(group, {plain_name(k, group): table_value(k, v, group) for k, v in getattr(self, group).items()})
+        put("software", self.software or software_name())
+        put("created", self.created or now())
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether a channel has two quadratures."""
+        return self.dtype.startswith("complex")
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the M components of the state: the channels, or `Re …` of all and then `Im …`."""
+        if not self.is_complex:
+            return self.channels
+        return tuple(f"{part} {name}" for part in ("Re", "Im") for name in self.channels)
+
+    @property
+    def theta(self) -> dict[str, np.ndarray]:
+        """θ in float64, for `gradient`."""
+        return {name: np.asarray(value, np.float64) for name, value in self.parameters.items()}
+
+
+def names_of(channels: Sequence[str]) -> tuple[str, ...]:
+    """Distinct names, one at least."""
+    given = tuple(channels)
+    if not given or not all(isinstance(name, str) and name for name in given):
+        raise ValueError(f"`channels` must be one name or more, each a text; got {given!r}.")
+    if len(set(given)) != len(given):
+        twice = sorted({name for name in given if given.count(name) > 1})
+        raise ValueError(f"channels must have names of their own; {', '.join(twice)} appears more than once.")
+    return given
+
+
+def plain_name(name: Any, group: str) -> str:
+    """A name that can be a variable of netCDF, and a name in MATLAB and Python."""
+    if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
+        raise ValueError(f"names in `{group}` must be like omega or gain_2 (letters, digits, _); got {name!r}.")
+    return name
+
+
+def table_value(name: str, value: Any, group: str) -> Any:
+    """A text, or an array of real numbers."""
+    if isinstance(value, str):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"`{group}` holds real numbers, arrays of them, and texts; `{name}` is {array.dtype}.")
+    return array
+
+
+def now() -> str:
+    """The time as files have it, ISO 8601 in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def software_name() -> str:
+    """`fluctua` and its version."""
+    try:
+        return f"fluctua {version('fluctua')}"
+    except PackageNotFoundError:
+        return "fluctua"

@@ -1,0 +1,283 @@
+"""What is wrong with a recording, if anything: one pass over the file, in chunks.
+
+Serious is what makes a gradient wrong: numbers that are not finite, samples that are missing, repeated or
+clipped, channels that never move, a mean that wanders while the measurement runs. The rest are cautions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from fluctua.insitu.recording.reader import RecordingFile
+
+CHUNK_BYTES = 64 * 2**20
+ALARM = 1e-4
+"""Probability that a sound recording is said to drift, all its components together."""
+CLIPPED = 5
+"""Samples at one extreme value that are too many for a continuous quantity; see `_clipping`."""
+
+
+class Finding(NamedTuple):
+    """what: a word. serious: whether a gradient would be wrong. text: for people, with what to do."""
+
+    what: str
+    serious: bool
+    text: str
+
+
+class Inspection(NamedTuple):
+    """A summary and the findings. mean, spread, lowest, highest: (M,) over all samples but the first of each."""
+
+    summary: dict[str, Any]
+    findings: list[Finding]
+    mean: np.ndarray
+    spread: np.ndarray
+    lowest: np.ndarray
+    highest: np.ndarray
+
+    @property
+    def serious(self) -> bool:
+        """Whether anything is."""
+        return any(f.serious for f in self.findings)
+
+
+def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Inspection:
+    """Look at every number of a recording once.
+
+    >>> with open_recording("run.nc") as recording:
+    ...     for finding in inspect(recording).findings: print(finding.text)
+    """
+    d = recording.description
+    findings = _whole(recording) + _grid(d.t)
+    seen = _Seen(recording.x.shape[2])
+    if recording.count:
+        try:
+            for chunk in recording.chunks(recording.chunk_size(chunk_bytes)):
+                seen.add(np.asarray(chunk.x))
+        except OSError as error:
+            text = f"the states cannot be read after trajectory {seen.count}: the file is damaged ({error})."
+            findings.append(Finding("damaged", True, text))
+    if seen.count:
+        findings += [*_finite(seen), *_stuck(seen, d.components), *_clipping(seen, d.components)]
+        findings += [*_repeats(seen), *_drift(seen, d.components)]
+    summary = {
+        "file": str(recording.path),
+        "kind": recording.kind,
+        "trajectories": recording.count,
+        "incomplete": recording.incomplete,
+        "times": len(d.t),
+        "interval": float(np.median(np.diff(d.t))),
+        "duration": float(d.t[-1] - d.t[0]),
+        "time_units": d.time_units,
+        "channels": list(d.channels),
+        "complex": d.is_complex,
+        "dtype": d.dtype,
+        "units": d.units,
+        "parameters": {name: list(np.shape(v)) for name, v in d.parameters.items()},
+        "settings": sorted(d.settings),
+        "context": sorted(d.context or {}),
+        "tables": [name for name in ("drive", "noise", "network", "simulation") if getattr(d, name)],
+        "software": d.software,
+        "created": d.created,
+        "provenance": d.provenance,
+    }
+    return Inspection(summary, findings, *seen.moments())
+
+
+class _Seen:
+    """What is gathered chunk by chunk, per component (M,) or per trajectory (E, …)."""
+
+    def __init__(self, size: int):
+        self.count, self.samples = 0, 0
+        self.sum, self.square = np.zeros(size), np.zeros(size)
+        self.shift: np.ndarray | None = None
+        self.bad: list[tuple[int, int, int]] = []  # trajectory, time, component
+        self.bad_count = 0
+        self.repeats: list[tuple[int, int]] = []  # trajectory, how many
+        self.means: list[np.ndarray] = []
+        self.top, self.bottom = _Extreme(size), _Extreme(size)
+
+    def add(self, x: np.ndarray) -> None:
+        bad = ~np.isfinite(x)
+        for j in np.flatnonzero(bad.any(axis=(1, 2))):
+            n, i = np.argwhere(bad[j])[0]
+            self.bad.append((self.count + int(j), int(n), int(i)))
+        self.bad_count += int(bad.sum())
+        same = (x[:, 1:] == x[:, :-1]).all(axis=2)
+        moving = (x[:, 1:] != 0).any(axis=2)  # all zero is a system at rest, not a sample held
+        held = (same & moving).sum(axis=1)
+        self.repeats += [(self.count + int(j), int(held[j])) for j in np.flatnonzero(held)]
+        later = np.where(bad, np.nan, x)[:, 1:].astype(np.float64)  # a prepared start is one value on purpose
+        each = later.reshape(-1, x.shape[2])
+        if self.shift is None:
+            self.shift = np.nan_to_num(_nanmean(each))
+        self.sum += np.nansum(each - self.shift, axis=0)
+        self.square += np.nansum((each - self.shift) ** 2, axis=0)
+        self.samples += int(np.isfinite(each).all(axis=1).sum())
+        self.means.append(np.stack([_nanmean(one) for one in later]))
+        self.top.add(each)
+        self.bottom.add(-each)
+        self.count += len(x)
+
+    def moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        n = max(1, self.samples)
+        shift = 0.0 if self.shift is None else self.shift
+        spread = np.sqrt(np.maximum(self.square / n - (self.sum / n) ** 2, 0))
+        return shift + self.sum / n, spread, -self.bottom.value, self.top.value
+
+
+class _Extreme:
+    """The largest value of each component, how often it came, and how often the next one did."""
+
+    def __init__(self, size: int):
+        self.value, self.times = np.full(size, -np.inf), np.zeros(size, int)
+        self.second, self.second_times = np.full(size, -np.inf), np.zeros(size, int)
+
+    def add(self, x: np.ndarray) -> None:
+        x = np.where(np.isnan(x), -np.inf, x)
+        value = x.max(axis=0)
+        below = np.where(x < value, x, -np.inf)
+        second = below.max(axis=0)
+        mine = [(self.value, self.times), (self.second, self.second_times)]
+        theirs = [(value, (x == value).sum(axis=0)), (second, (below == second).sum(axis=0))]
+        levels = mine + theirs
+        first = np.max([v for v, _ in levels], axis=0)
+        next_one = np.max([np.where(v < first, v, -np.inf) for v, _ in levels], axis=0)
+        count = lambda level: np.sum([np.where((v == level) & np.isfinite(v), n, 0) for v, n in levels], axis=0)
+        self.value, self.times = first, count(first)
+        self.second, self.second_times = next_one, count(next_one)
+
+
+def _nanmean(x: np.ndarray) -> np.ndarray:
+    n = np.isfinite(x).sum(axis=0)
+    return np.where(n > 0, np.nansum(x, axis=0) / np.maximum(n, 1), np.nan)
+
+
+# ----------------------------------------------------------------------------------------- the checks
+
+
+def _whole(recording: RecordingFile) -> list[Finding]:
+    found = []
+    if recording.count == 0:
+        found.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
+    if recording.interrupted:
+        text = (
+            "the file is being written, or its writer was killed: other programs will not open it. Go on with "
+            "--append, or make it an ordinary file with fluctua.insitu.repair."
+        )
+        found.append(Finding("interrupted", False, text))
+    if recording.incomplete:
+        text = f"{recording.incomplete} trajectory was cut short and is left out; the others are whole."
+        found.append(Finding("incomplete", False, text))
+    if not recording.description.parameters:
+        text = "the parameters that were set are not in the file: pass them to `estimate` (--params)."
+        found.append(Finding("no parameters", False, text))
+    return found
+
+
+def _grid(t: np.ndarray) -> list[Finding]:
+    """Gaps of two intervals or more are dropped samples; smaller departures are an irregular grid."""
+    dt = np.diff(t)
+    usual = np.median(dt)
+    gaps = np.flatnonzero(dt > 1.5 * usual)
+    lost = int(np.sum(np.rint(dt[gaps] / usual) - 1))
+    if gaps.size and gaps.size <= len(dt) // 10:
+        n = int(gaps[0])
+        text = (
+            f"about {lost} sample{'s are' if lost > 1 else ' is'} missing from the time grid: {gaps.size} "
+            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), {dt[n] / usual:.1f} "
+            f"intervals long. The score takes each gap for one long step; use --score local-linear, or record again."
+        )
+        return [Finding("dropped samples", True, text)]
+    uneven = np.abs(dt - usual).max() / usual
+    if uneven > 1e-3:
+        text = (
+            f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is allowed, if the times "
+            "are those of the samples and not of their arrival."
+        )
+        return [Finding("irregular grid", False, text)]
+    return []
+
+
+def _finite(seen: _Seen) -> list[Finding]:
+    if not seen.bad:
+        return []
+    j, n, i = seen.bad[0]
+    text = (
+        f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not finite (the first in "
+        f"trajectory {j} at time index {n}, component {i}). They are never averaged: record again without them."
+    )
+    return [Finding("not finite", True, text)]
+
+
+def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+    still = np.flatnonzero(seen.moments()[1] == 0)
+    if not still.size:
+        return []
+    one = "s" if still.size == 1 else ""
+    text = f"{_named(still, components)} never change{one}: disconnected, or not part of the state."
+    return [Finding("dead channel", True, text)]
+
+
+def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+    """Clipping piles samples up on one value. A continuous quantity takes its extreme once, and one rounded to steps
+    takes its last step less often than the last but one; so: at least `CLIPPED` samples, and three times the next.
+    """
+    moving = seen.moments()[1] > 0
+    found = []
+    for side, end, sign in (("above", seen.top, 1), ("below", seen.bottom, -1)):
+        piled = (end.times >= CLIPPED) & (end.times > 3 * end.second_times) & moving
+        which = np.flatnonzero(piled)
+        if which.size:
+            worst = which[np.argmax(end.times[which])]
+            share = end.times[worst] / max(1, seen.samples)
+            text = (
+                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, {end.times[worst]:,} "
+                f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and record again."
+            )
+            found.append(Finding("clipping", True, text))
+    return found
+
+
+def _repeats(seen: _Seen) -> list[Finding]:
+    if not seen.repeats:
+        return []
+    total = sum(n for _, n in seen.repeats)
+    text = (
+        f"{total:,} samples in {len(seen.repeats)} of {seen.count} trajectories repeat the one before in every channel "
+        f"(first in trajectory {seen.repeats[0][0]}): an instrument that holds its last value when it misses one. A "
+        "repeated sample is a kick that never was; record again, or drop those trajectories."
+    )
+    return [Finding("dropped samples", True, text)]
+
+
+def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+    """Time averages of the first and of the last quarter of the trajectories, in standard errors."""
+    means = np.concatenate(seen.means)
+    quarter = len(means) // 4
+    if quarter < 5:
+        return []
+    first, last = means[:quarter], means[-quarter:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.sqrt(first.var(axis=0, ddof=1) / quarter + last.var(axis=0, ddof=1) / quarter)
+        z = np.nan_to_num((last.mean(axis=0) - first.mean(axis=0)) / error)
+    limit = float(student.isf(ALARM / (2 * len(z)), 2 * (quarter - 1)))
+    which = np.flatnonzero(np.abs(z) > limit)
+    if not which.size:
+        return []
+    worst = which[np.argmax(np.abs(z[which]))]
+    change = last[:, worst].mean() - first[:, worst].mean()
+    text = (
+        f"the mean drifts while the measurement runs: {_named(which, components)}; worst is {components[worst]}, by "
+        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} standard errors). "
+        "The system, or its parameters, were not the same throughout."
+    )
+    return [Finding("drift", True, text)]
+
+
+def _named(which: np.ndarray, components: tuple[str, ...]) -> str:
+    shown = ", ".join(components[i] for i in which[:4])
+    return shown + (f" and {len(which) - 4} more" if len(which) > 4 else "")

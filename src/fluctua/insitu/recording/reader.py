@@ -1,0 +1,200 @@
+"""Reading a recording: states load when sliced, so a file may be larger than memory."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluctua.core.types import Trajectories
+from fluctua.insitu.recording import format as layout
+from fluctua.insitu.recording import superblock
+from fluctua.insitu.recording.description import Description
+
+
+class States:
+    """x (E, T+1, M) real, loaded when sliced along trajectories and times; complex channels as [Re, Im]."""
+
+    def __init__(self, data: Any, count: int):
+        self._data = data
+        width = data.shape[2] * (2 if data.dtype.kind == "c" else 1)
+        self.shape = (count, data.shape[1], width)
+        self.dtype = np.empty(0, data.dtype).real.dtype
+        self.ndim = 3
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        """x[trajectories], x[trajectories, times] with slices or numbers; anything after works on the result."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(k, slice | int | np.integer) for k in keys[:2]):
+            raise TypeError("the states of a recording are sliced by trajectory and time: x[a:b], x[:, n:m], x[j].")
+        first = [_bounded(k, size) for k, size in zip(keys[:2], self.shape, strict=False)]
+        raw = self._data[tuple(first)]
+        x = np.concatenate([raw.real, raw.imag], axis=-1) if raw.dtype.kind == "c" else raw
+        if len(keys) < 3:
+            return x
+        kept = sum(isinstance(k, slice) for k in first)
+        return x[(slice(None),) * kept + keys[2:]]
+
+
+def _bounded(key: Any, size: int) -> Any:
+    if isinstance(key, slice):
+        return slice(*key.indices(size))
+    if not -size <= key < size:
+        raise IndexError(f"index {key} is outside 0…{size - 1}.")
+    return int(key) % size
+
+
+class RecordingFile:
+    """An open recording. Made by `open_recording`; use it in a `with`.
+
+    description: the head. count: E, complete trajectories. incomplete: begun and not finished, never shown.
+    kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer was killed,
+    or is writing now.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        description: Description,
+        data: Any,
+        count: int,
+        context: Mapping[str, Any] | None,
+        *,
+        incomplete: int = 0,
+        interrupted: bool = False,
+        file: Any = None,
+    ):
+        self.path, self.kind, self.description = path, kind, description
+        self.count, self.incomplete, self.interrupted = count, incomplete, interrupted
+        self.x = States(data, count)
+        self._context, self._file = context, file
+
+    @property
+    def t(self) -> np.ndarray:
+        """(T+1,)"""
+        return self.description.t
+
+    @property
+    def context(self) -> dict[str, np.ndarray] | None:
+        """{name: (E, ...)}, loaded."""
+        return self._rows(0, self.count)
+
+    def trajectories(self, first: int = 0, last: int | None = None, *, load: bool = False) -> Trajectories:
+        """Trajectories first … last−1 as the library takes them; `load` reads the states now."""
+        stop = self.count if last is None else min(last, self.count)
+        whole = (first, stop) == (0, self.count) and not load
+        return Trajectories(self.t, self.x if whole else self.x[first:stop], self._rows(first, stop))
+
+    def chunks(self, size: int) -> Iterator[Trajectories]:
+        """Consecutive pieces of `size` trajectories, loaded one at a time."""
+        for first in range(0, self.count, size):
+            yield self.trajectories(first, first + size, load=True)
+
+    def chunk_size(self, chunk_bytes: int) -> int:
+        """How many trajectories fit, one at least."""
+        each = self.x.shape[1] * self.x.shape[2] * self.x.dtype.itemsize
+        return max(1, min(self.count, chunk_bytes // max(1, each)))
+
+    def _rows(self, first: int, stop: int) -> dict[str, np.ndarray] | None:
+        if self._context is None:
+            return None
+        return {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
+
+    def close(self) -> None:
+        """Close the file; states that were not loaded are gone."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> RecordingFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        e, t, m = self.x.shape
+        return f"RecordingFile({str(self.path)!r}: {e} trajectories × {t} times × {m} components, {self.kind})"
+
+
+def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -> RecordingFile:
+    """Open a recording, an .npz or a MATLAB v7.3 file, whatever its name ends in.
+
+    mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time", "parameters.omega": "w0"}; not needed
+    if it follows the naming of docs/recordings.md.
+
+    >>> with open_recording("run.nc") as recording:
+    ...     fluctua.gradient(process, objective, recording.description.theta, recording.trajectories())
+    """
+    from fluctua.insitu.recording import foreign
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}." if not path.exists() else f"{path} is a folder, not a recording.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty.")
+    if zipfile.is_zipfile(path):
+        return foreign.open_npz(path, mapping or {})
+    if not _is_hdf5(path):
+        raise ValueError(
+            f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB "
+            "files of older versions are saved again with save(..., '-v7.3')."
+        )
+    marked = superblock.marked(path)
+    try:
+        file = h5py.File(path, "r", swmr=marked)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short.") from None
+    try:
+        if mapping or file.attrs.get("format") != layout.FORMAT:
+            return foreign.open_hdf5(path, file, mapping or {})
+        description = layout.read_head(file, path)
+        count, begun = layout.complete(file), file["x"].shape[0]
+        context = {name: file["context"][name] for name in description.context} if description.context else None
+        return RecordingFile(
+            path,
+            "recording",
+            description,
+            file["x"],
+            count,
+            context,
+            incomplete=begun - count,
+            interrupted=marked,
+            file=file,
+        )
+    except (KeyError, OSError, RuntimeError) as error:
+        file.close()
+        raise ValueError(f"{path} is damaged: {_first_line(error)}") from None
+    except BaseException:
+        file.close()
+        raise
+
+
+def _is_hdf5(path: Path) -> bool:
+    """The signature may follow a user block, of 512 bytes in MATLAB's files."""
+    with open(path, "rb") as file:
+        for offset in (0, 512, 1024, 2048):
+            file.seek(offset)
+            if file.read(8) == superblock.SIGNATURE:
+                return True
+    return False
+
+
+def _beginning(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(16)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).strip("'\"").rstrip(".") + "."

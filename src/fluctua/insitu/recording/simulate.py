@@ -1,0 +1,129 @@
+"""Recordings from the simulator, so that everything can be tried without hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.simulate import sampled
+from fluctua.core.types import Array, Params
+from fluctua.insitu.recording import system
+from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.writer import append_to, create
+from fluctua.tcmt.tasks import Task
+
+BATCH_BYTES = 64 * 2**20
+
+
+def describe(
+    task: Task,
+    theta: Params,
+    *,
+    every: int = 1,
+    observe: Sequence[int] | None = None,
+    observation_noise: float = 0.0,
+    seed: int = 0,
+    dtype: str = "complex64",
+    provenance: str = "",
+    settings: dict[str, Any] | None = None,
+) -> Description:
+    """The head of a simulated recording of a network's task: every `every`-th step, of the sites in `observe`."""
+    steps, sites = len(task.t) - 1, task.simulated.sites
+    if every < 1 or steps % every:
+        raise ValueError(f"`every` must divide the {steps} steps of the simulation; got {every}.")
+    if not (np.isfinite(observation_noise) and observation_noise >= 0):
+        raise ValueError(f"`observation_noise` is a standard deviation, 0 or more; got {observation_noise}.")
+    seen = np.arange(sites) if observe is None else np.array(sorted(set(observe)), int)
+    if seen.size == 0 or seen.min() < 0 or seen.max() >= sites:
+        raise ValueError(f"`observe` names resonators 0…{sites - 1}; got {list(observe or ())}.")
+    tables: dict[str, Any] = system.tables(task._replace(t=task.t[::every]))
+    tables["network"]["observed"] = seen
+    shape = None
+    if task.modulation is not None:
+        each = (len(task.simulated.bonds), task.modulation.harmonics)
+        shape = {"sine": each, "cosine": each}
+    how = {"seed": seed, "dt": (task.t[-1] - task.t[0]) / steps, "every": every}
+    return Description(
+        t=task.t[::every],
+        channels=tuple(f"psi[{n}]" for n in seen),
+        dtype=dtype,
+        units="sqrt(photons)",
+        time_units="1/kappa",
+        context=shape,
+        parameters={name: np.asarray(value, np.float64) for name, value in theta.items()},
+        settings=settings or {},
+        simulation={**how, "observation_noise": observation_noise},
+        provenance=provenance or "simulated by fluctua",
+        **tables,
+    )
+
+
+def record(
+    path: str | Path, task: Task, description: Description, count: int, *, append: bool = False, replace: bool = False
+) -> Iterator[int]:
+    """Simulate until the recording has `count` trajectories, and yield their number after each.
+
+    With `append` an existing recording is continued: trajectory j is the same whether the recording was
+    interrupted before it or not. `replace` overwrites it. Close the generator to stop early; the file is complete at
+    any moment. What would not fit on the disk is refused before it begins.
+
+    >>> for done in record("run.nc", task, describe(task, theta, every=10), 500): ...
+    """
+    check.count(count)
+    if append and Path(path).exists():
+        writer = append_to(path, trajectories=count)
+        _same(path, writer.description, description)
+    else:
+        writer = create(path, description, replace=replace, trajectories=count)
+    how = description.simulation
+    key, noise_key = jax.random.split(jax.random.key(int(how["seed"])))
+    theta = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in description.parameters.items()}
+    every, spread = int(how["every"]), float(how["observation_noise"])
+    seen = np.asarray(description.network["observed"])
+    columns = np.concatenate([seen, seen + task.simulated.sites])
+    substrate = task.simulator()
+    each = len(description.t) * 2 * task.simulated.sites * 4
+    batch = max(1, min(256, count, BATCH_BYTES // each))
+    with writer:
+        while writer.count < count:
+            j = jnp.arange(writer.count, writer.count + batch)  # a fixed size compiles once; the rest is left out
+            x, context = sampled(substrate, key, theta, j, every)
+            check.finite_simulation(x, substrate.t)
+            if spread:
+                x = x + spread * _standard(noise_key, j, x.shape[1:]).astype(x.dtype)
+            states = np.asarray(x)[:, :, columns]
+            for k in range(min(batch, count - writer.count)):
+                one = None if context is None else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
+                writer.append(states[k], one)
+                yield writer.count
+
+
+def _standard(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Array:
+    """Standard normals of each trajectory, whichever batch it is in. (E, …)"""
+    return jax.vmap(lambda j: jax.random.normal(jax.random.fold_in(key, j), shape))(trajectories)
+
+
+def _same(path: str | Path, there: Description, asked: Description) -> None:
+    """An appended trajectory must be of the same system, θ and grid."""
+    different = [
+        group
+        for group in ("parameters", "network", "drive", "simulation")
+        if not _equal(getattr(there, group), getattr(asked, group))
+    ]
+    if there.dtype != asked.dtype or not np.array_equal(there.t, asked.t):
+        different.append("time grid or precision")
+    if different:
+        raise ValueError(
+            f"{path} was recorded with another {', '.join(different)}; trajectories of two experiments do not belong "
+            "in one file. Append with the same options as before, or choose another name."
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)

@@ -1,0 +1,1 @@
+"""Learning: a training loop, the optimisers and the schedules of ensemble sizes."""

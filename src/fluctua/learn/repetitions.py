@@ -1,0 +1,135 @@
+"""How many more repetitions: from the gradient that a recording gives, and its errors.
+
+With E trajectories the relative error of the gradient is
+
+    ε² = Σ_f w_f V_f/E / Σ_f w_f |∇J|²_f,     w_f = 1/V_f,
+
+over families f of parameters (the leaves of θ), V the variance of one trajectory's gradient summed over the family, so
+that E = F/(S ε²) for F families and S = Σ_f |∇J|²_f/V_f, as in `runs.tradeoff`. Noise raises |ĝ|², but not products
+of different trajectories: S is taken from ten parts of the recording, and its error by leaving each out.
+
+A component of z standard errors is known to ε with E/(ε²(z² − 1)) trajectories, the 1 being what noise adds to z². What
+does not stand out yet, by two standard errors, has no such number, only a bound: the truth is below |z| + 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core.types import Estimate
+from fluctua.learn.scaling import Measured
+
+CLEAR = 2.0
+PARTS = 10
+"""Independent parts of a recording whose estimates are compared."""
+
+
+class Needed(NamedTuple):
+    """Trajectories in all. at_least: whether it is a bound, because the gradient does not stand out yet."""
+
+    trajectories: float
+    at_least: bool
+
+
+class Repetitions(NamedTuple):
+    """recorded: E. signal: S. error: asked for; whole: for the gradient; components: for `share` of its components.
+
+    reached: the relative error of what was recorded, None if the gradient does not stand out. training: for a relative
+    error of 1, at which a step points within 45° of the gradient. clear, trainable: components that stand out, of those
+    that can be estimated.
+    """
+
+    recorded: int
+    signal: Measured
+    error: float
+    whole: Needed
+    reached: float | None
+    training: Needed
+    share: float
+    components: Needed
+    clear: int
+    trainable: int
+
+
+def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9) -> Repetitions:
+    """What it takes to know the gradient to a relative `error`, and `share` of its components each to that.
+
+    parts: (PARTS, P), estimates from every tenth trajectory, as `insitu.estimate` gives them.
+
+    >>> found = insitu.estimate(recording, process, objective)
+    >>> repetitions(found.estimate, found.parts, error=0.2).whole
+    """
+    if not error > 0 or not 0 < share <= 1:
+        raise ValueError(f"`error` must be positive and `share` in (0, 1]; got {error:g} and {share:g}.")
+    count = estimate.count
+    if parts is None:
+        raise ValueError(
+            f"advice compares ten parts of a recording, of two trajectories at least, with the baseline time or none; "
+            f"this one has {count} trajectories."
+        )
+    families = _families(estimate.gradient, estimate.stderr)
+    known = [ok for ok, _, _ in families if ok.any()]
+    where = np.cumsum([0, *(len(ok) for ok, _, _ in families)])
+    pieces = [
+        (parts[:, a : a + len(ok)][:, ok], count * np.sum(s[ok] ** 2))
+        for a, (ok, _, s) in zip(where, families, strict=False)
+        if ok.any()
+    ]
+    signal = _signal(pieces)
+    per = lambda wanted: _whole(signal, len(known), wanted)
+    z2 = np.concatenate([(g[ok] / s[ok]) ** 2 for ok, g, s in families])
+    stands = signal.value > CLEAR * signal.error
+    return Repetitions(
+        count,
+        signal,
+        error,
+        per(error),
+        float(np.sqrt(len(known) / signal.value / count)) if stands else None,
+        per(1.0),
+        share,
+        _components(z2, count, error, share),
+        int(np.sum(z2 > CLEAR**2)),
+        z2.size,
+    )
+
+
+def _signal(pieces: list[tuple[np.ndarray, float]]) -> Measured:
+    """S and its jackknife error. pieces: for each family (K, P_f) estimates of the parts, and V."""
+
+    def of(rows: slice | np.ndarray) -> float:
+        total = 0.0
+        for parts, v in pieces:
+            p = parts[rows]
+            total += (np.sum(p.sum(axis=0) ** 2) - np.sum(p**2)) / (len(p) * (len(p) - 1)) / v
+        return total
+
+    count = len(pieces[0][0])
+    left = np.array([of(np.arange(count) != k) for k in range(count)])
+    return Measured(of(slice(None)), float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2))))
+
+
+def _whole(signal: Measured, families: int, error: float) -> Needed:
+    if signal.value > CLEAR * signal.error:
+        return Needed(families / (signal.value * error**2), False)
+    return Needed(families / ((max(signal.value, 0.0) + CLEAR * signal.error) * error**2), True)
+
+
+def _components(z2: np.ndarray, count: int, error: float, share: float) -> Needed:
+    last = float(np.sort(z2)[::-1][max(0, int(np.ceil(share * z2.size)) - 1)])  # the least of those asked for
+    if last > CLEAR**2:
+        return Needed(count / (error**2 * (last - 1)), False)
+    return Needed(count / (error**2 * (np.sqrt(last) + CLEAR) ** 2), True)
+
+
+def _families(gradient: Any, stderr: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(which can be estimated, gradient, error) of each leaf of θ, flat."""
+    found = []
+    for g, s in zip(jax.tree.leaves(gradient), jax.tree.leaves(stderr), strict=True):
+        g, s = np.ravel(np.asarray(g, np.float64)), np.ravel(np.asarray(s, np.float64))
+        found.append((np.isfinite(g) & (s > 0), g, s))
+    if not any(ok.any() for ok, _, _ in found):
+        raise ValueError("no component of the gradient could be estimated from this recording.")
+    return found

@@ -1,0 +1,124 @@
+"""Training: a generator of records. Whoever iterates decides about progress, files and stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fluctua.core import check
+from fluctua.core.types import Array, Estimate, Estimator, Params
+
+
+class Record(NamedTuple):
+    """One iteration, and all that is needed to go on from it."""
+
+    iteration: int
+    theta: Params  # where the estimate was made
+    estimate: Estimate
+    trajectories: int  # spent so far, this iteration included
+    seconds: float  # of this iteration
+    next_theta: Params
+    optimiser_state: Any
+
+
+def train(
+    key: Array,
+    theta: Params,
+    estimator: Estimator,
+    optimiser: optax.GradientTransformation,
+    *,
+    count: int | Callable[[int], int],
+    iterations: int | None = None,
+    project: Callable[[Params], Params] | None = None,
+    resume: Record | None = None,
+) -> Iterator[Record]:
+    """Ascend the expected return: θ ← Π[θ + update(∇θJ)] with any optax optimiser and any estimator.
+
+    count: trajectories per iteration, or a function of the iteration. iterations: None goes on until the
+    caller stops iterating. project: Π, e.g. `box(0, 2)`. Iteration l uses fold_in(key, l), so a training
+    resumed from any of its records (`resume=record`) repeats itself exactly. An optimiser that asks for
+    extra arguments gets `second_moment` and `value`.
+
+    >>> for record in train(key, theta, estimator, optax.adam(0.05), count=200, iterations=50):
+    ...     print(record.iteration, record.estimate.value)
+    """
+    theta = check.parameters(theta)
+    if iterations is not None and iterations < 0:
+        raise ValueError(f"`iterations` must not be negative; got {iterations}.")
+    if not callable(count):
+        check.count(count)
+    rule = optax.with_extra_args_support(optimiser)
+    first, spent, state = 0, 0, None
+    if resume is not None:
+        theta, state = resume.next_theta, resume.optimiser_state
+        first, spent = resume.iteration + 1, resume.trajectories
+    else:
+        if project is not None:
+            theta = project(theta)
+        state = rule.init(theta)
+    return _iterate(key, theta, estimator, rule, state, count, project, first, iterations, spent)
+
+
+def _iterate(
+    key: Array,
+    theta: Params,
+    estimator: Estimator,
+    rule: optax.GradientTransformationExtraArgs,
+    state: Any,
+    count: int | Callable[[int], int],
+    project: Callable[[Params], Params] | None,
+    iteration: int,
+    iterations: int | None,
+    spent: int,
+) -> Iterator[Record]:
+    while iterations is None or iteration < iterations:
+        begun = time.perf_counter()
+        size = count(iteration) if callable(count) else count
+        estimate = estimator(jax.random.fold_in(key, iteration), theta, size)
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(estimate.gradient)):
+            raise FloatingPointError(
+                f"the gradient of iteration {iteration} is not finite. The record before it is intact: lower the "
+                "learning rate or bound θ with `project`, and go on with `resume=record`."
+            )
+        descent = jax.tree.map(jnp.negative, estimate.gradient)  # optax minimises
+        updates, state = rule.update(descent, state, theta, second_moment=estimate.second_moment, value=-estimate.value)
+        next_theta = optax.apply_updates(theta, updates)
+        if project is not None:
+            next_theta = project(next_theta)
+        spent += size * getattr(estimator, "cost", lambda theta: 1)(theta) + getattr(estimator, "pilot", 0)
+        yield Record(iteration, theta, estimate, spent, time.perf_counter() - begun, next_theta, state)
+        theta, iteration = next_theta, iteration + 1
+
+
+def box(lower: Params, upper: Params) -> Callable[[Params], Params]:
+    """Π onto lower ≤ θ ≤ upper. Bounds are pytrees like θ, or prefixes of it down to two numbers.
+
+    >>> project = box({"kappa": 0.0, "omega": -2.0}, {"kappa": 2.0, "omega": 2.0})
+    """
+    for low, high in zip(jax.tree.leaves(lower), jax.tree.leaves(upper), strict=True):
+        if not np.all(np.asarray(low) <= np.asarray(high)):
+            raise ValueError(f"every lower bound must be at most its upper bound; got {low} and {high}.")
+
+    def project(theta: Params) -> Params:
+        low, high = _like(lower, theta), _like(upper, theta)
+        return jax.tree.map(lambda v, a, b: jnp.clip(v, a, b).astype(v.dtype), theta, low, high)
+
+    return project
+
+
+def _like(bound: Params, theta: Params) -> Params:
+    """Spread a prefix over the parameters below it."""
+    try:
+        return jax.tree.map(
+            lambda b, sub: jax.tree.map(lambda leaf: jnp.broadcast_to(b, leaf.shape), sub), bound, theta
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"the bounds must have the structure of theta, {jax.tree.structure(theta)}, or be a prefix of it: {error}"
+        ) from None

@@ -1,0 +1,140 @@
+"""A configuration made into what `train` takes: task, start, estimator, optimiser, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from fluctua import tcmt
+from fluctua.core.averaged import Averaged
+from fluctua.core.twin import Twin
+from fluctua.core.types import Array, Estimator, Params
+from fluctua.learn.optimise import by_name
+from fluctua.learn.train import box
+from fluctua.runs.config import Config
+from fluctua.tcmt.carried import Carried
+from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.kernel.twin import KernelTwin
+
+FAMILIES = ("omega", "kappa", "chi")
+
+
+class Parts(NamedTuple):
+    """key: of the noise; that of the start was split off. theta: the start, inside the bounds."""
+
+    task: tcmt.Task
+    key: Array
+    theta: Params
+    estimator: Estimator
+    rule: optax.GradientTransformationExtraArgs
+    project: Any
+
+
+def resolve_backend(name: str) -> str:
+    """`auto` is cuda where CuPy finds a GPU, else cpu."""
+    if name != "auto":
+        return name
+    try:
+        import cupy
+
+        return "cuda" if cupy.cuda.runtime.getDeviceCount() > 0 else "cpu"
+    except Exception:  # no CuPy, no driver, no device: cupy has an error of its own for each
+        return "cpu"
+
+
+def make_network(config: Config, sigma_w: float | None = None) -> tcmt.Network:
+    """The lattice of a configuration."""
+    lattice = config.lattice
+    sites = lattice.rows * lattice.columns
+    if sites < 2:
+        raise ValueError("`lattice` needs two resonators at least, one for each lead; got 1 × 1.")
+    leads = [tcmt.Lead(0, lattice.gamma_e), tcmt.Lead(sites - 1, lattice.gamma_e)]
+    sigma = config.task.sigma_w if sigma_w is None else sigma_w
+    return tcmt.rectangular(lattice.rows, lattice.columns, leads=leads, gamma=lattice.gamma, sigma_w=sigma)
+
+
+def make_task(
+    config: Config, *, sigma_w: float | None = None, sigma_kappa: float | None = None, dt: float | None = None
+) -> tcmt.Task:
+    """The task of a configuration, with other noise or another step where asked."""
+    t = config.task
+    make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
+    return make(
+        make_network(config, sigma_w),
+        horizon=t.horizon,
+        dt=t.dt if dt is None else dt,
+        s=t.amplitude,
+        frequency=t.frequency,
+        sigma_kappa=t.sigma_kappa if sigma_kappa is None else sigma_kappa,
+    )
+
+
+def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
+    """The estimator on the configured backend, which must be resolved."""
+    backend, b = config.backend, config.baseline
+    if b.kind == "twin":
+        splits: Any = task.estimator(backend, baseline=_twin(config, task))
+        # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without
+        return Averaged(splits, memory=b.memory, shrink=b.memory > 1, carry=backend != "jax")
+    if b.kind == "carried":
+        if backend == "jax":
+            raise ValueError(
+                'baseline "carried" needs the cpu or cuda kernels, whose runs leave a mean return-to-go behind; with '
+                "the jax backend use --baseline time."
+            )
+        return Carried(task.estimator(backend, baseline="time"))  # type: ignore[arg-type]
+    if b.kind == "binned" and backend != "jax":
+        return task.estimator(backend, baseline=Binned(b.bins, b.every))  # type: ignore[arg-type]
+    if b.kind == "binned" and b.bins != 20:
+        from fluctua.core.baselines import binned
+
+        return task.estimator(backend, baseline=binned(task.condition, bins=b.bins))
+    return task.estimator(backend, baseline=b.kind)
+
+
+def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
+    b = config.baseline
+    if b.rank and task.modulation is not None:
+        raise ValueError(
+            f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices without modulation: set it "
+            "to 0, or `task.sigma_kappa` to 0."
+        )
+    theta = wrong_by(b.twin_error, config.seed) if b.twin_error else None
+    if config.backend == "jax":
+        return Twin(theta=theta, order=2 if b.rank else 1)
+    return KernelTwin(theta=theta, rank=b.rank)
+
+
+def wrong_by(error: float, seed: int) -> Callable[[Params], Params]:
+    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z couplings.
+
+    One draw for a whole training: a model is wrong in one way, not in another way every day.
+    """
+
+    def theta(true: Params) -> Params:
+        rng = np.random.default_rng([seed, 0x7717])
+        draw = {name: rng.normal(size=np.shape(true[name])) for name in FAMILIES}
+        return {
+            "omega": true["omega"] + error * draw["omega"],
+            "kappa": true["kappa"] * (1 + error * draw["kappa"]),
+            "chi": true["chi"] * (1 + error * draw["chi"]),
+        }
+
+    return theta
+
+
+def build(config: Config) -> Parts:
+    """Everything a training needs. `config.backend` must be resolved."""
+    task = make_task(config)
+    o, bounds = config.optimiser, config.bounds
+    scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
+    rule = by_name(o.rule, o.learning_rate, o.options, scales, o.decay)
+    sides = [{name: getattr(bounds, name)[side] for name in FAMILIES} for side in (0, 1)]
+    project = box(*sides)
+    k_start, k_run = jax.random.split(jax.random.key(config.seed))
+    theta = project(tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std))
+    return Parts(task, k_run, theta, make_estimator(config, task), rule, project)

@@ -1,0 +1,254 @@
+"""The configuration of a training: frozen records, read from TOML and written back with every key explained.
+
+A file gives the keys it wants to change. The others come from the preset it names, or from the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluctua.core.suggest import close_match
+from fluctua.learn.schedule import BUDGETS, WINDOW
+from fluctua.runs import rules
+from fluctua.runs.rules import Rule
+
+
+def _key(default: Any, rule: Rule, told: str) -> Any:
+    extra: dict[str, Any] = {"default_factory": lambda: dict(default)} if isinstance(default, dict) else {}
+    return field(**(extra or {"default": default}), metadata={"rule": rule, "told": told})
+
+
+def _section(kind: type) -> Any:
+    return field(default_factory=kind)
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A rectangle with leads on opposite corners."""
+
+    rows: int = _key(11, rules.whole(1), "leads sit on opposite corners")
+    columns: int = _key(13, rules.whole(1), "")
+    gamma_e: float = _key(1.0, rules.number(above=0), "coupling of the leads")
+    gamma: float = _key(0.02, rules.number(least=0), "radiative loss of every resonator")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is rewarded, and under which noise."""
+
+    reward: str = _key("transmission", rules.word("transmission", "isolation"), "time-averaged power fraction")
+    horizon: float = _key(20.0, rules.number(above=0), "T, in units of 1 / coupling")
+    dt: float = _key(1e-3, rules.number(above=0), "Euler-Maruyama step")
+    sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
+    sigma_kappa: float = _key(0.0, rules.number(least=0), "amplitude of the antagonistic modulation")
+    amplitude: float = _key(10.0, rules.number(above=0), "of the drive, s⁺")
+    frequency: float = _key(10.0, rules.number(), "of the drive; omega is the detuning from it")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: kappa = 1, no detuning."""
+
+    chi_std: float = _key(1e-4, rules.number(least=0), "spread of the initial Kerr coefficients")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The box Θ onto which every step is projected. The paper does not give its own: state these with a J.
+
+    omega: a site detuned by 5 couplings is out of the way already, and beyond √(2γ/Δt) = 6.3 Euler steps of 1e-3
+    make it grow. kappa: without a ceiling coupling grows for ever and J with it; twice the initial value leaves
+    room for a waveguide. chi: 0.05·|ψ|² is a detuning of a few couplings where the light is.
+    """
+
+    omega: tuple[float, float] = _key((-5.0, 5.0), rules.interval(), "detunings; beyond ±6.3 Euler steps of 1e-3 grow")
+    kappa: tuple[float, float] = _key((0.0, 2.0), rules.interval(), "couplings; without a ceiling J just follows them")
+    chi: tuple[float, float] = _key((-0.05, 0.05), rules.interval(), "Kerr; ±0.05 detunes by a few couplings")
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """How many trajectories an iteration has."""
+
+    schedule: str = _key("fixed", rules.word("fixed", "steps", "escalation"), "which of the keys below count")
+    trajectories: int = _key(1000, rules.whole(2), "fixed: of every iteration")
+    steps: tuple[tuple[int, int], ...] = _key((), rules.steps(), "steps: [[iteration, trajectories], ...]")
+    budgets: tuple[int, ...] = _key(BUDGETS, rules.rising_sizes(), "escalation: one after the other")
+    window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")
+    confidence: float = _key(0.95, rules.number(above=0, below=1), "escalation: of the trend test")
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How a gradient becomes a step."""
+
+    rule: str = _key("paper", rules.text(), 'or any optimiser of optax: "adam", "sgd", "lion", ...')
+    learning_rate: float = _key(0.05, rules.number(above=0), "")
+    decay: float = _key(0.0, rules.number(least=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not")
+    options: dict[str, Any] = _key({}, rules.table(), "further ones of the rule; paper: rho, beta, epsilon")
+    omega_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of omega; 0 leaves it as it is")
+    kappa_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of kappa")
+    chi_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of chi")
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """What is subtracted from the return-to-go."""
+
+    kind: str = _key(
+        "binned",
+        rules.word("none", "time", "carried", "binned", "twin"),
+        "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the network's own model",
+    )
+    bins: int = _key(20, rules.whole(1), "binned: quantile bins")
+    every: int = _key(1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)")
+    rank: int = _key(0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none")
+    memory: float = _key(100.0, rules.number(least=1), "twin: iterations its correction is averaged over; 1 is none")
+    twin_error: float = _key(0.0, rules.number(least=0), "twin: relative error put on its parameters, to see the cost")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Budgets; 0 is none. Whatever comes first stops."""
+
+    max_trajectories: int = _key(0, rules.whole(0), "in all; no iteration is begun that would exceed it")
+    max_minutes: float = _key(0.0, rules.number(least=0), "of training, over all resumptions")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What is written, and how often."""
+
+    parameters_every: int = _key(10, rules.whole(1), "iterations between two records of the parameters")
+    checkpoint_seconds: float = _key(20.0, rules.number(least=0), "between two checkpoints; 0: every iteration")
+    checkpoints: int = _key(3, rules.whole(2), "kept; two at least, should the newest be damaged")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole training."""
+
+    preset: str = _key(
+        "paper", rules.word("demo", "fast", "paper", "paper-quick"), "where keys that are not given come from"
+    )
+    seed: int = _key(0, rules.whole(0), "of the noise, the modulation and the initial Kerr coefficients")
+    iterations: int = _key(10_000, rules.whole(1), "")
+    backend: str = _key("auto", rules.word("auto", "cpu", "cuda", "jax"), "auto: cuda where there is a GPU, else cpu")
+    lattice: Lattice = _section(Lattice)
+    task: TaskConfig = _section(TaskConfig)
+    start: Start = _section(Start)
+    bounds: Bounds = _section(Bounds)
+    ensemble: Ensemble = _section(Ensemble)
+    optimiser: Optimiser = _section(Optimiser)
+    baseline: BaselineConfig = _section(BaselineConfig)
+    stop: Stop = _section(Stop)
+    keep: Keep = _section(Keep)
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A copy with other values, checked: {"iterations": 10, "task.sigma_kappa": 0.2}."""
+    for name, value in changes.items():
+        *section, key = name.split(".")
+        if len(section) > 1:
+            raise ValueError(f"`{name}` is too deep: keys are `key` or `section.key`.")
+        tree = {section[0]: {key: value}} if section else {key: value}
+        config = _filled(config, tree, "")
+    return config
+
+
+def parse(tree: Mapping[str, Any], presets: Mapping[str, Config]) -> Config:
+    """The configuration of a parsed TOML file."""
+    name = _rule(Config, "preset")("preset", tree.get("preset", "paper"))
+    return _filled(presets[name], {k: v for k, v in tree.items() if k != "preset"}, "")
+
+
+def load(path: str | Path) -> Config:
+    """Read a TOML file."""
+    from fluctua.runs.presets import PRESETS
+
+    try:
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}. Presets are {', '.join(PRESETS)}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}.") from None
+    try:
+        return parse(tree, PRESETS)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def dump(config: Config) -> str:
+    """As TOML, every key with what it means. `load` gives the same configuration back."""
+    lines = [_line(config, f) for f in dataclasses.fields(config) if not _is_section(config, f.name)]
+    for f in dataclasses.fields(config):
+        if _is_section(config, f.name):
+            part = getattr(config, f.name)
+            lines += ["", f"[{f.name}]", *(_line(part, g) for g in dataclasses.fields(part))]
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------ helpers
+
+
+def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
+    """`record` with the values of `tree` in place, each checked by its rule."""
+    known = [f.name for f in dataclasses.fields(record)]
+    values = {}
+    for key, value in tree.items():
+        full = f"{where}.{key}" if where else key
+        if key not in known:
+            place = f"[{where}]" if where else "the top level"
+            hint = close_match(key, known) or _elsewhere(key)
+            raise ValueError(f"`{full}` is no key of {place}, which has {', '.join(known)}.{hint}")
+        if _is_section(record, key):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"`{full}` is a section, whose keys stand below a line [{full}]; got {value!r}.")
+            values[key] = _filled(getattr(record, key), value, full)
+        else:
+            values[key] = _rule(type(record), key)(full, value)
+    return dataclasses.replace(record, **values)
+
+
+def _elsewhere(key: str) -> str:
+    """A key that exists, but in another section."""
+    config = Config()
+    every = [f.name for f in dataclasses.fields(config) if not _is_section(config, f.name)]
+    for f in dataclasses.fields(config):
+        if _is_section(config, f.name):
+            every += [f"{f.name}.{g.name}" for g in dataclasses.fields(getattr(config, f.name))]
+    last = {name.split(".")[-1]: name for name in every}
+    if key in last:
+        return f' Did you mean "{last[key]}"?'
+    return close_match(key, every)
+
+
+def _is_section(record: Any, name: str) -> bool:
+    return dataclasses.is_dataclass(getattr(record, name))
+
+
+def _rule(kind: type, name: str) -> Rule:
+    return next(f.metadata["rule"] for f in dataclasses.fields(kind) if f.name == name)
+
+
+def _line(record: Any, f: Any) -> str:
+    line = f"{f.name} = {_toml(getattr(record, f.name))}"
+    return f"{line:<32}  # {f.metadata['told']}" if f.metadata["told"] else line
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # shortest text that reads back as the same number
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and truth values look alike in both

@@ -1,0 +1,1 @@
+"""A run's folder, of any system: lock, history, checkpoints."""

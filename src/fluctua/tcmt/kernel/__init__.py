@@ -1,0 +1,1 @@
+"""Fused kernels for resonator networks: simulate, score and reduce in one pass."""
