@@ -5,6 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
 
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_twin
@@ -12,7 +13,6 @@ from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.spec import checked
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
-from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
 from twin_reference import corrected
 
 

@@ -346,7 +346,7 @@ for network, options in (({{}}, {{}}), ({{"sigma_kappa": 0.2}}, {{}}), ({{}}, {{
 
 def test_memory_does_not_grow_with_trajectories_times_steps():
     """All of E·T·N would be 439 MB in float32."""
-    text = MEMORY.format(folder=str(Path(__file__).parent))
+    text = MEMORY.format(folder=str(Path(__file__).parents[1] / "support"))
     out = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout
     assert all(float(line) < 60 for line in out.split()), out
 
@@ -369,7 +369,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("sigma", [0.0, 0.2])
 def test_an_interrupt_ends_a_long_run(sigma):
-    text = LONG_RUN.format(folder=str(Path(__file__).parent), sigma=sigma)
+    text = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"), sigma=sigma)
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "running\n"
         time.sleep(1.5)

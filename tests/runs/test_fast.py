@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from test_runs import TINY, assert_same_run
 
 from fluctua import tcmt
 from fluctua.core.averaged import Averaged
@@ -12,7 +13,6 @@ from fluctua.runs.config import changed
 from fluctua.runs.presets import PRESETS
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.kernel.twin import KernelTwin
-from test_runs import TINY, assert_same_run
 
 CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 
 import fluctua as fl
 from fluctua.core.twin_estimator import total
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem, tolerance, without_noise_parameters
-from test_double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 
 E = 20_000
 ERRORS = (0.0, 0.05, 0.2)

@@ -7,7 +7,7 @@ import pytest
 
 from fluctua.plot.efficiency import Curve, bands, draw, read_curve, spent_until
 
-RUNS = Path(__file__).parent.parent / "results" / "sample_efficiency"
+RUNS = Path(__file__).parents[2] / "results" / "sample_efficiency"
 
 
 def curve(label: str, seed: int, rise: float) -> Curve:

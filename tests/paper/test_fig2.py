@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from test_figures import assert_legible, texts
 from typer.testing import CliRunner
 
 from fluctua import tcmt
@@ -14,7 +15,6 @@ from fluctua.runs import noise
 from fluctua.store import tables
 from fluctua.tcmt import exact
 from run_folders import write_figure_runs
-from test_figures import assert_legible, texts
 
 SMALL = tcmt.rectangular(2, 3)
 

@@ -364,7 +364,7 @@ def test_command_line_listens_on_loopback_and_stops_with_its_starter():
 
 
 def test_every_command_is_documented_and_nothing_else():
-    text = (Path(__file__).parents[1] / "docs" / "virtual_bench.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "virtual_bench.md").read_text()
     tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     written = set(re.findall(r"`([*A-Z][A-Za-z:\[\]]*\??)`", tables))
     compiled = {scpi.pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "") for f in written}

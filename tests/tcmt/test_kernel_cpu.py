@@ -178,7 +178,7 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_ends_a_long_run():
     """In a process of its own: test runners that spread over processes ignore the signal."""
-    code = LONG_RUN.format(folder=str(Path(__file__).parent))
+    code = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "running\n"
         time.sleep(0.5)
