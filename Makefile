@@ -9,7 +9,7 @@ NATIVE := $(wildcard src/fluctua/tcmt/native/*)
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
-	@echo "make lint   ruff (lint and format) and mypy"
+	@echo "make lint   ruff (lint and format), import-linter (layers, cycles) and mypy"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make clean  remove the environment and everything built"
 
@@ -39,6 +39,7 @@ test: $(VENV)/.test
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 
 docs: $(VENV)/.docs

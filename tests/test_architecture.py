@@ -1,0 +1,124 @@
+"""The shape of the tree that import-linter does not see; pyproject.toml has the layers and the ban on cycles."""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "fluctua"
+MODULES = sorted(SOURCE.rglob("*.py"))
+FOLDERS = sorted({module.parent for module in MODULES})
+PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu"]
+MOST_MODULES = 16
+
+# Not installed with fluctua, therefore imported where they are needed.
+OPTIONAL = {"cupy", "diffrax", "pyvisa", "pyvisa_py", "ray", "torch", "torchsde"}
+
+# To be mended. Entries are removed, never added.
+LOCAL_IMPORTS = {
+    "core/baselines.py",
+    "core/check.py",
+    "core/check_twin.py",
+    "core/types.py",
+    "insitu/bench/commands.py",
+    "insitu/bench/demo.py",
+    "insitu/calibration/applied.py",
+    "insitu/calibration/report.py",
+    "insitu/instrument/transport.py",
+    "insitu/recording/reader.py",
+    "insitu/recording/writer.py",
+    "learn/scaling.py",
+    "paper/lattices.py",
+    "runs/build.py",
+    "runs/config.py",
+    "runs/summary.py",
+    "tcmt/kernel/cuda.py",
+    "tcmt/kernel/cuda_binned.py",
+    "tcmt/kernel/cuda_twin.py",
+    "tcmt/kernel/run.py",
+    "tcmt/kernel/twin.py",
+    "tcmt/tasks.py",
+}
+CROWDED = {"core", "cli"}
+EXPORTING = {"plot"}
+UNLISTED = {"."}
+SHADOWED = {"train", "compare", "process", "stability"}
+TESTS_THAT_IMPORT_TESTS = {
+    "core/test_twin.py",
+    "core/test_twin_sources.py",
+    "paper/test_fig2.py",
+    "runs/test_fast.py",
+    "tcmt/test_twin_cuda.py",
+}
+
+
+def within(path, root=SOURCE):
+    return path.relative_to(root).as_posix()
+
+
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def imports(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def packages(node):
+    """Top-level packages that an import statement names."""
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return {module.split(".")[0] for module in modules}
+
+
+def local_imports(path):
+    """Packages imported elsewhere than at the top of a module: in functions, or for the type checker only."""
+    tree = parsed(path)
+    return set().union(*(packages(node) for node in imports(tree) if node not in tree.body))
+
+
+def exports(folder):
+    """Names that a package takes from its modules, without modules and sub-packages made public as such."""
+    package = ".".join(("fluctua", *folder.relative_to(SOURCE).parts))
+    nodes = [node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.ImportFrom)]
+    return {a.asname or a.name for node in nodes if node.module not in (package, "typing") for a in node.names}
+
+
+def test_imports_stand_at_the_top():
+    """But for packages that may be missing, and for the command line, which must start quickly."""
+    checked = [path for path in MODULES if not path.is_relative_to(SOURCE / "cli")]
+    assert {within(path) for path in checked if local_imports(path) - OPTIONAL} <= LOCAL_IMPORTS
+
+
+def test_folders_fit_a_screen():
+    crowded = {folder for folder in FOLDERS if len([*folder.glob("[!_]*.py")]) > MOST_MODULES}
+    assert {within(folder) for folder in crowded} <= CROWDED
+
+
+def test_internal_packages_hold_a_docstring_only():
+    bodies = {folder: parsed(folder / "__init__.py").body for folder in FOLDERS if folder not in PUBLIC}
+    more = {folder for folder, body in bodies.items() if len(body) != 1 or not isinstance(body[0], ast.Expr)}
+    assert {within(folder) for folder in more} <= EXPORTING
+
+
+def test_public_packages_list_their_names():
+    def listed(folder):
+        assignments = [node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.Assign)]
+        values = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
+        return set(ast.literal_eval(values[0])) if values else set()
+
+    assert {within(folder) for folder in PUBLIC if exports(folder) - listed(folder)} <= UNLISTED
+
+
+def test_no_module_is_shadowed_by_a_name_that_its_package_exports():
+    modules = {folder: {path.stem for path in folder.iterdir()} for folder in PUBLIC}
+    assert set().union(*(modules[folder] & exports(folder) for folder in PUBLIC)) <= SHADOWED
+
+
+def test_tests_mirror_the_tree_and_do_not_import_from_each_other():
+    files = [path for path in TESTS.rglob("*.py") if not path.is_relative_to(TESTS / "support")]
+    assert not {path.parent for path in files if not (SOURCE / path.parent.relative_to(TESTS)).is_dir()}
+    borrowing = {
+        within(path, TESTS)
+        for path in files
+        if any(package.startswith("test") for node in imports(parsed(path)) for package in packages(node))
+    }
+    assert borrowing <= TESTS_THAT_IMPORT_TESTS
