@@ -12,7 +12,7 @@ import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.core.types import Estimate
-from fluctua.insitu.calibration.sampling import sampling
+from fluctua.insitu.advice import sampling
 from fluctua.learn.repetitions import PARTS, repetitions
 
 PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * jnp.ones(2))

@@ -23,9 +23,9 @@ from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device, server
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.virtual import Bench
-from fluctua.insitu.calibration import network as calibrated
+from fluctua.insitu.calibration import knobs
 from fluctua.insitu.calibration.actuators import own_gains
-from fluctua.insitu.calibration.fit import fit_both
+from fluctua.insitu.calibration.fit import fit_system
 from fluctua.insitu.instrument.measured import measured
 from fluctua.insitu.model import network_model
 from fluctua.store import history
@@ -56,7 +56,7 @@ def truth():
 
 
 def fitted(settings, **options):
-    return fit_both(recorded(settings, **options), *calibrated._model(TASK, settings))
+    return fit_system(recorded(settings, **options), *knobs._model(TASK, settings))
 
 
 # --------------------------------------------------------------------------------------------- calibration
@@ -86,10 +86,10 @@ def test_a_start_far_off_changes_neither_errors_nor_values(readout):
     neither taken for noise, nor does it hide the readout's."""
     sheet = dataclasses.replace(SHEET, readout=readout)
     settings = device.reset_settings(SHEET)
-    data, model = recorded(settings, count=60, sheet=sheet), calibrated._model(TASK, settings)
+    data, model = recorded(settings, count=60, sheet=sheet), knobs._model(TASK, settings)
     true = truth() | device.parameters(SHEET, HIDDEN, settings)
-    ours = fit_both(data, *model)
-    best = fit_both(data, model.process, {name: true[name] for name in model.theta})
+    ours = fit_system(data, *model)
+    best = fit_system(data, model.process, {name: true[name] for name in model.theta})
     assert ours.noise.observation_seen == best.noise.observation_seen == (readout > 0.01)
     np.testing.assert_allclose(flat(ours.drift.stderr), flat(best.drift.stderr), rtol=0.02)
     z = (flat(ours.drift.theta) - flat(best.drift.theta)) / flat(best.drift.stderr)
@@ -102,7 +102,7 @@ def test_gains_and_offsets_of_the_knobs():
     for k in range(5):
         settings = model.probe(rng)
         runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
-    lines = calibrated.gains(runs, calibrated.fit_runs(TASK, runs))
+    lines = knobs.gains(runs, knobs.fit_runs(TASK, runs))
     for name, g in lines.items():
         z = [(g.offset - HIDDEN.offset[name]) / g.offset_stderr, (g.gain - HIDDEN.gain[name]) / g.gain_stderr]
         assert np.abs(np.concatenate(z)).max() < 4
@@ -130,7 +130,7 @@ def test_a_slow_change_is_followed():
     wrong["omega_offset"] = wrong["omega_offset"] + 0.2
     now = wrong
     for k in range(12):
-        now = calibrated.follow(now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
+        now = knobs.follow(now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
     assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.05
     np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
 
@@ -145,22 +145,22 @@ def test_a_dark_batch_does_not_spoil_the_calibration():
     for k in range(10):
         codes = device.measure(sheet, HIDDEN, settings, count=10, points=POINTS, shots=100 * k, amplitude=0.0)
         dark = Trajectories(np.arange(POINTS) * sheet.interval, codes * np.float64(sheet.scale))
-        now = calibrated.follow(now, TASK, settings, dark)
-        free = calibrated.follow(free, TASK, settings, dark)
+        now = knobs.follow(now, TASK, settings, dark)
+        free = knobs.follow(free, TASK, settings, dark)
     assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.02
     assert np.abs(free["omega_offset"] - HIDDEN.offset["omega"]).max() > 0.2
 
 
 def test_what_a_batch_leaves_open_stays(monkeypatch):
     settings, start = device.reset_settings(SHEET), truth()
-    open_ = calibrated.fit_drift
+    open_ = knobs.fit_drift
 
     def half_blind(*words, **options):
         found = open_(*words, **options)
         return found._replace(stderr={**found.stderr, "decay": np.array([np.inf, 1, 1, 1])})
 
-    monkeypatch.setattr(calibrated, "fit_drift", half_blind)
-    now = calibrated.follow(start, TASK, settings, recorded(settings, count=10))
+    monkeypatch.setattr(knobs, "fit_drift", half_blind)
+    now = knobs.follow(start, TASK, settings, recorded(settings, count=10))
     assert now["decay"][0] == start["decay"][0]
     assert np.all(now["decay"][1:] != start["decay"][1:])
 
@@ -190,9 +190,9 @@ def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
         found = fl.ppgt(model.process, model.objective, substrate)(jax.random.key(0), model.start, 2000)
         substrate.close()
     assert abs(found.value - expected.value) < 4 * found.value_stderr
-    z = np.concatenate([(found.gradient[n] - expected.gradient[n]) / found.stderr[n] for n in calibrated.KNOBS])
+    z = np.concatenate([(found.gradient[n] - expected.gradient[n]) / found.stderr[n] for n in knobs.KNOBS])
     assert np.abs(z).max() < 4
-    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / found.stderr[n]) for n in calibrated.KNOBS])
+    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / found.stderr[n]) for n in knobs.KNOBS])
     assert signal_to_noise.max() > 4  # a lost factor of two would show
 
 
@@ -251,7 +251,7 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)["gains"]
-    for name in calibrated.KNOBS:
+    for name in knobs.KNOBS:
         g = {part: np.array(told[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
         z = [
             (g["offset"] - HIDDEN.offset[name]) / g["offset_stderr"],

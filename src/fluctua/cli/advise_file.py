@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from fluctua.cli.recordings import bar, mapping, parameters, plain, precision
+from fluctua.cli.files import bar, mapping, parameters, plain, precision
 
 if TYPE_CHECKING:
-    from fluctua.insitu.advising import FileAdvice
+    from fluctua.insitu.advice import FileAdvice
     from fluctua.learn.repetitions import Needed
 
 
@@ -44,7 +44,7 @@ def advise_from(
     as_json: bool,
 ) -> None:
     """Measure and print."""
-    from fluctua.insitu.advising import advise_file
+    from fluctua.insitu.advice import advise_file
     from fluctua.insitu.recording.model import model_of
     from fluctua.insitu.recording.reader import open_recording
 

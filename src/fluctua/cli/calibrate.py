@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.recordings import mapping, npz_file, parameters, plain, precision
+from fluctua.cli.files import mapping, npz_file, parameters, plain, precision
 
 
 def calibrate(
@@ -36,7 +36,7 @@ def calibrate(
     from rich.console import Console
 
     from fluctua.insitu.calibration.actuators import actuator_gains, are_knobs, knob_gains
-    from fluctua.insitu.calibration.calibrating import calibrate as run
+    from fluctua.insitu.calibration.fit import calibrate as run
     from fluctua.insitu.calibration.report import describe, describe_gains, describe_knobs
     from fluctua.insitu.recording.model import model_of
     from fluctua.insitu.recording.reader import open_recording

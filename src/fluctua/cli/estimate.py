@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.recordings import bar, mapping, npz_file, parameters, plain, precision
+from fluctua.cli.files import bar, mapping, npz_file, parameters, plain, precision
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
@@ -51,8 +51,8 @@ def estimate(
     A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
     is used. Parameters that need channels nobody recorded are refused by name.
     """
-    from fluctua.insitu.calibration.applied import apply_calibration
     from fluctua.insitu.calibration.hidden import refuse
+    from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.estimating import SCORES, estimate_model
     from fluctua.insitu.recording.model import model_of
     from fluctua.insitu.recording.reader import open_recording

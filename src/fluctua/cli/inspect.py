@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.recordings import mapping, plain
+from fluctua.cli.files import mapping, plain
 
 if TYPE_CHECKING:
     from fluctua.insitu.recording.inspection import Inspection

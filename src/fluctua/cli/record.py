@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail, lattice_size
-from fluctua.cli.recordings import bar, parameters
+from fluctua.cli.files import bar, parameters
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""

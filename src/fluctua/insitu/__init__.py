@@ -1,15 +1,14 @@
 """In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
 
-from fluctua.insitu.advising import FileAdvice, advise_file
+from fluctua.insitu.advice import FileAdvice, advise_file
 from fluctua.insitu.calibration.actuators import Gains, actuator_gains
-from fluctua.insitu.calibration.applied import Applied, apply_calibration
-from fluctua.insitu.calibration.calibrating import Calibration, calibrate
-from fluctua.insitu.calibration.drift import Fit, fit_drift
+from fluctua.insitu.calibration.drift import DriftFit, fit_drift
+from fluctua.insitu.calibration.fit import Calibration, calibrate
 from fluctua.insitu.calibration.hidden import Visibility, visibility
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.readout import corrected_gradient
 from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
-from fluctua.insitu.calibration.table import NoiseTable, read_noise, table_of
+from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
@@ -22,9 +21,9 @@ __all__ = [
     "Applied",
     "Calibration",
     "Description",
+    "DriftFit",
     "FileAdvice",
     "Finding",
-    "Fit",
     "Gains",
     "Inspection",
     "NoiseFit",

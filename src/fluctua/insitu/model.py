@@ -10,15 +10,15 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core.types import Array, Objective, Params, Process, Trajectories
-from fluctua.insitu.calibration import network as calibrated
-from fluctua.insitu.calibration.network import Calibration
+from fluctua.insitu.calibration import knobs
+from fluctua.insitu.calibration.knobs import KnobValues
 from fluctua.insitu.instrument.archive import Head
 from fluctua.insitu.instrument.protocol import Batch
-from fluctua.insitu.recording import system
 from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.model import task_tables
 
 
-class Calibrated(NamedTuple):
+class DeviceFit(NamedTuple):
     """values: a dictionary of arrays, the context of the process. report: for a reader; kept as calibration.txt."""
 
     values: dict[str, Array]
@@ -30,7 +30,7 @@ class Model(NamedTuple):
 
     process: drift and noise as functions of the settings; its context is one row of the calibration. start: settings to
     begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
-    [(settings, trajectories), …] to a `Calibrated`. follow: (values, settings, trajectories) -> the values after those
+    [(settings, trajectories), …] to a `DeviceFit`. follow: (values, settings, trajectories) -> the values after those
     trajectories; None if they stay as they are. points: samples a trajectory. head: of the recordings, so that they can
     be estimated and calibrated by themselves; without one they hold states and settings.
     """
@@ -41,7 +41,7 @@ class Model(NamedTuple):
     lower: Params
     upper: Params
     probe: Callable[[np.random.Generator], Params]
-    calibrate: Callable[[list[tuple[Params, Trajectories]]], Calibrated]
+    calibrate: Callable[[list[tuple[Params, Trajectories]]], DeviceFit]
     follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
     points: int | None = None
     head: Head | None = None
@@ -71,23 +71,23 @@ def network_model(
         # half of the range about the start: wide enough for gains, and no bond is switched off
         return {"omega": rng.uniform(-1, 1, sites), "kappa": rng.uniform(0.5, 1.5, bonds)}
 
-    def calibrate(runs: list[tuple[Params, Trajectories]]) -> Calibrated:
-        fits = calibrated.fit_runs(task, runs)
-        return Calibrated(calibrated.calibrate(task, runs, fits), calibrated.describe(task, runs, fits))
+    def calibrate(runs: list[tuple[Params, Trajectories]]) -> DeviceFit:
+        fits = knobs.fit_runs(task, runs)
+        return DeviceFit(knobs.fit_knobs(task, runs, fits), knobs.describe(task, runs, fits))
 
-    def follow(values: Calibration, settings: Params, trajectories: Trajectories) -> Calibration:
-        return calibrated.follow(values, task, settings, trajectories, rate=rate)
+    def follow(values: KnobValues, settings: Params, trajectories: Trajectories) -> KnobValues:
+        return knobs.follow(values, task, settings, trajectories, rate=rate)
 
     def head(batch: Batch, settings: Params) -> Description:
         told = {name: np.asarray(v, float) for name, v in settings.items()}
-        tables: Any = system.tables(task)
+        tables: Any = task_tables(task)
         tables["network"]["observed"] = np.arange(sites)
         names = tuple(f"psi[{n}]" for n in range(sites))
         return Description(np.asarray(batch.t), names, "complex64", parameters=told, settings=told, **tables)
 
     real = jnp.result_type(float)
     return Model(
-        process=calibrated.process(task),
+        process=knobs.process(task),
         objective=task.objective,
         start={"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)},
         lower={"omega": omega[0], "kappa": kappa[0]},

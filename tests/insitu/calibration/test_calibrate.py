@@ -15,7 +15,7 @@ from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.core import check
 from fluctua.core.local_linear import local_linear
-from fluctua.insitu.calibration.network_model import linear_model
+from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.report import describe
 from fluctua.insitu.calibration.table import read_noise, table_of
 from problems import flat, tolerance

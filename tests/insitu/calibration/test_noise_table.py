@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
-from fluctua.insitu.calibration.applied import scaled
+from fluctua.insitu.calibration.table import scaled
 from fluctua.tcmt import exact
 from problems import tolerance
 

@@ -25,7 +25,7 @@ from fluctua import tcmt
 from fluctua.core.types import Array, Estimate, Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.calibration.network import parameters
+from fluctua.insitu.calibration.knobs import parameters
 from fluctua.insitu.instrument.measured import Incident, Measured, measured
 from fluctua.insitu.model import Model, network_model
 from fluctua.insitu.training import Plan, Rows, begin

@@ -15,7 +15,7 @@ from scipy.stats import chi2
 
 from fluctua.core.text import names
 from fluctua.core.types import Array
-from fluctua.insitu.calibration.drift import Fit
+from fluctua.insitu.calibration.drift import DriftFit
 
 
 class Gains(NamedTuple):
@@ -33,7 +33,7 @@ class Gains(NamedTuple):
     p_values: np.ndarray
 
 
-def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Fit]) -> Gains:
+def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[DriftFit]) -> Gains:
     """Gains from R recordings, each with its settings and its fit of the drift.
 
     >>> actuator_gains([{"heater": 1.0}, {"heater": 2.0}, {"heater": 3.0}], fits).gain
@@ -94,7 +94,7 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
     return OwnGains(found[:, 0], error[:, 0], found[:, 1], error[:, 1], np.array([line.p_value for line in lines]))
 
 
-def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> dict[str, OwnGains]:
+def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> dict[str, OwnGains]:
     """Family by family, what knobs do that are called as the parameters they move, one for each.
 
     >>> knob_gains([{"omega": u} for u in settings], fits)["omega"].gain
@@ -108,10 +108,10 @@ def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> di
     }
 
 
-def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[Fit]) -> bool:
+def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> bool:
     """Whether every setting is an array with the name and the shape of a fitted parameter."""
 
-    def one(s: Mapping[str, Any], fit: Fit) -> bool:
+    def one(s: Mapping[str, Any], fit: DriftFit) -> bool:
         shapes = {name: np.shape(value) for name, value in fit.theta.items()}
         return bool(s) and all(np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items())
 

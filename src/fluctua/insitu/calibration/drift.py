@@ -5,7 +5,7 @@ apart), minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = �
 
     δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
 
-For Euler and a drift that is linear in θ one step is exact, and quick if the drift tells its features (`feature_fit`).
+For Euler and a drift that is linear in θ one step is exact, and quick if the drift tells its features (`feature_sums`).
 E[r | x] = 0 makes the estimate unbiased whatever C is; a wrong C costs accuracy, and shows where `robust_stderr`, from
 the scatter of trajectories, departs from `stderr`.
 
@@ -13,13 +13,21 @@ States measured with noise ε sit in r and in A both, and least squares takes th
 before in the place of Aᵀ (an instrument: it shares no ε with r) the estimate is consistent whatever the noise is:
 
     δθ = N⁻¹ Σ A₋ᵀC⁻¹r,     N = Σ A₋ᵀC⁻¹A.
+
+Where the drift is linear in known features of the state, μ = what θ is not in + Σ_k v_k θ_{p_k} φ_{f_k} on component
+i_k, the same sums are
+
+    N_{pq} = Σ_i (1/2Q_i) Σ_{k,l of i} v_k v_l Σ_n φ_{f_k} φ_{f_l} Δt,
+
+as exact and faster by far: nothing of the size (components × parameters) is made at any step. The products of features
+are summed over all steps first, one matrix product, and a row of the drift picks its few from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +39,6 @@ from fluctua.core import check
 from fluctua.core.local_linear import Gaussian, euler
 from fluctua.core.text import names
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
-from fluctua.insitu.calibration.features import FeatureDrift, feature_sums
 from fluctua.insitu.recording.reader import RecordingFile
 
 Transition = Callable[[Process, Params, Step], Gaussian]
@@ -42,7 +49,7 @@ NULL = 1e-9
 """Eigenvalues of N, scaled to a unit diagonal, below this say nothing about θ."""
 
 
-class Fit(NamedTuple):
+class DriftFit(NamedTuple):
     """theta, stderr, robust_stderr: with the structure of θ; stderr is infinite for what the data do not determine.
 
     covariance: (P, P). unresolved: names of those parameters. transitions, trajectories: used. passes: over the data.
@@ -68,7 +75,7 @@ def fit_drift(
     usable: np.ndarray | None = None,
     noisy_states: bool = False,
     most_passes: int = 8,
-) -> Fit:
+) -> DriftFit:
     """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
 
     diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known,
@@ -110,7 +117,7 @@ def fit_drift(
         if np.all(np.abs(step)[known] <= np.maximum(0.01 * error, rounding)[known]):
             break
     infinite = lambda v: unravel(jnp.asarray(np.where(known, v, np.inf), flat.dtype))
-    return Fit(
+    return DriftFit(
         unravel(flat),
         infinite(error),
         infinite(scatter),
@@ -218,3 +225,82 @@ def _enough(source: Any, size: int) -> int:
     """Trajectories within the budget of work, two at least."""
     count, times, width = source.x.shape
     return max(2, min(count, int(FLOPS / max(1, 2 * width * size * (size + 2 * width) * times))))
+
+
+# ------------------------------------------------------------------------------------------ drifts with known features
+
+NUMBERS = 2**24
+"""Features held at a time."""
+
+
+class Entries(NamedTuple):
+    """Terms v θ_p φ_f of component `row` of the drift. (K,) each"""
+
+    row: np.ndarray
+    parameter: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
+@runtime_checkable
+class FeatureDrift(Protocol):
+    """A drift that tells its features φ and which of them each θ_p multiplies; `network.LinearDrift` is one."""
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array: ...
+    def features(self, x: Array, t: Array, context: PyTree) -> Array: ...
+    def entries(self, theta: Params) -> Entries: ...
+
+
+class Sums(NamedTuple):
+    """Σ A₋ᵀC⁻¹A₋ and Σ A₋ᵀC⁻¹A (P, P), and Σ A₋ᵀC⁻¹r of every trajectory (E, P)."""
+
+    gram: np.ndarray
+    normal: np.ndarray
+    rows: np.ndarray
+
+
+def feature_sums(
+    drift: FeatureDrift, theta: Params, x: Array, times: Times, context: PyTree, q: np.ndarray, mask: np.ndarray,
+    lagged: bool,
+) -> Sums:  # fmt: skip
+    """The sums of trajectories x (E, T+1, M) at θ. q: Q (M,). mask: 0 for components to leave out. (M,)"""
+    entry, size = drift.entries(theta), sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
+    weight = mask / (2 * np.asarray(q, float))
+    pairs = tuple(entry.feature.tolist()), tuple(entry.row.tolist())
+    k, steps = int(lagged), x.shape[1] - 1
+    block = max(1, NUMBERS // (x.shape[0] * max(len(entry.row), 1)))
+    total: Any = None
+    for first in range(k, steps, block):
+        at = slice(first, min(first + block, steps))
+        parts = _block(drift, lagged, pairs, theta, x[:, first - k : at.stop + 1], times.t[at], times.dt[at], context)
+        doubled = [np.asarray(part, np.float64) for part in parts]
+        total = doubled if total is None else [a + b for a, b in zip(total, doubled, strict=True)]
+    own, cross, score = total
+    gram, normal, rows = np.zeros((size, size)), np.zeros((size, size)), np.zeros((len(score), size))
+    for i in range(x.shape[2]):
+        of = np.flatnonzero(entry.row == i)
+        p, f, v = entry.parameter[of], entry.feature[of], entry.value[of]
+        scale = weight[i] * v[:, None] * v
+        np.add.at(gram, np.ix_(p, p), scale * own[np.ix_(f, f)])
+        np.add.at(normal, np.ix_(p, p), scale * cross[np.ix_(f, f)])
+        np.add.at(rows.T, p, (weight[i] * v)[:, None] * score.T[of])
+    return Sums(gram, normal, rows)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _block(
+    drift: FeatureDrift, lagged: bool, pairs: Any, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> tuple[Array, Array, Array]:
+    """Σ φ₋φ₋ᵀΔt and Σ φ₋φᵀΔt (F, F), and Σ_n φ₋_f r_i of every trajectory and pair (f, i) (E, K)."""
+    feature, row = (np.array(column) for column in pairs)
+    along = lambda f: jax.vmap(jax.vmap(f, in_axes=(0, 0, None)), in_axes=(0, None, 0))
+    now, after = x[:, lagged:-1], x[:, 1 + lagged :]
+    phi = along(drift.features)(now, t, context)
+    # at this time in another sample's place: only its noise must be another one
+    seen = along(drift.features)(x[:, : now.shape[1]], t, context) if lagged else phi
+    rate = along(lambda x, t, context: drift(theta, x, t, context))(now, t, context)
+    r = after - now - rate * dt[:, None]
+    flat = lambda v: v.reshape(-1, v.shape[-1])
+    own = flat(seen * dt[:, None]).T @ flat(seen)
+    cross = flat(seen * dt[:, None]).T @ flat(phi) if lagged else own
+    return own, cross, jnp.einsum("enk,enk->ek", seen[..., feature], r[..., row])

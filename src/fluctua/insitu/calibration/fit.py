@@ -1,16 +1,23 @@
-"""Noise and drift of one set of trajectories, in the order in which they need each other."""
+"""Noise and drift of trajectories in the order in which they need each other, and a recording's whole calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.core.local_linear import euler
-from fluctua.core.types import Params, Process, Trajectories
-from fluctua.insitu.calibration.drift import Fit, Transition, fit_drift
+from fluctua.core import check
+from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.local_linear import euler, local_linear
+from fluctua.core.types import Estimate, Params, Process, Trajectories
+from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
+from fluctua.insitu.calibration.hidden import observed_model, visibility
+from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
+from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
+from fluctua.insitu.estimating import SCORES, estimate
+from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
 
 ROUNDS = 4
@@ -18,14 +25,14 @@ ALIKE = 0.02
 """Relative change of the weights that is let pass: it changes the errors by half of that."""
 
 
-class Fitted(NamedTuple):
+class SystemFit(NamedTuple):
     """drift: its parameters with errors. noise: what the residuals of that drift say."""
 
-    drift: Fit
+    drift: DriftFit
     noise: NoiseFit
 
 
-def fit_both(
+def fit_system(
     source: RecordingFile | Trajectories,
     process: Process,
     theta: Params,
@@ -33,7 +40,7 @@ def fit_both(
     transition: Transition = euler,
     usable: np.ndarray | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> Fitted:
+) -> SystemFit:
     """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if channels are hidden.
 
     A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which tells whether the
@@ -41,7 +48,7 @@ def fit_both(
     its drift lacked sat in the rough noise, made weights and errors too large, and hid observation noise: both are then
     fitted again with the noise that was found.
 
-    >>> fit_both(Trajectories(t, x), model.process, model.theta).drift.theta["omega"]
+    >>> fit_system(Trajectories(t, x), model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
     noise = fit_noise(source, process, theta, transition=transition, usable=usable)
@@ -59,10 +66,100 @@ def fit_both(
         noise = fit_noise(source, process, theta, transition=transition, diffusion=scale, usable=usable)
         if _alike(before, noise):
             break
-    return Fitted(drift, noise)
+    return SystemFit(drift, noise)
 
 
 def _alike(a: NoiseFit, b: NoiseFit) -> bool:
     """Whether the drift would be fitted in the same way with either."""
     weights = b.quadratic_variation / a.quadratic_variation
     return a.observation_seen == b.observation_seen and bool(np.all(np.abs(weights - 1) < ALIKE))
+
+
+# -------------------------------------------------------------------------------------- a whole recording
+
+
+class Calibration(NamedTuple):
+    """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift. model_diffusion: Q that
+    the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
+    beside which its bias is to be read.
+    """
+
+    fit: DriftFit
+    expected: Params
+    noise: NoiseFit
+    model_diffusion: np.ndarray
+    residuals: ResidualReport | None
+    estimate: Estimate | None
+    transition: str = "euler"
+
+
+def calibrate(
+    recording: RecordingFile,
+    model: RecordingModel,
+    *,
+    transition: str = "euler",
+    bias: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Calibrate from one recording of a network, or of any process of `model_of(recording, source)`.
+
+    transition: "euler", or "local-linear" for samples far apart. bias: whether to examine the residuals against the
+    state and what they do to the gradient, which takes about as long as the gradient.
+
+    >>> with open_recording("run.nc") as recording:
+    ...     calibration = calibrate(recording, model_of(recording))
+    """
+    say = progress or (lambda text: None)
+    laws: dict[str, Transition] = {"euler": euler, "local-linear": local_linear}
+    if transition not in laws:
+        raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
+    if recording.count < 2:
+        raise ValueError(
+            f"{recording.path} has {recording.count} complete trajectories; a calibration needs two at least."
+        )
+    law = laws[transition]
+    process, theta = check.process(model.process), check.parameters(model.theta)
+    fitted, start = process, theta
+    if recording.description.network and model.observed is not None:
+        linear = linear_model(task_of(recording.description), theta)
+        fitted, start = check.process(linear.process), check.parameters(linear.theta)
+    usable = None
+    if model.hidden:
+        assert model.observed is not None
+        assert model.size is not None
+        if transition != "euler":
+            raise ValueError(
+                "with hidden channels only Euler's transition is known; sample faster, or observe them all."
+            )
+        one = _first_context(recording)
+        view = visibility(fitted, None, start, model.observed, model.size, context=one)
+        usable = view.usable[model.observed]
+        fitted, _ = observed_model(fitted, None, tuple(map(int, model.observed)), model.size)
+        fitted = check.process(fitted)
+    fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
+    expected_q = _model_diffusion(recording, fitted, start)
+    report = found = None
+    if bias and not model.hidden:
+        say("residuals")
+        report = examine_residuals(
+            recording, process, model.objective, theta, components=recording.description.components, transition=law,
+            noisy_states=noise.observation_seen,
+        )  # fmt: skip
+        say("gradient")
+        blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
+        found = estimate(
+            recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
+        ).estimate
+    return Calibration(fit, start, noise, expected_q, report, found, transition)
+
+
+def _first_context(recording: RecordingFile) -> Any:
+    rows = recording.trajectories(0, 1, load=True).context
+    return None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
+
+
+def _model_diffusion(recording: RecordingFile, process: Process, theta: Params) -> np.ndarray:
+    """Q of the model at the first sample that is not the start. (M,)"""
+    x = np.asarray(recording.trajectories(0, 1, load=True).x)[0, 1]
+    q = diffusion_matrix(process, theta, x, recording.t[1], _first_context(recording))
+    return np.diag(np.asarray(q, float))

@@ -1,183 +1,122 @@
-"""The model of an instrument as a `Process` of its settings, with the calibration as context.
+"""A resonator network whose drift is linear in everything that a calibration can find.
 
-    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ)ψ − Γψ + f] dt + √(2Q) dW
+    dψ_n/dt = −i ω_n ψ_n − i χ_n |ψ_n|²ψ_n − i Σ_m (κ_nm + δκ_nm) ψ_m − Γ_n ψ_n + Σ_drives d_k f_k(t) [n is its site]
 
-The calibration travels with the trajectories that it belongs to (`context`), so a drifting instrument can be
-calibrated anew between two iterations and nothing is compiled again. It is found as from any recording (`fitting`).
+θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺ e^{iφ} (drives,)}.
+γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what enters is their sum and their product.
+A θ without chi is of a network without Kerr effect, whose ω is then found several times better.
+
+Where a task runs several experiments side by side (isolation: forward and backward), they are copies of one device: ω,
+κ, χ and Γ are shared, and every copy tells about them; the drives are each their own.
+
+The drift is linear in features of the state too, which makes a fit quick (`drift.feature_sums`):
+
+    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ, Re f, Im f).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.text import with_error
-from fluctua.core.types import Array, Params, Process, Trajectories
-from fluctua.insitu.calibration.actuators import OwnGains, knob_gains
-from fluctua.insitu.calibration.drift import fit_drift
-from fluctua.insitu.calibration.fit import Fitted, fit_both
-from fluctua.insitu.calibration.network_model import LinearDrift, LinearModel, linear_model
-from fluctua.insitu.calibration.report import describe_knobs
+from fluctua import tcmt
+from fluctua.core.types import Array, Params, Process, PyTree
+from fluctua.insitu.calibration.drift import Entries
+from fluctua.tcmt.modulation import Modulation, delta_kappa
+from fluctua.tcmt.process import Frame, abs2, carrier, coefficients, coupled, to_psi, to_x
 from fluctua.tcmt.tasks import Task
-
-KNOBS = ("omega", "kappa")
-REST = ("decay", "drive_re", "drive_im")
-
-Calibration = dict[str, Array]
-"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), decay: Γ (N,), drive_re, drive_im (drives,),
-diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
-omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
-"""
-
-TRUST = 3.0
-"""A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
-
-
-def parameters(calibration: Calibration, settings: Mapping[str, Array]) -> dict[str, Array]:
-    """ω and κ at these settings."""
-    return {name: calibration[f"{name}_offset"] + calibration[f"{name}_gain"] * settings[name] for name in KNOBS}
 
 
 @dataclass(frozen=True)
-class Drift:
-    """μ of a calibrated network: (settings, x, t, calibration) -> (2N,)."""
+class LinearDrift:
+    """μ as above: (theta, x, t, context) -> (2CN,), for C copies of a network, all in `network`."""
 
-    linear: LinearDrift
+    network: tcmt.Network
+    drives: tuple[tcmt.Drive, ...]
+    frame: Frame
+    modulation: Modulation | None
+    copies: int = 1
 
-    def __call__(self, theta: Params, x: Array, t: Array, context: Calibration) -> Array:
-        """dψ/dt as quadratures. (2N,)"""
-        rest = {name: context[name].astype(x.dtype) for name in REST}
-        return self.linear({**parameters(context, theta), **rest}, x, t, None)
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        """dψ/dt as quadratures. (2CN,)"""
+        psi = to_psi(x)
+        origin = carrier(self.drives)
+        shared = {name: jnp.tile(theta[name], self.copies) for name in theta if not name.startswith("drive")}
+        kappa = shared["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
+        frequency = shared["omega"] + (origin if self.frame == "lab" else 0.0)
+        if "chi" in shared:
+            frequency = frequency + shared["chi"] * abs2(psi)
+        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - shared["decay"] * psi
+        for k, shape in enumerate(self._shapes(t)):
+            source = (theta["drive_re"][k] + 1j * theta["drive_im"][k]) * shape
+            rate = rate.at[int(self.network.lead_sites[self.drives[k].lead])].add(source)
+        return to_x(rate)
 
+    def features(self, x: Array, t: Array, context: PyTree) -> Array:
+        """φ. (4CN + 2 drives,)"""
+        shapes = jnp.stack([jnp.asarray(s) for s in self._shapes(t)]) if self.drives else jnp.zeros(0, complex)
+        bright = jnp.tile(abs2(to_psi(x)), 2) * x
+        return jnp.concatenate([x, bright, shapes.real.astype(x.dtype), shapes.imag.astype(x.dtype)])
 
-def _noise(theta: Params, x: Array, t: Array, context: Calibration) -> Array:
-    """The measured amplitude on both quadratures. (2N,)"""
-    return jnp.tile(jnp.sqrt(2 * context["diffusion"]), 2)
+    def entries(self, theta: Params) -> Entries:
+        """The terms of μ that are linear in θ, p counted as `ravel_pytree` does."""
+        n, (i, j) = self.network.sites, self.network.bonds.T
+        re, im = np.arange(n), np.arange(n) + n  # rows of the drift, and the features Re ψ, Im ψ
+        bright, shape = 2 * n, 4 * n
+        lead = np.array([int(self.network.lead_sites[d.lead]) for d in self.drives], int)
+        d = np.arange(len(lead))
+        # −iψ has the real part Im ψ and the imaginary part −Re ψ
+        turn = lambda site, other, offset=0: [(site, other + n + offset, 1.0), (site + n, other + offset, -1.0)]
+        parts = {
+            "omega": turn(re, re),
+            "chi": turn(re, re, bright),
+            "kappa": turn(i, j) + turn(j, i),
+            "decay": [(re, re, -1.0), (im, im, -1.0)],
+            "drive_re": [(lead, shape + d, 1.0), (lead + n, shape + len(d) + d, 1.0)],
+            "drive_im": [(lead, shape + len(d) + d, -1.0), (lead + n, shape + d, 1.0)],
+        }
+        first, rows = 0, []
+        for name in sorted(theta):
+            size = np.size(theta[name])  # of one device; the copies follow one another
+            rows += [(row, first + np.arange(len(row)) % size, f, np.full(len(row), v)) for row, f, v in parts[name]]
+            first += size
+        return Entries(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
-
-def process(task: Task) -> Process:
-    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}. context: a `Calibration`."""
-    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, None)), _noise)
-
-
-def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]]) -> list[Fitted]:
-    """Drift and noise at each of several settings."""
-    return [fit_both(trajectories, *_model(task, settings)) for settings, trajectories in runs]
-
-
-def calibrate(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fitted] | None = None) -> Calibration:
-    """A calibration from trajectories at several settings, at least two different ones of every knob.
-
-    fits: of these runs, if there are any yet.
-
-    >>> calibrate(task, [(settings, substrate(key, settings, 50)) for settings in plan])
-    """
-    fits = fit_runs(task, runs) if fits is None else fits
-    lines = gains(runs, fits)
-    _determined(lines)
-    known = {name: _together(fits, name) for name in (*KNOBS, *REST)}
-    mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
-    mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
-    each = [f.noise.observation_variance.reshape(2, -1) for f in fits]
-    s2 = np.maximum(np.mean(each, axis=(0, 1)), 0)  # after the mean: chance below zero balances chance above
-    mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
-    return {f"{name}_{part}": getattr(line, part) for name, line in lines.items() for part in ("offset", "gain")} | mean
-
-
-def _together(fits: list[Fitted], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted mean of a family over several fits, and its error; what a fit left open weighs nothing."""
-    weight = np.stack([np.asarray(f.drift.stderr[name], float) for f in fits]) ** -2
-    total = weight.sum(axis=0)
-    if not np.all(total > 0):
-        raise ValueError(
-            f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: too little light "
-            "reaches it. Raise the drive, or probe at other settings."
-        )
-    return np.sum(weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0) / total, total**-0.5
-
-
-def _determined(lines: dict[str, OwnGains]) -> None:
-    """Refuse gains whose signs are anybody's guess: the training would as soon walk down as up."""
-    for name, line in lines.items():
-        # NaN where a probe left the parameter open
-        clear = np.abs(line.gain) > 2 * line.gain_stderr
-        if not np.all(np.isfinite(line.gain)) or 2 * clear.sum() < clear.size:
-            k = int(np.argmin(np.isfinite(line.gain) & clear))
-            raise ValueError(
-                f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is {line.gain[k]:.2g} ± "
-                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more trajectories."
-            )
+    def _shapes(self, t: Array) -> list[Array]:
+        """f_k(t), complex, in the frame of the drift."""
+        origin = carrier(self.drives) if self.frame == "rotating" else 0.0
+        envelope = lambda drive: 1.0 if drive.envelope is None else drive.envelope(t)
+        return [envelope(drive) * jnp.exp(-1j * (drive.frequency - origin) * t) for drive in self.drives]
 
 
-def gains(runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> dict[str, OwnGains]:
-    """What each knob does, family by family."""
-    return knob_gains([{name: s[name] for name in KNOBS} for s, _ in runs], [f.drift for f in fits])
+@dataclass(frozen=True)
+class FixedNoise:
+    """σ_i = √(2Q_i), known numbers. (M,)"""
+
+    diffusion: tuple[float, ...]
+
+    def __call__(self, theta: Params, x: Array, *rest: object) -> Array:
+        """σ. (M,)"""
+        return jnp.sqrt(2 * jnp.asarray(self.diffusion, x.dtype))
 
 
-def follow(
-    calibration: Calibration, task: Task, settings: Params, trajectories: Trajectories, *, rate: float = 0.3
-) -> Calibration:
-    """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow drift is followed.
+class LinearModel(NamedTuple):
+    """process, and theta as the network and its parameters say it should be."""
 
-    To be used for the batches after this one. A batch that its own calibration has looked at is no longer
-    independent of it. What the batch leaves open stays, and what it knows far worse than the probes did (a dark batch)
-    moves by less than `rate`, in proportion to 1/error².
-    """
-    model = _model(task, settings)
-    dt = float(np.diff(np.asarray(trajectories.t, float)).mean())
-    weight = np.tile(np.asarray(calibration["diffusion"] + calibration["readout"] / dt), 2)
-    expected = parameters(calibration, {name: np.asarray(settings[name]) for name in KNOBS})
-    start = {**model.theta, **expected, **{name: np.asarray(calibration[name]) for name in REST}}
-    seen = bool(calibration["readout_seen"])
-    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
-
-    def step(name: str) -> np.ndarray:
-        error = np.asarray(found.stderr[name], float)
-        trusted = TRUST * np.asarray(calibration.get(f"{name}_stderr", np.inf))
-        known = np.isfinite(error)  # where not, the batch does not determine it, and its value means nothing
-        share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
-        return rate * share * (np.asarray(found.theta[name]) - start[name])
-
-    moved = {f"{name}_offset": calibration[f"{name}_offset"] + step(name) for name in KNOBS}
-    moved |= {name: calibration[name] + step(name) for name in REST}
-    return {**calibration, **moved}
+    process: Process
+    theta: dict[str, np.ndarray]
 
 
-def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Fitted]) -> str:
-    """The calibration for a reader: what each knob does, losses, drive, noise, and what does not fit."""
-    lines = [f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} trajectories"]
-    lines += ["", describe_knobs(gains(runs, fits))]
-    last = fits[-1]
-    lines += ["", f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}"]
-    n = task.network.sites
-    q, q_error = (v.reshape(2, n).mean(axis=0) for v in (last.noise.diffusion, last.noise.diffusion_stderr))
-    readout = np.sqrt(np.maximum(last.noise.observation_variance, 0)).reshape(2, n).mean(axis=0)
-    white = last.noise.whiteness.reshape(2, n).min(axis=0)
-    for k in range(n):
-        loss = with_error(float(last.drift.theta["decay"][k]), float(last.drift.stderr["decay"][k]))
-        # two quadratures, each with its own error
-        noise = with_error(q[k], q_error[k] / np.sqrt(2))
-        lines.append(f"  {k:<8} {loss:>20} {noise:>20} {readout[k]:>14.2g} {white[k]:>10.2g}")
-    if white.min() * 2 * n < 1e-3:
-        lines.append("→ residuals have a memory: the interval is too long for the drift, or the noise is not white.")
-    return "\n".join(lines) + "\n"
-
-
-def _model(task: Task, settings: Params) -> LinearModel:
-    """The network without Kerr effect, as if the settings were its parameters."""
-    return linear_model(task, {name: np.asarray(settings[name]) for name in KNOBS}, kerr=False)
-
-
-def _diffusion(fitted: Fitted) -> np.ndarray:
-    """Q of each resonator, the mean of both quadratures. (N,)"""
-    q = fitted.noise.diffusion.reshape(2, -1).mean(axis=0)
-    if np.any(q <= 0):
-        site = int(np.argmin(q))
-        raise ValueError(
-            f"resonator {site} shows readout noise and no noise of its own: the score would divide by nothing. Sample "
-            "less often, lower the readout noise, or inject noise there."
-        )
-    return q
+def linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
+    """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or zero."""
+    c = coefficients(task.network, theta)  # refuses leads on several resonators
+    coupling = np.tile(c.lead_coupling, task.copies)
+    amplitude = [coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
+    values = {"omega": c.omega, "kappa": c.kappa, "decay": c.decay} | ({"chi": c.chi} if kerr else {})
+    values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
+    drift = LinearDrift(task.simulated, task.drives, task.frame, task.modulation, task.copies)
+    noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2 * task.copies).tolist()))
+    return LinearModel(Process(drift, noise), {name: np.asarray(v, float) for name, v in values.items()})

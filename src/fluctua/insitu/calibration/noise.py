@@ -5,9 +5,15 @@ observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε
 
     E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
 
-the intercept and the slope of the quadratic variation against the lag. Over intervals that need local linearisation
-components mix, which is undone (`spreading`). Every number comes with an error from the
+the intercept and the slope of the quadratic variation against the lag. Every number comes with an error from the
 scatter of single trajectories.
+
+Over an interval Δ that needs local linearisation the kicks of all components reach each other through F(s) = e^{Js},
+J = ∂μ/∂x, and so does the observation noise of the sample before. For a diagonal Q and s²,
+
+    E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i r_i'] = −F_ii s_i²,
+
+which is undone (`spreading`). For Euler's transition W = F = 1, and a residual tells of its own component alone.
 """
 
 from __future__ import annotations
@@ -18,14 +24,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import toeplitz
+from scipy.linalg import expm, toeplitz
 from scipy.stats import chi2
 
 from fluctua.core import check
 from fluctua.core.local_linear import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
 from fluctua.insitu.calibration.drift import Transition, pieces, with_diffusion
-from fluctua.insitu.calibration.spreading import Spreading, spreading
 from fluctua.insitu.recording.reader import RecordingFile
 
 LAGS = 8
@@ -250,3 +255,44 @@ def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np
         zs.append(slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300) if count > 1
                   else np.zeros_like(slope))  # fmt: skip
     return np.stack(slopes, axis=1), np.stack(zs, axis=1)
+
+
+# ------------------------------------------------------------------------------ spreading within an interval
+
+STATES = 12
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
+
+
+class Spreading(NamedTuple):
+    """Averages over recorded states. weights: W (M, M). squares: F_ij² (M, M). own: F_ii (M,)."""
+
+    weights: np.ndarray
+    squares: np.ndarray
+    own: np.ndarray
+
+
+def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
+    """From the drift's Jacobian at some of the states of `data`.
+
+    >>> spreading(process, theta, recording.trajectories(0, 1, load=True)).weights
+    """
+    found = [_over(jacobian, dt) for jacobian, dt in jacobians(process, theta, data)]
+    return Spreading(*(np.mean(part, axis=0) for part in zip(*found, strict=True)))
+
+
+def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
+    """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
+    rng, dtype = np.random.default_rng(0), jnp.result_type(float)
+    slope = jax.jit(jax.jacfwd(lambda x, t, context: process.drift(theta, x, t, context)))
+    found = []
+    for j, n in zip(rng.integers(len(data.x), size=STATES), rng.integers(len(data.t) - 1, size=STATES), strict=True):
+        context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
+        at = slope(jnp.asarray(data.x[j, n], dtype), jnp.asarray(data.t[n], dtype), context)
+        found.append((np.asarray(at, np.float64), float(data.t[n + 1] - data.t[n])))
+    return found
+
+
+def _over(jacobian: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    at = [expm(jacobian * (dt * (1 + node) / 2)) ** 2 for node in NODES]
+    f = expm(jacobian * dt)
+    return sum(w * part for w, part in zip(WEIGHTS / 2, at, strict=True)), f**2, np.diagonal(f)

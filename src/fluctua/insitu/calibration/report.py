@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from fluctua.core.text import names, with_error
 from fluctua.insitu.calibration.actuators import Gains, OwnGains
-from fluctua.insitu.calibration.calibrating import Calibration
+from fluctua.insitu.calibration.fit import Calibration
 
 MOST = 8
 ALARM = 1e-3
@@ -159,8 +160,6 @@ def _bias(c: Calibration) -> list[str]:
         lines.append(f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22}")
     if len(z) > MOST:
         lines.append(f"  … the {MOST} clearest of {len(z)}")
-    from scipy.stats import t as student
-
     clear = int(np.sum(z > student.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
     share = np.sqrt(np.mean(error**2) / max(np.mean(ge**2), 1e-300))
     if clear:

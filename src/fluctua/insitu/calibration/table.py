@@ -3,17 +3,40 @@
 `fluctua calibrate --write` puts it there and `fluctua estimate` takes it from there, so that a file carries what is
 known of its noise and of its drift with it. A table that somebody else wrote, with a `diffusion` from another
 measurement, will do as well; only that entry is needed.
+
+The score divides by Q, so a Q that is off by a factor c puts the whole gradient off by 1/c: the calibrated one is used
+wherever a file has it. It enters as a factor on each component's noise,
+
+    σ_i(θ, x, t) → σ_i(θ, x, t) √(Q̂_i / Q_i),     Q_i the model's own, averaged over recorded states,
+
+so that what the model says about how σ depends on θ and on the state stays.
+
+The score also needs the drift at the parameters that the system really had. `theta="calibrated"` puts the fitted ones
+in the place of those that were set, and adds to a network's drift what was fitted and is not in θ, the total decay and
+the drive: μ → μ − (Γ̂ − Γ)ψ + (d̂ − d) f(t).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fluctua.insitu.calibration.calibrating import Calibration
+from fluctua.core import check
+from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
+from fluctua.insitu.calibration.fit import Calibration
+from fluctua.insitu.calibration.network import LinearDrift, linear_model
 from fluctua.insitu.calibration.noise import observation_seen
+from fluctua.insitu.calibration.report import limit
 from fluctua.insitu.recording.description import Description, now, software_name
+from fluctua.insitu.recording.model import RecordingModel, task_of
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.tcmt.process import carrier
 
 DRIFT, ERROR = "drift_", "_stderr"
 
@@ -99,3 +122,233 @@ def _flat(theta: Any, stderr: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
     if any(isinstance(v, dict | list | tuple) for v in theta.values()):
         return []
     return [(str(n), np.asarray(v, float), np.asarray(stderr[n], float)) for n, v in theta.items()]
+
+
+# ---------------------------------------------------------------------------------------- applied to a model
+
+NOISES, THETAS = ("auto", "file", "nominal"), ("set", "calibrated")
+SAMPLES = 256
+"""Recorded states over which a model's Q is averaged; where it is constant, one would do."""
+
+
+class Applied(NamedTuple):
+    """model: as it is to be used. observation_variance: s² (M,) to correct for, or None. ratio: Q̂/Q (M,) of the file's
+    calibration, None if the model's noise was left alone. said: what was used, a line each, for people.
+    """
+
+    model: RecordingModel
+    observation_variance: np.ndarray | None
+    ratio: np.ndarray | None
+    said: tuple[str, ...]
+
+
+def apply_calibration(
+    recording: RecordingFile, model: RecordingModel, *, noise: str = "auto", theta: str = "set"
+) -> Applied:
+    """The model with what the recording's `noise` table says.
+
+    noise: "file" takes the table's Q and observation noise, "nominal" the model's, "auto" the table's if there is one.
+    theta: "set" as the recording says it was set, "calibrated" as it was fitted.
+
+    >>> applied = apply_calibration(recording, model_of(recording))
+    >>> m = applied.model
+    >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=applied.observation_variance)
+    """
+    for name, given, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
+        if given not in known:
+            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {given!r}.")
+    table = read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
+    if table is None and (noise == "file" or theta == "calibrated"):
+        raise ValueError(
+            f"{recording.path} has no calibration in it. Make one: fluctua calibrate {recording.path} --write"
+        )
+    said = []
+    ratio = variance = None
+    if theta == "calibrated":
+        assert table is not None
+        model, line = _with_drift(recording, model, table)
+        said.append(line)
+    if table is None or noise == "nominal":
+        said.insert(0, "noise: the model's own Q" + ("" if noise == "nominal" else "; the file has no calibration"))
+    else:
+        model, ratio = _with_noise(recording, model, table.diffusion)
+        variance = table.observation_variance
+        said.insert(0, _noise_line(table, ratio, variance))
+        said += _off(recording, model, table) if theta == "set" else []
+    return Applied(model, variance, ratio, tuple(said))
+
+
+# ------------------------------------------------------------------------------------------- the noise
+
+
+@dataclass(frozen=True)
+class ScaledNoise:
+    """Σ with each component's row times a number. scale: (M,)"""
+
+    f: Callable[..., Array]
+    scale: tuple[float, ...]
+
+    def __call__(self, theta: Params, x: Array, *rest: Any) -> Array:
+        """σ. (M,) or (M, W)"""
+        sigma = self.f(theta, x, *rest)
+        scale = jnp.asarray(self.scale, sigma.dtype)
+        return sigma * (scale if jnp.ndim(sigma) == 1 else scale[:, None])
+
+
+@dataclass(frozen=True)
+class ScaledDiffusion:
+    """v -> S Q S v, S diagonal. scale: (M,)"""
+
+    f: Callable[..., Array]
+    scale: tuple[float, ...]
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, v: Array) -> Array:
+        """Q v. (M,)"""
+        scale = jnp.asarray(self.scale, v.dtype)
+        return scale * self.f(theta, x, t, context, scale * v)
+
+
+def scaled(process: Process, scale: np.ndarray) -> Process:
+    """The process with the noise of component i times scale_i, in whichever form it is given. scale: (M,)"""
+    by = tuple(np.asarray(scale, float).tolist())
+    noise: Any = process.noise
+    if isinstance(noise, NoiseProduct):
+        noise = NoiseProduct(ScaledNoise(noise.product, by), noise.width)
+    elif noise is not None:
+        noise = ScaledNoise(noise, by)
+    return Process(process.drift, noise, None if process.diffusion is None else ScaledDiffusion(process.diffusion, by))
+
+
+def _with_noise(
+    recording: RecordingFile, model: RecordingModel, diffusion: np.ndarray
+) -> tuple[RecordingModel, np.ndarray]:
+    """The model with Q of the observed components (C,) as given, and Q̂/Q (C,)."""
+    process = check.process(model.process)
+    seen = np.arange(len(diffusion)) if model.observed is None else model.observed
+    size = len(diffusion) if model.size is None else model.size
+    own = _mean_diffusion(recording, process, model.theta, seen, size)[seen]
+    if not np.all(own > 0):
+        bad = recording.description.components[int(np.argmin(own))]
+        raise ValueError(f"the model has no noise on {bad}, so its calibrated diffusion has nothing to scale.")
+    scale = np.ones(size)
+    scale[seen] = np.sqrt(diffusion / own)
+    return model._replace(process=scaled(process, scale)), diffusion / own
+
+
+def _mean_diffusion(
+    recording: RecordingFile, process: Process, theta: Params, seen: np.ndarray, size: int
+) -> np.ndarray:
+    """Diagonal of the model's Q, averaged over recorded states; hidden components at zero. (M,)"""
+    theta = check.parameters(theta)
+    count = min(recording.count, 16)
+    data = recording.trajectories(0, count, load=True)
+    every = max(1, (len(data.t) - 1) * count // SAMPLES)
+    n = np.arange(1, len(data.t), every)  # not the start, which is often a state without noise
+    x = np.zeros((count, len(n), size))
+    x[:, :, seen] = np.asarray(data.x)[:, n]
+    dtype = jnp.result_type(float)
+    times = jnp.asarray(data.t[n], dtype)
+
+    def of_one(x: Array, context: PyTree) -> Array:
+        at = lambda pair: jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
+        return jax.lax.map(at, (x, times)).mean(axis=0)
+
+    each = [
+        of_one(jnp.asarray(x[j], dtype), jax.tree.map(lambda leaf: leaf[j], data.context))  # noqa: B023
+        for j in range(count)
+    ]
+    return np.mean(np.asarray(each, np.float64), axis=0)
+
+
+# ------------------------------------------------------------------------------------------- the drift
+
+
+@dataclass(frozen=True)
+class CorrectedDrift:
+    """μ plus what a calibration found besides θ: a linear model at differences of coefficients, `rest`, as pairs."""
+
+    f: Callable[..., Array]
+    linear: LinearDrift
+    rest: tuple[tuple[str, tuple[float, ...]], ...]
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        """μ. (M,)"""
+        known = {name: jnp.asarray(value, x.dtype) for name, value in self.rest}
+        return self.f(theta, x, t, context) + self.linear(known, x, t, None)
+
+
+def _with_drift(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> tuple[RecordingModel, str]:
+    if not table.drift:
+        raise ValueError(
+            f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua calibrate "
+            f"{recording.path} --write"
+        )
+    if not isinstance(model.theta, dict) or not set(model.theta) & set(table.drift):
+        raise ValueError(
+            f"the calibration in {recording.path} is of {', '.join(table.drift)}, and this model has other parameters."
+        )
+    theta, moved = {}, []
+    for name, value in model.theta.items():
+        theta[name] = _where_known(table, name, np.asarray(value, float))
+        moved.append(np.max(np.abs(theta[name] - np.asarray(value)), initial=0.0))
+    line = f"parameters: as calibrated ({table.origin}), at most {max(moved):.3g} from where they were set"
+    if model.observed is None:  # the user's own process: all of its drift is in θ
+        return model._replace(theta=theta), line
+    task = task_of(recording.description)
+    nominal = linear_model(task, theta).theta
+    rest = {name: 0 * nominal[name] for name in ("omega", "kappa", "chi")}
+    if task.frame == "lab":  # where a linear model adds the carrier to ω
+        rest["omega"] = rest["omega"] - carrier(task.drives)
+    for name in ("decay", "drive_re", "drive_im"):
+        rest[name] = _where_known(table, name, nominal[name]) - nominal[name]
+    linear = LinearDrift(task.simulated, task.drives, task.frame, None, task.copies)
+    fixed = tuple((name, tuple(np.asarray(v, float).tolist())) for name, v in rest.items())
+    process = check.process(model.process)
+    drift = CorrectedDrift(process.drift, linear, fixed)
+    return model._replace(process=process._replace(drift=drift), theta=theta), f"{line}; decay and drive too"
+
+
+def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndarray:
+    """SystemFit values where the data determined them."""
+    if name not in table.drift:
+        return otherwise
+    if table.drift[name].shape != otherwise.shape:
+        raise ValueError(
+            f"`noise.drift_{name}` has shape {table.drift[name].shape}, the model's {name} {otherwise.shape}: the "
+            "calibration is of another system."
+        )
+    return np.where(np.isfinite(table.drift_stderr[name]), table.drift[name], otherwise)
+
+
+# --------------------------------------------------------------------------------------------- in words
+
+
+def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | None) -> str:
+    known = (
+        np.nanmedian(table.diffusion_stderr / table.diffusion) if np.isfinite(table.diffusion_stderr).any() else None
+    )
+    spread = f"{np.median(ratio):.3g} times the model's (median; {ratio.min():.3g} to {ratio.max():.3g})"
+    line = f"noise: Q as calibrated in the file ({table.origin}), {spread}"
+    line += f", each known to {known:.1%}" if known is not None else ""
+    if variance is None:
+        return line + "; no observation noise"
+    return line + f"; observation noise of {np.sqrt(np.mean(variance)):.3g} (rms) corrected for"
+
+
+def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> list[str]:
+    """A warning where the fit found other parameters than were set."""
+    if not isinstance(model.theta, dict):
+        return []
+    z = [
+        np.ravel((table.drift[n] - np.asarray(v, float)) / table.drift_stderr[n])
+        for n, v in model.theta.items()
+        if n in table.drift and table.drift[n].shape == np.shape(v)
+    ]
+    every = np.nan_to_num(np.abs(np.concatenate(z))) if z else np.zeros(0)
+    off = int(np.sum(every > limit(every.size)))
+    if not off:
+        return []
+    return [
+        f"parameters: as set, but the calibration found {off} of {every.size} elsewhere, by {every.max():.0f} standard "
+        "errors at most. A gradient with a wrong drift is biased: --theta calibrated uses the measured ones."
+    ]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fluctua.insitu.recording.description import GROUPS, Description
-from fluctua.insitu.recording.format import chunk_rows
+from fluctua.insitu.recording.layout import chunk_rows
 
 HEAD = 32 * 2**10
 """Bytes of an empty recording; measured 10 to 20 kB."""

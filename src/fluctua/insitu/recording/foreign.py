@@ -10,21 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from fluctua.core.suggest import close_match
 from fluctua.insitu.recording.description import Description
-from fluctua.insitu.recording.reader import RecordingFile
 
 TABLES = ("parameters", "settings", "drive", "noise", "context")
 TEXTS = ("units", "time_units", "provenance")
 KNOWN = ("x", "t", "channels", *TEXTS)
 
 
-def open_npz(path: Path, mapping: Mapping[str, str]) -> RecordingFile:
+class Contents(NamedTuple):
+    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context: {name: (E, …)}."""
+
+    kind: str
+    description: Description
+    x: Any
+    context: dict[str, np.ndarray] | None
+
+
+def read_npz(path: Path, mapping: Mapping[str, str]) -> Contents:
     """An .npz of plain arrays. Its states are loaded whole: a zip cannot be sliced."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -33,10 +41,10 @@ def open_npz(path: Path, mapping: Mapping[str, str]) -> RecordingFile:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
     found = _find(path, list(arrays), mapping)
     values = {name: arrays[where] for name, where in found.items()}
-    return _recording(path, "npz", values, values["x"], None)
+    return _contents(path, "npz", values, values["x"])
 
 
-def open_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> RecordingFile:
+def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> Contents:
     """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping."""
     matlab = file.userblock_size >= 128 and _userblock(path).startswith(b"MATLAB 7.3")
     places: list[str] = []
@@ -56,7 +64,7 @@ def open_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> Record
     x = file[found["x"]]
     if (x.dtype.names and set(x.dtype.names) >= {"real", "imag"}) or matlab:
         x = _Reversed(x) if matlab else _Compound(x)
-    return _recording(path, "MATLAB v7.3" if matlab else "HDF5", values, x, file)
+    return _contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x)
 
 
 class _Compound:
@@ -112,7 +120,7 @@ def _find(path: Path, places: list[str], mapping: Mapping[str, str], separator: 
     return found
 
 
-def _recording(path: Path, kind: str, values: dict[str, Any], x: Any, file: Any) -> RecordingFile:
+def _contents(path: Path, kind: str, values: dict[str, Any], x: Any) -> Contents:
     t = np.ravel(values["t"])
     if len(x.shape) != 3 or x.shape[1] != len(t):
         hint = " One trajectory is x[None]." if tuple(x.shape[:1]) == (len(t),) else ""
@@ -148,7 +156,7 @@ def _recording(path: Path, kind: str, values: dict[str, Any], x: Any, file: Any)
         **texts,
         **tables,
     )
-    return RecordingFile(path, kind, description, x, x.shape[0], context, file=file)
+    return Contents(kind, description, x, context)
 
 
 def _squeezed(name: str, value: np.ndarray) -> np.ndarray:

@@ -12,8 +12,7 @@ import h5py
 import numpy as np
 
 from fluctua.core.types import Trajectories
-from fluctua.insitu.recording import format as layout
-from fluctua.insitu.recording import superblock
+from fluctua.insitu.recording import foreign, layout
 from fluctua.insitu.recording.description import Description
 
 
@@ -136,28 +135,26 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
     >>> with open_recording("run.nc") as recording:
     ...     fluctua.gradient(process, objective, recording.description.theta, recording.trajectories())
     """
-    from fluctua.insitu.recording import foreign
-
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}." if not path.exists() else f"{path} is a folder, not a recording.")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
     if zipfile.is_zipfile(path):
-        return foreign.open_npz(path, mapping or {})
+        return _foreign(path, foreign.read_npz(path, mapping or {}))
     if not _is_hdf5(path):
         raise ValueError(
             f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB "
             "files of older versions are saved again with save(..., '-v7.3')."
         )
-    marked = superblock.marked(path)
+    marked = layout.marked(path)
     try:
         file = h5py.File(path, "r", swmr=marked)
     except OSError as error:
         raise ValueError(f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short.") from None
     try:
         if mapping or file.attrs.get("format") != layout.FORMAT:
-            return foreign.open_hdf5(path, file, mapping or {})
+            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}), file)
         description = layout.read_head(file, path)
         count, begun = layout.complete(file), file["x"].shape[0]
         context = {name: file["context"][name] for name in description.context} if description.context else None
@@ -180,12 +177,17 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
         raise
 
 
+def _foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
+    kind, description, x, context = contents
+    return RecordingFile(path, kind, description, x, x.shape[0], context, file=file)
+
+
 def _is_hdf5(path: Path) -> bool:
     """The signature may follow a user block, of 512 bytes in MATLAB's files."""
     with open(path, "rb") as file:
         for offset in (0, 512, 1024, 2048):
             file.seek(offset)
-            if file.read(8) == superblock.SIGNATURE:
+            if file.read(8) == layout.SIGNATURE:
                 return True
     return False
 

@@ -13,8 +13,8 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.simulate import sampled
 from fluctua.core.types import Array, Params
-from fluctua.insitu.recording import system
 from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.model import task_tables
 from fluctua.insitu.recording.writer import append_to, create
 from fluctua.tcmt.tasks import Task
 
@@ -42,7 +42,7 @@ def describe(
     seen = np.arange(sites) if observe is None else np.array(sorted(set(observe)), int)
     if seen.size == 0 or seen.min() < 0 or seen.max() >= sites:
         raise ValueError(f"`observe` names resonators 0…{sites - 1}; got {list(observe or ())}.")
-    tables: dict[str, Any] = system.tables(task._replace(t=task.t[::every]))
+    tables: dict[str, Any] = task_tables(task._replace(t=task.t[::every]))
     tables["network"]["observed"] = seen
     shape = None
     if task.modulation is not None:

@@ -25,10 +25,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import format as layout
-from fluctua.insitu.recording import superblock
+from fluctua.insitu.recording import layout
 from fluctua.insitu.recording.description import GROUPS, Description, table_value
 from fluctua.insitu.recording.disk import check_room, expected_bytes
+from fluctua.insitu.recording.reader import open_recording
 
 FEWER = (
     "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on another disk; "
@@ -170,8 +170,6 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
     trajectories: how many it is to have in the end, if that is known; refused if the rest would not fit on the disk.
     durable: as for `create`.
     """
-    from fluctua.insitu.recording.reader import open_recording
-
     path = Path(path)
     repair(path)
     with open_recording(path) as recording:
@@ -194,7 +192,7 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
     path = Path(path)
     if not _not_being_written(path, force=force):
         return False
-    superblock.unmark(path)
+    layout.unmark(path)
     with h5py.File(path, "r+", libver=layout.LIBVER) as file:
         layout.resize(file, layout.complete(file))
     return True
@@ -203,7 +201,7 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
 def _not_being_written(path: Path, *, force: bool) -> bool:
     """Whether the file has the mark of a writer. Refuses if that one is alive, unless `force`."""
     try:
-        if not superblock.marked(path):
+        if not layout.marked(path):
             return False
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None

@@ -1,0 +1,183 @@
+"""A network with knobs as a `Process` of its settings, with what is known of the knobs as context.
+
+    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ)ψ − Γψ + f] dt + √(2Q) dW
+
+These values travel with the trajectories that it belongs to (`context`), so those of a drifting instrument
+can be found anew between two iterations and nothing is compiled again. They are fitted as from any recording (`fit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.text import with_error
+from fluctua.core.types import Array, Params, Process, Trajectories
+from fluctua.insitu.calibration.actuators import OwnGains, knob_gains
+from fluctua.insitu.calibration.drift import fit_drift
+from fluctua.insitu.calibration.fit import SystemFit, fit_system
+from fluctua.insitu.calibration.network import LinearDrift, LinearModel, linear_model
+from fluctua.insitu.calibration.report import describe_knobs
+from fluctua.tcmt.tasks import Task
+
+KNOBS = ("omega", "kappa")
+REST = ("decay", "drive_re", "drive_im")
+
+KnobValues = dict[str, Array]
+"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), decay: Γ (N,), drive_re, drive_im (drives,),
+diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
+omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
+"""
+
+TRUST = 3.0
+"""A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
+
+
+def parameters(values: KnobValues, settings: Mapping[str, Array]) -> dict[str, Array]:
+    """ω and κ at these settings."""
+    return {name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name] for name in KNOBS}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """μ of a calibrated network: (settings, x, t, calibration) -> (2N,)."""
+
+    linear: LinearDrift
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
+        """dψ/dt as quadratures. (2N,)"""
+        rest = {name: context[name].astype(x.dtype) for name in REST}
+        return self.linear({**parameters(context, theta), **rest}, x, t, None)
+
+
+def _noise(theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
+    """The measured amplitude on both quadratures. (2N,)"""
+    return jnp.tile(jnp.sqrt(2 * context["diffusion"]), 2)
+
+
+def process(task: Task) -> Process:
+    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}. context: `KnobValues`."""
+    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, None)), _noise)
+
+
+def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]]) -> list[SystemFit]:
+    """Drift and noise at each of several settings."""
+    return [fit_system(trajectories, *_model(task, settings)) for settings, trajectories in runs]
+
+
+def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit] | None = None) -> KnobValues:
+    """What the knobs do, from trajectories at several settings, at least two different ones of every knob.
+
+    fits: of these runs, if there are any yet.
+
+    >>> fit_knobs(task, [(settings, substrate(key, settings, 50)) for settings in plan])
+    """
+    fits = fit_runs(task, runs) if fits is None else fits
+    lines = gains(runs, fits)
+    _determined(lines)
+    known = {name: _together(fits, name) for name in (*KNOBS, *REST)}
+    mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
+    mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
+    each = [f.noise.observation_variance.reshape(2, -1) for f in fits]
+    s2 = np.maximum(np.mean(each, axis=(0, 1)), 0)  # after the mean: chance below zero balances chance above
+    mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
+    return {f"{name}_{part}": getattr(line, part) for name, line in lines.items() for part in ("offset", "gain")} | mean
+
+
+def _together(fits: list[SystemFit], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The weighted mean of a family over several fits, and its error; what a fit left open weighs nothing."""
+    weight = np.stack([np.asarray(f.drift.stderr[name], float) for f in fits]) ** -2
+    total = weight.sum(axis=0)
+    if not np.all(total > 0):
+        raise ValueError(
+            f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: too little light "
+            "reaches it. Raise the drive, or probe at other settings."
+        )
+    return np.sum(weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0) / total, total**-0.5
+
+
+def _determined(lines: dict[str, OwnGains]) -> None:
+    """Refuse gains whose signs are anybody's guess: the training would as soon walk down as up."""
+    for name, line in lines.items():
+        # NaN where a probe left the parameter open
+        clear = np.abs(line.gain) > 2 * line.gain_stderr
+        if not np.all(np.isfinite(line.gain)) or 2 * clear.sum() < clear.size:
+            k = int(np.argmin(np.isfinite(line.gain) & clear))
+            raise ValueError(
+                f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is {line.gain[k]:.2g} ± "
+                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more trajectories."
+            )
+
+
+def gains(runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> dict[str, OwnGains]:
+    """What each knob does, family by family."""
+    return knob_gains([{name: s[name] for name in KNOBS} for s, _ in runs], [f.drift for f in fits])
+
+
+def follow(
+    values: KnobValues, task: Task, settings: Params, trajectories: Trajectories, *, rate: float = 0.3
+) -> KnobValues:
+    """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow drift is followed.
+
+    To be used for the batches after this one. A batch that its own values were moved by is no longer
+    independent of it. What the batch leaves open stays, and what it knows far worse than the probes did (a dark batch)
+    moves by less than `rate`, in proportion to 1/error².
+    """
+    model = _model(task, settings)
+    dt = float(np.diff(np.asarray(trajectories.t, float)).mean())
+    weight = np.tile(np.asarray(values["diffusion"] + values["readout"] / dt), 2)
+    expected = parameters(values, {name: np.asarray(settings[name]) for name in KNOBS})
+    start = {**model.theta, **expected, **{name: np.asarray(values[name]) for name in REST}}
+    seen = bool(values["readout_seen"])
+    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
+
+    def step(name: str) -> np.ndarray:
+        error = np.asarray(found.stderr[name], float)
+        trusted = TRUST * np.asarray(values.get(f"{name}_stderr", np.inf))
+        known = np.isfinite(error)  # where not, the batch does not determine it, and its value means nothing
+        share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
+        return rate * share * (np.asarray(found.theta[name]) - start[name])
+
+    moved = {f"{name}_offset": values[f"{name}_offset"] + step(name) for name in KNOBS}
+    moved |= {name: values[name] + step(name) for name in REST}
+    return {**values, **moved}
+
+
+def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> str:
+    """The calibration for a reader: what each knob does, losses, drive, noise, and what does not fit."""
+    lines = [f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} trajectories"]
+    lines += ["", describe_knobs(gains(runs, fits))]
+    last = fits[-1]
+    lines += ["", f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}"]
+    n = task.network.sites
+    q, q_error = (v.reshape(2, n).mean(axis=0) for v in (last.noise.diffusion, last.noise.diffusion_stderr))
+    readout = np.sqrt(np.maximum(last.noise.observation_variance, 0)).reshape(2, n).mean(axis=0)
+    white = last.noise.whiteness.reshape(2, n).min(axis=0)
+    for k in range(n):
+        loss = with_error(float(last.drift.theta["decay"][k]), float(last.drift.stderr["decay"][k]))
+        # two quadratures, each with its own error
+        noise = with_error(q[k], q_error[k] / np.sqrt(2))
+        lines.append(f"  {k:<8} {loss:>20} {noise:>20} {readout[k]:>14.2g} {white[k]:>10.2g}")
+    if white.min() * 2 * n < 1e-3:
+        lines.append("→ residuals have a memory: the interval is too long for the drift, or the noise is not white.")
+    return "\n".join(lines) + "\n"
+
+
+def _model(task: Task, settings: Params) -> LinearModel:
+    """The network without Kerr effect, as if the settings were its parameters."""
+    return linear_model(task, {name: np.asarray(settings[name]) for name in KNOBS}, kerr=False)
+
+
+def _diffusion(fitted: SystemFit) -> np.ndarray:
+    """Q of each resonator, the mean of both quadratures. (N,)"""
+    q = fitted.noise.diffusion.reshape(2, -1).mean(axis=0)
+    if np.any(q <= 0):
+        site = int(np.argmin(q))
+        raise ValueError(
+            f"resonator {site} shows readout noise and no noise of its own: the score would divide by nothing. Sample "
+            "less often, lower the readout noise, or inject noise there."
+        )
+    return q
