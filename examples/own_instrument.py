@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu.instrument.measured import measured
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError
+from fluctua.insitu.instrument.substrate import measured
 
 T = np.linspace(0, 6, 301)
 OFFSET, LOSS, SIGMA = 0.9, 1.0, 0.2  # from the calibration

@@ -156,13 +156,13 @@ def _refuse_changes(context: typer.Context) -> None:
 
 def _model_of(connect: Any, points: int) -> Any:
     from fluctua import tcmt
-    from fluctua.insitu.model import network_model
+    from fluctua.insitu.networks import network_model
 
     instrument = connect()
-    told = instrument.description
+    sheet = instrument.description
     instrument.close()
-    network = tcmt.rectangular(told.rows, told.columns, sigma_w=told.sigma_w)
-    return network_model(network, interval=told.interval, points=points)
+    network = tcmt.rectangular(sheet.rows, sheet.columns, sigma_w=sheet.sigma_w)
+    return network_model(network, interval=sheet.interval, points=points)
 
 
 def _visa_if_there() -> Any:

@@ -33,8 +33,8 @@ from fluctua.core.ppgt import ppgt
 from fluctua.core.twin import Twin
 from fluctua.core.types import Estimator, PyTree
 from fluctua.insitu.instrument.archive import Archive
-from fluctua.insitu.instrument.measured import Incident, Measured, Retry, measured
 from fluctua.insitu.instrument.protocol import Instrument
+from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 from fluctua.insitu.model import Model
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fluctua.insitu.bench import box, device, server
-from fluctua.insitu.bench import virtual as virtual_bench
+from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.bench.virtual import Bench, Session
+from fluctua.insitu.bench.session import COMMANDS, Session
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
 
@@ -368,4 +368,4 @@ def test_every_command_is_documented_and_nothing_else():
     tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     written = set(re.findall(r"`([*A-Z][A-Za-z:\[\]]*\??)`", tables))
     compiled = {scpi.pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "") for f in written}
-    assert compiled == set(virtual_bench.commands())
+    assert compiled == {command.pattern.pattern for command in COMMANDS}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,12 +23,13 @@ import numpy as np
 import optax
 
 from fluctua import tcmt
-from fluctua.core.types import Array, Estimate, Params
+from fluctua.core.types import Array, Estimate, Params, Trajectories
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration.knobs import parameters
-from fluctua.insitu.instrument.measured import Incident, Measured, measured
-from fluctua.insitu.model import Model, network_model
+from fluctua.insitu.instrument.substrate import Incident, Measured, measured
+from fluctua.insitu.model import DeviceFit, Model
+from fluctua.insitu.networks import network_model
 from fluctua.insitu.training import Plan, Rows, begin
 from fluctua.learn.train import box, train
 from fluctua.store.history import Row
@@ -42,7 +44,10 @@ class Level(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the demonstration found. rows: of the in-situ training."""
+    """Levels of the demonstration. rows: of the in-situ training. discarded: trajectories, by kind of incident.
+
+    calibration_error: root mean square over the sites or bonds, at the last settings.
+    """
 
     before: Level
     nominal: Level
@@ -50,7 +55,7 @@ class Result(NamedTuple):
     true: Level
     in_situ: Level
     rows: list[Row]
-    discarded: str
+    discarded: dict[str, int]
     calibration_error: dict[str, float]
 
     @property
@@ -153,7 +158,14 @@ def run(
     training, for a display.
     """
     plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
-    points = plan.points
+    points, hidden = plan.points, device.hidden(sheet)
+    discarded: Counter[str] = Counter()
+    calibration: dict[str, Array] = {}
+
+    def note(incident: Incident) -> None:
+        discarded[incident.kind] += incident.trajectories
+        report(incident)
+
     with bench_process(*_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
@@ -161,19 +173,34 @@ def run(
         model = network_model(sheet.nominal, interval=sheet.interval, points=points)
         levels = measured(connect)
         before = power(model, levels, model.start, measure)
-        rows = [row for row, _ in show(begin(connect, model, plan, folder, report=report))]
-        with np.load(folder / "final.npz") as final:
-            in_situ = power(model, levels, {name: final[name] for name in final.files}, measure)
-        hidden = device.hidden(sheet)
+        steps = list(show(begin(connect, _noting(model, calibration), plan, folder, report=note)))
+        rows, settings = [row for row, _ in steps], steps[-1][1].next_theta
         shots = rows[-1].trajectories
+        in_situ = power(model, levels, settings, measure)
         say(f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations each")
         at_nominal, promised = simulated(sheet, model, hidden=None, shots=shots, iterations=yardstick)
         at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, iterations=yardstick)
         nominal, true = power(model, levels, at_nominal, measure), power(model, levels, at_true, measure)
         levels.close()
-    return Result(
-        before, nominal, promised, true, in_situ, rows, _discarded(folder), _calibration_error(folder, sheet, shots)
-    )
+    believed, truth = parameters(calibration, settings), device.parameters(sheet, hidden, settings, shots)
+    error = {name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2))) for name, v in believed.items()}
+    return Result(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
+
+
+def _noting(model: Model, calibration: dict[str, Array]) -> Model:
+    """The same model, which leaves its latest calibration in a dictionary of the caller's."""
+
+    def calibrate(runs: list[tuple[Params, Trajectories]]) -> DeviceFit:
+        first = model.calibrate(runs)
+        calibration.update(first.values)
+        return first
+
+    def follow(values: dict[str, Array], settings: Params, trajectories: Trajectories) -> dict[str, Array]:
+        assert model.follow is not None
+        calibration.update(model.follow(values, settings, trajectories))
+        return dict(calibration)
+
+    return model._replace(calibrate=calibrate, follow=model.follow and follow)
 
 
 def _options(sheet: device.Sheet) -> list[str]:
@@ -183,22 +210,3 @@ def _options(sheet: device.Sheet) -> list[str]:
                  "adc_range", "bits"):  # fmt: skip
         words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
     return words
-
-
-def _discarded(folder: Path) -> str:
-    from fluctua.store.checkpoint import found, read
-
-    return str(read(found(folder / "checkpoints")[-1])["counts"])
-
-
-def _calibration_error(folder: Path, sheet: device.Sheet, shots: int) -> dict[str, float]:
-    """Root mean square of what the calibration says at the last settings, against the truth."""
-    from fluctua.store.checkpoint import found, read
-
-    arrays = read(found(folder / "checkpoints")[-1])
-    calibration = {n.removeprefix("calibration/"): v for n, v in arrays.items() if n.startswith("calibration/")}
-    with np.load(folder / "final.npz") as final:
-        settings = {name: final[name] for name in final.files}
-    told = parameters(calibration, settings)
-    truth = device.parameters(sheet, device.hidden(sheet), settings, shots)
-    return {name: float(np.sqrt(np.mean((np.asarray(told[name]) - truth[name]) ** 2))) for name in told}

@@ -11,7 +11,8 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from fluctua.insitu.bench.virtual import Bench, Reply, Session
+from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.bench.session import Reply, Session
 from fluctua.insitu.instrument.scpi import error
 
 LINE_LIMIT = 64 * 2**10

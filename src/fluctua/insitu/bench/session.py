@@ -1,0 +1,273 @@
+"""One connection to the virtual bench: SCPI messages in, answers out, nothing of sockets (see `server`).
+
+Each connection has its own error queue and event register, so that one client's mistakes do not show up in another's.
+Every number is checked; nothing that is sent is executed. docs/virtual_bench.md lists the commands, and the tests
+compare the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.insitu.bench.box import Bench, Problem
+from fluctua.insitu.bench.device import FAMILIES, LIMITS
+from fluctua.insitu.bench.faults import KINDS, Fault
+from fluctua.insitu.instrument import scpi
+from fluctua.insitu.instrument.scpi import ScpiError, Unit, error
+
+MOST_ERRORS = 32
+MOST_UNITS = 64
+"""Commands in one message."""
+MOST_NUMBERS = 10_000
+"""Parameters of one command."""
+POWER_ON = 128
+"""The bit of the event register that a start sets."""
+
+
+class Reply(NamedTuple):
+    """The answer to a message, and what the connection does then: "", "drop", "stall" or "reboot"."""
+
+    data: bytes = b""
+    then: str = ""
+
+
+class Session:
+    """One connection to a bench."""
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.errors: deque[ScpiError] = deque()
+        self.events = self.mask = self.service = 0
+        self.then = ""
+
+    def execute(self, line: bytes) -> Reply:
+        """One message, a line without its end. Never raises on account of what it says."""
+        self.then = ""
+        try:
+            text = line.decode("ascii")
+            if not text.isprintable() and any(c not in "\t" and not c.isprintable() for c in text):
+                raise UnicodeDecodeError("ascii", line, 0, 1, "control character")
+        except UnicodeDecodeError:
+            self.complain(error(-101, "messages are printable ASCII"))
+            return Reply()
+        answers: list[bytes] = []
+        for i, unit in enumerate(scpi.units(text.replace("\t", " "))):
+            if i >= MOST_UNITS:
+                self.complain(error(-223, f"at most {MOST_UNITS} commands in a message"))
+                break
+            try:
+                answer = self._run(unit)
+            except Problem as problem:
+                self.complain(problem.entry)
+                continue
+            except MemoryError:
+                self.complain(error(-225))
+                continue
+            except Exception as bug:  # a mistake of the bench is no reason to leave the others without it
+                self.complain(error(-310, f"{type(bug).__name__}: {bug}"))
+                continue
+            if answer is not None:
+                answers.append(answer if isinstance(answer, bytes) else answer.encode())
+            if self.then in ("stall", "reboot"):
+                return Reply(b"", self.then)
+        data = b";".join(answers) + b"\n" if answers else b""
+        return Reply(data, self.then)
+
+    def complain(self, entry: ScpiError) -> None:
+        """Queue an error; a full queue says so in its last entry."""
+        self.events |= scpi.event_bit(entry.code)
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(entry)
+        else:
+            self.errors[-1] = error(-350)
+
+    def _run(self, unit: Unit) -> str | bytes | None:
+        name = unit.header + ("?" if unit.query else "")
+        for form, run, least, most in COMMANDS:
+            if form.fullmatch(name):
+                if not least <= len(unit.arguments) <= most:
+                    code = -109 if len(unit.arguments) < least else -108 if most == 0 else -223
+                    raise Problem(code, f"{name} takes {_many(least, most)}")
+                return run(self, *unit.arguments)
+        raise Problem(-113, unit.header[:60])
+
+
+def _many(least: int, most: int) -> str:
+    return "no parameter" if most == 0 else f"{least} parameters" if least == most else f"{least} to {most} parameters"
+
+
+def _number(text: str, low: float, high: float) -> float:
+    value = scpi.number(text)
+    if value is None:
+        raise Problem(-120, f"a decimal number was expected, not {text[:30]}")
+    if not low <= value <= high:
+        raise Problem(-222, f"{value:g} is outside {low:g} to {high:g}")
+    return value
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    value = _number(text, low, high)
+    if value != int(value):
+        raise Problem(-104, f"a whole number was expected, not {text[:30]}")
+    return int(value)
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+class Command(NamedTuple):
+    """pattern: of the header, with `?` for a query. run: (session, parameters) -> an answer or None.
+    least, most: how many parameters.
+    """
+
+    pattern: re.Pattern[str]
+    run: Callable[..., str | bytes | None]
+    least: int = 0
+    most: int = 0
+
+
+COMMANDS: list[Command] = []
+
+
+def _command(form: str, run: Callable[..., str | bytes | None], least: int = 0, most: int | None = None) -> None:
+    query = r"\?" if form.endswith("?") else ""
+    pattern = re.compile(scpi.pattern(form.rstrip("?")).pattern + query)
+    COMMANDS.append(Command(pattern, run, least, least if most is None else most))
+
+
+def _clear(s: Session) -> None:
+    s.errors.clear()
+    s.events = 0
+
+
+def _events(s: Session) -> int:
+    return s.events | (POWER_ON if s.bench.power_on else 0)
+
+
+def _take_events(s: Session) -> str:
+    events = _events(s)
+    s.events, s.bench.power_on = 0, False
+    return str(events)
+
+
+def _status(s: Session) -> str:
+    byte = (4 if s.errors else 0) | (32 if _events(s) & s.mask else 0)
+    return str(byte | (64 if byte & s.service else 0))
+
+
+def _operation_complete(s: Session) -> None:
+    s.events |= 1
+
+
+def _set_mask(s: Session, text: str) -> None:
+    s.mask = _whole(text, 0, 255)
+
+
+def _set_service(s: Session, text: str) -> None:
+    s.service = _whole(text, 0, 255)
+
+
+_command("*IDN?", lambda s: f"fluctua,virtual bench,{s.bench.sheet.seed},{version('fluctua')}")
+_command("*RST", lambda s: s.bench.reset())
+_command("*CLS", _clear)
+_command("*ESR?", _take_events)
+_command("*OPC?", lambda s: "1")  # commands are carried out one after the other
+_command("*OPC", _operation_complete)
+_command("*WAI", lambda s: None)
+_command("*TST?", lambda s: "0")
+_command("*ESE", _set_mask, 1)
+_command("*ESE?", lambda s: str(s.mask))
+_command("*SRE", _set_service, 1)
+_command("*SRE?", lambda s: str(s.service))
+_command("*STB?", _status)
+_command("SYSTem:ERRor[:NEXT]?", lambda s: str(s.errors.popleft() if s.errors else scpi.NO_ERROR))
+_command("SYSTem:ERRor:COUNt?", lambda s: str(len(s.errors)))
+_command("SYSTem:VERSion?", lambda s: "1999.0")
+_command("NETWork:SITes?", lambda s: str(s.bench.sheet.nominal.sites))
+_command("NETWork:LATTice?", lambda s: f"{s.bench.sheet.rows},{s.bench.sheet.columns}")
+_command("NETWork:BONDs?", lambda s: ",".join(map(str, s.bench.sheet.nominal.bonds.ravel())))
+_command("NETWork:NOISe?", lambda s: repr(s.bench.sheet.sigma_w))
+
+
+def _set_drive(s: Session, text: str) -> None:
+    s.bench.amplitude = _number(text, 0.0, 1000.0)
+
+
+def _set_count(s: Session, text: str) -> None:
+    s.bench.count = _whole(text, 1, 10_000)
+
+
+def _set_points(s: Session, text: str) -> None:
+    s.bench.points = _whole(text, 2, 100_000)
+
+
+def _knob(name: str, form: str) -> None:
+    """The commands of one family of knobs."""
+
+    def put(s: Session, *texts: str) -> None:
+        expected = s.bench.settings[name].size
+        if len(texts) != expected:
+            code = -109 if len(texts) < expected else -223
+            raise Problem(code, f"{expected} numbers were expected, not {len(texts)}")
+        s.bench.settings[name] = np.array([_number(text, *LIMITS[name]) for text in texts])
+
+    _command(form, put, 1, MOST_NUMBERS)
+    _command(form + "?", lambda s: scpi.numbers(s.bench.settings[name]))
+    _command(form + ":RANGe?", lambda s: scpi.numbers(np.array(LIMITS[name])))
+
+
+for _name, _form in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa"), strict=True):
+    _knob(_name, _form)
+_command("SOURce:DRIVe", _set_drive, 1)
+_command("SOURce:DRIVe?", lambda s: repr(s.bench.amplitude))
+_command("ACQuire:COUNt", _set_count, 1)
+_command("ACQuire:COUNt?", lambda s: str(s.bench.count))
+_command("ACQuire:POINts", _set_points, 1)
+_command("ACQuire:POINts?", lambda s: str(s.bench.points))
+_command("ACQuire:INTerval?", lambda s: repr(s.bench.sheet.interval))
+_command("ACQuire:SCALe?", lambda s: repr(s.bench.sheet.scale))
+_command("ACQuire:RANGe?", lambda s: repr(s.bench.sheet.adc_range))
+_command("ACQuire:SHOTs?", lambda s: str(s.bench.shots))
+
+
+def _initiate(s: Session) -> None:
+    s.bench.initiate()
+    if s.bench.fault == "reboot":
+        s.then = "reboot"
+
+
+def _abort(s: Session) -> None:
+    s.bench.codes = None
+
+
+def _fetch(s: Session) -> bytes:
+    codes, fault = s.bench.codes, s.bench.fault
+    if codes is None:
+        raise Problem(-230, "nothing was acquired; INIT first")
+    s.bench.fault = ""
+    if fault in ("drop", "stall"):
+        s.then = fault
+    data = codes.astype("<i2", copy=False).tobytes()
+    return scpi.block(data[: len(data) // 3] if fault == "short" else data)
+
+
+def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> None:
+    if kind.lower() not in KINDS:
+        raise Problem(-224, f"one of {' '.join(KINDS)} was expected")
+    if len(s.bench.faults.pending) >= 100:
+        raise Problem(-223, "a hundred faults are pending")
+    s.bench.faults.pending.append(Fault(kind.lower(), _whole(after, 1, 10**6), _whole(times, 1, 10**6)))
+
+
+_command("INITiate[:IMMediate]", _initiate)
+_command("ABORt", _abort)
+_command("FETCh[:WAVeform]?", _fetch)
+_command("DIAGnostic:FAULt", _add_fault, 1, 3)
+_command("DIAGnostic:FAULt?", lambda s: ",".join(map(str, s.bench.faults.pending)) or "none")
+_command("DIAGnostic:FAULt:CLEar", lambda s: s.bench.faults.pending.clear())
