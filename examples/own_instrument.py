@@ -11,8 +11,7 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError
-from fluctua.insitu.instrument.substrate import measured
+from fluctua.insitu import Batch, Health, InstrumentError, measured
 
 T = np.linspace(0, 6, 301)
 OFFSET, LOSS, SIGMA = 0.9, 1.0, 0.2  # from the calibration
@@ -39,7 +38,7 @@ class MyInstrument:
     """Opens the line when it is made, and is made again after every failure."""
 
     def __init__(self):
-        self.box = Box()  # e.g. fluctua.insitu.instrument.transport.connect("TCPIP::192.168.0.7::5025::SOCKET")
+        self.box = Box()  # e.g. fluctua.insitu.connect("TCPIP::192.168.0.7::5025::SOCKET")
 
     def set(self, settings):
         self.settings = {name: float(value) for name, value in settings.items()}

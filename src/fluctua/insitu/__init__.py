@@ -1,6 +1,7 @@
-"""In situ: recordings instead of a simulator, their calibration, and what can be learnt from them."""
+"""In situ: recordings and instruments in place of a simulator, their calibration, and training on the device."""
 
 from fluctua.insitu.advice import FileAdvice, advise_file
+from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration.actuators import Gains, actuator_gains
 from fluctua.insitu.calibration.drift import DriftFit, fit_drift
 from fluctua.insitu.calibration.fit import Calibration, calibrate
@@ -10,34 +11,57 @@ from fluctua.insitu.calibration.readout import corrected_gradient
 from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
+from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.protocol import Batch, Health, Instrument, InstrumentError, Refused
+from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
+from fluctua.insitu.instrument.transport import Transport, connect
+from fluctua.insitu.model import DeviceFit, Model
+from fluctua.insitu.networks import network_model
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
 from fluctua.insitu.recording.model import RecordingModel, model_of
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
 from fluctua.insitu.recording.simulate import describe, record
 from fluctua.insitu.recording.writer import Writer, append_to, create, put_table, repair, save
+from fluctua.insitu.training import Plan, begin, read_plan, resume
 
 __all__ = [
     "Applied",
+    "Archive",
+    "Batch",
     "Calibration",
     "Description",
+    "DeviceFit",
     "DriftFit",
     "FileAdvice",
     "Finding",
     "Gains",
+    "Health",
+    "Incident",
     "Inspection",
+    "Instrument",
+    "InstrumentError",
+    "Measured",
+    "Model",
     "NoiseFit",
     "NoiseTable",
+    "Plan",
     "RecordingFile",
     "RecordingModel",
+    "Refused",
     "ResidualReport",
+    "Retry",
+    "Transport",
+    "VirtualBench",
     "Visibility",
     "Writer",
     "actuator_gains",
     "advise_file",
     "append_to",
     "apply_calibration",
+    "begin",
     "calibrate",
+    "connect",
     "corrected_gradient",
     "create",
     "describe",
@@ -46,12 +70,16 @@ __all__ = [
     "fit_drift",
     "fit_noise",
     "inspect",
+    "measured",
     "model_of",
+    "network_model",
     "open_recording",
     "put_table",
     "read_noise",
+    "read_plan",
     "record",
     "repair",
+    "resume",
     "save",
     "table_of",
     "visibility",
