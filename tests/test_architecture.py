@@ -33,12 +33,11 @@ LOCAL_IMPORTS = {
     "tcmt/kernel/cuda_twin.py",
     "tcmt/kernel/run.py",
     "tcmt/kernel/twin.py",
-    "tcmt/tasks.py",
 }
 CROWDED = {"core", "cli"}
 EXPORTING = {"plot"}
 UNLISTED = {"."}
-SHADOWED = {"train", "compare", "process", "stability"}
+SHADOWED = {"train", "compare"}
 TESTS_THAT_IMPORT_TESTS = {
     "core/test_twin.py",
     "core/test_twin_sources.py",

@@ -21,8 +21,8 @@ from fluctua.tcmt import (
     stability,
     transmission,
 )
-from fluctua.tcmt.process import abs2, condition
-from fluctua.tcmt.stability import warn_if_unstable
+from fluctua.tcmt.coupled_modes import abs2, condition
+from fluctua.tcmt.time_step import warn_if_unstable
 
 ALL = ("omega", "kappa", "chi", "gamma_e", "gamma")
 

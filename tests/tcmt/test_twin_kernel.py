@@ -14,8 +14,7 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.tcmt import exact
-from fluctua.tcmt.carried import Carried
-from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.fused import Carried, kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.twin import KernelTwin, run_twin
 from fluctua.tcmt.native import _native

@@ -16,7 +16,7 @@ from fluctua.core.types import Array, Estimator, Params
 from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
-from fluctua.tcmt.carried import Carried
+from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.run import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 

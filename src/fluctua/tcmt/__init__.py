@@ -1,5 +1,7 @@
 """Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact answers."""
 
+from fluctua.tcmt.coupled_modes import Drive, condition, process
+from fluctua.tcmt.experiment import outputs
 from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.modulation import Modulation
 from fluctua.tcmt.network import (
@@ -14,9 +16,8 @@ from fluctua.tcmt.network import (
     rectangular,
     ring,
 )
-from fluctua.tcmt.process import Drive, condition, process
-from fluctua.tcmt.stability import stability
-from fluctua.tcmt.tasks import Task, custom, isolation, outputs, transmission, with_noise
+from fluctua.tcmt.tasks import Task, custom, isolation, transmission, with_noise
+from fluctua.tcmt.time_step import stability
 
 __all__ = [
     "Drive",

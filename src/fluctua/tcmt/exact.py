@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.types import Array, Params
+from fluctua.tcmt.coupled_modes import Drive, Frame, abs2, carrier, channels, coupled, decay, incoming, lead_matrix
+from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
-from fluctua.tcmt.process import Drive, Frame, abs2, carrier, channels, coupled, decay, incoming, lead_matrix
-from fluctua.tcmt.tasks import Task
 
 
 class Moments(NamedTuple):
@@ -35,12 +35,12 @@ class Moments(NamedTuple):
     covariance: np.ndarray
 
 
-def value(task: Task, theta: Params) -> float:
+def value(task: Experiment, theta: Params) -> float:
     """J."""
     return float(rewards(task, theta).sum() * _scheme(task).dt)
 
 
-def value_and_gradient(task: Task, theta: Params) -> tuple[float, dict[str, np.ndarray]]:
+def value_and_gradient(task: Experiment, theta: Params) -> tuple[float, dict[str, np.ndarray]]:
     """J and ∂J/∂θ. χ in θ must be zero; its gradient there is `kerr_gradient`."""
     rest = {name: leaf for name, leaf in _numbers(task, theta).items() if name != "chi"}
     with jax.enable_x64(True):
@@ -48,21 +48,21 @@ def value_and_gradient(task: Task, theta: Params) -> tuple[float, dict[str, np.n
         return float(j), {name: np.asarray(leaf) for name, leaf in gradient.items()}
 
 
-def rewards(task: Task, theta: Params) -> np.ndarray:
+def rewards(task: Experiment, theta: Params) -> np.ndarray:
     """The expected reward rate E[g(X_n)] at the start of every step. (T,)"""
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return np.asarray(_rewards(_scheme(task), numbers))
 
 
-def moments(task: Task, theta: Params) -> Moments:
+def moments(task: Experiment, theta: Params) -> Moments:
     """Mean and covariance of ψ at every time. Memory T·N²: for small networks."""
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
         return Moments(*map(np.asarray, _moments(_scheme(task), numbers)))
 
 
-def kerr_gradient(task: Task, theta: Params) -> np.ndarray:
+def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
     """∂J/∂χ at χ = 0 (N,). Memory T·N²: for small networks.
 
     To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at step n > k
@@ -104,7 +104,7 @@ class _Scheme(NamedTuple):
         return propagator(self.network, p, self.dt, offset, psi)
 
 
-def _scheme(task: Task) -> _Scheme:
+def _scheme(task: Experiment) -> _Scheme:
     assert task.weights is not None  # checked by `_numbers`
     steps = len(task.t) - 1
     start, dt = float(task.t[0]), float(task.t[-1] - task.t[0]) / steps
@@ -201,7 +201,7 @@ def _kerr_of_lead(scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, outp
 # --------------------------------------------------------------------------------------- the boundary
 
 
-def _numbers(task: Task, theta: Params) -> dict[str, np.ndarray]:
+def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """θ in float64, if the task is one that these formulas solve.
 
     θ and the network are copied before JAX sees them in float64. JAX (0.10) remembers in which precision it first took

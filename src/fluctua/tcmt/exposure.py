@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.types import Params
+from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.tasks import Task
 
 RECORDS = 500
 """Times at which the field is looked at, evenly spread over the horizon."""
@@ -24,7 +24,7 @@ class Exposure(NamedTuple):
     chi: np.ndarray
 
 
-def exposure(seed: int, task: Task, theta: Params, *, count: int = 32, backend: str = "cpu") -> Exposure:
+def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, backend: str = "cpu") -> Exposure:
     """Time-integrated exposure of every parameter at θ: no Wiener noise, modulation on (text on Fig. 1c–e).
 
     count: trajectories of the average; without modulation all are alike, and one is run.

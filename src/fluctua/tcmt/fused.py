@@ -1,12 +1,13 @@
 """A task on the fused kernels: the same estimator protocol, the same noise, a fraction of the time.
 
-The kernels know sites, bonds, drives and ports. Here a `Task` and θ become their arrays, and their columns
+The kernels know sites, bonds, drives and ports. Here an `Experiment` and θ become their arrays, and their columns
 become the gradient of θ: the chain rule for γ_e and γ, which enter damping, diffusion, drive and output, and
 the sum over copies of a network that share one θ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,13 +21,13 @@ from fluctua.core.ppgt import Samples, reduce_samples
 from fluctua.core.stream import estimate_seeds
 from fluctua.core.twin import Twin, TwinSamples
 from fluctua.core.types import Array, Estimate, Params
+from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
+from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.spec import KernelSpec
 from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin
 from fluctua.tcmt.network import parameters
-from fluctua.tcmt.process import carrier, coefficients, incoming_on_grid
-from fluctua.tcmt.stability import StabilityWatch
-from fluctua.tcmt.tasks import Task
+from fluctua.tcmt.time_step import StabilityWatch
 
 PILOT = 128
 """Trajectories of the independent run behind the time-only baseline."""
@@ -39,7 +40,7 @@ RANK = 16
 class Fused:
     """The estimator made by `fused`: (key, theta, count) -> Estimate."""
 
-    task: Task
+    task: Experiment
     device: str
     baseline: str | np.ndarray | kernel.Binned | KernelTwin
     options: dict[str, Any]
@@ -160,8 +161,39 @@ def next_table(result: kernel.KernelResult | TwinResult) -> np.ndarray:
     return result.mean_lambda if isinstance(result, TwinResult) else result.mean_return_to_go
 
 
+class Carried:
+    """An estimator whose time-only baseline is free: the mean return-to-go of the call before (with a twin, of Λ).
+
+    Its noise is independent of this call's, so the estimate stays unbiased however far θ has moved; a table that is
+    out of date costs variance only. `table` (T+1,) is None before the first call, which runs a pilot instead.
+
+    It has a state: put it back to go on where another left off.
+
+    >>> Carried(task.estimator("cpu", baseline="time"))
+    """
+
+    def __init__(self, fused: Fused, table: np.ndarray | None = None):
+        self.fused, self.table, self.pilot = fused, table, 0
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` trajectories."""
+        self.pilot = self.fused.pilot if self.table is None else 0
+        estimate, result = self.fused.with_result(key, theta, count, self.table)
+        self.table = next_table(result)
+        return estimate
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered; empty before the first call."""
+        return {} if self.table is None else {"table": self.table}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
+        """Put a `state` back. theta: not needed here."""
+        self.table = state.get("table")
+
+
 def fused(
-    task: Task,
+    task: Experiment,
     *,
     device: str,
     baseline: str | Baseline | kernel.Binned | KernelTwin | Twin | np.ndarray = "time",
@@ -206,7 +238,7 @@ def fused(
     return Fused(task, device, baseline, options)
 
 
-def _kernel_twin(task: Task, twin: Twin) -> KernelTwin:
+def _kernel_twin(task: Experiment, twin: Twin) -> KernelTwin:
     """What the kernels make of a twin of the library."""
     if twin.process is not None:
         raise ValueError(
@@ -221,13 +253,13 @@ def _kernel_twin(task: Task, twin: Twin) -> KernelTwin:
     return KernelTwin(theta=twin.theta, rank=min(RANK, task.simulated.sites) if twin.order == 2 else 0)
 
 
-def incoming_table(task: Task) -> np.ndarray:
+def incoming_table(task: Experiment) -> np.ndarray:
     """s⁺ on every lead at the start of every step, (T, L), or (L,) where it is constant."""
     s_plus = incoming_on_grid(task.drives, task.simulated.leads, task.t, task.frame)
     return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
 
 
-def kernel_spec(task: Task, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
+def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
     """The arrays of a task at θ. s_plus: `incoming_table(task)`, if it is at hand."""
     network, repeated = task.simulated, _repeated(task, theta)
     offset = carrier(task.drives) if task.frame == "lab" else 0.0
@@ -258,7 +290,7 @@ def kernel_spec(task: Task, theta: Params, s_plus: np.ndarray | None = None) -> 
     )
 
 
-def per_trajectory(task: Task, theta: Params, columns: kernel.Families) -> Params:
+def per_trajectory(task: Experiment, theta: Params, columns: kernel.Families) -> Params:
     """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum over copies."""
     of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
     if columns.damping is not None:
@@ -269,12 +301,12 @@ def per_trajectory(task: Task, theta: Params, columns: kernel.Families) -> Param
     }
 
 
-def _samples(task: Task, theta: Params, result: kernel.KernelResult | TwinResult) -> Samples:
+def _samples(task: Experiment, theta: Params, result: kernel.KernelResult | TwinResult) -> Samples:
     assert result.samples is not None
     return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
 
 
-def _rates(task: Task, theta: Params, columns: kernel.Families) -> dict[str, np.ndarray]:
+def _rates(task: Experiment, theta: Params, columns: kernel.Families) -> dict[str, np.ndarray]:
     """∂/∂γ_e and ∂/∂γ from damping Γ, ln Q, the drive f = D s⁺ and the output gain D, with D = w√(2γ_e)."""
     network, repeated = task.simulated, _repeated(task, theta)
     p = {name: np.asarray(value, np.float64) for name, value in parameters(network, repeated).items()}
@@ -291,7 +323,7 @@ def _rates(task: Task, theta: Params, columns: kernel.Families) -> dict[str, np.
     return {"gamma_e": gamma_e, "gamma": gamma}
 
 
-def _repeated(task: Task, theta: Params) -> dict[str, np.ndarray]:
+def _repeated(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """θ of all copies."""
     parameters(task.network, theta)  # names and shapes are checked against one device
     return {name: np.tile(np.asarray(value, np.float64), task.copies) for name, value in theta.items()}

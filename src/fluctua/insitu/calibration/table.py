@@ -36,7 +36,7 @@ from fluctua.insitu.calibration.report import limit
 from fluctua.insitu.recording.description import Description, now, software_name
 from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
-from fluctua.tcmt.process import carrier
+from fluctua.tcmt.coupled_modes import carrier
 
 DRIFT, ERROR = "drift_", "_stderr"
 

@@ -18,8 +18,9 @@ from fluctua.core import check
 from fluctua.core.types import Array, Objective, Params, Process
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.tcmt.experiment import WeightedPower, outputs
 from fluctua.tcmt.network import copies
-from fluctua.tcmt.tasks import Task, WeightedPower, assembled, outputs
+from fluctua.tcmt.tasks import Task, assembled
 
 
 def task_tables(task: Task) -> dict[str, dict[str, Any]]:

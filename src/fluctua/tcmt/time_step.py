@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.types import Params
+from fluctua.tcmt.coupled_modes import carrier
+from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
-from fluctua.tcmt.process import carrier
-from fluctua.tcmt.tasks import Task
 
 DENSE_LIMIT = 1024
 """Resonators up to which eigenvalues are computed; beyond, a bound takes their place."""
@@ -53,7 +53,7 @@ class Stability(NamedTuple):
         )
 
 
-def stability(task: Task, theta: Params) -> Stability:
+def stability(task: Experiment, theta: Params) -> Stability:
     """Stability of a task's time step at θ.
 
     The modes are those of the linear network, and those with the Kerr detunings of its steady state; the
@@ -83,7 +83,7 @@ def stability(task: Task, theta: Params) -> Stability:
     return Stability(radius, growth, max(float(largest), 0.0), dt, float(np.abs(kerr).max()), bound)
 
 
-def warn_if_unstable(task: Task, theta: Params) -> Stability:
+def warn_if_unstable(task: Experiment, theta: Params) -> Stability:
     """Say so before a run that would grow without reason."""
     found = stability(task, theta)
     if not found.stable:
@@ -100,7 +100,7 @@ class StabilityWatch:
 
     seen: float = 0.0
 
-    def __call__(self, task: Task, theta: Params) -> None:
+    def __call__(self, task: Experiment, theta: Params) -> None:
         """Warn if unstable, and if it is worth looking."""
         p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(task.network, theta).items()}
         offset = carrier(task.drives) if task.frame == "lab" else 0.0
@@ -119,7 +119,7 @@ def generator(network: Network, p: dict[str, np.ndarray], offset: float = 0.0) -
     return -1j * h - (d @ d.T / 2 + np.diag(p["gamma"]))
 
 
-def _steady_intensity(task: Task, p: dict[str, np.ndarray]) -> np.ndarray:
+def _steady_intensity(task: Experiment, p: dict[str, np.ndarray]) -> np.ndarray:
     """|ψ|² of the linear network in the steady state of the drives, the larger of all copies. (N,)"""
     a, leads = generator(task.network, p), task.network.leads
     d = task.network.lead_weights * np.sqrt(2 * p["gamma_e"])
@@ -131,7 +131,7 @@ def _steady_intensity(task: Task, p: dict[str, np.ndarray]) -> np.ndarray:
     return (total**2).max(axis=0)
 
 
-def _energy_bound(task: Task, p: dict[str, np.ndarray], horizon: float) -> float:
+def _energy_bound(task: Experiment, p: dict[str, np.ndarray], horizon: float) -> float:
     """The most energy the drives can put in: |s⁺|² comes per time, and at least 2γ_min of it goes."""
     power = sum(abs(drive.amplitude) for drive in task.drives) ** 2
     loss = 2 * p["gamma"].min()
