@@ -19,6 +19,11 @@ PROCESS = fl.Process(drift=lambda th, x: th["a"] - x, noise=lambda th, x: 0.5 * 
 OBJECTIVE = fl.Objective(terminal=lambda th, x: jnp.sum(x))
 THETA = {"a": jnp.array([0.3, -0.2])}
 T = np.linspace(0, 1, 51)
+MODEL = """
+import fluctua as fl, jax.numpy as jnp
+process = fl.Process(lambda th, x: th['a'] - x, lambda th, x: 0.5 * jnp.ones(2))
+objective = fl.Objective(terminal=lambda th, x: jnp.sum(x))
+"""
 
 
 def result(samples):
@@ -120,11 +125,7 @@ def recording(tmp_path_factory):
     folder = tmp_path_factory.mktemp("r")
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(3), THETA, 1000)
     insitu.save(folder / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
-    (folder / "model.py").write_text(
-        "import fluctua as fl, jax.numpy as jnp\n"
-        "process = fl.Process(lambda th, x: th['a'] - x, lambda th, x: 0.5 * jnp.ones(2))\n"
-        "objective = fl.Objective(terminal=lambda th, x: jnp.sum(x))\n"
-    )
+    (folder / "model.py").write_text(MODEL)
     return folder
 
 
@@ -160,12 +161,37 @@ def test_the_command_in_words(recording):
     [
         (["--sigma-w", "0.1"], "a recording has the noise that it has"),
         (["--score", "exact"], "one of euler, local-linear"),
-        (["--baseline", "binned"], 'needs the baseline "time" or "none"'),
-        (["--noise", "file"], "--write"),
-        (["--share", "2"], "`share` in"),
     ],
 )
 def test_what_is_wrong_is_said(recording, options, message):
     done = invoke(recording, *options)
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"baseline": "binned"}, 'needs the baseline "time" or "none"'),
+        ({"noise": "file"}, "--write"),
+        ({"share": 2.0}, "`share` in"),
+    ],
+)
+def test_options_of_the_library_are_checked(recording, options, message):
+    model = insitu.RecordingModel(PROCESS, OBJECTIVE, THETA)
+    with insitu.open_recording(recording / "r.nc") as r, pytest.raises(ValueError, match=message):
+        insitu.advise_file(r, model, **options)
+
+
+def test_a_trap_hears_nothing_of_resonators(tmp_path):
+    """Samples a tenth of a relaxation time apart, in a trap: Euler is off by 30 %, and no Kerr effect is in it."""
+    t = np.linspace(0, 2, 21)
+    x = np.asarray(fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(t))(jax.random.key(4), THETA, 40).x)
+    insitu.save(tmp_path / "r.nc", insitu.Description(t, ("a", "b"), parameters=THETA), x)
+    (tmp_path / "model.py").write_text(MODEL)
+    for score in ("euler", "local-linear"):
+        done = invoke(tmp_path, "--error", "0.02", "--score", score)
+        assert done.exit_code == 0, done.output
+        assert "wΔt = 0.1" in done.output
+        assert "Kerr" not in done.output
+        assert "resonator" not in done.output

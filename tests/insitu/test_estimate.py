@@ -22,6 +22,7 @@ PROCESS = fl.Process(
 OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[1] * x[0])
 THETA = {"k": jnp.array(0.8), "c": jnp.array(0.6)}
 T = np.linspace(0, 2, 21)
+HEAD = insitu.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA)
 
 
 def linear_answer():
@@ -48,8 +49,7 @@ def simulated(key, count):
 def recording(tmp_path_factory):
     data = simulated(jax.random.key(8), 2000)
     path = tmp_path_factory.mktemp("r") / "r.nc"
-    head = insitu.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA)
-    insitu.save(path, head, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
+    insitu.save(path, HEAD, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
     with insitu.open_recording(path) as r:
         yield r
 
@@ -79,12 +79,16 @@ def test_time_baseline_is_unbiased_and_better_than_none(recording):
 # -------------------------------------------------------------------------------------- noisy detectors
 
 
-def test_observation_noise_is_corrected_for(key):
+def test_observation_noise_is_corrected_for(key, tmp_path):
     """s² is three times QΔt: a Q from the plain quadratic variation shrinks the gradient to a quarter."""
     exact, s = flat(linear_answer()), 0.2
     data = simulated(key, 30_000)
     noisy = data._replace(x=data.x + s * jax.random.normal(jax.random.key(1), data.x.shape))
-    ours = insitu.corrected_gradient(PROCESS, OBJECTIVE, THETA, noisy, s**2, baseline=fl.mean())
+    insitu.save(
+        tmp_path / "r.nc", HEAD, np.asarray(noisy.x), {name: np.asarray(v) for name, v in noisy.context.items()}
+    )
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        ours = insitu.estimate(r, PROCESS, OBJECTIVE, observation_noise=s**2).estimate
     assert np.abs((flat(ours.gradient) - exact) / flat(ours.stderr)).max() < tolerance(2)
     variation = jnp.array([0.5, 0.8]) ** 2 / 2 + s**2 / 0.1
     naive = fl.gradient(
@@ -95,9 +99,9 @@ def test_observation_noise_is_corrected_for(key):
     assert np.abs((flat(plain.gradient) - exact) / flat(plain.stderr)).max() > 10
 
 
-def test_observation_variance_is_checked():
+def test_observation_variance_is_checked(recording):
     with pytest.raises(ValueError, match=r"one number ≥ 0, or \(2,\)"):
-        insitu.corrected_gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(T, np.zeros((2, 21, 2))), -1.0)
+        insitu.estimate(recording, PROCESS, OBJECTIVE, observation_noise=-1.0)
 
 
 # -------------------------------------------------------------------------------------- hidden channels

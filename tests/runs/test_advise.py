@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import fluctua as fl
 from fluctua import tcmt
 from fluctua.cli.app import app
-from fluctua.runs.advise import advise, advise_recording
+from fluctua.runs.advise import advise
 from fluctua.runs.tradeoff import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
 from fluctua.tcmt import exact
 
@@ -89,25 +88,6 @@ def test_as_many_trajectories_as_advised_give_the_error_asked_for(advice):
         got.append(sum(w[n] * np.sum((estimate.gradient[n] - g) ** 2) for n, g in gradient.items()) / size)
     # ε² is a sum of some ten squares: 8 repetitions know it to √(2/(8·5)) = 22 %, the pilot |∇J|² to a tenth or so
     assert np.mean(got) == pytest.approx(0.2**2, rel=0.7)
-
-
-def test_a_recording_says_how_many_more_it_takes(key):
-    """dX = (a − X)dt + s dW from 0, reward X_T: ∂J/∂a = 1 − (1 − Δt)^T, and the score has mean square T Δt/s²."""
-    process = fl.Process(drift=lambda theta, x: theta["a"] - x, noise=lambda theta, x: 0.5 * jnp.ones(2))
-    objective = fl.Objective(terminal=lambda theta, x: jnp.sum(x))
-    theta = {"a": jnp.array([0.3, -0.2])}
-    simulator = fl.simulator(process, jnp.zeros(2), jnp.linspace(0, 1, 51))
-    data = simulator(key, theta, 2000)
-    found = advise_recording(process, objective, theta, data, error=0.2, baseline=fl.none())
-    slope = 1 - (1 - 0.02) ** 50
-    estimate = fl.gradient(process, objective, theta, data, baseline=fl.none())
-    variance = 2000 * float(jnp.sum(estimate.stderr["a"] ** 2))
-    assert abs(found.signal.value - 2 * slope**2 / variance) < 4 * found.signal.error
-    assert not found.whole.at_least
-    assert found.whole.trajectories == pytest.approx(1 / found.signal.value / 0.04)
-    assert found.reached == pytest.approx(np.sqrt(found.whole.trajectories / 2000) * 0.2)
-    with pytest.raises(ValueError, match="parts of a recording"):
-        advise_recording(process, objective, theta, simulator(key, theta, 12), baseline=fl.none())
 
 
 def invoke(*arguments):

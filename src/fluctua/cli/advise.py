@@ -31,17 +31,10 @@ def advise(
     return_bias: Annotated[float, typer.Option(help="most that noise may add to the return, relative to it")] = 0.02,
     rate: Annotated[float | None, typer.Option(help="trajectories a second of your hardware, in Hz")] = None,
     sigma_w: Annotated[list[float] | None, typer.Option(help="amplitude to measure at; may be repeated")] = None,
-    sigma_kappa: Annotated[float | None, typer.Option(help="modulation amplitude, in place of the source's")] = None,
     pilot: Annotated[int, typer.Option(help="trajectories at each amplitude")] = 400,
-    baseline: Annotated[str, typer.Option(help="none, time or binned")] = "time",
-    iteration: Annotated[int | None, typer.Option(help="of a run", show_default="its last")] = None,
     config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
     backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    seed: Annotated[int, typer.Option(help="of the pilots")] = 0,
-    share: Annotated[float, typer.Option(help="recordings: of the components, each to --error")] = 0.9,
     score: Annotated[str, typer.Option(help="recordings: euler, or local-linear for samples far apart")] = "euler",
-    noise: Annotated[str, typer.Option(help="recordings: auto, file or nominal, as for estimate")] = "auto",
-    theta_: Annotated[str, typer.Option("--theta", help="recordings: set or calibrated, as for estimate")] = "set",
     model: Annotated[Path | None, typer.Option(help="recordings: a Python file with `process` and `objective`")] = None,
     params: Annotated[Path | None, typer.Option(help="recordings: .npz of parameters, in place of the file's")] = None,
     map_: Annotated[
@@ -55,7 +48,6 @@ def advise(
     """
     import jax
 
-    from fluctua import tcmt
     from fluctua.cli import advise_file
     from fluctua.runs.advise import advise as measure
     from fluctua.runs.build import resolve_backend
@@ -69,31 +61,27 @@ def advise(
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value:g}.")
         if map_ or advise_file.is_recording(source):
-            advise_file.refuse(
-                {"--trajectories": trajectories, "--sigma-w": sigma_w or None, "--sigma-kappa": sigma_kappa}
-            )
+            advise_file.refuse({"--trajectories": trajectories, "--sigma-w": sigma_w or None})
             advise_file.advise_from(
-                source, error=error or 0.1, share=share, rate=rate, score=score, baseline=baseline, noise=noise,
-                theta=theta_, model=model, params=params, map_=map_, as_json=as_json,
+                source, error=error or 0.1, rate=rate, score=score, model=model, params=params, map_=map_,
+                as_json=as_json,
             )  # fmt: skip
             return
-        task, theta, told = _find(source, iteration, config)
-        if sigma_kappa is not None:
-            task = tcmt.with_noise(task, sigma_kappa=sigma_kappa)
+        task, theta, title = _find(source, config)
         device = resolve_backend(backend)
         advice = measure(
-            jax.random.key(seed), task, theta, error=error, trajectories=trajectories, return_bias=return_bias,
-            sigma_w=sigma_w, pilot=pilot, baseline=baseline, backend=device,
+            jax.random.key(0), task, theta, error=error, trajectories=trajectories, return_bias=return_bias,
+            sigma_w=sigma_w, pilot=pilot, backend=device,
         )  # fmt: skip
     except EXPECTED as problem:
         fail(str(problem))
     if as_json:
-        typer.echo(json.dumps(_plain(advice, told, rate, device)))
+        typer.echo(json.dumps(_plain(advice, title, rate, device)))
         return
-    _print(advice, told, task, rate, device, baseline)
+    _print(advice, title, task, rate, device)
 
 
-def _find(source: str, iteration: int | None, config: str) -> tuple[Task, dict[str, Any], str]:
+def _find(source: str, config: str) -> tuple[Task, dict[str, Any], str]:
     """What is asked about: task, θ, and what to call it."""
     from fluctua.paper import lattices
     from fluctua.plot.runs import read_run
@@ -104,10 +92,7 @@ def _find(source: str, iteration: int | None, config: str) -> tuple[Task, dict[s
     path = Path(source)
     if path.is_dir():
         run = read_run(path)
-        if iteration is None:
-            return run.task, run.trained, f"{source}, trained"
-        lattice = lattices.midway(run, iteration)
-        return lattice.task, lattice.theta, f"{source}, iteration {lattice.iteration}"
+        return run.task, run.trained, f"{source}, trained"
     if path.suffix == ".npz":
         (lattice,) = lattices.from_file(path, config)
         return lattice.task, lattice.theta, source
@@ -128,12 +113,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
 
 
-def _plain(advice: Advice, told: str, rate: float | None, device: str) -> dict[str, Any]:
+def _plain(advice: Advice, title: str, rate: float | None, device: str) -> dict[str, Any]:
     """As JSON has it."""
     point = lambda p: {**p._asdict(), "return_bias": advice.bias.value * p.sigma_w**2,
                        "seconds": _times(advice, p, rate)}  # fmt: skip
     return {
-        "source": told,
+        "source": title,
         "backend": device,
         "J_silent": advice.J_silent,
         "return_bias_per_sigma2": list(advice.bias),
@@ -149,13 +134,13 @@ def _plain(advice: Advice, told: str, rate: float | None, device: str) -> dict[s
     }  # fmt: skip
 
 
-def _print(advice: Advice, told: str, task: Task, rate: float | None, device: str, baseline: str) -> None:
+def _print(advice: Advice, title: str, task: Task, rate: float | None, device: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console, t = Console(width=110), advice.tradeoff
-    typer.echo(f"{told}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, {baseline} baseline, measured at "
+    typer.echo(f"{title}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, time baseline, measured at "
                f"σ_W from {t.low:g} to {t.high:g}")  # fmt: skip
     typer.echo(f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single returns spread "
                f"by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}")  # fmt: skip

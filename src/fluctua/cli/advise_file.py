@@ -32,12 +32,8 @@ def advise_from(
     source: str,
     *,
     error: float,
-    share: float,
     rate: float | None,
     score: str,
-    baseline: str,
-    noise: str,
-    theta: str,
     model: Path | None,
     params: Path | None,
     map_: list[str] | None,
@@ -54,14 +50,10 @@ def advise_from(
             recording,
             model_of(recording, model, parameters(params)),
             error=error,
-            share=share,
             score=score,
-            baseline=baseline,
-            noise=noise,
-            theta=theta,
             progress=progress,
         )
-        d, shape = recording.description, recording.x.shape
+        d, shape, network = recording.description, recording.x.shape, model is None
     if as_json:
         typer.echo(json.dumps(plain({"source": source, **found._asdict(), "rate": rate})))
         return
@@ -69,7 +61,7 @@ def advise_from(
     typer.echo(f"{source}: {shape[0]:,} trajectories × {shape[1]:,} times × {len(d.channels)} {kind}")
     for line in (*found.said, "", *_repetitions(found, rate), "", *_readout(found, d.components, d.units)):
         typer.echo(line)
-    for line in ("", *_interval(found, d.time_units, score)):
+    for line in ("", *_interval(found, d.time_units, score, network)):
         typer.echo(line)
 
 
@@ -110,7 +102,7 @@ def _readout(found: FileAdvice, components: tuple[str, ...], units: str) -> list
     return lines
 
 
-def _interval(found: FileAdvice, units: str, score: str) -> list[str]:
+def _interval(found: FileAdvice, units: str, score: str, network: bool) -> list[str]:
     s, error = found.sampling, found.repetitions.error
     lines = ["SAMPLING INTERVAL" + (f", times in {units}" if units else "")]
     lines.append(f"  A sample every {s.interval:.2g}; the system's fastest rate is w = {s.rate:.3g}, wΔt = "
@@ -119,7 +111,8 @@ def _interval(found: FileAdvice, units: str, score: str) -> list[str]:
         lines.append(f"  Euler's score is biased by about {_percent(s.euler)} of the gradient (a rule of thumb).")
     readout = f"{s.shortest:.2g} or more for the readout"
     bias = f"{s.longest:.2g} or less for a bias below half of {_percent(error)}"
-    linear = f"up to about {s.frozen:.2g}, or any interval if the drift is linear (no Kerr effect)"
+    kerr = " (no Kerr effect)" if network else ""
+    linear = f"up to about {s.frozen:.2g}, or any interval if the drift is linear{kerr}"
     if s.verdict == "good":
         return [*lines, "  → The interval is right."]
     if s.verdict == "slower":
@@ -130,7 +123,8 @@ def _interval(found: FileAdvice, units: str, score: str) -> list[str]:
         return [*lines, f"  → Too long, unless the drift is linear: local linearisation is good {linear}."]
     lines += [f"  → No interval suits Euler's score: {readout}, {bias}.", f"    Use --score local-linear: {linear}."]
     if s.shortest > s.frozen:
-        lines.append("    With a Kerr effect that is too short for this readout: make the readout quieter first.")
+        bent = "With a Kerr effect" if network else "Where the drift is not linear"
+        lines.append(f"    {bent} that is too short for this readout: make the readout quieter first.")
     return lines
 
 

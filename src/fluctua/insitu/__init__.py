@@ -7,7 +7,6 @@ from fluctua.insitu.calibration.drift import DriftFit, fit_drift
 from fluctua.insitu.calibration.fit import Calibration, calibrate
 from fluctua.insitu.calibration.hidden import Visibility, visibility
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
-from fluctua.insitu.calibration.readout import corrected_gradient
 from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
@@ -62,7 +61,6 @@ __all__ = [
     "begin",
     "calibrate",
     "connect",
-    "corrected_gradient",
     "create",
     "describe",
     "estimate",

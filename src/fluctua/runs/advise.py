@@ -1,23 +1,19 @@
 """How much noise, how many trajectories, how long: measured with small ensembles, before a long training is paid for.
 
-`advise` is for a network that can be simulated, `advise_recording` for trajectories that are there. The criterion is in
+For a network that can be simulated; a recording is asked by `fluctua.insitu.advise_file`. The criterion is in
 `fluctua.runs.tradeoff`, its derivation in docs/noise.md.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.baselines import Baseline
-from fluctua.core.ppgt import ppgt, reduce_samples
-from fluctua.core.types import Array, Objective, Params, Process, Trajectories
-from fluctua.learn.repetitions import PARTS, Repetitions, repetitions
+from fluctua.core.types import Array, Params
 from fluctua.learn.scaling import Measured, jackknife
 from fluctua.runs import noise
 from fluctua.runs.tradeoff import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, signal, squared_norm
@@ -182,34 +178,3 @@ def _slopes(
         return float(size * np.mean(raw - own)), float(size * np.mean(raw) * np.sqrt(2 / len(raw)))
 
     return Measured(*squares(silent)), float(np.sqrt(max(0.0, squares(bias)[0])))
-
-
-# ------------------------------------------------------------------------------------------ recordings
-
-
-def advise_recording(
-    process: Process,
-    objective: Objective,
-    theta: Params,
-    trajectories: Trajectories | Iterable[Trajectories],
-    *,
-    error: float = 0.1,
-    share: float = 0.9,
-    baseline: Baseline | None = None,
-) -> Repetitions:
-    """How many trajectories a relative error of the gradient takes, from some that were recorded.
-
-    The noise of a recording is what it is: σ is not advised. Leaves of θ are its families. share: of the components
-    that are each to have that error. A file is asked by `insitu.advise_file`, which also judges its interval.
-
-    >>> advise_recording(process, objective, theta, Trajectories(t, x), error=0.2).whole
-    """
-    samples = ppgt(process, objective, _nothing, baseline=baseline).samples_of(theta, trajectories)
-    count = len(samples.returns)
-    rows = np.concatenate([np.asarray(v, float).reshape(count, -1) for v in jax.tree.leaves(samples.gradient)], axis=1)
-    parts = np.array([rows[k::PARTS].mean(axis=0) for k in range(PARTS)]) if count >= 2 * PARTS else None
-    return repetitions(reduce_samples(samples), parts, error=error, share=share)
-
-
-def _nothing(key: Array, theta: Params, count: int) -> Trajectories:
-    return Trajectories(jnp.zeros(0), jnp.zeros(0))

@@ -25,10 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check
-from fluctua.core.ppgt import ppgt, reduce_samples
-from fluctua.core.scores import full_score
-from fluctua.core.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Step, Trajectories
+from fluctua.core.types import Array, Params, Process, Rewards, Score, Step, Trajectories
 
 
 @dataclass(frozen=True)
@@ -83,29 +80,6 @@ def reward_term(
     return jax.vmap(one)(jnp.asarray(data.x), data.context)
 
 
-def corrected_gradient(
-    process: Process,
-    objective: Objective,
-    theta: Params,
-    trajectories: Trajectories,
-    variance: Any,
-    *,
-    score: Score = full_score,
-    baseline: Any = None,
-) -> Estimate:
-    """∇J from states measured with noise of the given variance S, a number or (M,).
-
-    >>> corrected_gradient(process, objective, theta, recorded, variance=1e-4)
-    """
-    process, rewards, theta = check.process(process), check.objective(objective), check.parameters(theta)
-    width = np.shape(trajectories.x)[2]
-    s = observation_variance(variance, width)
-    estimator = ppgt(process, objective, nowhere, score=CorrectedScore(score, tuple(s.tolist())), baseline=baseline)
-    samples = estimator.samples_of(theta, trajectories)
-    off = reward_term(process, rewards, score, jnp.asarray(s), theta, _loaded(trajectories, theta))
-    return reduce_samples(samples._replace(gradient=subtract(samples.gradient, off, theta)))
-
-
 def subtract(each: Params, off: Array, theta: Params) -> Params:
     """Per-trajectory gradients, leaves (E, ...), less rows (E, P)."""
     _, unravel = ravel_pytree(theta)
@@ -118,11 +92,6 @@ def observation_variance(variance: Any, size: int) -> np.ndarray:
     if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
         raise ValueError(f"the variance of the observation noise is one number ≥ 0, or ({size},); got {variance!r}.")
     return np.broadcast_to(s, (size,)).copy()
-
-
-def _loaded(data: Trajectories, theta: Params) -> Trajectories:
-    dtype = jnp.result_type(*jax.tree.leaves(theta), data.x.dtype)
-    return Trajectories(jnp.asarray(data.t, dtype), jnp.asarray(np.asarray(data.x[:]), dtype), data.context)
 
 
 def nowhere(key: Array, theta: Params, count: int) -> Trajectories:
