@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from fluctua.cli.common import EXPECTED, fail, free_folder
 
 if TYPE_CHECKING:
+    from fluctua.insitu import Model, VirtualBench
     from fluctua.insitu.bench.demo import Result
     from fluctua.insitu.training import Plan, Rows
 
@@ -118,7 +119,7 @@ def train(
         warnings.showwarning = _note
         where = address
         connect = lambda: VirtualBench(where, points=points, timeout=timeout)
-        model = _model_of(connect, points)
+        model = _model_of(connect, points, plan.attempts)
         if resume is not None:
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
             rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
@@ -154,11 +155,19 @@ def _refuse_changes(context: typer.Context) -> None:
         )
 
 
-def _model_of(connect: Any, points: int) -> Any:
+def _model_of(connect: Callable[[], VirtualBench], points: int, attempts: int) -> Model:
+    """The network that the instrument says it is. A garbled answer is asked for again, a line that is dead is not."""
     from fluctua import tcmt
-    from fluctua.insitu.networks import network_model
+    from fluctua.insitu import Garbled, network_model
 
-    instrument = connect()
+    for left in reversed(range(attempts)):
+        try:
+            instrument = connect()
+            break
+        except Garbled as error:
+            if not left:
+                raise
+            _note(str(error))
     sheet = instrument.description
     instrument.close()
     network = tcmt.rectangular(sheet.rows, sheet.columns, sigma_w=sheet.sigma_w)

@@ -11,9 +11,9 @@ from fluctua.insitu.calibration.residuals import ResidualReport, examine_residua
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.instrument.archive import Archive
-from fluctua.insitu.instrument.protocol import Batch, Health, Instrument, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
-from fluctua.insitu.instrument.transport import Transport, connect
+from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.recording.description import Description
@@ -35,6 +35,7 @@ __all__ = [
     "FileAdvice",
     "Finding",
     "Gains",
+    "Garbled",
     "Health",
     "Incident",
     "Inspection",
@@ -73,6 +74,9 @@ __all__ = [
     "network_model",
     "open_recording",
     "put_table",
+    "query_number",
+    "query_numbers",
+    "query_whole",
     "read_noise",
     "read_plan",
     "record",

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.bench.session import COMMANDS, Session
+from fluctua.insitu.bench.session import COMMANDS, MOST_ANSWER, Session
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
 
+deliver = server.Server._deliver
 SMALL = device.Sheet(rows=2, columns=2, seed=1)
 
 
@@ -208,12 +210,10 @@ def test_no_message_breaks_a_session(monkeypatch_bytes, lines):
     assert tell(session, "SYST:ERR:COUN?") == "0"
 
 
-@pytest.fixture(scope="module")
-def monkeypatch_bytes():
+@pytest.fixture
+def monkeypatch_bytes(monkeypatch):
     """Acquisitions of a fuzzer stay small."""
-    old, box.MOST_BYTES = box.MOST_BYTES, 2**18
-    yield
-    box.MOST_BYTES = old
+    monkeypatch.setattr(box, "MOST_BYTES", 2**18)
 
 
 # ------------------------------------------------------------------------------------------------- the socket
@@ -338,8 +338,86 @@ def test_a_client_that_does_not_read_is_left():
 
 def test_a_silent_connection_is_closed():
     with server.background(Bench(SMALL), idle=0.3) as port, client(port) as (_, f):
-        f.write(b"*OPC?\nSOUR:OM")  # and then nothing, as from a cable that was pulled
+        f.write(b"*OPC?\n")  # and then nothing, as from a cable that was pulled
         assert f.read() == b"1\n"
+
+
+@pytest.mark.parametrize("rest", [b"SOUR:OM", b"A" * 200_000], ids=["half a line", "a line too long"])
+def test_a_line_that_was_begun_is_not_waited_for_like_a_silent_client(rest):
+    with server.background(Bench(SMALL), patience=0.3) as port, client(port, timeout=10) as (_, f):
+        f.write(b"*OPC?\n" + rest)
+        assert f.readline() == b"1\n"
+        with contextlib.suppress(ConnectionResetError):
+            assert f.read() == b""
+
+
+def test_a_line_in_drops_does_not_keep_its_connection():
+    """A byte now and then is no sign of life: the whole line has to come within the patience."""
+    with server.background(Bench(SMALL), patience=0.5) as port, client(port, timeout=0.1) as (s, f):
+        for _ in range(100):
+            try:
+                s.sendall(b"A")
+                if s.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("a hundred bytes in ten seconds kept the connection")
+
+
+def test_silent_connections_make_room_for_new_ones():
+    with server.background(Bench(SMALL), patience=0.2) as port, contextlib.ExitStack() as stack:
+        for _ in range(server.CLIENT_LIMIT):
+            _, f = stack.enter_context(client(port))
+            f.write(b"*OPC?\n")
+            assert f.readline() == b"1\n"
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            with contextlib.suppress(ConnectionError):
+                if ask(port, b"*OPC?") == [b"1\n"]:
+                    return
+        pytest.fail("sixteen silent connections keep everybody out")
+
+
+# ----------------------------------------------------------------------------------------------- size of answers
+
+
+def test_the_answer_to_one_message_is_bounded():
+    session = Session(Bench(SMALL))
+    session.execute(b"ACQ:COUN 10;POIN 50;:INIT")  # blocks of 8,006 bytes
+    reply = session.execute(b";".join([b"FETC?"] * 64), room=2**15)
+    assert 3 * 8006 < len(reply.data) <= 2**15
+    assert reply.data.count(b"#48000") == 4
+    assert reply.data.endswith(b"\n")
+    assert tell(session, "SYST:ERR?").startswith("-430,")
+    assert tell(session, "*OPC?") == "1"
+
+
+def test_a_whole_acquisition_fits_in_one_answer():
+    sheet = device.Sheet(rows=2, columns=2)
+    largest = box.MOST_BYTES // (4 * sheet.nominal.sites)  # samples of all trajectories together
+    assert len(scpi.block(bytes(4 * sheet.nominal.sites * largest))) + 1 <= MOST_ANSWER
+
+
+def test_answers_that_nobody_collects_are_bounded_together(monkeypatch):
+    """Eight clients ask for 16 MB each and read nothing: the bench keeps two answers and refuses the rest."""
+    monkeypatch.setattr(server, "MOST_ANSWER", 17_000_000)
+    monkeypatch.setattr(server, "MOST_WAITING", 40_000_000)
+    bench, kept = Bench(SMALL), []
+    monkeypatch.setattr(server.Server, "_deliver", lambda self, *a: kept.append(self.waiting) or deliver(self, *a))
+    with server.background(bench) as port, contextlib.ExitStack() as stack:
+        lazy = [stack.enter_context(client(port))[1] for _ in range(8)]
+        lazy[0].write(b"ACQ:COUN 100;POIN 10000;:INIT;*OPC?\n")
+        assert lazy[0].readline() == b"1\n"
+        for f in lazy:
+            f.write(b"FETC?\n")
+        until = time.monotonic() + 60
+        while len(kept) < 9 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert ask(port, b"*OPC?") == [b"1\n"]  # a word has room
+    assert 32_000_000 < max(kept) < 40_000_000
 
 
 def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):

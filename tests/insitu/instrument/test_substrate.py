@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from fluctua.insitu import open_recording
-from fluctua.insitu.bench import device, server
+from fluctua.insitu.bench import device, driver, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.faults import KINDS, Fault, Plan, parse
+from fluctua.insitu.instrument import transport
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Retry, measured
@@ -17,6 +18,20 @@ from fluctua.insitu.instrument.substrate import Retry, measured
 SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}
 POINTS = 21
+
+
+class Still:
+    """A box that hands over the same batch again and again."""
+
+    set = arm = lambda self, what: None
+    close = lambda self: None
+    health = lambda self: Health()
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def acquire(self):
+        return self.batch
 
 
 def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
@@ -139,6 +154,77 @@ def test_settings_lost_in_silence_are_noticed(tmp_path):
     assert substrate.counts == {"good": 30, "at other settings": 10}
 
 
+class Noisy:
+    """A line on which the text answers of some numbers, counted over all lines, come out wrong."""
+
+    queries = 0
+
+    def __init__(self, line, wrong):
+        self.line, self.wrong = line, wrong
+        self.write, self.query_block, self.close = line.write, line.query_block, line.close
+
+    def query(self, message):
+        Noisy.queries += 1
+        return self.wrong.get(Noisy.queries, lambda answer: answer)(self.line.query(message))
+
+
+RUBBISH = {
+    "nothing": lambda answer: "",
+    "a letter": lambda answer: "x" + answer,
+    "twice": lambda answer: f"{answer};{answer}",
+}
+
+
+@pytest.mark.parametrize("kind", RUBBISH)
+def test_a_garbled_text_answer_is_asked_for_again(kind, monkeypatch):
+    """Every text answer of a connection and of an acquisition in turn."""
+    incidents, bench = [], Bench(SHEET)
+    with server.background(bench) as port:
+        address, plain = f"tcp://127.0.0.1:{port}", driver.connect
+        Noisy.queries = 0
+        monkeypatch.setattr(driver, "connect", lambda *a, **k: Noisy(plain(*a, **k), {}))
+        measured(lambda: VirtualBench(address, points=POINTS))(None, SETTINGS, 4)
+        answers = Noisy.queries
+        assert answers >= 15
+        for number in range(1, answers + 1):
+            Noisy.queries, before = 0, len(incidents)
+            wrong = {number: RUBBISH[kind]}
+            monkeypatch.setattr(driver, "connect", lambda *a, wrong=wrong, **k: Noisy(plain(*a, **k), wrong))
+            substrate = measured(
+                lambda: VirtualBench(address, points=POINTS), report=incidents.append, sleep=lambda seconds: None
+            )
+            x = substrate(None, SETTINGS, 4).x
+            substrate.close()
+            assert x.shape == (4, POINTS, 8)
+            assert substrate.counts == {"good": 4, "failures": 1}, number
+            assert "was answered by" in incidents[before].message
+
+
+@pytest.mark.parametrize("answer", ["nan", "inf", "9.91E37", "0.0", "-16"])
+def test_a_range_that_is_none_is_refused(answer, monkeypatch):
+    """With it no sample would count as clipped."""
+    monkeypatch.setattr(driver, "connect", lambda *a, **k: Told(**k))
+
+    class Told(transport.Socket):
+        def __init__(self, **options):
+            super().__init__(f"tcp://127.0.0.1:{port}", **options)
+
+        def query(self, message):
+            return answer if message == "ACQ:RANG?" else super().query(message)
+
+    with server.background(Bench(SHEET)) as port:
+        substrate = measured(lambda: VirtualBench("tcp://"), sleep=pytest.fail)
+        with pytest.raises(Refused, match="ACQ:RANG"):
+            substrate(None, SETTINGS, 4)
+
+
+@pytest.mark.parametrize("full_scale", [np.nan, 0.0, -1.0])
+def test_a_batch_without_a_range_is_refused(full_scale):
+    batch = Batch(np.arange(3.0), np.ones((2, 3, 1)), full_scale=full_scale)
+    with pytest.raises(Refused, match=f"full_scale.*{full_scale}"):
+        measured(lambda: Still(batch), batch=2, sleep=pytest.fail)(None, {}, 2)
+
+
 def test_every_kind_of_fault_has_a_test():
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{kind}@' in source for kind in KINDS)
@@ -151,14 +237,9 @@ def test_pauses_double_and_patience_ends(tmp_path):
 
 
 def test_a_box_that_only_sends_rubbish_is_given_up():
-    class Rubbish:
-        set = arm = lambda self, what: None
-        close = lambda self: None
-        acquire = lambda self: Batch(np.arange(3.0), np.full((2, 3, 1), np.nan))
-        health = lambda self: Health()
-
+    rubbish = Batch(np.arange(3.0), np.full((2, 3, 1), np.nan))
     with pytest.raises(InstrumentError, match="no usable trajectory .* 4 invalid"):
-        measured(Rubbish, batch=2, retry=Retry(attempts=2))(None, {}, 2)
+        measured(lambda: Still(rubbish), batch=2, retry=Retry(attempts=2))(None, {}, 2)
 
 
 def test_a_refusal_is_not_repeated(tmp_path):

@@ -9,15 +9,23 @@ import numpy as np
 
 from fluctua.core.types import Params
 from fluctua.insitu.instrument import scpi
-from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
-from fluctua.insitu.instrument.transport import connect
+from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, InstrumentError, Refused
+from fluctua.insitu.instrument.scpi import ScpiError
+from fluctua.insitu.instrument.transport import connect, query_number, query_numbers, query_whole
 
 INVALID = -(2**15)
+PASSING = (-101, -102, -113, -120, -310, -350, -363)
+"""Errors of a message that was garbled on its way, or of a box that stumbled: asking again may help."""
+SMALLEST = float(np.finfo(np.float32).tiny)
 SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
 
 class Description(NamedTuple):
-    """What the bench says of itself. rows, columns: of its lattice. sigma_w: its noise, by the data sheet."""
+    """What the bench says of itself.
+
+    identity: maker, model and serial number. rows, columns: of its lattice. sigma_w: its noise, by the data sheet.
+    interval: between two samples. full_scale: of the converter. scale: units a code.
+    """
 
     identity: str
     rows: int
@@ -31,11 +39,15 @@ class Description(NamedTuple):
 class VirtualBench:
     """An `Instrument` that speaks the commands of docs/virtual_bench.md.
 
-    address: tcp://HOST:PORT or a VISA resource. points: samples a trajectory, or None to leave them as they are.
+    Args:
+        address: tcp://HOST:PORT or a VISA resource.
+        points: samples a trajectory, or None to leave them as they are.
+        timeout: seconds to wait for an answer.
 
     >>> bench = VirtualBench("TCPIP::127.0.0.1::5025::SOCKET", points=601)
     >>> bench.set({"omega": omega, "kappa": kappa}); bench.arm(100); bench.acquire().x.shape
     (100, 601, 24)
+
     """
 
     def __init__(self, address: str, *, points: int | None = None, timeout: float = 30.0):
@@ -47,18 +59,17 @@ class VirtualBench:
             raise InstrumentError(f"{error}. {SWITCHED_ON}") from error
         try:
             self._greet(address)
-            identity = self.line.query("*IDN?")
-            if "virtual bench" not in identity:
-                raise Refused(f"{address} is not a virtual bench; it says {identity[:80]!r}. Write a driver for it.")
-            rows, columns = map(int, self.line.query("NETW:LATT?").split(","))
+            rows, columns = map(int, query_numbers(self.line, "NETW:LATT?", 2))
             self.description = Description(
-                identity, rows, columns,
-                *(float(self.line.query(q)) for q in ("NETW:NOIS?", "ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")),
+                self._identity(address), rows, columns, query_number(self.line, "NETW:NOIS?", least=0.0),
+                *(query_number(self.line, q, least=SMALLEST) for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")),
             )  # fmt: skip
             if points is not None:
                 self.line.write(f"ACQ:POIN {points}")
-            self.points, self.count = int(self.line.query("ACQ:POIN?")), 1
-            self.line.query("*ESR?")  # a start before this connection is not news
+            self.points, self.count = query_whole(self.line, "ACQ:POIN?"), 1
+            if points is not None and self.points != points:
+                raise Garbled(f"{points} samples a trajectory were asked for; the bench reads back {self.points}")
+            query_whole(self.line, "*ESR?")  # a start before this connection is not news
             self._accepted()
         except BaseException:
             self.line.close()
@@ -70,6 +81,17 @@ class VirtualBench:
             self.line.write("*CLS")
         except InstrumentError as error:
             raise InstrumentError(f"no connection to {address}: {error}. {SWITCHED_ON}") from error
+
+    def _identity(self, address: str) -> str:
+        """Maker, model and serial number of `*IDN?`, without the version of the firmware, which may change."""
+        answer, again = self.line.query("*IDN?"), self.line.query("*IDN?")
+        parts = answer.split(",")
+        if answer != again or len(parts) != 4:  # noise on the line must not pass for another instrument
+            text = f"*IDN? was answered by {answer[:80]!r} and {again[:80]!r}"
+            raise Garbled(f"{text}, where maker,model,serial,version was expected, twice the same")
+        if parts[1] != "virtual bench":
+            raise Refused(f"{address} is not a virtual bench; it says {answer[:80]!r}. Write a driver for it.")
+        return ",".join(parts[:3])
 
     def set(self, settings: Params) -> None:
         """Turn the knobs: omega (N,) and kappa (B,)."""
@@ -98,25 +120,33 @@ class VirtualBench:
 
     def health(self) -> Health:
         """Settings read back, the power-on bit, and the error queue."""
-        settings = {
-            name: np.array(self.line.query(f"SOUR:{name.upper()}?").split(","), float) for name in ("omega", "kappa")
-        }
-        rebooted = bool(int(self.line.query("*ESR?")) & 128)
-        return Health(settings, rebooted, self._errors())
+        settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in ("omega", "kappa")}
+        rebooted = bool(query_whole(self.line, "*ESR?") & 128)
+        return Health(settings, rebooted, tuple(map(str, self._errors())), self.description.identity)
 
     def close(self) -> None:
         """Close the line."""
         with suppress(Exception):
             self.line.close()
 
-    def _errors(self) -> tuple[str, ...]:
-        answers: list[str] = []
-        while not answers or (len(answers) < 100 and not answers[-1].lstrip("+").startswith("0,")):
-            answers.append(self.line.query("SYST:ERR?"))
-        return scpi.parsed_errors(answers)
+    def _errors(self) -> list[ScpiError]:
+        """The error queue, and empty it."""
+        errors: list[ScpiError] = []
+        while len(errors) < 100:
+            answer = self.line.query("SYST:ERR?")
+            entry = scpi.parsed_error(answer)
+            if entry is None:
+                raise Garbled(f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of an error queue")
+            if entry.code == 0:
+                break
+            errors.append(entry)
+        return errors
 
     def _accepted(self) -> None:
         """Wait for the commands so far, and raise what was wrong with them."""
-        self.line.query("*OPC?")
+        answer = self.line.query("*OPC?")
+        if answer not in ("1", "+1"):
+            raise Garbled(f"*OPC? was answered by {answer[:60]!r}, where 1 was expected")
         if errors := self._errors():
-            raise Refused(f"the bench refused: {'; '.join(errors)}")
+            text = f"the bench refused: {'; '.join(map(str, errors))}"
+            raise Garbled(text) if all(entry.code in PASSING for entry in errors) else Refused(text)

@@ -1,23 +1,27 @@
 """The virtual bench on a TCP port. asyncio: one thread for all connections, another for the simulation.
 
-Nobody who connects can take it down or make it grow: lines, commands a line, blocks, connections, waiting times and
-answers that are not collected are all limited.
+Nobody who connects can take it down, make it grow or keep others out: lines, commands a line, answers, connections and
+waiting times are all limited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.session import Reply, Session
+from fluctua.insitu.bench.session import MOST_ANSWER, Reply, Session
 from fluctua.insitu.instrument.scpi import error
 
 LINE_LIMIT = 64 * 2**10
 """Bytes of one message."""
 CLIENT_LIMIT = 16
+MOST_WAITING = 4 * MOST_ANSWER
+"""Bytes of all answers that clients have not collected yet."""
 BOOTING = 0.2
 """Seconds for which a restarting box turns connections away."""
 
@@ -25,13 +29,18 @@ BOOTING = 0.2
 class Server:
     """Serves one bench.
 
-    idle: seconds after which a silent connection is closed. patience: seconds to wait for a client to collect an
-    answer. stall: seconds for which a stalled answer keeps its connection.
+    Args:
+        idle: seconds after which a silent connection is closed.
+        patience: seconds to wait for a client to collect an answer, and to finish a line that it began. When all
+            connections are taken, one that was silent for longer makes room for a new one.
+        stall: seconds for which a stalled answer keeps its connection.
+
     """
 
     def __init__(self, bench: Bench, *, idle: float = 3600.0, patience: float = 60.0, stall: float = 3600.0):
         self.bench, self.idle, self.patience, self.stall = bench, idle, patience, stall
-        self.clients: set[asyncio.StreamWriter] = set()
+        self.clients: dict[asyncio.StreamWriter, float] = {}  # when each was last heard of; inf: it is being served
+        self.waiting = 0
         self.booting = False
 
     async def start(self, host: str, port: int) -> asyncio.Server:
@@ -40,28 +49,63 @@ class Server:
         return await asyncio.start_server(self._connection, host, port, limit=LINE_LIMIT)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.booting or len(self.clients) >= CLIENT_LIMIT:
+        if self.booting or not self._has_room():
             writer.transport.abort()
             return
-        self.clients.add(writer)
+        self.clients[writer] = time.monotonic()
         session = Session(self.bench)
         try:
             async for line in self._lines(reader, session):
-                async with self.turn:
-                    reply = await asyncio.to_thread(session.execute, line)
-                if not await self._deliver(reply, reader, writer):
+                self._heard(writer, math.inf)
+                if not await self._answer(line, session, reader, writer):
                     break
-        except (TimeoutError, OSError, asyncio.CancelledError):
-            pass  # a client that left or fell silent is no concern of the others; cancelled: the bench is closing
+                self._heard(writer, time.monotonic())
+        except TimeoutError:
+            writer.transport.abort()  # not close, which would keep what was not collected
+        except (OSError, asyncio.CancelledError):
+            pass  # a client that left is no concern of the others; cancelled: the bench is closing
         finally:
-            self.clients.discard(writer)
+            self.clients.pop(writer, None)
             with contextlib.suppress(Exception):
                 writer.close()
 
+    async def _answer(
+        self, line: bytes, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Carry out one message and send its answer. Returns whether the connection stays."""
+        async with self.turn:
+            room = min(MOST_ANSWER, max(LINE_LIMIT, MOST_WAITING - self.waiting))  # a word has always room
+            reply = await asyncio.to_thread(session.execute, line, room)
+            self.waiting += len(reply.data)
+        try:
+            return await self._deliver(reply, reader, writer)
+        finally:
+            self.waiting -= len(reply.data)
+
+    def _heard(self, writer: asyncio.StreamWriter, when: float) -> None:
+        if writer in self.clients:  # not one that has just been closed
+            self.clients[writer] = when
+
+    def _has_room(self) -> bool:
+        """Whether one more connection is served; the longest silent one is closed for it if need be."""
+        if len(self.clients) < CLIENT_LIMIT:
+            return True
+        oldest = min(self.clients, key=self.clients.__getitem__)
+        if time.monotonic() - self.clients[oldest] < self.patience:
+            return False
+        del self.clients[oldest]
+        oldest.transport.abort()
+        return True
+
     async def _lines(self, reader: asyncio.StreamReader, session: Session) -> AsyncIterator[bytes]:
         """Complete lines. One that is too long is complained about and skipped; a last one without end is dropped."""
-        rest, skipping = b"", False
-        while chunk := await asyncio.wait_for(reader.read(LINE_LIMIT), self.idle):
+        rest, skipping, begun = b"", False, 0.0
+        while True:
+            half = skipping or rest != b""  # waited for from its beginning, whether it comes byte by byte or not at all
+            left = begun + self.patience - time.monotonic() if half else self.idle
+            chunk = await asyncio.wait_for(reader.read(LINE_LIMIT), max(left, 0))
+            if not chunk:
+                return
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 if skipping or len(line) > LINE_LIMIT:
@@ -69,12 +113,15 @@ class Server:
                     skipping = False
                 else:
                     yield line.rstrip(b"\r")
+            if lines or not half:
+                begun = time.monotonic()
             if len(rest) > LINE_LIMIT:
                 rest, skipping = b"", True
 
     async def _deliver(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Send an answer, or fail to as the fault has it. Returns whether the connection stays."""
         if reply.then == "stall":
+            self._heard(writer, time.monotonic())  # the client may be gone: others need not wait for it
             with contextlib.suppress(asyncio.TimeoutError):
                 async with asyncio.timeout(self.stall):
                     while await reader.read(LINE_LIMIT):

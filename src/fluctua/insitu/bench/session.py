@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.bench.box import Bench, Problem
+from fluctua.insitu.bench.box import MOST_BYTES, Bench, Problem
 from fluctua.insitu.bench.device import FAMILIES, LIMITS
 from fluctua.insitu.bench.faults import KINDS, Fault
 from fluctua.insitu.instrument import scpi
@@ -26,6 +26,8 @@ MOST_UNITS = 64
 """Commands in one message."""
 MOST_NUMBERS = 10_000
 """Parameters of one command."""
+MOST_ANSWER = MOST_BYTES + 2**16
+"""Bytes of the answer to one message: one acquisition, and what else is asked with it."""
 POWER_ON = 128
 """The bit of the event register that a start sets."""
 
@@ -46,8 +48,15 @@ class Session:
         self.events = self.mask = self.service = 0
         self.then = ""
 
-    def execute(self, line: bytes) -> Reply:
-        """One message, a line without its end. Never raises on account of what it says."""
+    def execute(self, line: bytes, room: int = MOST_ANSWER) -> Reply:
+        """One message. Never raises on account of what it says.
+
+        Args:
+            line: the message without its end.
+            room: bytes that the answer may have. A query whose answer does not fit is not answered, and an error is
+                queued.
+
+        """
         self.then = ""
         try:
             text = line.decode("ascii")
@@ -74,6 +83,12 @@ class Session:
                 continue
             if answer is not None:
                 answers.append(answer if isinstance(answer, bytes) else answer.encode())
+                room -= len(answers[-1]) + 1  # a semicolon, or the end of the line
+                if room < 0:
+                    answers.pop()
+                    self.then = ""
+                    self.complain(error(-430, f"answers of more than {MOST_ANSWER} bytes wait to be collected"))
+                    break
             if self.then in ("stall", "reboot"):
                 return Reply(b"", self.then)
         data = b";".join(answers) + b"\n" if answers else b""

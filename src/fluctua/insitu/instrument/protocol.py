@@ -17,6 +17,10 @@ class InstrumentError(RuntimeError):
     """Something that may pass: a dropped line, a time-out, a short answer. The request is made again."""
 
 
+class Garbled(InstrumentError):
+    """An answer that makes no sense where one came. The request is made again on a new line."""
+
+
 class Refused(InstrumentError):
     """The instrument understood and said no (a setting out of range). Asking again would not help."""
 
@@ -54,12 +58,14 @@ class Health(NamedTuple):
     """What an instrument says of itself.
 
     settings: as it holds them now, read back, or None if it cannot tell. rebooted: since it was last asked.
-    errors: what it complains about, in its own words; asking clears them.
+    errors: what it complains about, in its own words; asking clears them. identity: maker, model and serial number, or
+    "" if it cannot tell. A training holds on to one instrument: another identity ends it.
     """
 
     settings: Params | None = None
     rebooted: bool = False
     errors: tuple[str, ...] = ()
+    identity: str = ""
 
     @property
     def ok(self) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +135,7 @@ STANDARD = {
     -310: "System error",
     -350: "Queue overflow",
     -363: "Input buffer overrun",
+    -430: "Query DEADLOCKED",
 }
 """The errors that the bench uses, as SCPI-99 words them."""
 
@@ -150,6 +151,11 @@ def event_bit(code: int) -> int:
     return {1: 32, 2: 16, 3: 8, 4: 4}[-code // 100]
 
 
-def parsed_errors(answers: Iterable[str]) -> tuple[str, ...]:
-    """What `SYST:ERR?` said, without the `0,"No error"`."""
-    return tuple(a for a in answers if not a.lstrip("+").startswith("0,"))
+def parsed_error(answer: str) -> ScpiError | None:
+    """The answer to `SYST:ERR?`, or None if it is none.
+
+    >>> parsed_error('-113,"Undefined header"').code
+    -113
+    """
+    match = re.fullmatch(r'([+-]?\d{1,6}) *, *"((?:[^"]|"")*)"', answer)
+    return ScpiError(int(match[1]), match[2]) if match else None

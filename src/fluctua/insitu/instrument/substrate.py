@@ -139,6 +139,8 @@ class Measured:
             raise InstrumentError(
                 f"{size} trajectories of {len(batch.t)} times were asked for; samples of shape {x.shape} came"
             )
+        if not batch.full_scale > 0:
+            raise Refused(f"`full_scale` of a batch must be positive (np.inf if unknown); got {batch.full_scale!r}")
         verdicts = {
             "invalid": ~np.isfinite(x).all(axis=(1, 2)),
             "clipped": (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2)),

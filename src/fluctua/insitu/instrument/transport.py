@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from fluctua.insitu.instrument.protocol import InstrumentError
+import numpy as np
+
+from fluctua.insitu.instrument import scpi
+from fluctua.insitu.instrument.protocol import Garbled, InstrumentError, Refused
 from fluctua.insitu.instrument.scpi import read_block
 
 
@@ -30,6 +33,51 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let go; does not raise."""
+
+
+NOT_A_NUMBER = 9.9e37
+"""What SCPI sends for infinity; 9.91e37 is its NaN."""
+
+
+def query_numbers(line: Transport, message: str, count: int | None = None) -> np.ndarray:
+    """The comma-separated numbers that answer a message. (K,)
+
+    Args:
+        line: to the instrument.
+        message: such as "SOUR:OMEG?".
+        count: how many are expected; None takes any.
+
+    Raises `Garbled` where the answer is no such list, `Refused` where the instrument has no value (nan, inf, 9.91e37).
+
+    """
+    answer = line.query(message)
+    values = []
+    for text in answer.split(","):
+        value = scpi.number(text.strip())
+        if text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity") or (value and abs(value) >= NOT_A_NUMBER):
+            raise Refused(f"{message} was answered by {answer[:60]!r}: the instrument has no value for it")
+        if value is None:
+            raise Garbled(f"{message} was answered by {answer[:60]!r}, where decimal numbers were expected")
+        values.append(value)
+    if count is not None and len(values) != count:
+        raise Garbled(f"{message} was answered by {len(values)} numbers, where {count} were expected")
+    return np.array(values)
+
+
+def query_number(line: Transport, message: str, *, least: float = -np.inf) -> float:
+    """The number that answers a message; see `query_numbers`. least: a smaller one is refused."""
+    value = float(query_numbers(line, message, 1)[0])
+    if value < least:
+        raise Refused(f"{message} was answered by {value:g}, where {least:g} or more was expected")
+    return value
+
+
+def query_whole(line: Transport, message: str) -> int:
+    """The whole number that answers a message; see `query_numbers`."""
+    value = query_number(line, message)
+    if value != int(value):
+        raise Garbled(f"{message} was answered by {value:g}, where a whole number was expected")
+    return int(value)
 
 
 def connect(address: str, *, timeout: float = 30.0) -> Transport:
@@ -73,7 +121,9 @@ class Socket:
             raise InstrumentError(f"no answer to {message[:40]!r}: {error}") from error
         if not line.endswith(b"\n"):
             raise InstrumentError(f"the connection was closed before {message[:40]!r} was answered")
-        return line.decode("ascii", "replace").strip()
+        if not line.isascii():
+            raise Garbled(f"{message[:40]!r} was answered by bytes that are not ASCII: {line[:40]!r}")
+        return line.decode("ascii").strip()
 
     def query_block(self, message: str, most: int) -> bytes:
         """One block and the end of its line."""
