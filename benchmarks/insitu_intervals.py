@@ -22,6 +22,7 @@ from scipy.stats import chi2
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.core.ppgt import samples_of
 from fluctua.core.simulate import advance_one, begin_one
 
 DT, HORIZON, FINEST = 2e-4, 5.0, 10
@@ -104,8 +105,7 @@ def run(task, theta, batches, batch, key, until):
                 if (name, every) not in differences:
                     continue
                 plan = fl.time_only(tables[every])
-                estimator = fl.ppgt(task.process, task.objective, substrate, score=score, baseline=plan)
-                each = estimator.samples_of(theta, data).gradient
+                each = samples_of(task.process, task.objective, theta, data, score=score, baseline=plan).gradient
                 rows = np.concatenate([np.asarray(each[family]) for family in sorted(theta)], axis=1)
                 differences[name, every].append(rows - right)
         print(f"batch {k} of {batches}", flush=True)

@@ -54,7 +54,7 @@ def test_memory_one_remembers_nothing():
 
 
 def run_plain(calls):
-    from fluctua.core.twin_estimator import total
+    from fluctua.core.ppgt import total
 
     keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(calls)]
     return [fl.reduce_samples(total(Gaussian().split(k, THETA, COUNT))) for k in keys]

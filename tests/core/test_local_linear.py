@@ -8,7 +8,7 @@ from scipy.linalg import expm, solve_continuous_lyapunov
 
 import fluctua as fl
 from fluctua.core import check
-from fluctua.core.local_linear import euler, local_linear, local_linear_score
+from fluctua.core.scores import euler, local_linear, local_linear_score
 from problems import flat, tolerance
 
 MIXING = np.array([[0.5, 0.1], [-0.2, 0.4]])

@@ -13,7 +13,7 @@ import pytest
 from test_double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 
 import fluctua as fl
-from fluctua.core.twin_estimator import total
+from fluctua.core.ppgt import total
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem, tolerance, without_noise_parameters
 
 E = 20_000

@@ -79,7 +79,7 @@ def test_full_horizon_of_the_papers_lattice_in_single_precision():
     task = tcmt.transmission(tcmt.paper(), sigma_kappa=0.2)
     theta = tcmt.initial_parameters(jax.random.key(0), task.network)
     result = task.estimator("cpu", baseline="none").run(KEY, theta, 2, record_every=2000)
-    from fluctua.core.stream import run_and_pilot
+    from fluctua.core.sources import run_and_pilot
 
     x = task.simulator()(run_and_pilot(KEY)[0], theta, 2).x[:, ::2000]
     psi = np.asarray(x[..., :143] + 1j * x[..., 143:])

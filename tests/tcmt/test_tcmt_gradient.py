@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.core.stream import _returns
+from fluctua.core.sources import _returns
 from fluctua.core.wiener import silent
 from fluctua.tcmt import (
     Drive,
@@ -42,7 +42,8 @@ def parameters_of(network, train=ALL, spread=0.0, seed=3):
 
 def returns(task, key, theta, count):
     estimator = task.estimator(baseline="none")
-    return _returns(estimator.model, task.simulator().recipe, count, key, theta, task.simulator().times, task.start)
+    run = task.simulator()
+    return _returns(estimator.method.model, run.recipe, count, key, theta, run.times, task.start)
 
 
 def finite_differences(task, key, theta, count, h=1e-3):

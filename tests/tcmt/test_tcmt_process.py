@@ -8,7 +8,7 @@ import pytest
 from fluctua import full_score
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.simulate import noise_seed
-from fluctua.core.stream import estimate_seeds
+from fluctua.core.sources import estimate_seeds
 from fluctua.core.types import Step
 from fluctua.core.wiener import silent
 from fluctua.tcmt import (

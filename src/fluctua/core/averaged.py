@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.ppgt import PPGT
 from fluctua.core.text import certificate_table
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params
+from fluctua.core.types import Array, Estimate, Estimator, Params
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
 
@@ -28,7 +29,7 @@ CAUTION = 2
 so that Σc² of pure noise strays further from Σstderr². With 2 it is still no worse than not to shrink."""
 
 
-class Splits(Protocol):
+class Splits(Estimator, Protocol):
     """An estimator that gives its samples in two parts, as `ppgt(..., baseline=Twin())` does."""
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples: ...
@@ -83,10 +84,10 @@ class Averaged:
     """
 
     def __init__(self, estimator: Splits, memory: float = 100, *, shrink: bool = False, carry: bool = False):
-        if not hasattr(estimator, "split"):
+        if not hasattr(estimator, "split") or (isinstance(estimator, PPGT) and estimator.method.twin is None):
             raise TypeError(
                 f"`Averaged` needs an estimator that splits its samples, such as ppgt(..., baseline=Twin()); "
-                f"{type(estimator).__name__} has no `split`."
+                f"this {type(estimator).__name__} has no `split`."
             )
         if not memory >= 1:
             raise ValueError(f"`memory` is a number of iterations, at least 1; got {memory!r}.")
@@ -96,12 +97,12 @@ class Averaged:
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample."""
-        return getattr(self.estimator, "cost", lambda theta: 1)(theta)
+        return self.estimator.cost(theta)
 
     @property
     def pilot(self) -> int:
         """Trajectories that a call runs besides."""
-        return getattr(self.estimator, "pilot", 0)
+        return self.estimator.pilot
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` new trajectories and the corrections of earlier ones."""

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.check import leading
 from fluctua.core.types import Array, Params, PyTree
 
 
@@ -109,8 +110,6 @@ def binned(condition: Callable[..., PyTree], *, bins: int = 20) -> Baseline:
     """
     if bins < 1:
         raise ValueError(f"`bins` must be at least 1; got {bins}.")
-    from fluctua.core.check import leading
-
     return Baseline(_Binned(leading(condition, 4), bins))
 
 
@@ -159,6 +158,24 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
     count = sorted_values.shape[0]
     edges = sorted_values[(np.arange(1, bins) * count) // bins]
     return jnp.searchsorted(edges, sorted_values, side="right")
+
+
+def check_baseline(given: Baseline | None, trajectories: int, t: Array) -> None:
+    """Enough trajectories to leave one out; a table that fits the grid."""
+    if given is None:
+        fewest, values = 2, None
+    else:
+        fewest, values = given.fewest, given.values
+    if trajectories < fewest:
+        raise ValueError(
+            f"a leave-one-out baseline needs at least {fewest} trajectories; got {trajectories}. "
+            "Take more, or use baseline=none() or time_only()."
+        )
+    if values is not None and values.shape != (len(t),):
+        raise ValueError(
+            f"the values of a time-only baseline must be the mean return-to-go at each of the {len(t)} times, "
+            f"shape ({len(t)},); got {values.shape}."
+        )
 
 
 def _weights(score: Array) -> Array:

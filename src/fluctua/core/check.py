@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.start import Density, Reparameterised
-from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times, Trajectories
-
-if TYPE_CHECKING:
-    from fluctua.core.baselines import Baseline
-    from fluctua.core.recording import Recording
+from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times
 
 # ------------------------------------------------------------------------------- user's callables
 
@@ -94,39 +87,6 @@ def objective(given: Objective | Rewards) -> Rewards:
     )
 
 
-def start(given: Any) -> tuple[Density | Reparameterised | None, Array | None]:
-    """(a start that depends on θ or chance, None) or (None, a fixed state)."""
-    if isinstance(given, Density):
-        sample = None if given.sample is None else leading(given.sample, 3)
-        return Density(leading(given.log_density, 3), sample), None
-    if isinstance(given, Reparameterised):
-        if not given.fade >= 0:
-            raise ValueError(f"`Reparameterised.fade` is a time and must not be negative; got {given.fade}.")
-        return Reparameterised(leading(given.x0, 2), given.fade), None
-    if callable(given):
-        raise TypeError(
-            "a start that is a function of theta must say how its sensitivity is to be had: wrap it in "
-            "fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
-        )
-    x0 = jnp.asarray(given)
-    if x0.ndim != 1:
-        raise ValueError(f"a fixed start must be one state (M,); got shape {x0.shape}.")
-    if not jnp.issubdtype(x0.dtype, jnp.floating):
-        x0 = x0.astype(jnp.result_type(float))
-    if not bool(jnp.all(jnp.isfinite(x0))):
-        raise ValueError(f"the start has non-finite components: {np.flatnonzero(~np.isfinite(x0)).tolist()}.")
-    return None, x0
-
-
-def score_for_start(score: Any, given: Any) -> None:
-    """A start that moves with θ needs a score that can move the ends of a step."""
-    if isinstance(given, Reparameterised) and "shift" not in inspect.signature(score).parameters:
-        raise ValueError(
-            "a `Reparameterised` start moves the states with θ, which this score does not differentiate; "
-            "use score=full_score."
-        )
-
-
 # --------------------------------------------------------------------------------------- numbers
 
 
@@ -186,29 +146,11 @@ def parameters(theta: Params) -> Params:
     return jax.tree.map(jnp.asarray, theta)
 
 
-def baseline(given: Baseline | None, trajectories: int, t: Array) -> None:
-    """Enough trajectories to leave one out; a table that fits the grid."""
-    if given is None:
-        fewest, values = 2, None
-    else:
-        fewest, values = given.fewest, given.values
-    if trajectories < fewest:
-        raise ValueError(
-            f"a leave-one-out baseline needs at least {fewest} trajectories; got {trajectories}. "
-            "Take more, or use baseline=none() or time_only()."
-        )
-    if values is not None and values.shape != (len(t),):
-        raise ValueError(
-            f"the values of a time-only baseline must be the mean return-to-go at each of the {len(t)} times, "
-            f"shape ({len(t)},); got {values.shape}."
-        )
-
-
 # ------------------------------------------------------------------------------ process and state
 
 
 def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
-    """Shapes of drift, noise and rewards at the first states x (E, M), and that the diffusion is regular."""
+    """Shapes of drift, noise and rewards at the first states x (E, M)."""
     one = jax.tree.map(lambda leaf: leaf[0], context)
     shapes(process, theta, x[0], t[0], one)
     for name, reward, arguments in (
@@ -221,7 +163,6 @@ def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array,
                 f"the {name} reward must be one number per state, shape (); got shape "
                 f"{getattr(got, 'shape', type(got).__name__)}. Sum or index what it returns."
             )
-    diffusion(process, theta, x[0], t[0], one)
 
 
 def shapes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> None:
@@ -249,61 +190,11 @@ def shapes(process: Process, theta: Params, x: Array, t: Array, context: PyTree)
             )
 
 
-@partial(jax.jit, static_argnums=0)
-def _q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """Q as its diagonal (M,) or in full (M, M)."""
-    from fluctua.core.diffusion import diffusion_at
-
-    if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
-        sigma = process.noise(theta, x, t, context)  # type: ignore[misc]
-        return sigma**2 / 2 if sigma.ndim == 1 else sigma @ sigma.T / 2
-    q = diffusion_at(process, theta, x, t, context)
-    return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
-
-
-def diffusion(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
-    """Raise if Q is singular, and name the component without noise."""
-    q = np.asarray(_q_matrix(process, theta, x, t, context), dtype=float)
-    place = where or "at the first state"
-    if not np.all(np.isfinite(q)):
-        raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
-    if q.ndim == 1:
-        weak = np.flatnonzero(q <= 0)
-    else:
-        scale, vectors = np.linalg.eigh((q + q.T) / 2)
-        floor = q.shape[0] * np.finfo(x.dtype).eps * max(scale[-1], 0)
-        weak = np.unique([np.argmax(np.abs(vectors[:, k])) for k in np.flatnonzero(scale <= floor)])
-    if weak.size:
-        names = ", ".join(map(str, weak[:8])) + (", …" if weak.size > 8 else "")
-        raise ValueError(
-            f"the diffusion is singular {place}: state component{'s' if weak.size > 1 else ''} {names} "
-            f"{'have' if weak.size > 1 else 'has'} no noise of {'their' if weak.size > 1 else 'its'} own, so "
-            "the score diverges. Noise must be instrumented there (a physical channel or an injected one) and "
-            "appear in `noise`."
-        )
-
-
-def rounding(process: Process, theta: Params, recording: Recording) -> None:
-    """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
-    t, one = recording.t, jax.tree.map(lambda leaf: leaf[0], recording.context)
-    q = np.asarray(_q_matrix(process, theta, recording.first[0], t[0], one))
-    kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
-    coarse = np.flatnonzero(recording.rounding > 0.01 * kick)
-    if coarse.size:
-        i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
-        warnings.warn(
-            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more than a hundredth of a "
-            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 and use "
-            'jax.config.update("jax_enable_x64", True).',
-            RuntimeWarning,
-            stacklevel=5,
-        )
-
-
 # -------------------------------------------------------------------------------------- results
 
 
-def _few(indices: Sequence[int] | np.ndarray) -> str:
+def few(indices: Sequence[int] | np.ndarray) -> str:
+    """The first five of them."""
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
 
 
@@ -322,7 +213,7 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
     if bad:
         j, n, i = bad[0]
         raise ValueError(
-            f"{len(bad)} of {trajectories} trajectories are not finite: {_few([row[0] for row in bad])} (trajectory "
+            f"{len(bad)} of {trajectories} trajectories are not finite: {few([row[0] for row in bad])} (trajectory "
             f"{j} first at time index {n}, component {i}). They are never averaged: remove them, e.g. "
             "x[np.isfinite(x).all(axis=(1, 2))], and their contexts."
         )
@@ -335,25 +226,6 @@ def finite_simulation(x: Array, t: Array) -> None:
     which = np.flatnonzero(~np.isfinite(np.asarray(x)).reshape(len(x), -1).all(axis=1))
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
-        f"{len(which)} of {len(x)} simulated trajectories overflowed: {_few(which)}. The time step (up to "
+        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which)}. The time step (up to "
         f"{step:g}) is probably too large for the drift at these parameters; refine `t` or bound `theta`."
-    )
-
-
-def finite_scores(
-    flat: Array, process: Process, theta: Params, trajectory: Callable[[int], Trajectories], t: Array
-) -> None:
-    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
-    if bool(jnp.all(jnp.isfinite(flat))):
-        return
-    which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
-    j = int(which[0])
-    one = trajectory(j)
-    context = jax.tree.map(lambda leaf: leaf[0], one.context)
-    for n in range(len(t) - 1):
-        diffusion(process, theta, jnp.asarray(one.x[0, n]), t[n], context, f"on trajectory {j} at time index {n}")
-    raise FloatingPointError(
-        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {_few(which)}. The states "
-        "and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "
-        "matrix-free solve did not converge."
     )

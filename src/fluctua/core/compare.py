@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fluctua.core import check
+from fluctua.core.estimate import as_estimator
 from fluctua.core.types import Array, Estimate, Estimator, Params
 
 
@@ -95,8 +96,9 @@ def compare(
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")
     theta = check.parameters(theta)
     runs = {}
-    for index, (name, estimator) in enumerate(estimators.items()):
-        cost = getattr(estimator, "cost", lambda theta: 1)(theta)
+    for index, (name, given) in enumerate(estimators.items()):
+        estimator = as_estimator(given)
+        cost = estimator.cost(theta)
         samples = trajectories // cost
         if samples < 2:
             raise ValueError(

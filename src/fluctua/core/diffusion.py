@@ -7,14 +7,17 @@ solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import lineax
+import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
+from fluctua.core import check
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Rewards
 
 
 class Diffusion(NamedTuple):
@@ -109,3 +112,41 @@ def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, contex
         return jnp.diag(sigma**2 / 2) if jnp.ndim(sigma) == 1 else sigma @ sigma.T / 2
     q = diffusion_at(process, theta, x, t, context)
     return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
+
+
+@partial(jax.jit, static_argnums=0)
+def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Q as its diagonal (M,) or in full (M, M)."""
+    if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
+        sigma = process.noise(theta, x, t, context)  # type: ignore[misc]
+        return sigma**2 / 2 if sigma.ndim == 1 else sigma @ sigma.T / 2
+    q = diffusion_at(process, theta, x, t, context)
+    return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
+
+
+def check_regular(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
+    """Raise if Q is singular, and name the component without noise."""
+    q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
+    place = where or "at the first state"
+    if not np.all(np.isfinite(q)):
+        raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
+    if q.ndim == 1:
+        weak = np.flatnonzero(q <= 0)
+    else:
+        scale, vectors = np.linalg.eigh((q + q.T) / 2)
+        floor = q.shape[0] * np.finfo(x.dtype).eps * max(scale[-1], 0)
+        weak = np.unique([np.argmax(np.abs(vectors[:, k])) for k in np.flatnonzero(scale <= floor)])
+    if weak.size:
+        names = ", ".join(map(str, weak[:8])) + (", …" if weak.size > 8 else "")
+        raise ValueError(
+            f"the diffusion is singular {place}: state component{'s' if weak.size > 1 else ''} {names} "
+            f"{'have' if weak.size > 1 else 'has'} no noise of {'their' if weak.size > 1 else 'its'} own, so "
+            "the score diverges. Noise must be instrumented there (a physical channel or an injected one) and "
+            "appear in `noise`."
+        )
+
+
+def check_model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+    """Shapes of drift, noise and rewards at the first states x (E, M), and that the diffusion is regular."""
+    check.model(process, rewards, theta, x, t, context)
+    check_regular(process, theta, x[0], t[0], jax.tree.map(lambda leaf: leaf[0], context))

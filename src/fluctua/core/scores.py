@@ -1,4 +1,4 @@
-"""The score U = ∂θ ln p(x'|x) of one Euler–Maruyama transition.
+"""The score U = ∂θ ln p(x'|x) of one transition: Euler–Maruyama, or locally linear over longer intervals.
 
 Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt). With the residual r = x' − x − μΔt and
 y = Q⁻¹r, the logarithm of its density changes with θ as
@@ -7,17 +7,36 @@ y = Q⁻¹r, the logarithm of its density changes with θ as
 
 Each score below is the θ-gradient of the scalar on the right with Q⁻¹ and y held fixed: one reverse sweep
 through the user's drift and noise, whatever the number of parameters.
+
+Transitions over intervals that are too long for Euler: local linearisation (Ozaki; Shoji and Ozaki).
+
+Around the state x at the start of an interval the drift is replaced by its linear part,
+
+    dX = [μ + J(X − x) + a s] ds + σ dW,     J = ∂μ/∂x,     a = ∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l,
+
+which has a Gaussian transition over any interval Δ, exact where the drift is linear in the state and constant in time:
+
+    E[X_Δ] = x + ∫₀^Δ e^{J(Δ−s)} (μ + a s) ds,     Cov[X_Δ] = ∫₀^Δ e^{Js} 2Q e^{Jᵀs} ds.
+
+The integrals are Taylor series over Δ/2^d, then doubled d times. Doubling adds covariances, so it does not
+lose digits where e^{−J} would grow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.diffusion import diffusion_at
+from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.types import Array, Params, Process, Step
+
+DOUBLINGS = 6
+ORDER = 6
+"""Relative errors of the series are (‖J‖Δ/2^d)^ORDER/ORDER!: 1e-7 at ‖J‖Δ = 10."""
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
@@ -66,3 +85,80 @@ def full_score(
         return -q.trace(th) / 2 + quadratic - y @ r_of(th) / (2 * step.dt)
 
     return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+
+
+# ------------------------------------------------------------------------ local linearisation
+
+
+class Gaussian(NamedTuple):
+    """The law of the next state. mean (M,), covariance (M, M)."""
+
+    mean: Array
+    covariance: Array
+
+
+def euler(process: Process, theta: Params, step: Step) -> Gaussian:
+    """N(x + μΔt, 2QΔt): one Euler–Maruyama step."""
+    x, _, t, dt, context = step
+    drift = process.drift(theta, x, t, context)
+    return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
+
+
+def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
+    """The transition of the linearised process, the diffusion held at its value at x."""
+    x, _, t, dt, context = step
+    drift = lambda x, t: process.drift(theta, x, t, context)
+    mu, jacobian = drift(x, t), jax.jacfwd(drift)(x, t)
+    q = diffusion_matrix(process, theta, x, t, context)
+    a = _ramp(drift, x, jnp.asarray(t, x.dtype), q)
+    h = dt / 2**DOUBLINGS
+    f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
+    (f, forced, c, _), _ = jax.lax.scan(lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS)
+    return Gaussian(x + forced[:, 0] + forced[:, 2], (c + c.T) / 2)
+
+
+def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
+    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as `score=`.
+
+    Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q over it.
+
+    >>> gradient(process, objective, theta, Trajectories(t[::50], x[:, ::50]), score=local_linear_score)
+    """
+
+    def log_density(theta: Params) -> Array:
+        mean, covariance = local_linear(process, theta, step)
+        factor = cho_factor(covariance, lower=True)
+        r = step.x_next - mean
+        return -jnp.sum(jnp.log(jnp.diagonal(factor[0]))) - r @ cho_solve(factor, r) / 2
+
+    return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+
+
+def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q: Array) -> Array:
+    """∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l, the mean rate of change of μ that J does not see (Itô). (M,)"""
+    in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
+    along = lambda v: jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]
+    return in_time + jnp.sum(jax.vmap(along)(jnp.linalg.cholesky(q).T), axis=0)
+
+
+def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
+    """e^{Jh}, [∫e^{J(h−s)}μ, ∫e^{J(h−s)}a, ∫e^{J(h−s)}a s] (M, 3) and ∫e^{Js} S e^{Jᵀs} as series in h."""
+    eye = jnp.eye(j.shape[0], dtype=j.dtype)
+    f, power = eye, eye
+    forced, v, ramp, w = columns * h, columns * h, columns[:, 1] * h**2 / 2, columns[:, 1] * h**2 / 2
+    c, term = s * h, s * h
+    for k in range(1, ORDER + 1):
+        power = j @ power * (h / k)
+        f = f + power
+        v, w = j @ v * (h / (k + 1)), j @ w * (h / (k + 2))
+        forced, ramp = forced + v, ramp + w
+        half = j @ term
+        term = (half + half.T) * (h / (k + 1))
+        c = c + term
+    return f, jnp.concatenate([forced, ramp[:, None]], axis=1), c
+
+
+def _doubled(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Array, Array, Array]:
+    """The same over 2h. The ramp starts the second half at h: its ∫ gains h times that of a constant force."""
+    forced = forced + f @ forced + jnp.zeros_like(forced).at[:, 2].set(h * forced[:, 1])
+    return f @ f, forced, c + f @ c @ f.T, 2 * h

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fluctua.core import check
-from fluctua.core.start import Density, Reparameterised, Start
+from fluctua.core.start import Density, Reparameterised, Start, checked_start
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Times, Trajectories, working_dtype
 from fluctua.core.wiener import Wiener, philox_seed, threefry
 
@@ -79,7 +79,7 @@ def simulator(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
             "recorded trajectories with `gradient`."
         )
-    moving, x0 = check.start(start)
+    moving, x0 = checked_start(start)
     if isinstance(moving, Density) and moving.sample is None:
         raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
     return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)

@@ -5,12 +5,15 @@ A fixed start is just an array (M,). It has no sensitivity, and most experiments
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fluctua.core.check import leading
 from fluctua.core.types import Array, Params, PyTree
 
 
@@ -55,3 +58,36 @@ class Reparameterised(NamedTuple):
 
 
 Start = Array | Density | Reparameterised
+
+
+def checked_start(given: Any) -> tuple[Density | Reparameterised | None, Array | None]:
+    """(a start that depends on θ or chance, None) or (None, a fixed state)."""
+    if isinstance(given, Density):
+        sample = None if given.sample is None else leading(given.sample, 3)
+        return Density(leading(given.log_density, 3), sample), None
+    if isinstance(given, Reparameterised):
+        if not given.fade >= 0:
+            raise ValueError(f"`Reparameterised.fade` is a time and must not be negative; got {given.fade}.")
+        return Reparameterised(leading(given.x0, 2), given.fade), None
+    if callable(given):
+        raise TypeError(
+            "a start that is a function of theta must say how its sensitivity is to be had: wrap it in "
+            "fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
+        )
+    x0 = jnp.asarray(given)
+    if x0.ndim != 1:
+        raise ValueError(f"a fixed start must be one state (M,); got shape {x0.shape}.")
+    if not jnp.issubdtype(x0.dtype, jnp.floating):
+        x0 = x0.astype(jnp.result_type(float))
+    if not bool(jnp.all(jnp.isfinite(x0))):
+        raise ValueError(f"the start has non-finite components: {np.flatnonzero(~np.isfinite(x0)).tolist()}.")
+    return None, x0
+
+
+def check_score(score: Any, given: Any) -> None:
+    """A start that moves with θ needs a score that can move the ends of a step."""
+    if isinstance(given, Reparameterised) and "shift" not in inspect.signature(score).parameters:
+        raise ValueError(
+            "a `Reparameterised` start moves the states with θ, which this score does not differentiate; "
+            "use score=full_score."
+        )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import numpy as np
-
-from fluctua.core.types import Estimate, Params
 
 
 def with_error(value: float, error: float) -> str:
@@ -22,7 +24,7 @@ def with_error(value: float, error: float) -> str:
     return f"{value:.3g} ± {error:.2g}"
 
 
-def names(theta: Params) -> list[str]:
+def names(theta: Any) -> list[str]:
     """`kappa[3, 1]` and the like for every component, in the order of the flattened parameters."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(theta):
@@ -32,7 +34,7 @@ def names(theta: Params) -> list[str]:
     return found
 
 
-def describe_estimate(estimate: Estimate, most: int = 12) -> str:
+def describe_estimate(estimate: Any, most: int = 12) -> str:
     """A table with the components that stand out most from their errors."""
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     g, error = flat(estimate.gradient), flat(estimate.stderr)
@@ -59,3 +61,9 @@ def certificate_table(rows: list[tuple[str, float, float, float]], trajectories:
     for name, rms, error, chi2 in rows:
         lines.append(f"  {name:<{room}}  {rms:>21.2%}   {error:>14.2%}   {chi2:>18.2f}")
     return "\n".join(lines)
+
+
+def close_match(word: str, known: Iterable[str]) -> str:
+    """` Did you mean "sigma_kappa"?`, or nothing. With a space before, to follow another sentence."""
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{found[0]}"?' if found else ""

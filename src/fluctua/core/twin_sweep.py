@@ -1,20 +1,43 @@
-"""One block of the twin's reverse sweep: all trajectories of a batch go back through time together."""
+"""The twin's reverse sweep over a simulator or a recording, without storing paths.
+
+A forward pass leaves the states at the beginning of every segment of about √T steps; the sweep goes back segment by
+segment and makes the states inside again, the measured ones by replaying the noise (or by reading), the twin's by its
+drift. All trajectories of a batch go together. What is held is batch·√T·M numbers, and P a trajectory for either part
+of the gradient.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import sweep
+from fluctua.core import check, sweep
 from fluctua.core.baselines import Kick
-from fluctua.core.simulate import grid
+from fluctua.core.diffusion import check_model
+from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
+from fluctua.core.sources import Recording, check_rounding, check_scores, only
 from fluctua.core.start import Density
-from fluctua.core.twin import Guess, Numbers, TwinModel, direct_term, expand, expand_terminal
+from fluctua.core.twin import (
+    Guess,
+    Numbers,
+    TwinModel,
+    check_fit,
+    check_guess,
+    check_path,
+    direct_term,
+    expand,
+    expand_terminal,
+)
 from fluctua.core.types import Array, Params, PyTree, Times
+
+Parts = tuple[Array, Array, Array, Array]
+"""Direct and correction (E, P) each, returns (E,), mean of Λ (T+1,)."""
 
 
 class Backward(NamedTuple):
@@ -159,3 +182,175 @@ def _axis(guess: Guess, x: Array) -> int | None:
 def _drop(tree: PyTree, x: Array) -> PyTree:
     """Without the axis of trajectories where one twin stands for all."""
     return jax.tree.map(lambda leaf: leaf[0] if leaf.shape[0] < x.shape[0] else leaf, tree)
+
+
+# ---------------------------------------------------------------------- a run or a recording
+
+
+def streamed_parts(
+    twin: TwinModel, numbers: Numbers, batch: int, substrate: Simulator, key: Array, count: int
+) -> Parts:
+    """The two parts of the gradients of `count` simulated trajectories. key: of the run, not of the estimate."""
+    theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
+    first, context = first_state(substrate, key, theta)
+    check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
+    check_fit(twin, numbers, first, substrate.t, context, batch)
+    # one noise-free path serves all where nothing tells the trajectories apart before their noise
+    shared = recipe.context is None and not isinstance(recipe.start, Density)
+    bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
+
+    found = []
+    for low, high in batches(count, batch):
+        ensemble = _begin(recipe, high - low, key, theta, substrate.x0, low)
+        xbar = ensemble.x[:1] if shared else ensemble.x
+        kept = [(ensemble.x, xbar)]
+        for n, stop in bounds:
+            steps = _part(times, n, stop)
+            kept.append(_forward(twin, recipe, numbers, ensemble, *kept[-1], n, steps))
+        check.finite_simulation(kept[-1][0], substrate.t)
+        check_path(kept[-1][1], substrate.t)
+
+        carry = end(twin, numbers, *kept.pop(), times, ensemble.context)
+        lambdas = [carry.residual.mean()[None]]
+        for n, stop in reversed(bounds):
+            x, xbar = kept.pop()  # what is behind is let go
+            steps = _part(times, n, stop)
+            path = _replay(recipe, theta, ensemble, x, n, steps)
+            carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, times.t[:2])
+            lambdas.append(block)
+        found.append(_finish(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
+    parts = _joined(found)
+    trajectory = lambda j: only(substrate(key, theta, j + 1), j)
+    check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t)
+    return parts
+
+
+def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int) -> Parts:
+    """The two parts of the gradients of recorded trajectories.
+
+    All of them are read together, a block of steps at a time, last block first, so that a source is gone through as
+    often as without a twin.
+    """
+    theta, times, context = numbers.theta, recording.times, recording.context
+    check_model(twin.model.process, twin.model.objective, theta, recording.first, recording.t, context)
+    check_rounding(twin.model.process, theta, recording)
+    check_fit(twin, numbers, recording.first, recording.t, context, batch)
+    steps = len(times.dt)
+    room = block_bytes // max(1, recording.first.nbytes)
+    bounds = segments(steps, min(steps, max(int(np.ceil(np.sqrt(steps))), room)))
+    slices = batches(recording.count, batch)
+    same = not jax.tree.leaves(context) and bool(jnp.all(recording.first == recording.first[:1]))
+
+    of = [jax.tree.map(lambda leaf: leaf[low:high], context) for low, high in slices]  # noqa: B023
+    starts = [recording.first[low:high][: 1 if same else None] for low, high in slices]
+    kept: list[list[Array]] = [[xbar] for xbar in starts]
+    for row, c in zip(kept, of, strict=True):
+        for n, stop in bounds:
+            row.append(_forward_twin(twin, numbers, row[-1], _part(times, n, stop), c))
+        check_path(row[-1], recording.t)
+
+    carries: list[Backward] = []
+    lambdas: list[list[Array]] = []
+    for n, stop in reversed(bounds):
+        part, x = recording.block(n, stop)
+        for i, (low, high) in enumerate(slices):
+            path = jnp.swapaxes(x[low:high], 0, 1)
+            if len(carries) == i:  # the last block holds X_T
+                carries.append(end(twin, numbers, path[-1], kept[i].pop(), times, of[i]))
+                lambdas.append([carries[i].residual.mean()[None]])
+            carries[i], block = reverse_block(
+                twin, numbers, carries[i], n, part, path, kept[i].pop(), of[i], times.t[:2]
+            )
+            lambdas[i].append(block)
+    parts = _joined(
+        [
+            _finish(twin, numbers, carry, recording.first[low:high], times, c, means)
+            for carry, (low, high), c, means in zip(carries, slices, of, lambdas, strict=True)
+        ]
+    )
+    check_scores(parts[0] + parts[1], twin.model.process, theta, recording.trajectory, recording.t)
+    return parts
+
+
+def batches(count: int, size: int) -> list[tuple[int, int]]:
+    """(low, high) of as few batches as will do, of equal size up to one: none is left alone with its baseline."""
+    many = -(-count // size)
+    edges = [count * i // many for i in range(many + 1)]
+    return list(pairwise(edges))
+
+
+def segments(steps: int, length: int) -> list[tuple[int, int]]:
+    """(n, stop) of consecutive segments."""
+    return [(n, min(n + length, steps)) for n in range(0, steps, length)]
+
+
+def _part(times: Times, n: int, stop: int) -> Times:
+    return Times(times.t[n : stop + 1], times.dt[n:stop])
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array) -> Ensemble:
+    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(low + jnp.arange(count))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(
+    twin: TwinModel,
+    recipe: Recipe,
+    numbers: Numbers,
+    ensemble: Ensemble,
+    x: Array,
+    xbar: Array,
+    first: Array,
+    times: Times,
+) -> tuple[Array, Array]:
+    """X and x̄ at the end of a segment that begins with step `first`."""
+    index, t, dt = grid(times)
+
+    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+        n, t, dt = step
+        x = advance(recipe, numbers.theta, ensemble._replace(x=carry[0]), n, t, dt)
+        return (x, advance_twin(twin, numbers, carry[1], t, dt, ensemble.context)), None
+
+    return jax.lax.scan(body, (x, xbar), (first + index, t, dt))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: Array, times: Times) -> Array:
+    """The states of a segment again, from the one at its beginning. (b+1, E, M)"""
+    index, t, dt = grid(times)
+
+    def body(x: Array, step: Any) -> tuple[Array, Array]:
+        x = advance(recipe, theta, ensemble._replace(x=x), *step)
+        return x, x
+
+    return jnp.concatenate([x[None], jax.lax.scan(body, x, (first + index, t, dt))[1]])
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward_twin(twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree) -> Array:
+    """x̄ at the end of a segment."""
+    body = lambda x, step: (advance_twin(twin, numbers, x, step[0], step[1], context), None)
+    return jax.lax.scan(body, xbar, grid(times)[1:])[0]
+
+
+def _finish(
+    twin: TwinModel,
+    numbers: Numbers,
+    carry: Backward,
+    x: Array,
+    times: Times,
+    context: PyTree,
+    lambdas: list[Array],
+) -> Parts:
+    """lambdas: the mean of Λ in blocks, the last first."""
+    check_guess(carry.guess)
+    direct, correction = start_terms(twin, numbers, carry, x, times.t[0], context)
+    return direct, correction, carry.reward, jnp.concatenate(lambdas[::-1])
+
+
+def _joined(found: list[Parts]) -> Parts:
+    direct, correction, returns, means = zip(*found, strict=True)
+    sizes = np.array([len(r) for r in returns])
+    mean = jnp.tensordot(jnp.asarray(sizes / sizes.sum(), means[0].dtype), jnp.stack(means), 1)
+    return jnp.concatenate(direct), jnp.concatenate(correction), jnp.concatenate(returns), mean

@@ -6,11 +6,13 @@ W independent Wiener processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+
+from fluctua.core.text import describe_estimate
 
 if TYPE_CHECKING:
     Array = Any  # JAX and NumPy arrays alike; their stubs do not mix
@@ -125,8 +127,6 @@ class Estimate(NamedTuple):
     count: int  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        from fluctua.core.text import describe_estimate
-
         return describe_estimate(self)
 
 
@@ -143,6 +143,23 @@ class Score(Protocol):
 
 
 class Estimator(Protocol):
-    """Anything that turns θ and a number of samples into an `Estimate`."""
+    """Anything that turns θ and a number of samples into an `Estimate`.
+
+    `fluctua.core.estimate.as_estimator` makes one of a bare function (key, theta, count) -> Estimate.
+    """
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs on top; of an estimator that remembers, those of its last call."""
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered between calls, as plain arrays; empty where nothing is."""
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Put a `state` back, to go on where another left off. theta: parameters that it is of."""

@@ -6,14 +6,17 @@ can be repeated (`finite_differences`, `spsa`), and are here because their answe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
 from fluctua.core.types import Array, Estimate, Objective, Params, Rewards, Times
@@ -21,77 +24,85 @@ from fluctua.core.types import Array, Estimate, Objective, Params, Rewards, Time
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
 
-class Pathwise(NamedTuple):
-    """The estimator made by `pathwise`."""
+class Yardstick(NamedTuple):
+    """The estimator made by `pathwise`, `finite_differences` or `spsa`: (key, theta, count) -> Estimate."""
 
+    kernel: Callable[..., tuple[Array, Array]]
+    runs: Callable[[Params], int]
     objective: Rewards
     substrate: Simulator
+    options: tuple[float | None, ...] = ()
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample."""
-        return 1
+        return self.runs(theta)
+
+    @property
+    def pilot(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing is remembered between calls."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Nothing to put back."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Average the derivatives of `count` simulated returns."""
-        return _estimate(_pathwise, self.substrate, self.objective, key, theta, count)
+        """Average over `count` noise realisations."""
+        return _estimate(self.kernel, self.substrate, self.objective, key, theta, count, *self.options)
 
 
-def pathwise(objective: Objective, substrate: Simulator) -> Pathwise:
+def pathwise(objective: Objective, substrate: Simulator) -> Yardstick:
     """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the reverse
-    sweep recomputes what it does not keep.
+    sweep recomputes what it does not keep. One trajectory a sample.
     """
-    return Pathwise(check.objective(objective), _simulated(substrate, "pathwise"))
+    return Yardstick(_pathwise, _one, check.objective(objective), _simulated(substrate, "pathwise"))
 
 
-class FiniteDifferences(NamedTuple):
-    """The estimator made by `finite_differences`."""
-
-    objective: Rewards
-    substrate: Simulator
-    step: float | None
-
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample: two for every parameter."""
-        return 2 * ravel_pytree(theta)[0].size
-
-    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Average the differences of `count` noise realisations."""
-        return _estimate(_differences, self.substrate, self.objective, key, theta, count, self.step)
-
-
-def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> FiniteDifferences:
+def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> Yardstick:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
-    step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not
-    given. A `Density` start is drawn from the same key on both legs.
+    Args:
+        objective: what is maximised.
+        substrate: a `simulator`; a `Density` start is drawn from the same key on both legs.
+        step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not given.
+
+    Returns: an estimator that runs two trajectories a sample for every parameter.
+
     """
-    return FiniteDifferences(check.objective(objective), _simulated(substrate, "finite_differences"), _positive(step))
+    simulated = _simulated(substrate, "finite_differences")
+    return Yardstick(_differences, _two_each, check.objective(objective), simulated, (_positive(step),))
 
 
-class SPSA(NamedTuple):
-    """The estimator made by `spsa`."""
-
-    objective: Rewards
-    substrate: Simulator
-    step: float | None
-
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample, whatever the number of parameters."""
-        return 2
-
-    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Average `count` simultaneous perturbations."""
-        return _estimate(_spsa, self.substrate, self.objective, key, theta, count, self.step)
-
-
-def spsa(objective: Objective, substrate: Simulator, *, step: float | None = None) -> SPSA:
+def spsa(objective: Objective, substrate: Simulator, *, step: float | None = None) -> Yardstick:
     """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and trajectory.
 
-    Both legs under the same noise. step: as in `finite_differences`.
+    Args:
+        objective: what is maximised.
+        substrate: a `simulator`; both legs run under the same noise.
+        step: as in `finite_differences`.
+
+    Returns: an estimator that runs two trajectories a sample, whatever the number of parameters.
+
     """
-    return SPSA(check.objective(objective), _simulated(substrate, "spsa"), _positive(step))
+    return Yardstick(_spsa, _two, check.objective(objective), _simulated(substrate, "spsa"), (_positive(step),))
+
+
+def _one(theta: Params) -> int:
+    return 1
+
+
+def _two(theta: Params) -> int:
+    return 2
+
+
+def _two_each(theta: Params) -> int:
+    return 2 * ravel_pytree(theta)[0].size
 
 
 # ---------------------------------------------------------------------------------------- checks
@@ -124,7 +135,7 @@ def _estimate(
     check.count(count)
     theta = check.parameters(theta)
     first, context = first_state(substrate, key, theta)
-    check.model(substrate.recipe.process, objective, theta, first, substrate.t, context)
+    check_model(substrate.recipe.process, objective, theta, first, substrate.t, context)
     flat, unravel = ravel_pytree(theta)
     each, returns = kernel(
         objective,

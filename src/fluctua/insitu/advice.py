@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.local_linear import euler, local_linear
+from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Params, Process, Trajectories
 from fluctua.insitu.calibration.hidden import observed_model, visibility
 from fluctua.insitu.calibration.noise import fit_noise, jacobians

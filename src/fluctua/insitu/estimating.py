@@ -12,12 +12,12 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.baselines import mean, none, optimal, time_only
-from fluctua.core.local_linear import local_linear_score
-from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt
-from fluctua.core.scores import full_score
+from fluctua.core.estimate import RunningSums
+from fluctua.core.ppgt import gradient, mean_return_to_go, samples_of
+from fluctua.core.scores import full_score, local_linear_score
 from fluctua.core.types import Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.calibration.hidden import PartialScore, Visibility, observed_model, visibility
-from fluctua.insitu.calibration.readout import CorrectedScore, nowhere, observation_variance, reward_term, subtract
+from fluctua.insitu.calibration.readout import CorrectedScore, observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
@@ -140,62 +140,19 @@ def _by_chunks(
         plans = [time_only(jnp.asarray(tables[1 - k] / counts[1 - k])) for k in (0, 1)]
     s = None if noise is None else observation_variance(noise, recording.x.shape[2])
     used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
-    estimators = [ppgt(process, objective, nowhere, score=used, baseline=plan) for plan in plans]
-    sums = _Sums(theta)
+    sums = RunningSums(theta, PARTS)
     for k, chunk in enumerate(recording.chunks(size)):
-        samples = estimators[k % 2].samples_of(theta, chunk, block_bytes=chunk_bytes)
-        each = samples.gradient
+        samples = samples_of(
+            process, objective, theta, chunk, score=used, baseline=plans[k % 2], block_bytes=chunk_bytes
+        )
         if s is not None:
             off = reward_term(checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta))
-            each = subtract(each, off, theta)
-        sums.add(each, np.asarray(samples.returns, np.float64))
+            samples = samples._replace(gradient=subtract(samples.gradient, off, theta))
+        sums.add(samples)
         done += len(chunk.x)
         if progress:
             progress(done, total)
     return sums.estimate(), sums.by_parts()
-
-
-class _Sums:
-    """Running sums of gradients and returns in float64, and the estimate they make."""
-
-    def __init__(self, theta: Params):
-        flat, self._unravel = ravel_pytree(theta)
-        self.count = 0
-        self.g, self.g2 = np.zeros(flat.size), np.zeros(flat.size)
-        self.parts = np.zeros((PARTS, flat.size))
-        self.shift: float | None = None
-        self.r = self.r2 = 0.0
-
-    def add(self, gradients: Params, returns: np.ndarray) -> None:
-        rows = np.concatenate(
-            [np.asarray(v, np.float64).reshape(len(returns), -1) for v in jax.tree.leaves(gradients)], 1
-        )
-        self.g += rows.sum(axis=0)
-        self.g2 += (rows**2).sum(axis=0)
-        np.add.at(self.parts, (self.count + np.arange(len(rows))) % PARTS, rows)
-        if self.shift is None:  # returns are large against their spread
-            self.shift = float(returns.mean())
-        self.r += float((returns - self.shift).sum())
-        self.r2 += float(((returns - self.shift) ** 2).sum())
-        self.count += len(returns)
-
-    def by_parts(self) -> np.ndarray | None:
-        """Means of every PARTS-th trajectory, if each has two at least."""
-        each = (self.count - np.arange(PARTS) + PARTS - 1) // PARTS
-        return self.parts / each[:, None] if self.count >= 2 * PARTS else None
-
-    def estimate(self) -> Estimate:
-        n = self.count
-        of = lambda total, square: np.sqrt(np.maximum(square / n - (total / n) ** 2, 0) / (n - 1))
-        tree = lambda v: self._unravel(jnp.asarray(v, jnp.result_type(float)))
-        return Estimate(
-            tree(self.g / n),
-            tree(of(self.g, self.g2)),
-            tree(self.g2 / n),
-            jnp.asarray((self.shift or 0.0) + self.r / n),
-            jnp.asarray(of(self.r, self.r2)),
-            n,
-        )
 
 
 def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fluctua.core.suggest import close_match
+from fluctua.core.text import close_match
 from fluctua.core.types import Params
 
 

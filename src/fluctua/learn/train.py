@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from fluctua.core import check
+from fluctua.core.estimate import as_estimator
 from fluctua.core.types import Array, Estimate, Estimator, Params
 
 
@@ -30,7 +31,7 @@ class Record(NamedTuple):
 def train(
     key: Array,
     theta: Params,
-    estimator: Estimator,
+    estimator: Estimator | Callable[[Array, Params, int], Estimate],
     optimiser: optax.GradientTransformation,
     *,
     count: int | Callable[[int], int],
@@ -62,7 +63,7 @@ def train(
         if project is not None:
             theta = project(theta)
         state = rule.init(theta)
-    return _iterate(key, theta, estimator, rule, state, count, project, first, iterations, spent)
+    return _iterate(key, theta, as_estimator(estimator), rule, state, count, project, first, iterations, spent)
 
 
 def _iterate(
@@ -91,7 +92,7 @@ def _iterate(
         next_theta = optax.apply_updates(theta, updates)
         if project is not None:
             next_theta = project(next_theta)
-        spent += size * getattr(estimator, "cost", lambda theta: 1)(theta) + getattr(estimator, "pilot", 0)
+        spent += size * estimator.cost(theta) + estimator.pilot
         yield Record(iteration, theta, estimate, spent, time.perf_counter() - begun, next_theta, state)
         theta, iteration = next_theta, iteration + 1
 

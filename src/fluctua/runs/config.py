@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluctua.core.suggest import close_match
+from fluctua.core.text import close_match
 from fluctua.learn.schedule import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fluctua.core.suggest import close_match
+from fluctua.core.text import close_match
 from fluctua.runs.config import Config, changed, load
 
 PAPER = changed(

@@ -184,7 +184,7 @@ def _rows(config: Config, parts: Parts, place: RunFolder, lock: IO[str], state: 
     try:
         while not finished(config, state):
             for record in _segment(config, parts, state):
-                new, event = advance(config, state, record, getattr(parts.estimator, "state", {}))
+                new, event = advance(config, state, record, parts.estimator.state)
                 row = as_row(state.row, record, event)
                 with runfolder.explained(place):
                     saver.add(row, record)
@@ -250,7 +250,7 @@ def _alike(a: Config, b: Config) -> bool:
 
 def _hand_over(state: State, parts: Parts) -> None:
     if state.memory:
-        parts.estimator.restore(state.memory, parts.theta)  # type: ignore[attr-defined]
+        parts.estimator.restore(state.memory, parts.theta)
 
 
 def _size(parts: Parts) -> int:

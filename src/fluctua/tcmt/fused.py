@@ -17,8 +17,8 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.baselines import Baseline
-from fluctua.core.ppgt import Samples, reduce_samples
-from fluctua.core.stream import estimate_seeds
+from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.sources import estimate_seeds
 from fluctua.core.twin import Twin, TwinSamples
 from fluctua.core.types import Array, Estimate, Params
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
@@ -59,6 +59,14 @@ class Fused:
     def pilot(self) -> int:
         """Trajectories that a call runs besides."""
         return PILOT if isinstance(self.baseline, str) and self.baseline == "time" else 0
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing is remembered between calls."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Nothing to put back."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` trajectories."""
@@ -181,6 +189,10 @@ class Carried:
         estimate, result = self.fused.with_result(key, theta, count, self.table)
         self.table = next_table(result)
         return estimate
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return self.fused.cost(theta)
 
     @property
     def state(self) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.core import check
-from fluctua.core.local_linear import local_linear
+from fluctua.core.scores import local_linear
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.report import describe
 from fluctua.insitu.calibration.table import read_noise, table_of

@@ -36,7 +36,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
-from fluctua.core.local_linear import Gaussian, euler
+from fluctua.core.scores import Gaussian, euler
 from fluctua.core.text import names
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
 from fluctua.insitu.recording.reader import RecordingFile

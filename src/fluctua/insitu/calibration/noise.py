@@ -28,7 +28,7 @@ from scipy.linalg import expm, toeplitz
 from scipy.stats import chi2
 
 from fluctua.core import check
-from fluctua.core.local_linear import euler
+from fluctua.core.scores import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
 from fluctua.insitu.calibration.drift import Transition, pieces, with_diffusion
 from fluctua.insitu.recording.reader import RecordingFile

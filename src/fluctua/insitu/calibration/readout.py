@@ -92,8 +92,3 @@ def observation_variance(variance: Any, size: int) -> np.ndarray:
     if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
         raise ValueError(f"the variance of the observation noise is one number ≥ 0, or ({size},); got {variance!r}.")
     return np.broadcast_to(s, (size,)).copy()
-
-
-def nowhere(key: Array, theta: Params, count: int) -> Trajectories:
-    """The substrate of measured trajectories: none."""
-    raise NotImplementedError("these trajectories were measured; nothing can be run here")

@@ -24,8 +24,8 @@ from scipy.stats import chi2
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at
-from fluctua.core.local_linear import euler
-from fluctua.core.returns import returns_to_go
+from fluctua.core.scores import euler
+from fluctua.core.sweep import returns_to_go
 from fluctua.core.types import (
     Array,
     Objective,

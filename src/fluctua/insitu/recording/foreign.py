@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.core.suggest import close_match
+from fluctua.core.text import close_match
 from fluctua.insitu.recording.description import Description
 
 TABLES = ("parameters", "settings", "drive", "noise", "context")

@@ -1,0 +1,374 @@
+"""Where trajectories come from: a recording, in one piece or in chunks, or a simulator, streamed and never stored.
+
+The estimator moves all trajectories through time together. Chunks of a recording are therefore read again for every
+block of steps that fits in memory, which is what makes them give the same result as one piece for any baseline.
+
+A baseline that needs the returns first has the noise of a simulator replayed. Where it does not, a guess R' stands
+for the return R during the sweep and (R − R') ΣU is added at the end: exact, and one pass instead of two.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check, sweep
+from fluctua.core.baselines import Baseline, check_baseline
+from fluctua.core.diffusion import check_model, check_regular, q_matrix
+from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key
+from fluctua.core.sweep import Model, Sums, Tables, returns_to_go
+from fluctua.core.types import Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
+from fluctua.core.wiener import philox_key_words
+
+BLOCK_BYTES = 256 * 2**20
+"""How much of a recording is held at a time, all trajectories together."""
+
+
+class Recording:
+    """A checked, re-readable source of trajectories on one time grid."""
+
+    def __init__(self, source: Trajectories | Iterable[Trajectories], theta: Params):
+        self._chunks: Iterable[Trajectories] = [source] if isinstance(source, Trajectories) else source
+        if isinstance(self._chunks, Iterator):
+            raise TypeError(
+                "chunks of trajectories are gone through more than once, and a generator can be only once. Pass "
+                "a list, or an object whose __iter__ starts afresh."
+            )
+        self.sizes: list[int] = []
+        first, contexts, largest = [], [], []
+        whole: np.ndarray | None = None
+        bad: list[tuple[int, int, int]] = []
+        for chunk in self._chunks:
+            t, x = _checked(chunk)
+            if whole is None:
+                whole, shape = t, x.shape[1:]
+            elif not np.array_equal(t, whole) or x.shape[1:] != shape:
+                raise ValueError(
+                    f"all chunks must share one time grid and state: chunk 0 has {shape[0]} times and "
+                    f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and {x.shape[2]}"
+                    + ("." if x.shape[1:] != shape else ", at other times.")
+                )
+            for offset, rows in _rows(x):
+                rows = np.asarray(rows)
+                bad += check.first_bad(rows, sum(self.sizes) + offset)
+                largest.append(np.abs(rows).max(axis=(0, 1)))
+            self.sizes.append(x.shape[0])
+            first.append(np.asarray(x[:, 0]))
+            contexts.append(chunk.context)
+        if whole is None:
+            raise ValueError("there are no trajectories: the source of chunks is empty.")
+        check.finite_trajectories(bad, self.count)
+        self.times = check.grid(whole)
+        self.dtype = working_dtype(theta, np.concatenate(first))
+        self.first = jnp.asarray(np.concatenate(first), self.dtype)
+        coarsest = max(np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype})
+        self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
+        self.context: PyTree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *contexts)
+
+    @property
+    def count(self) -> int:
+        """E, over all chunks."""
+        return sum(self.sizes)
+
+    @property
+    def t(self) -> Array:
+        """The time grid. (T+1,)"""
+        return self.times.t
+
+    def blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
+        """(n, times of the block, x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
+        steps = len(self.t) - 1
+        b = max(1, min(steps, block_bytes // max(1, self.first.nbytes)))
+        for n in range(0, steps, b):
+            yield n, *self.block(n, min(n + b, steps))
+
+    def block(self, n: int, stop: int) -> tuple[Times, Array]:
+        """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
+        parts = [np.asarray(chunk.x[:, n : stop + 1]) for chunk in self._chunks]
+        if [len(part) for part in parts] != self.sizes:
+            raise ValueError(
+                f"the chunks changed while they were read: {self.sizes} trajectories at first, "
+                f"{[len(part) for part in parts]} later."
+            )
+        return Times(self.t[n : stop + 1], self.times.dt[n:stop]), jnp.asarray(np.concatenate(parts), self.dtype)
+
+    def trajectory(self, j: int) -> Trajectories:
+        """Trajectory j alone."""
+        for chunk in self._chunks:
+            if j < len(chunk.x):
+                one = jax.tree.map(lambda leaf: leaf[j : j + 1], chunk.context)  # noqa: B023
+                return Trajectories(self.t, np.asarray(chunk.x[j : j + 1]), one)
+            j -= len(chunk.x)
+        raise IndexError(j)
+
+
+def _checked(given: Trajectories) -> tuple[np.ndarray, Array]:
+    """Shapes that fit together."""
+    if not isinstance(given, Trajectories):
+        raise TypeError(f"expected fluctua.Trajectories(t, x, context); got {type(given).__name__}.")
+    t, x = check.times(given.t), given.x
+    shape = np.shape(x)
+    if len(shape) != 3 or shape[1] != len(t):
+        hint = " For one trajectory pass x[None]." if shape[:1] == (len(t),) else ""
+        raise ValueError(f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}")
+    if shape[0] == 0 or shape[2] == 0:
+        raise ValueError(f"`x` holds no trajectories or no state: shape {shape}.")
+    if not np.issubdtype(x.dtype, np.floating):
+        raise TypeError(
+            f"`x` must be real floating point; it is {x.dtype}."
+            + (" Stack real and imaginary parts as components." if np.issubdtype(x.dtype, np.complexfloating) else "")
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given.context):
+        if np.shape(leaf)[:1] != shape[:1]:
+            raise ValueError(
+                f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, ({shape[0]}, ...); got "
+                f"{np.shape(leaf)}."
+            )
+    return t, x
+
+
+def _rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
+    """A few trajectories at a time, so that a chunk that loads when sliced is never held whole."""
+    size = max(1, bytes_at_once // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
+    for j in range(0, x.shape[0], size):
+        yield j, x[j : j + size]
+
+
+# ---------------------------------------------------------------------- recorded
+
+
+def recorded_samples(
+    model: Model, tables: Tables, recording: Recording, theta: Params, block_bytes: int
+) -> tuple[Array, Array]:
+    """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
+    context = recording.context
+    check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+    check_rounding(model.process, theta, recording)
+
+    reward = jnp.zeros(recording.count, recording.dtype)
+    for _, times, x in recording.blocks(block_bytes):
+        reward = _reward_of_block(model, theta, reward, times, x, context)
+        last = x[:, -1]
+    returns = reward + sweep.terminal(model, theta, last, context)
+
+    sums = sweep.initial_sums(model, theta, recording.first, recording.t[0], context, returns, tables)
+    for n, times, x in recording.blocks(block_bytes):
+        sums = _sweep_block(model, theta, sums, n, times, x, context, returns, tables, recording.t[:2])
+    flat = sweep.finish(model, theta, sums, last, recording.t, context)
+    check_scores(flat, model.process, theta, recording.trajectory, recording.t)
+    return flat, returns
+
+
+@partial(jax.jit, static_argnums=0)
+def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree) -> Array:
+    """C at the end of a block of steps. x (E, b+1, M)."""
+
+    def body(reward: Array, step: Any) -> tuple[Array, None]:
+        x, (_, t, dt) = step
+        return reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype), None
+
+    return jax.lax.scan(body, reward, (jnp.swapaxes(x, 0, 1)[:-1], grid(times)))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _sweep_block(
+    model: Model,
+    theta: Params,
+    sums: Sums,
+    n: Array,
+    times: Times,
+    x: Array,
+    context: PyTree,
+    returns: Array,
+    tables: Tables,
+    origin: Array,
+) -> Sums:
+    path = jnp.swapaxes(x, 0, 1)
+    index, t, dt = grid(times)
+
+    def body(sums: Sums, step: Any) -> tuple[Sums, None]:
+        x, x_next, when = step
+        return sweep.sweep_step(model, theta, sums, returns, tables, (x, x_next, context), when, origin), None
+
+    return jax.lax.scan(body, sums, (path[:-1], path[1:], (n + index, t, dt)))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
+
+    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
+        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], times.t[:-1])
+        return rewards, objective.terminal(theta, x[-1], context)
+
+    rewards, terminal = jax.vmap(one)(x, context)
+    return returns_to_go(rewards, terminal, times.dt).mean(axis=0)
+
+
+# ---------------------------------------------------------------------- streamed
+
+
+def run_and_pilot(key: Array) -> tuple[Array, Array]:
+    """The keys of the run and of the pilot of one estimate: each is the key of a simulator."""
+    k_run, k_pilot = jax.random.split(key)
+    return k_run, k_pilot
+
+
+def estimate_seeds(key: Array) -> tuple[int, int]:
+    """The 64-bit Philox seeds of the run and of the pilot of an estimate with this key.
+
+    A fused estimator that draws with them has the noise of `ppgt(..., simulator(..., wiener=philox))(key, ...)`.
+    """
+    run, pilot = np.asarray(_seed_words(key)).tolist()  # one compiled call: a dozen small ones take a millisecond
+    return run[1] << 32 | run[0], pilot[1] << 32 | pilot[0]
+
+
+@jax.jit
+def _seed_words(key: Array) -> Array:
+    return jnp.stack([philox_key_words(noise_key(k)) for k in run_and_pilot(key)])
+
+
+def streamed_samples(
+    model: Model,
+    tables: Tables,
+    plans: tuple[Baseline, Baseline],
+    substrate: Simulator,
+    key: Array,
+    theta: Params,
+    count: int,
+) -> tuple[Array, Array]:
+    """Gradients (E, P) and returns (E,) of `count` simulated trajectories. `plans`: step and initial baseline."""
+    k_run, k_pilot = run_and_pilot(key)
+    for plan in plans:
+        check_baseline(plan, count, substrate.t)
+    first, context = first_state(substrate, k_run, theta)
+    check_model(model.process, model.objective, theta, first, substrate.t, context)
+    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0)
+
+    pilot = max(plan.pilot for plan in plans)
+    if pilot:
+        table = _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0)
+        tables = Tables(*(table if values is None else values for values in tables))
+    if any(plan.needs_returns for plan in plans):
+        guess = _returns(model, *run)
+    else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
+        guess = jnp.zeros(()) if tables.step is None else tables.step[0]
+    returns, flat, last = _sweep(model, *run, guess, tables)
+
+    check.finite_simulation(last, substrate.t)
+    check_scores(flat, model.process, theta, lambda j: only(substrate(k_run, theta, j + 1), j), substrate.t)
+    return flat, returns
+
+
+def only(trajectories: Trajectories, j: int) -> Trajectories:
+    """Trajectory j alone."""
+    t, x, context = trajectories
+    return Trajectories(t, x[j : j + 1], jax.tree.map(lambda leaf: leaf[j : j + 1], context))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _returns(
+    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> Array:
+    """R of every trajectory: the first pass. (E,)"""
+    ensemble = begin(recipe, count, key, theta, x0)
+
+    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+        x, reward = carry
+        n, t, dt = step
+        reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt.astype(x.dtype)
+        return (advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward), None
+
+    (x, reward), _ = jax.lax.scan(body, (ensemble.x, jnp.zeros(count, ensemble.x.dtype)), grid(times))
+    return reward + sweep.terminal(model, theta, x, ensemble.context)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _mean_return_to_go(
+    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> Array:
+    """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
+    ensemble = begin(recipe, count, key, theta, x0)
+
+    def body(x: Array, step: Any) -> tuple[Array, Array]:
+        n, t, dt = step
+        reward = sweep.running(model, theta, x, t, ensemble.context).mean() * dt
+        return advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward
+
+    x, rewards = jax.lax.scan(body, ensemble.x, grid(times))
+    last = sweep.terminal(model, theta, x, ensemble.context).mean()
+    return jnp.flip(jnp.cumsum(jnp.flip(jnp.append(rewards, last))))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sweep(
+    model: Model,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    guess: Array,
+    tables: Tables,
+) -> tuple[Array, Array, Array]:
+    """Returns (E,), gradients (E, P), final states (E, M). `guess`: R where it is known, near it otherwise."""
+    ensemble = begin(recipe, count, key, theta, x0)
+    guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
+    sums = sweep.initial_sums(model, theta, ensemble.x, times.t[0], ensemble.context, guess, tables)
+
+    def body(carry: tuple[Array, Sums], step: Any) -> tuple[tuple[Array, Sums], None]:
+        x, sums = carry
+        x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
+        states = (x, x_next, ensemble.context)
+        return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2])), None
+
+    (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(times))
+    returns = sums.reward + sweep.terminal(model, theta, x, ensemble.context)
+    flat = sweep.finish(model, theta, sums, x, times.t, ensemble.context)
+    return returns, flat + (returns - guess)[:, None] * sums.score, x
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def check_rounding(process: Process, theta: Params, recording: Recording) -> None:
+    """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
+    t, one = recording.t, jax.tree.map(lambda leaf: leaf[0], recording.context)
+    q = np.asarray(q_matrix(process, theta, recording.first[0], t[0], one))
+    kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
+    coarse = np.flatnonzero(recording.rounding > 0.01 * kick)
+    if coarse.size:
+        i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
+        warnings.warn(
+            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more than a hundredth of a "
+            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 and use "
+            'jax.config.update("jax_enable_x64", True).',
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def check_scores(
+    flat: Array, process: Process, theta: Params, trajectory: Callable[[int], Trajectories], t: Array
+) -> None:
+    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
+    if bool(jnp.all(jnp.isfinite(flat))):
+        return
+    which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
+    j = int(which[0])
+    one = trajectory(j)
+    context = jax.tree.map(lambda leaf: leaf[0], one.context)
+    for n in range(len(t) - 1):
+        check_regular(process, theta, jnp.asarray(one.x[0, n]), t[n], context, f"on trajectory {j} at time index {n}")
+    raise FloatingPointError(
+        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {check.few(which)}. The states "
+        "and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "
+        "matrix-free solve did not converge."
+    )
