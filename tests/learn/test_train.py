@@ -84,3 +84,28 @@ def test_a_gradient_that_is_not_finite_stops_with_the_records_intact():
 def test_negative_iterations():
     with pytest.raises(ValueError, match="must not be negative; got -1"):
         run(iterations=-1)
+
+
+def test_a_bare_function_trains_and_a_half_estimator_is_refused(key):
+    exact = lambda key, theta, count: fl.Estimate(-2 * theta, theta * 0, theta**2, -(theta**2), theta * 0, count)
+    records = list(fl.train(key, jnp.array(1.0), exact, optax.sgd(0.25), count=7, iterations=3))
+    assert records[-1].trajectories == 21
+    assert float(records[-1].next_theta) == pytest.approx(0.125)
+
+    class Half:
+        def cost(self, theta):
+            return 3
+
+        def __call__(self, key, theta, count):
+            return exact(key, theta, count)
+
+    with pytest.raises(TypeError, match=r"Half has 'cost' and lacks 'pilot', 'restore', 'state'"):
+        fl.train(key, jnp.array(1.0), Half(), optax.sgd(0.25), count=7)
+
+
+def test_the_pilot_of_a_time_only_baseline_is_counted(key):
+    process = fl.Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
+    run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 3))
+    estimator = fl.ppgt(process, fl.Objective(terminal=lambda k, x: x[0]), run, baseline=fl.time_only(pilot=16))
+    records = list(fl.train(key, jnp.array(1.0), estimator, optax.sgd(0.1), count=5, iterations=2))
+    assert records[-1].trajectories == 2 * (5 + 16)

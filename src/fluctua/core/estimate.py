@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core.types import Array, Estimate, Estimator, Params
+from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
 class Samples(NamedTuple):
@@ -99,7 +99,7 @@ class RunningSums:
 class Bare(NamedTuple):
     """A function (key, theta, count) -> Estimate as an estimator: one trajectory a sample, nothing remembered."""
 
-    function: Callable[[Array, Params, int], Estimate]
+    function: Estimates
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` samples."""
@@ -123,7 +123,7 @@ class Bare(NamedTuple):
         """Nothing to put back."""
 
 
-def as_estimator(given: Estimator | Callable[[Array, Params, int], Estimate]) -> Estimator:
+def as_estimator(given: Estimator | Estimates) -> Estimator:
     """An `Estimator` as it is; a bare function (key, theta, count) -> Estimate wrapped as one."""
     if not callable(given):
         raise TypeError(f"an estimator is called as (key, theta, count) -> Estimate; got {type(given).__name__}.")

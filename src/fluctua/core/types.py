@@ -142,6 +142,12 @@ class Score(Protocol):
     def __call__(self, process: Process, theta: Params, step: Step) -> Params: ...
 
 
+class Estimates(Protocol):
+    """The least that an estimator is: a function (key, theta, count) -> Estimate."""
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...
+
+
 class Estimator(Protocol):
     """Anything that turns θ and a number of samples into an `Estimate`.
 

@@ -13,7 +13,7 @@ import optax
 
 from fluctua.core import check
 from fluctua.core.estimate import as_estimator
-from fluctua.core.types import Array, Estimate, Estimator, Params
+from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
 class Record(NamedTuple):
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 def train(
     key: Array,
     theta: Params,
-    estimator: Estimator | Callable[[Array, Params, int], Estimate],
+    estimator: Estimator | Estimates,
     optimiser: optax.GradientTransformation,
     *,
     count: int | Callable[[int], int],
