@@ -19,8 +19,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # waiting threads would be c
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rivals
 
+import rivals
 from fluctua import tcmt
 from fluctua.runs.build import wrong_by
 from fluctua.tcmt.fused import kernel_spec
@@ -99,9 +99,8 @@ def _direct(result: Any) -> dict[str, np.ndarray]:
 
 def places(sigma: float) -> Iterator[tuple[str, dict[str, jax.Array]]]:
     yield "start", tcmt.initial_parameters(jax.random.key(0), tcmt.paper())
-    folder = ROOT / "results" / "fig1" / f"sigma_kappa_{sigma:g}"
-    with np.load(folder / "final.npz") as file:
-        yield "mid-training", {name: jnp.asarray(file[name]) for name in FAMILIES}
+    with np.load(ROOT / "results" / "fig1" / f"final_{sigma:g}.npz") as file:
+        yield "end of results/fig1", {name: jnp.asarray(file[name]) for name in FAMILIES}
 
 
 def main() -> None:
@@ -109,23 +108,23 @@ def main() -> None:
     ask.add_argument("--count", type=int, default=256, help="trajectories behind each variance")
     ask.add_argument("--sigma", type=float, nargs="+", default=[0.0, 0.2], help="strengths of the modulation")
     ask.add_argument("--timed", type=int, default=64, help="trajectories of a timing; 0 leaves costs out")
-    given = ask.parse_args()
-    for sigma in given.sigma:
+    options = ask.parse_args()
+    for sigma in options.sigma:
         task = tcmt.transmission(tcmt.paper(), sigma_kappa=sigma)
         steps, costs = len(task.t) - 1, {}
         for place, theta in places(sigma):
-            print(f"\nσ_κ = {sigma:g}, {place}: {given.count} trajectories of {steps:,} steps")
+            print(f"\nσ_κ = {sigma:g}, {place}: {options.count} trajectories of {steps:,} steps")
             print(f"{'':40}{'variance, times lower than binned':^30}   ns a trajectory  gain at")
             print(f"{'':40}{'omega':>10}{'kappa':>10}{'chi':>10}   and step    equal cost")
             reference = None
             for e in entries(task, theta):
-                found = variance(e.run(given.count), e.paired)
-                reference = found if reference is None else reference
-                if given.timed and not e.like and e.name not in costs:
-                    costs[e.name] = cost(e.run, given.timed, steps)
+                variances = variance(e.run(options.count), e.paired)
+                reference = variances if reference is None else reference
+                if options.timed and not e.like and e.name not in costs:
+                    costs[e.name] = cost(e.run, options.timed, steps)
                 spent = costs.get(e.like or e.name, np.nan)
-                gain = np.exp(np.log(reference / found).mean()) * costs.get("binned (the paper's)", np.nan) / spent
-                ratio = "".join(f"{r:10.3g}" for r in reference / found)
+                gain = np.exp(np.log(reference / variances).mean()) * costs.get("binned (the paper's)", np.nan) / spent
+                ratio = "".join(f"{r:10.3g}" for r in reference / variances)
                 print(f"{e.name:40}{ratio}{spent:14.0f}{gain:12.3g}", flush=True)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fluctua.plot.runs import Run, find_runs, read_run
 from fluctua.runs.config import load
 from fluctua.runs.evaluate import evaluate
+from fluctua.runs.reading import Run, find_runs, read_run
 from fluctua.tcmt.exposure import exposure
 
 EVENTUAL = 0.65

@@ -22,10 +22,9 @@ except ImportError:  # the kernels need neither JAX nor the compiled core
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [str(ROOT / folder)]
 
-from kernel_cpu import paper_lattice  # noqa: E402
-
 from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
 from fluctua.tcmt.kernel import run as kernel  # noqa: E402
+from kernel_cpu import paper_lattice  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
 
 try:

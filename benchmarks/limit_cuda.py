@@ -31,9 +31,9 @@ METRICS = {
 
 def profile_target() -> None:
     import numpy as np
-    from kernel_cpu import paper_lattice
 
     from fluctua.tcmt.kernel import run as kernel
+    from kernel_cpu import paper_lattice
 
     table = np.linspace(0.2, 0.0, STEPS + 1)
     kernel.run(paper_lattice(steps=STEPS), 0, TRAJECTORIES, baseline=table, backend="cuda")

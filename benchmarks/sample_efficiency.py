@@ -1,28 +1,194 @@
-"""Draws results/sample_efficiency from its run folders, and says what each training needed.
+"""J against the trajectories spent, of trainings by different estimators: curves, table and figure.
 
-python benchmarks/sample_efficiency.py results/sample_efficiency results/fig1
+From run folders: `python benchmarks/sample_efficiency.py --runs RUNS... --out results/sample_efficiency`, which also
+writes curves.csv and table.txt there. Without --runs the figure is drawn again from that curves.csv.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from fluctua.plot.efficiency import PAPER_FINAL, draw, read_curve, spent_until
-from fluctua.plot.runs import find_runs
-from fluctua.plot.style import save
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fluctua.plot.style import LOOK, WIDTH, letter, save
+from fluctua.runs.config import Config, load
+from fluctua.runs.reading import find_runs, rolling_mean
+from fluctua.store import history, tables
+
+SMOOTHED = 9
+"""Iterations of the rolling mean under a curve: with 16 trajectories an iteration J itself is noisy."""
+
+POINTS = 300
+"""Of a curve in the table, evenly spaced in the logarithm of the trajectories."""
+
+PAPER_FINAL = 0.65
+"""The paper's J at the end, without modulation."""
 
 LEVELS = (0.3, 0.4, 0.5, 0.55, 0.6, PAPER_FINAL)
+EXACT = "exact model as twin, Adam"
+INK = {"binned": "#888888", "time": "#222222", "twin": "#d55e00", "wrong": ("#e69f00", "#cc79a7", "#56b4e9")}
 
-if __name__ == "__main__":
-    curves = [read_curve(run) for folder in sys.argv[1:] for run in find_runs(Path(folder))]
-    shown = [c for c in curves if c.sigma_kappa in (0.0, 0.2)]
-    print(f"{'training':<36} {'σ_κ':>4} seed {'spent':>11}  J, Δt/2   trajectories until J =")
-    print(" " * 66 + "".join(f"{level:>11g}" for level in LEVELS))
-    for c in sorted(shown, key=lambda c: (c.sigma_kappa, c.label, c.seed)):
+
+class Curve(NamedTuple):
+    """One training. spent, J: (I,). finer: J at the end with half the time step, or None."""
+
+    label: str
+    sigma_kappa: float
+    seed: int
+    spent: np.ndarray
+    J: np.ndarray
+    finer: float | None
+
+
+class Band(NamedTuple):
+    """Trainings that differ in their seeds alone. spent: (K,); low, mean, high: over the seeds (K,)."""
+
+    label: str
+    spent: np.ndarray
+    low: np.ndarray
+    mean: np.ndarray
+    high: np.ndarray
+    finer: list[float]
+
+
+def read_curve(folder: Path) -> Curve:
+    """A run folder as a curve."""
+    config, rows = load(folder / "config.toml"), history.effective(history.read(folder / "history.csv"))
+    summary = folder / "summary.json"
+    finer = json.loads(summary.read_text())["finer"]["J"] if summary.exists() else None
+    spent, J = (np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J"))
+    return Curve(describe(config), config.task.sigma_kappa, config.seed, spent, rolling_mean(J, SMOOTHED), finer)
+
+
+def describe(config: Config) -> str:
+    """What sets a training apart from the others of the figure, and what its estimator knew."""
+    b = config.baseline
+    if b.kind == "twin":
+        return f"twin {100 * b.twin_error:g} % wrong, score exact, Adam" if b.twin_error else EXACT
+    rule = "paper's rule" if config.optimiser.rule == "paper" else config.optimiser.rule
+    return f"{rule}, {'binned' if b.kind == 'binned' else 'time-only'}"
+
+
+def write_curves(path: Path, curves: Sequence[Curve]) -> None:
+    """The curves as a small table."""
+    header = [{"label": c.label, "sigma_kappa": c.sigma_kappa, "seed": c.seed, "finer": c.finer} for c in curves]
+    columns: dict[str, list[float]] = {"curve": [], "trajectories": [], "J": []}
+    for k, c in enumerate(curves):
+        kept = np.searchsorted(c.spent, np.geomspace(c.spent[0], c.spent[-1], POINTS).round())
+        kept = np.unique(np.clip(kept, 0, len(c.spent) - 1))
+        columns["curve"] += [k] * len(kept)
+        columns["trajectories"] += c.spent[kept].tolist()
+        columns["J"] += c.J[kept].round(5).tolist()
+    tables.write(path, columns, {"smoothed_over_iterations": SMOOTHED, "curves": header})
+
+
+def read_curves(path: Path) -> list[Curve]:
+    """What `write_curves` wrote."""
+    table = tables.read(path)
+    each = (table.where(curve=k) for k in range(len(table.header["curves"])))
+    return [
+        Curve(h["label"], h["sigma_kappa"], h["seed"], rows["trajectories"].astype(int), rows["J"], h["finer"])
+        for h, rows in zip(table.header["curves"], each, strict=True)
+    ]
+
+
+def bands(curves: Sequence[Curve]) -> list[Band]:
+    """Curves with one label and one σ_κ, put together; as far as the shortest of them goes."""
+    made = []
+    for label in sorted({c.label for c in curves}, key=_rank):
+        of = [c for c in curves if c.label == label]
+        grid = np.geomspace(max(c.spent[0] for c in of), min(c.spent[-1] for c in of), POINTS)
+        J = np.array([np.interp(np.log(grid), np.log(c.spent), c.J) for c in of])
+        finer = [c.finer for c in of if c.finer is not None]
+        made.append(Band(label, grid, J.min(axis=0), J.mean(axis=0), J.max(axis=0), finer))
+    return made
+
+
+def spent_until(curve: Curve, J: float) -> int | None:
+    """Trajectories until the smoothed J reaches a value; None if it never does."""
+    there = np.flatnonzero(curve.J >= J)
+    return int(curve.spent[there[0]]) if there.size else None
+
+
+def table_text(curves: Sequence[Curve]) -> str:
+    """Trajectories until every level of J, of every training."""
+    width = max(len(c.label) for c in curves)
+    lines = [
+        f"{'training':<{width}}  σ_κ seed {'spent':>11}  J, Δt/2   trajectories until J =",
+        " " * (width + 29) + "".join(f"{level:>11g}" for level in LEVELS),
+    ]
+    for c in sorted(curves, key=lambda c: (c.sigma_kappa, c.label, c.seed)):
         when = (spent_until(c, level) for level in LEVELS)
         finer = "      –" if c.finer is None else f"{c.finer:7.4f}"
-        print(f"{c.label:<36} {c.sigma_kappa:>4g} {c.seed:>4} {c.spent[-1]:>11,}  {finer}  "
-              + "".join(f"{'–' if n is None else f'{n:,}':>11}" for n in when))  # fmt: skip
-    for path in save(draw(shown), Path(sys.argv[1]) / "sample_efficiency"):
+        lines.append(f"{c.label:<{width}} {c.sigma_kappa:>4g} {c.seed:>4} {c.spent[-1]:>11,}  {finer}  "
+                     + "".join(f"{'–' if n is None else f'{n:,}':>11}" for n in when))  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def draw(curves: Sequence[Curve]) -> Figure:
+    """One panel for each σ_κ; lines are means over seeds, shades their spread, dots J with half the time step."""
+    sigmas = sorted({c.sigma_kappa for c in curves})
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(sigmas), sharey=True))
+        for k, (axes, sigma) in enumerate(zip(panels, sigmas, strict=True)):
+            _panel(axes, bands([c for c in curves if c.sigma_kappa == sigma]))
+            letter(axes, "abcdef"[k])
+            axes.set_title(rf"$\sigma_\kappa = {sigma:g}$")
+            axes.set_xlabel("trajectories spent")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        panels[0].set_ylabel("$J$, fraction of power transmitted")
+        top = max(float(c.J.max()) for c in curves)
+        panels[0].set_ylim(0, max(0.74, 1.06 * top))
+    return figure
+
+
+def _panel(axes: Axes, of: Sequence[Band]) -> None:
+    wrong = iter(INK["wrong"])
+    for band in of:
+        kind = "twin" if band.label == EXACT else "binned" if "binned" in band.label else "time"
+        ink = next(wrong) if "wrong" in band.label else INK[kind]
+        # the two baselines of the paper's rule coincide: the wide one lies below
+        width, order = (3.0, 1.5) if kind == "binned" else (1.0, 2)
+        axes.fill_between(band.spent, band.low, band.high, color=ink, alpha=0.25, lw=0)
+        axes.plot(band.spent, band.mean, color=ink, lw=width, zorder=order, label=band.label)
+        if band.finer:
+            axes.plot(band.spent[-1], np.mean(band.finer), "o", ms=3.5, color=ink, mec="white", mew=0.5, zorder=5)
+    axes.axhline(PAPER_FINAL, color="0.6", lw=0.6, ls=(0, (4, 3)))
+    axes.annotate(
+        rf"the paper's final $J={PAPER_FINAL}$ at $\sigma_\kappa=0$", (1, PAPER_FINAL), (0, -3),
+        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, color="0.4", ha="right", va="top",
+    )  # fmt: skip
+    axes.set(xscale="log")
+
+
+def _rank(label: str) -> tuple[bool, bool, int, str]:
+    """The best first, as the eye meets them from the left."""
+    return ("rule" in label, "wrong" in label, len(label), label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, nargs="+", help="folders of run folders; only σ_κ = 0 and 0.2 are shown")
+    parser.add_argument("--out", type=Path, default=Path("results/sample_efficiency"))
+    options = parser.parse_args()
+    if options.runs:
+        read = (read_curve(run) for folder in options.runs for run in find_runs(folder))
+        curves = [curve for curve in read if curve.sigma_kappa in (0.0, 0.2)]
+        write_curves(options.out / "curves.csv", curves)
+        (options.out / "table.txt").write_text(table_text(curves))
+        print(table_text(curves))
+    for path in save(draw(read_curves(options.out / "curves.csv")), options.out / "sample_efficiency"):
         print(path)
+
+
+if __name__ == "__main__":
+    main()

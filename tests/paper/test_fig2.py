@@ -3,15 +3,15 @@
 import jax
 import numpy as np
 import pytest
-from test_figures import assert_legible, texts
 from typer.testing import CliRunner
 
+from figures import assert_legible, texts
 from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.learn.scaling import into_batches, jackknife, power_law
-from fluctua.paper import convergence, fig2, lattices, properties
-from fluctua.plot import read_run
+from fluctua.paper import fig2, lattices, panels, properties
 from fluctua.runs import noise
+from fluctua.runs.reading import read_run
 from fluctua.store import tables
 from fluctua.tcmt import exact
 from run_folders import write_figure_runs
@@ -51,7 +51,7 @@ def test_tables_read_back_exactly(tmp_path):
     columns = {"x": np.array([1 / 3, 1e-300]), "kind": np.array(["none", "binned"])}
     tables.write(tmp_path / "t.csv", columns, {"site": 3, "w": [0.1, 0.5], "what": "σ = 1"})
     back = tables.read(tmp_path / "t.csv")
-    assert back.told == {"site": 3, "w": [0.1, 0.5], "what": "σ = 1"}
+    assert back.header == {"site": 3, "w": [0.1, 0.5], "what": "σ = 1"}
     assert back.columns["x"].tolist() == columns["x"].tolist()
     assert back.where(kind="binned")["x"].tolist() == [1e-300]
     (tmp_path / "t.csv").write_text("# x\n1,2\n")
@@ -80,7 +80,7 @@ def test_difference_is_the_slope_of_the_exact_return(key):
     task = tcmt.transmission(SMALL, horizon=4.0, dt=1e-2)
     theta = {"omega": np.linspace(-0.3, 0.3, 6), "kappa": np.ones(7)}
     _, gradient = exact.value_and_gradient(task, theta)
-    value, error = convergence.finite_difference(key, task, theta, 2, count=400)
+    value, error = panels.finite_difference(key, task, theta, 2, count=400)
     assert abs(value - gradient["omega"][2]) < 4 * error
     assert error < 0.02 * abs(value)
 
@@ -88,13 +88,13 @@ def test_difference_is_the_slope_of_the_exact_return(key):
 def test_groups_go_on_where_the_last_ended(key):
     task = tcmt.transmission(SMALL, horizon=1.0, dt=1e-2)
     theta = tcmt.initial_parameters(key, SMALL)
-    run = convergence.running(key, task, theta, 1, 400, group=200, block=50)
+    run = panels.running(key, task, theta, 1, 400, group=200, block=50)
     assert run.trajectories.tolist() == [50 * k for k in range(1, 9)]
     assert len(np.unique(run.mean)) == 8
     samples = task.estimator("cpu", baseline="none").samples(key, theta, 400).gradient["omega"][:, 1]
     assert run.estimate[-1] == pytest.approx(float(samples.mean()), abs=4 * float(samples.std()) / 20)
     with pytest.raises(ValueError, match="whole groups"):
-        convergence.running(key, task, theta, 1, 300, group=200, block=50)
+        panels.running(key, task, theta, 1, 300, group=200, block=50)
 
 
 def test_the_middle_of_a_training_is_where_half_of_its_gain_is(tmp_path):
@@ -125,19 +125,19 @@ def measured(tmp_path_factory):
 
 
 def test_quick_figure_agrees_with_theory(measured):
-    found = properties.read(measured[0])
-    assert all(abs(one.z) < 4 for one in found.convergence)
-    for (sigma, name), curve in found.variance.items():
+    result = properties.read(measured[0])
+    assert all(abs(one.z) < 4 for one in result.convergence)
+    for (sigma, name), curve in result.variance.items():
         expected = 0 if name == "binned" and sigma == 0 else -2
         # Var = A/σ² + B: the flat part is below 3 % of the whole at σ_W ≤ 0.05, which bends a line over 1.3 decades
         # (the points are 0.67 apart) by at most 0.03 / ln 10^0.67 = 0.02
         allowed = 0.02 if name == "binned" and sigma > 0 else 1e-3
         assert abs(curve.law.exponent.value - expected) < 4 * curve.law.exponent.error + allowed, (sigma, name)
-    for curve in found.bias.values():
+    for curve in result.bias.values():
         # χ|ψ|² of the noise is 1e-3 of a coupling at σ_W = 0.5
         assert abs(curve.law.exponent.value - 2) < 4 * curve.law.exponent.error + 1e-3
-    assert abs(found.spread[0.0].law.exponent.value - 1) < 1e-2  # noise on noise: of order σ_W/s⁺ = 0.05, squared
-    assert found.crossover[0.05].value < found.crossover[0.2].value
+    assert abs(result.spread[0.0].law.exponent.value - 1) < 1e-2  # noise on noise: of order σ_W/s⁺ = 0.05, squared
+    assert result.crossover[0.05].value < result.crossover[0.2].value
 
 
 def test_a_panel_that_is_there_is_not_measured_again(measured):
@@ -189,4 +189,4 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path):
 def test_the_clearest_site_is_no_lead(key):
     task = tcmt.transmission(SMALL, horizon=2.0, dt=1e-2)
     theta = {**tcmt.initial_parameters(key, SMALL), "omega": jax.numpy.linspace(-1, 1, 6)}
-    assert convergence.clearest_site(key, task, theta, count=50) not in (0, 5)
+    assert panels.clearest_site(key, task, theta, count=50) not in (0, 5)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fluctua.cli import live
+from fluctua.cli import progress
 from fluctua.cli.app import app
 from fluctua.runs import parameters
 from fluctua.runs import train as runs
@@ -88,7 +88,7 @@ def invoke(*arguments):
 def test_the_folder_explains_itself(finished):
     for name in ("config.toml", "history.csv", "parameters.h5", "final.npz", "summary.txt", "summary.json"):
         assert (finished / name).exists(), name
-    assert (finished / "figures" / "learning.png").stat().st_size > 1000
+    assert not list((finished / "figures").iterdir())  # commands draw, trainings do not
     rows = history.read(finished / "history.csv")
     assert [row.iteration for row in rows] == list(range(12))
     assert rows[-1].trajectories == 12 * 16 + 128  # and the pilot of the first iteration
@@ -160,7 +160,7 @@ def test_the_jax_backend_trains_too(tmp_path):
 
 def show(rows, config, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    list(live.watch(((row, None) for row in rows), config, console=console))
+    list(progress.watch_run(((row, None) for row in rows), config, console=console))
     return console.file.getvalue()
 
 
@@ -177,14 +177,14 @@ def test_display_at_a_terminal_and_in_a_log(finished):
 
 
 def test_sparkline_time_left_and_durations():
-    assert live.sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
-    assert live.sparkline([1.0] * 5, 3) == "▁▁▁"
-    assert live.sparkline(list(range(100)), 8) == live.BARS
+    assert progress.sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
+    assert progress.sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert progress.sparkline(list(range(100)), 8) == progress.BARS
     rows = [history.Row(i, i, 0.0, 0.0, 10, 10 * (i + 1), 0.0, 2.0) for i in range(5)]
-    assert live.time_left(rows, changed(CONFIG, {"iterations": 15})) == 20
-    assert live.time_left(rows, changed(CONFIG, {"stop.max_trajectories": 80})) == 6
-    assert live.time_left(rows, changed(CONFIG, {"stop.max_minutes": 0.2})) == 2
-    assert [live.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
+    assert progress.time_left(rows, changed(CONFIG, {"iterations": 15})) == 20
+    assert progress.time_left(rows, changed(CONFIG, {"stop.max_trajectories": 80})) == 6
+    assert progress.time_left(rows, changed(CONFIG, {"stop.max_minutes": 0.2})) == 2
+    assert [progress.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
 
 
 # ------------------------------------------------------------------------------ escalation and rewinds
@@ -368,6 +368,7 @@ def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
     done = invoke("train", "--from", finished, "--trajectories", 8, "--iterations", 14, "--out", tmp_path / "few")
     assert done.exit_code == 0, done.output
     assert [(row.iteration, row.ensemble) for row in rows_of(tmp_path / "few")] == [(12, 8), (13, 8)]
+    assert (tmp_path / "few" / "figures" / "learning.png").stat().st_size > 1000
     done = invoke("train", "--from", finished, "--out", tmp_path / "none")
     assert "nothing would be left to do: it has run its 12 iterations" in " ".join(done.output.split())
     done = invoke("train", "--from", finished, "--optimiser", "paper", "--iterations", 14, "--out", tmp_path / "none")
@@ -469,7 +470,6 @@ def test_evaluate_command_says_what_is_wrong(finished, tmp_path):
 
 
 def test_plot_command_and_help(run_copy):
-    shutil.rmtree(run_copy / "figures")
     done = invoke("plot", run_copy)
     assert done.exit_code == 0, done.output
     assert (run_copy / "figures" / "learning.pdf").exists()

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.plot.runs import History
+from fluctua.runs.reading import History
 
 
 def trained(network, seed=0, strength=1.0):

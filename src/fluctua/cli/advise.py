@@ -84,10 +84,10 @@ def advise(
 def _find(source: str, config: str) -> tuple[Task, dict[str, Any], str]:
     """What is asked about: task, θ, and what to call it."""
     from fluctua.paper import lattices
-    from fluctua.plot.runs import read_run
     from fluctua.runs.build import build, resolve_backend
     from fluctua.runs.config import changed
     from fluctua.runs.presets import named
+    from fluctua.runs.reading import read_run
 
     path = Path(source)
     if path.is_dir():
@@ -108,7 +108,7 @@ def _times(advice: Advice, point: Optimum, rate: float | None) -> dict[str, floa
 
 
 def _duration(seconds: float) -> str:
-    from fluctua.cli.live import duration
+    from fluctua.cli.progress import duration
 
     return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
 

@@ -129,7 +129,7 @@ def _interval(found: FileAdvice, units: str, score: str, network: bool) -> list[
 
 
 def _count(needed: Needed, rate: float | None) -> str:
-    from fluctua.cli.live import duration
+    from fluctua.cli.progress import duration
 
     digits = max(0, int(np.floor(np.log10(max(needed.trajectories, 1)))) - 1)
     text = f"{'more than ' if needed.at_least else ''}{max(2, round(needed.trajectories, -digits)):,.0f} trajectories"

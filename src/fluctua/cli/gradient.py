@@ -52,7 +52,7 @@ def gradient(
 
     families = ("omega", "kappa", "chi")
     if as_json:
-        told = {
+        result = {
             "J": float(estimate.value),
             "J_stderr": float(estimate.value_stderr),
             "bonds": network.bonds.tolist(),
@@ -60,7 +60,7 @@ def gradient(
             "stderr": {name: np.asarray(estimate.stderr[name], float).tolist() for name in families},
             "seconds": seconds,
         }
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(result))
         return
     typer.echo(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
                f"{network.sites - 1}")  # fmt: skip
@@ -81,15 +81,15 @@ def _parameters(path: Path, network: Any, theta: dict[str, Any]) -> dict[str, An
 
     try:
         with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise ValueError(f"--params: {path} cannot be read as an .npz of plain arrays ({error}).") from None
-    unknown = sorted(set(given) - set(theta))
-    if unknown or not given:
-        raise ValueError(f"--params holds some of omega, kappa, chi; {path} holds {', '.join(given) or 'nothing'}.")
-    for name, array in given.items():
+    unknown = sorted(set(arrays) - set(theta))
+    if unknown or not arrays:
+        raise ValueError(f"--params holds some of omega, kappa, chi; {path} holds {', '.join(arrays) or 'nothing'}.")
+    for name, array in arrays.items():
         if array.shape != network.shape(name):
             raise ValueError(
                 f"--params: `{name}` must have shape {network.shape(name)} for this lattice; got {array.shape}."
             )
-    return {name: jnp.asarray(given.get(name, value), jnp.result_type(float)) for name, value in theta.items()}
+    return {name: jnp.asarray(arrays.get(name, value), jnp.result_type(float)) for name, value in theta.items()}

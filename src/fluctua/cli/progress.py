@@ -1,10 +1,13 @@
-"""A progress bar around a training, for people at a terminal; plain lines when there is none."""
+"""What a training shows while it runs: a bar or a small panel at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,9 +16,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from fluctua.core.text import with_error
 from fluctua.learn.train import Record
+from fluctua.runs.config import Config
+from fluctua.store.history import Row, effective
+
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_SECONDS = 10.0
+"""Between two plain lines, so that a log stays short; short runs have about twenty."""
 
 
 def watch(records: Iterable[Record], iterations: int, *, console: Console | None = None) -> Iterator[Record]:
@@ -26,7 +36,7 @@ def watch(records: Iterable[Record], iterations: int, *, console: Console | None
     """
     console = console or Console()
     if not console.is_terminal:
-        yield from _plain(records, iterations, console)
+        yield from _plain_records(records, iterations, console)
         return
     columns = (
         TextColumn("training"),
@@ -46,7 +56,7 @@ def watch(records: Iterable[Record], iterations: int, *, console: Console | None
             yield record
 
 
-def _plain(records: Iterable[Record], iterations: int, console: Console) -> Iterator[Record]:
+def _plain_records(records: Iterable[Record], iterations: int, console: Console) -> Iterator[Record]:
     every = max(1, iterations // 10)
     for record in records:
         if record.iteration % every == 0 or record.iteration == iterations - 1:
@@ -57,3 +67,107 @@ def _plain(records: Iterable[Record], iterations: int, console: Console) -> Iter
                 highlight=False,
             )
         yield record
+
+
+def watch_run(
+    rows: Iterable[tuple[Row, Record]],
+    config: Config,
+    *,
+    earlier: list[Row] | None = None,
+    console: Console | None = None,
+) -> Iterator[tuple[Row, Record]]:
+    """Pass the rows of a run folder on while showing them. earlier: those of a run that is resumed."""
+    console = console or Console()
+    seen = list(earlier or [])
+    if not console.is_terminal:
+        yield from _plain_rows(rows, config, seen, console)
+        return
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        for row, record in rows:
+            seen.append(row)
+            live.update(panel(seen, config))
+            if row.event:
+                console.print(event_text(row), highlight=False)
+            yield row, record
+    if seen:
+        console.print(panel(seen, config))
+
+
+def _plain_rows(
+    rows: Iterable[tuple[Row, Record]], config: Config, seen: list[Row], console: Console
+) -> Iterator[tuple[Row, Record]]:
+    every, shown = max(1, config.iterations // 20), -PLAIN_SECONDS
+    for row, record in rows:
+        seen.append(row)
+        now = time.monotonic()
+        on_grid = row.iteration % every == 0 and config.iterations <= 400
+        if on_grid or row.event or now - shown >= PLAIN_SECONDS or row.iteration == config.iterations - 1:
+            shown = now
+            left = time_left(seen, config)
+            console.print(
+                f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = {with_error(row.J, row.J_stderr)}   "
+                f"{row.ensemble:,} an iteration, {row.trajectories:,} in all   {duration(left)} left",
+                highlight=False,
+                soft_wrap=True,
+            )
+        if row.event:
+            console.print(event_text(row), highlight=False)
+        yield row, record
+
+
+def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
+    """The present state of a run."""
+    kept, last = effective(rows), rows[-1]
+    recent = [row.seconds for row in rows[-10:]]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    grid.add_row("iteration", f"{last.iteration + 1:,} of {config.iterations:,}")
+    grid.add_row("J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}")
+    grid.add_row("", f"[cyan]{sparkline([row.J for row in kept], width)}[/]")
+    grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} an iteration)")
+    grid.add_row("time", f"{sum(recent) / len(recent):.2f} s an iteration, {duration(time_left(rows, config))} left")
+    return Panel(grid, title=f"training: {config.preset}", title_align="left", expand=False, border_style="dim")
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """A curve in one line of text, from the lowest value to the highest.
+
+    >>> sparkline([0, 1, 2, 3], 4)
+    '▁▃▆█'
+    """
+    if not values:
+        return ""
+    parts = min(width, len(values))
+    means = []
+    for i in range(parts):
+        piece = values[i * len(values) // parts : (i + 1) * len(values) // parts]
+        means.append(sum(piece) / len(piece))
+    low, span = min(means), max(means) - min(means)
+    return "".join(BARS[round((m - low) / span * (len(BARS) - 1))] if span > 0 else BARS[0] for m in means)
+
+
+def time_left(rows: list[Row], config: Config) -> float:
+    """Seconds to the first of the limits, at the pace of the last ten iterations."""
+    last, recent = rows[-1], rows[-10:]
+    pace = sum(row.seconds for row in recent) / len(recent)
+    left = [(config.iterations - 1 - last.iteration) * pace]
+    if config.stop.max_trajectories:
+        left.append((config.stop.max_trajectories - last.trajectories) / last.ensemble * pace)
+    if config.stop.max_minutes:
+        left.append(60 * config.stop.max_minutes - sum(row.seconds for row in rows))
+    return max(0.0, min(left))
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min`, `2.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def event_text(row: Row) -> str:
+    """An event in words."""
+    parts = dict(part.split() for part in row.event.split("; "))
+    text = f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} trajectories from here on"
+    return text + (f", from iteration {int(parts['rewind']) + 1:,} again" if "rewind" in parts else "")

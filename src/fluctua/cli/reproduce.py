@@ -1,4 +1,4 @@
-"""`fluctua reproduce`: the paper's figures from run folders."""
+"""`fluctua reproduce`: the paper's figures from run folders, or from the tables that were kept of them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,39 @@ def _main() -> None:
 
 @app.command()
 def fig1(
-    runs: Annotated[Path, typer.Option(help="folder of run folders, one for each σ_κ")],
-    out: Annotated[Path, typer.Option(help="folder for fig1.pdf and fig1.png")] = Path(),
+    runs: Annotated[Path | None, typer.Option(help="folder of run folders, one for each σ_κ")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the tables, fig1.pdf and fig1.png")] = Path(),
     inset: Annotated[
         Path | None, typer.Option(help="folder of the continuations from one breakpoint", show_default="RUNS/inset")
     ] = None,
     sigma_kappa: Annotated[float, typer.Option(help="the run whose parameters and network are drawn")] = 0.2,
     trajectories: Annotated[int, typer.Option(help="average behind the opacities of c-e")] = 32,
+    from_tables: Annotated[bool, typer.Option("--from-tables", help="read no runs, draw the tables in --out")] = False,
 ) -> None:
-    """Training at several modulation amplitudes (a, b), the course of the parameters (c-e), the network (f)."""
+    """Training at several modulation amplitudes (a, b), the course of the parameters (c-e), the network (f).
+
+    What the figure shows is left in --out as curves.csv and trained.npz, from which --from-tables draws it again.
+    """
     from fluctua.cli.common import fail
-    from fluctua.paper.fig1 import draw, gather
+    from fluctua.paper import training
+    from fluctua.paper.fig1 import draw
     from fluctua.plot.style import save
 
     try:
-        results = gather(runs, inset=inset, sigma_kappa=sigma_kappa, count=trajectories)
-        written = save(draw(results), out / "fig1")
+        if runs is None and not from_tables:
+            raise ValueError("--runs is missing: a folder of run folders; or --from-tables for the tables in --out.")
+        if runs is None or from_tables:
+            results, written = training.read(out), []
+        else:
+            results = training.gather(runs, inset=inset, sigma_kappa=sigma_kappa, count=trajectories)
+            written = training.write(results, out)
+        written += save(draw(results), out / "fig1")
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     for run in results.runs:
-        last = run.history
         typer.echo(
-            f"σ_κ = {run.sigma_kappa:<5g} J = {last.J[-1]:.4f} ± {last.J_stderr[-1]:.4f} after iteration "
-            f"{last.iteration[-1]:,}, {last.trajectories[-1]:,} trajectories ({run.folder.name})"
+            f"σ_κ = {run.sigma_kappa:<5g} J = {run.J[-1]:.4f} ± {run.J_stderr:.4f} at iteration "
+            f"{run.iteration[-1] + 1:,}, {run.trajectories:,} trajectories ({run.name})"
         )
     for note in results.notes:
         typer.secho(f"note: {note}", err=True, fg=typer.colors.YELLOW)
@@ -85,16 +95,15 @@ def fig2(
     from fluctua.cli.common import EXPECTED, fail
     from fluctua.paper import fig2 as figure
     from fluctua.paper import properties
-    from fluctua.paper.fig2_summary import summary
     from fluctua.plot.style import save
 
     try:
         if not from_tables:
             settings = _settings(quick, site=site, running=trajectories, bias=returns, every=every, seed=seed)
             _measure(out, runs, settings, quick, iteration, config, backend, replace)
-        found = properties.read(out)
-        written = save(figure.draw(found), out / "fig2")
-        text = summary(found)
+        measured = properties.read(out)
+        written = save(figure.draw(measured), out / "fig2")
+        text = properties.summary(measured)
         (out / "summary.txt").write_text(text, encoding="utf-8")
     except (*EXPECTED, OSError) as error:
         fail(str(error))
@@ -103,11 +112,11 @@ def fig2(
         typer.echo(path)
 
 
-def _settings(quick: bool, **given: Any) -> Settings:
+def _settings(quick: bool, **options: Any) -> Settings:
     from fluctua.paper.panels import QUICK, Settings
 
     settings = QUICK if quick else Settings()
-    settings = settings._replace(**{name: value for name, value in given.items() if value is not None})
+    settings = settings._replace(**{name: value for name, value in options.items() if value is not None})
     if settings.running < settings.group or settings.running % settings.group:
         raise ValueError(f"--trajectories must be a multiple of {settings.group:,}; got {settings.running:,}.")
     return settings
@@ -123,19 +132,17 @@ def _measure(
     if backend not in ("auto", "cpu", "cuda"):
         raise ValueError(f'--backend must be "auto", "cpu" or "cuda"; got {backend!r}.')
     if runs is None and not quick:
-        raise ValueError(
-            "--runs is missing: a folder of run folders (results/fig1 has two), or --quick for a small lattice."
-        )
+        raise ValueError("--runs is missing: a folder of run folders, or --quick for a small lattice.")
     if runs is None:
-        found = [lattices.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
+        measured_on = [lattices.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
     elif runs.suffix == ".npz":
-        found = lattices.from_file(runs, config)
+        measured_on = lattices.from_file(runs, config)
     else:
-        found = lattices.from_runs(runs, iteration)
-    sites = found[0].task.network.sites
+        measured_on = lattices.from_runs(runs, iteration)
+    sites = measured_on[0].task.network.sites
     if not -1 <= settings.site < sites:
         raise ValueError(f"--site must be one of 0 … {sites - 1}; got {settings.site}.")
-    every = panels.plan(out, found, settings, resolve_backend(backend))
+    every = panels.plan(out, measured_on, settings, resolve_backend(backend))
     with _bar() as bar:
         for panel, go in panels.measure(every, replace=replace):
             bar(panel, go)

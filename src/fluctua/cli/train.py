@@ -56,7 +56,7 @@ def train(
     Without arguments: a small lattice, in less than a minute. The folder holds the configuration, the history, the
     parameters over time, figures and checkpoints. Ctrl-C saves; --resume goes on exactly where it stopped.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "backend": backend, "iterations": iterations, "ensemble.trajectories": trajectories,
         "ensemble.schedule": None if trajectories is None else "fixed", "task.sigma_kappa": sigma_kappa,
         "task.sigma_w": sigma_w, "seed": seed, "optimiser.rule": optimiser, "optimiser.learning_rate": learning_rate,
@@ -64,7 +64,7 @@ def train(
         "stop.max_trajectories": max_trajectories, "stop.max_minutes": max_minutes,
     }  # fmt: skip
     try:
-        changes = {key: value for key, value in given.items() if value is not None} | dict(
+        changes = {key: value for key, value in options.items() if value is not None} | dict(
             map(_setting, settings or [])
         )
         if resume is not None:
@@ -128,14 +128,16 @@ def _go_on(folder: Path, changes: dict[str, Any]) -> int:
 
 def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int:
     """Train to the end, or until asked to stop. Returns the exit status."""
-    from fluctua.cli.live import watch
+    from fluctua.cli.progress import watch_run
+    from fluctua.plot.training import draw_folder
     from fluctua.runs.config import load
+    from fluctua.store.folder import existing
 
     config = load(folder / "config.toml")
     console.print(_opening(config, folder), highlight=False, soft_wrap=True)
-    with _told_warnings(console), _asked_to_stop(console) as asked:
+    with _warnings_as_notes(console), _asked_to_stop(console) as asked:
         try:
-            for _ in watch(rows, config, earlier=earlier, console=console):
+            for _ in watch_run(rows, config, earlier=earlier, console=console):
                 if asked:
                     rows.close()  # writes a checkpoint
                     break
@@ -145,8 +147,9 @@ def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int
         console.print(f"Saved. Go on with: fluctua train --resume {folder}", highlight=False, soft_wrap=True)
         return STOPPED
     console.print((folder / "summary.txt").read_text(), end="", highlight=False, soft_wrap=True)
-    for path in sorted((folder / "figures").glob("*.png")):
-        console.print(f"figure     {path}", highlight=False, soft_wrap=True)
+    for path in draw_folder(existing(folder)):
+        if path.suffix == ".png":
+            console.print(f"figure     {path}", highlight=False, soft_wrap=True)
     more = 2 * config.iterations
     console.print(
         f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume {folder} "
@@ -200,7 +203,7 @@ def _asked_to_stop(console: Console) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _told_warnings(console: Console) -> Iterator[None]:
+def _warnings_as_notes(console: Console) -> Iterator[None]:
     """Warnings of the library as a line above the display, each once."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", RuntimeWarning)

@@ -1,13 +1,9 @@
-"""Figure 1: training at several modulation amplitudes, and what it made of the lattice.
-
-`gather` reads the runs and computes the exposure; `draw` only draws. A piece that is not there leaves a note, and
-the other panels are drawn.
-"""
+"""Figure 1: training at several modulation amplitudes, and what it made of the lattice. Only drawn here."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,11 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fluctua.plot import continuations
+from fluctua.paper.training import Curve, Results, Trained, breakpoint_of
 from fluctua.plot.network import draw_panel
-from fluctua.plot.runs import Run, find_runs, read_run
 from fluctua.plot.style import FAMILY, LOOK, WIDTH, letter, sigma_colour
-from fluctua.tcmt.exposure import Exposure, exposure
+from fluctua.runs.reading import rolling_mean
 
 FAINTEST = 0.03
 """Opacity of the least exposed parameter of a family."""
@@ -29,58 +24,11 @@ FAINTEST = 0.03
 POINTS = 800
 """Most points of one curve: more than a printed panel resolves."""
 
+BEFORE = 0.4
+"""Inset: how much of the time before the breakpoint is shown, relative to the time after it."""
 
-class Results(NamedTuple):
-    """What Fig. 1 shows. runs: by σ_κ, for a and b. inset: continuations of the run without modulation.
-
-    trained, exposure: the run of c–f and what its parameters see; None where there is no such run.
-    notes: what is missing, and what would bring it.
-    """
-
-    runs: list[Run]
-    inset: list[Run]
-    trained: Run | None
-    exposure: Exposure | None
-    notes: list[str]
-
-
-def gather(folder: Path, *, inset: Path | None = None, sigma_kappa: float = 0.2, count: int = 32) -> Results:
-    """Read a folder of run folders; the continuations are in its `inset`, unless another folder is given.
-
-    sigma_kappa: which run c–f show. count: trajectories behind their opacities.
-    """
-    notes: list[str] = []
-    runs = sorted(_readable(find_runs(folder), notes), key=lambda run: run.sigma_kappa)
-    if not runs:
-        why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
-        raise ValueError(f"no runs in {folder}. {why} Make one: fluctua train paper-quick --out {folder / 'sigma-0'}")
-    inset = folder / "inset" if inset is None else inset
-    continued = _readable(find_runs(inset), notes)
-    if len(continued) < 2:
-        notes.append(
-            f"panel b has no inset: it takes run folders of the continuations in {inset}; found {len(continued)}."
-        )
-        continued = []
-    elif continuations.breakpoint_of(continued) is None:
-        notes.append(f"panel b has no inset: the continuations in {inset} never differ in their ensembles.")
-        continued = []
-    chosen = [run for run in runs if np.isclose(run.sigma_kappa, sigma_kappa)]
-    if not chosen:
-        have = ", ".join(f"{run.sigma_kappa:g}" for run in runs)
-        notes.append(f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}.")
-        return Results(runs, continued, None, None, notes)
-    trained = chosen[-1]
-    return Results(runs, continued, trained, exposure(0, trained.task, trained.trained, count=count), notes)
-
-
-def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
-    runs = []
-    for folder in folders:
-        try:
-            runs.append(read_run(folder))
-        except ValueError as error:
-            notes.append(f"{folder.name} is left out: {error}")
-    return runs
+CONTINUED = ("#d55e00", "black", "#009e73")
+"""Inset: fewest trajectories, as before, most."""
 
 
 def opacity(exposed: np.ndarray) -> np.ndarray:
@@ -108,50 +56,53 @@ def draw(results: Results) -> Figure:
         _draw_budgets(b, results.runs)
         if results.inset:
             parents = [run for run in results.runs if run.sigma_kappa == results.inset[0].sigma_kappa]
-            continuations.draw_inset(b, results.inset, parents[0] if parents else None)
-        if results.trained is not None and results.exposure is not None:
+            draw_inset(b, results.inset, parents[0] if parents else None)
+        if results.trained is not None:
             bottom = grid[1].subgridspec(1, 2, width_ratios=[1, 1.35])
-            _draw_courses(figure, bottom[0], results.trained, results.exposure)
-            letter(draw_panel(figure, bottom[1], results.trained.task.network, results.trained.trained)[0], "f")
+            _draw_courses(figure, bottom[0], results.trained)
+            (f,) = draw_panel(figure, bottom[1], results.trained.network, results.trained.theta)
+            letter(f, "f")
+            f.set_title(rf"$\sigma_\kappa={results.trained.sigma_kappa:g}$, after training", loc="right", fontsize=7)
         return figure
 
 
-def _draw_returns(axes: Axes, runs: list[Run]) -> None:
+def _draw_returns(axes: Axes, runs: list[Curve]) -> None:
     labelled: set[float] = set()
     for run in runs:
         label = None if run.sigma_kappa in labelled else f"{run.sigma_kappa:g}"
         labelled.add(run.sigma_kappa)
-        axes.plot(run.history.iteration, run.history.J, color=sigma_colour(run.sigma_kappa), label=label)
+        axes.plot(run.iteration + 1, run.J, color=sigma_colour(run.sigma_kappa), label=label)
     axes.set(xlabel="iteration", ylabel="expected return $J$")
     axes.margins(x=0.01)
     axes.legend(title=r"$\sigma_\kappa$", ncols=2, loc="lower right", title_fontsize=8, columnspacing=1.2)
 
 
-def _draw_budgets(axes: Axes, runs: list[Run]) -> None:
-    for run in runs:
-        thousands = run.history.ensemble / 1000
-        axes.plot(run.history.iteration, thousands, color=sigma_colour(run.sigma_kappa), drawstyle="steps-post")
+def _draw_budgets(axes: Axes, runs: list[Curve]) -> None:
+    for k, run in enumerate(runs):  # they coincide for long: the later ones on top, and thinner
+        axes.plot(run.iteration + 1, run.ensemble / 1000, color=sigma_colour(run.sigma_kappa), lw=2.6 / (1 + 0.6 * k),
+                  drawstyle="steps-mid")  # fmt: skip
     axes.set(xlabel="iteration", ylabel="trajectories per\niteration (10³)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
 
 
-def _draw_courses(figure: Figure, where: SubplotSpec, run: Run, exposed: Exposure) -> None:
+def _draw_courses(figure: Figure, where: SubplotSpec, run: Trained) -> None:
     """Panels c, d and e: every parameter against iteration, the more opaque the more light it sees."""
     panels: Any = where.subgridspec(3, 1, hspace=0.02).subplots(sharex=True)
-    told = {
+    labels = {
         "omega": (r"\omega_n-\omega", r"|\psi_n|^2"),
         "kappa": (r"\kappa_{nm}", r"|\psi_n\psi_m|"),
         "chi": (r"\chi_n", r"|\psi_n|^4"),
     }
-    for axes, name, (family, (symbol, seen)) in zip(panels, "cde", told.items(), strict=True):
+    for axes, name, (family, (symbol, seen)) in zip(panels, "cde", labels.items(), strict=True):
         letter(axes, name)
-        values, power = getattr(run.course, family), 0
+        values, power = getattr(run, family), 0
         if family == "chi":  # a few thousandths: the power of ten goes into the label
             power = int(np.floor(np.log10(np.abs(values).max(initial=1e-12))))
-        _draw_family(axes, run.course.iteration, values / 10.0**power, getattr(exposed, family), FAMILY[family])
+        _draw_family(axes, run.iteration + 1, values / 10.0**power, getattr(run.exposure, family), FAMILY[family])
         axes.set_ylabel(rf"${symbol}$  ($10^{{{power}}}\gamma_e$)" if power else rf"${symbol}$  ($\gamma_e$)")
-        axes.set_title(rf"opacity: $\log\int\!dt\,\langle {seen}\rangle$", loc="right", fontsize=7, color="0.35", pad=2)
+        opaque = rf"$\sigma_\kappa={run.sigma_kappa:g}$;  opacity: $\log\int\!dt\,\langle {seen}\rangle$"
+        axes.set_title(opaque, loc="right", fontsize=7, color="0.35", pad=2)
     panels[-1].set_xlabel("iteration")
     figure.align_ylabels(panels)
 
@@ -165,3 +116,55 @@ def _draw_family(axes: Axes, iteration: np.ndarray, values: np.ndarray, exposed:
     axes.add_collection(LineCollection(lines, colors=colours, linewidths=0.5, rasterized=True))
     axes.autoscale_view()
     axes.margins(x=0.01)
+
+
+# ----------------------------------------------------------------------------------------------- inset
+
+
+def draw_inset(axes: Axes, runs: Sequence[Curve], parent: Curve | None) -> Axes:
+    """The inset, in a corner of its panel that is empty or made so. parent: what happened before the breakpoint."""
+    at = breakpoint_of(runs)
+    assert at is not None
+    inset = axes.inset_axes(_empty_corner(axes))
+    ensemble = lambda run: int(run.ensemble[run.iteration == at][0])
+    runs = sorted(runs, key=ensemble)
+    end = max(int(run.iteration[-1]) for run in runs)
+    start = at - BEFORE * (end - at)
+    colours = CONTINUED if len(runs) == 3 else [f"C{k}" for k in range(len(runs))]
+    for run, colour in zip(runs, colours, strict=True):
+        _draw_stretch(inset, run, at, end, colour, f"{ensemble(run) / 1000:g}k")
+    if parent is not None:
+        _draw_stretch(inset, parent, start, at, "0.45", None)
+    inset.axvline(at + 1, color="0.35", lw=0.7, ls=(0, (4, 2)))
+    inset.set_ylabel("$J$", labelpad=1)
+    inset.tick_params(pad=1.5, length=2)
+    inset.locator_params(nbins=3)
+    inset.margins(x=0)
+    inset.spines[["top", "right"]].set_visible(True)
+    handles, labels = inset.get_legend_handles_labels()
+    inset.legend(
+        handles[::-1], labels[::-1], labelcolor="linecolor", labelspacing=0.1, borderaxespad=0.1, handlelength=0,
+        handletextpad=0,
+    )  # fmt: skip
+    return inset
+
+
+def _draw_stretch(axes: Axes, run: Curve, first: float, last: float, colour: str, label: str | None) -> None:
+    """J between two iterations: faded as measured, and its rolling mean."""
+    here = (run.iteration >= first) & (run.iteration <= last)
+    iteration, J = run.iteration[here], run.J[here]
+    axes.plot(iteration + 1, J, color=colour, lw=0.5, alpha=0.3)
+    axes.plot(iteration + 1, rolling_mean(J), color=colour, lw=1.0, label=label)
+
+
+def _empty_corner(axes: Axes) -> tuple[float, float, float, float]:
+    """Left, bottom, width and height in fractions of the panel: lower right if empty, else upper left, made empty."""
+    width, height = 0.40, 0.44
+    fraction = axes.transData + axes.transAxes.inverted()
+    points = np.concatenate([fraction.transform(line.get_xydata()) for line in axes.lines])
+    if points[points[:, 0] > 0.45, 1].min(initial=1.0) > 0.65:
+        return (0.58, 0.16, width, height)
+    low, high = axes.get_ylim()
+    reach = points[points[:, 0] < 0.60, 1].max(initial=0.0)
+    axes.set_ylim(low, low + (high - low) * max(1.0, reach / 0.40))
+    return (0.14, 0.56, width, height)

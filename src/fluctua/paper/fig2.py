@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from fluctua.paper.properties import Convergence, Curve, Properties
-from fluctua.plot.continuations import rolling_mean
 from fluctua.plot.style import LOOK, WIDTH, letter, sigma_colour
+from fluctua.runs.reading import rolling_mean
 
 INK, BAND = "#2166ac", "#9ecae1"
 """The estimate, and its standard error."""
@@ -38,7 +38,7 @@ TREND: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.6))}
 """What the paper predicts."""
 
 
-def draw(found: Properties) -> Figure:
+def draw(properties: Properties) -> Figure:
     """Panels a–d across two columns."""
     with mpl.rc_context(LOOK):
         layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, wspace=0.04, hspace=0.04)
@@ -46,11 +46,11 @@ def draw(found: Properties) -> Figure:
         (a, b), (c, d) = figure.subplots(2, 2, height_ratios=[1, 1.25])
         for axes, name in zip((a, b, c, d), "abcd", strict=True):
             letter(axes, name)
-        for axes, one in zip((a, b), found.convergence, strict=True):
+        for axes, one in zip((a, b), properties.convergence, strict=True):
             draw_convergence(axes, one)
         a.legend(loc="lower right", ncols=2, columnspacing=1.2, **PLATE)
-        draw_variance(c, found)
-        draw_bias(d, found)
+        draw_variance(c, properties)
+        draw_bias(d, properties)
         return figure
 
 
@@ -73,16 +73,16 @@ def draw_convergence(axes: Axes, one: Convergence) -> None:
     axes.set_title(rf"$\sigma_\kappa={one.sigma_kappa:g}$,  $z={one.z:+.1f}$", loc="right", pad=2)
 
 
-def draw_variance(axes: Axes, found: Properties) -> None:
+def draw_variance(axes: Axes, properties: Properties) -> None:
     """Variance against σ_W, solid with baselines and dashed without."""
-    for (_, name), curve in found.variance.items():
+    for (_, name), curve in properties.variance.items():
         _points(axes, curve, "-" if name == "binned" else (0, (4, 1.5)))
-    loudest = max((c for (_, name), c in found.variance.items() if name == "none"), key=lambda c: c.value[0])
+    loudest = max((c for (_, name), c in properties.variance.items() if name == "none"), key=lambda c: c.value[0])
     _trend(axes, loudest, -2, above=6.0, label=r"$\propto\sigma_W^{-2}$", right=True)
-    axes.axvline(found.operating, **MARK)
+    axes.axvline(properties.operating, **MARK)
     axes.set(xscale="log", yscale="log", xlabel=r"noise amplitude $\sigma_W$")
     axes.set_ylabel(r"$\langle\mathrm{Var}\,\mathcal{G}\rangle_{\{\omega_n\}}$  ($1/\gamma_e^2$)")
-    handles = [Line2D([], [], color=sigma_colour(s), label=rf"$\sigma_\kappa={s:g}$") for s in found.bias]
+    handles = [Line2D([], [], color=sigma_colour(s), label=rf"$\sigma_\kappa={s:g}$") for s in properties.bias]
     handles += [
         Line2D([], [], color="0.3", label="with baseline"),
         Line2D([], [], color="0.3", ls=(0, (4, 1.5)), label="without"),
@@ -92,24 +92,24 @@ def draw_variance(axes: Axes, found: Properties) -> None:
     axes.legend(handles=handles, loc="upper right", ncols=2, columnspacing=1.2, **PLATE)
 
 
-def draw_bias(axes: Axes, found: Properties) -> None:
+def draw_bias(axes: Axes, properties: Properties) -> None:
     """|J(σ_W) − J(0)| against σ_W; inset: the spread of single returns."""
-    for k, curve in enumerate(found.bias.values()):
+    for k, curve in enumerate(properties.bias.values()):
         _points(axes, curve, "-", width=3.2 / (1 + k))  # they coincide: the later ones on top, and thinner
-    first = next(iter(found.bias.values()))
+    first = next(iter(properties.bias.values()))
     _trend(axes, first, 2, above=5.0, label=r"$\propto\sigma_W^{2}$")
-    axes.axvline(found.operating, **MARK)
+    axes.axvline(properties.operating, **MARK)
     axes.set(xscale="log", yscale="log", xlabel=r"noise amplitude $\sigma_W$", ylabel=r"$|J(\sigma_W)-J(0)|$")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the inset
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
     inset = axes.inset_axes((0.16, 0.62, 0.37, 0.36))
-    for curve in found.spread.values():
+    for curve in properties.spread.values():
         _points(inset, curve, "-", size=0.8)
-    calm = found.spread[min(found.spread)]
+    calm = properties.spread[min(properties.spread)]
     _trend(inset, calm, 1, above=0.25, label=r"$\propto\sigma_W$", below=True)
-    inset.axvline(found.operating, **MARK)
+    inset.axvline(properties.operating, **MARK)
     inset.set(xscale="log", yscale="log")
     inset.set_ylabel("std of return", fontsize=7, labelpad=1)
     inset.tick_params(pad=1, length=2)

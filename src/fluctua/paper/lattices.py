@@ -12,8 +12,11 @@ import optax
 from fluctua import tcmt
 from fluctua.core.types import Params
 from fluctua.learn.train import box, train
-from fluctua.plot.continuations import rolling_mean
-from fluctua.plot.runs import Run, find_runs, read_run
+from fluctua.runs.build import make_network, make_task
+from fluctua.runs.config import load
+from fluctua.runs.evaluate import load_parameters
+from fluctua.runs.presets import named
+from fluctua.runs.reading import Run, find_runs, read_run, rolling_mean
 
 
 class Lattice(NamedTuple):
@@ -56,11 +59,6 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[Lattice]:
 
 def from_file(path: Path, config: str = "paper") -> list[Lattice]:
     """The parameters of an .npz on the lattice of a preset or configuration file; the run's own if it lies in one."""
-    from fluctua.runs.build import make_network, make_task
-    from fluctua.runs.config import load
-    from fluctua.runs.evaluate import load_parameters
-    from fluctua.runs.presets import named
-
     beside = path.parent / "config.toml"
     settings = load(beside) if beside.exists() else named(config)
     theta = load_parameters(path, make_network(settings))

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from fluctua.paper import convergence
+from fluctua.core.types import Array, Params
+from fluctua.core.wiener import silent
+from fluctua.core.yardsticks import pathwise
 from fluctua.paper.lattices import Lattice, nearest
 from fluctua.runs import noise
-from fluctua.runs.noise import Done
+from fluctua.runs.noise import Done, difference, ignore
 from fluctua.store import tables
 from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.tasks import Task
 
 SIGMA_W = tuple(float(f"{0.5 * 10 ** (k / 3):.4g}") for k in range(-8, 3))
 """Noise amplitudes of c and d: three a decade, the paper's 0.5 among them."""
@@ -56,7 +60,7 @@ QUICK = Settings(
 
 
 class Panel(NamedTuple):
-    """One table to measure. work: trajectories. make: told of those done, returns columns and what goes above them."""
+    """One table to measure. work: trajectories. make: calls back with those done, returns columns, header."""
 
     name: str
     path: Path
@@ -73,20 +77,20 @@ def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str
     panels = []
     for name, sigma in (("a", calm), ("b", rough)):
         lattice = nearest(lattices, sigma)
-        told = _told([lattice], s, "running", "group", "difference", "pilot", "site", "every", "seed", "budget")
+        header = _header([lattice], s, "running", "group", "difference", "pilot", "site", "every", "seed", "budget")
         work = s.running + s.pilot + 2 * s.difference
         k = jax.random.fold_in(key, ord(name))
-        panels.append(Panel(name, folder / f"panel_{name}.csv", work, {**told, "sigma_kappa": sigma},
+        panels.append(Panel(name, folder / f"panel_{name}.csv", work, {**header, "sigma_kappa": sigma},
                             _convergence(k, lattice, s, backend)))  # fmt: skip
     each = [nearest(lattices, sigma) for sigma in s.sigma_kappa]
     points = len(s.sigma_w) * len(each)
-    told = _told(each, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
+    header = _header(each, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
     k = jax.random.fold_in(key, ord("c"))
-    panels.append(Panel("c", folder / "panel_c.csv", 2 * s.variance * points, told, _variances(k, each, s, backend)))
-    told = _told(each, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
+    panels.append(Panel("c", folder / "panel_c.csv", 2 * s.variance * points, header, _variances(k, each, s, backend)))
+    header = _header(each, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
     work = s.bias * (points + len(each))
     k = jax.random.fold_in(key, ord("d"))
-    panels.append(Panel("d", folder / "panel_d.csv", work, told, _returns(k, each, s, backend)))
+    panels.append(Panel("d", folder / "panel_d.csv", work, header, _returns(k, each, s, backend)))
     return panels
 
 
@@ -103,16 +107,16 @@ def measure(panels: list[Panel], *, replace: bool = False) -> Iterator[tuple[Pan
 
 
 def _write(panel: Panel, done: Done) -> None:
-    columns, told = panel.make(done)
-    tables.write(panel.path, columns, {**panel.settings, **told})
+    columns, results = panel.make(done)
+    tables.write(panel.path, columns, {**panel.settings, **results})
 
 
 def _same(panel: Panel) -> None:
-    told = tables.read(panel.path).told
+    header = tables.read(panel.path).header
     for name, value in panel.settings.items():
-        if told.get(name) != _plain(value):
+        if header.get(name) != _plain(value):
             raise ValueError(
-                f"{panel.path} was measured with {name} = {told.get(name)}, not {_plain(value)}. Pass --replace to "
+                f"{panel.path} was measured with {name} = {header.get(name)}, not {_plain(value)}. Pass --replace to "
                 "measure it again, or --from-tables to draw it as it is."
             )
 
@@ -121,7 +125,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def _told(lattices: list[Lattice], settings: Settings, *names: str) -> dict[str, Any]:
+def _header(lattices: list[Lattice], settings: Settings, *names: str) -> dict[str, Any]:
     """What a table says of itself."""
     first = lattices[0].task
     return {
@@ -137,24 +141,107 @@ def _told(lattices: list[Lattice], settings: Settings, *names: str) -> dict[str,
 # ------------------------------------------------------------------------------------------ measuring
 
 
+class Running(NamedTuple):
+    """Means of G and of G² over blocks of as many trajectories, in the order in which they were run. (K,)"""
+
+    block: int
+    mean: np.ndarray
+    square: np.ndarray
+
+    @property
+    def trajectories(self) -> np.ndarray:
+        """How many are in the running mean after each block."""
+        return self.block * np.arange(1, len(self.mean) + 1)
+
+    @property
+    def estimate(self) -> np.ndarray:
+        """The running mean."""
+        return np.cumsum(self.mean) / np.arange(1, len(self.mean) + 1)
+
+    @property
+    def stderr(self) -> np.ndarray:
+        """Its standard error."""
+        second = np.cumsum(self.square) / np.arange(1, len(self.mean) + 1)
+        return np.sqrt((second - self.estimate**2) / (self.trajectories - 1))
+
+
+def clearest_site(
+    key: Array, task: Task, theta: Params, *, count: int = 1000, modulations: int = 16, backend: str = "cpu"
+) -> int:
+    """The resonator whose ∂J/∂ω should be resolved best: largest |slope| / stderr, leads left out.
+
+    The paper chose its sites "to favor the resolvability of systematic bias". The slope is that of the return without
+    Wiener noise, by one reverse sweep in JAX; the error is that of a pilot of `count` trajectories. Choosing by the
+    pilot's own estimate would choose its luckiest noise.
+    """
+    k_slope, k_pilot = jax.random.split(key)
+    modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
+    slopes = pathwise(task.objective, task.simulator(silent))(k_slope, theta, modulations if modulated else 1)
+    pilot = task.estimator(backend)(k_pilot, theta, count)
+    z = np.abs(np.asarray(slopes.gradient["omega"])) / np.asarray(pilot.stderr["omega"])
+    if len(z) > len(set(task.network.lead_sites.tolist())):
+        z[task.network.lead_sites] = 0
+    return int(np.argmax(z))
+
+
+def running(
+    key: Array,
+    task: Task,
+    theta: Params,
+    site: int,
+    count: int,
+    *,
+    group: int = 2000,
+    block: int = 100,
+    every: int = 100,
+    backend: str = "cpu",
+    done: Done = ignore,
+) -> Running:
+    """∂J/∂ω of one site from `count` trajectories with the paper's baseline, a group of them at a time.
+
+    group: trajectories that share a baseline; a multiple of `block`. every: steps between two sortings into bins.
+    Only the one column is kept, so the memory is that of one group.
+    """
+    if group % block or count % group:
+        raise ValueError(f"`count` must be whole groups and a group whole blocks; got {count}, {group}, {block}.")
+    baseline: Any = Binned(every=every, group=group)
+    estimator: Any = task.estimator(backend, baseline=baseline)
+    means, squares = [], []
+    for first in range(0, count, group):
+        samples = estimator.run(key, theta, group, samples=True, first_trajectory=first).samples
+        column = np.asarray(samples.omega[:, site], float).reshape(-1, block)
+        means.append(column.mean(axis=1))
+        squares.append((column**2).mean(axis=1))
+        done(group)
+    return Running(block, np.concatenate(means), np.concatenate(squares))
+
+
+def finite_difference(
+    key: Array, task: Task, theta: Params, site: int, *, count: int = 10_000, step: float = 1e-3, backend: str = "cpu"
+) -> tuple[float, float]:
+    """∂J/∂ω of one site by common-noise differences, and its standard error. Truncation: J'''h²/6, 10⁻⁶ J'''/6."""
+    unit = np.zeros(task.network.sites)
+    unit[site] = 1.0
+    each = difference(key, task, theta, {"omega": unit}, step=step, count=count, backend=backend)
+    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+
+
 def _convergence(key: Any, lattice: Lattice, s: Settings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         k_pilot, k_run, k_difference = jax.random.split(key, 3)
         task, theta = lattice.task, lattice.theta
         site = s.site
         if site < 0:
-            site = convergence.clearest_site(k_pilot, task, theta, count=s.pilot, backend=backend)
+            site = clearest_site(k_pilot, task, theta, count=s.pilot, backend=backend)
         done(s.pilot)
-        value, error = convergence.finite_difference(
-            k_difference, task, theta, site, count=s.difference, backend=backend
-        )
+        value, error = finite_difference(k_difference, task, theta, site, count=s.difference, backend=backend)
         done(2 * s.difference)
-        run = convergence.running(
+        run = running(
             k_run, task, theta, site, s.running, group=s.group, block=s.block, every=s.every, backend=backend, done=done
         )
         columns = {"trajectories": run.trajectories, "block_mean": run.mean, "block_mean_square": run.square}
-        told = {"block": s.block, "chosen_site": site, "finite_difference": value, "finite_difference_stderr": error}
-        return columns, told
+        results = {"block": s.block, "chosen_site": site, "finite_difference": value, "finite_difference_stderr": error}
+        return columns, results
 
     return make
 
@@ -164,14 +251,14 @@ def _variances(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> 
         rows = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
             for name, baseline in (("none", "none"), ("binned", Binned(every=s.every, group=max(s.variance, 2)))):
-                found = noise.variances(
+                variance = noise.variances(
                     key, lattice.task, lattice.theta, s.sigma_w, baseline=baseline, count=s.variance, backend=backend,
                     done=done,
                 )  # fmt: skip
                 rows += [
-                    (sigma, name, w, b, found[i, b])
+                    (sigma, name, w, b, variance[i, b])
                     for i, w in enumerate(s.sigma_w)
-                    for b in range(found.shape[1])
+                    for b in range(variance.shape[1])
                 ]  # fmt: skip
         return dict(zip(("sigma_kappa", "baseline", "sigma_w", "batch", "variance"), zip(*rows, strict=True),
                         strict=True)), {}  # fmt: skip
@@ -183,16 +270,16 @@ def _returns(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> An
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows, silent = [], []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
-            found = noise.returns(
+            measured = noise.returns(
                 key, lattice.task, lattice.theta, s.sigma_w, count=s.bias, backend=backend, done=done
             )  # fmt: skip
-            silent.append(found.silent)
-            for b, square in enumerate(found.silent_square):
+            silent.append(measured.silent)
+            for b, square in enumerate(measured.silent_square):
                 rows.append((sigma, 0.0, b, 0.0, square))
             rows += [
-                (sigma, w, b, found.bias[i, b], found.square[i, b])
+                (sigma, w, b, measured.bias[i, b], measured.square[i, b])
                 for i, w in enumerate(s.sigma_w)
-                for b in range(found.bias.shape[1])
+                for b in range(measured.bias.shape[1])
             ]
         names = ("sigma_kappa", "sigma_w", "batch", "bias", "square")
         return dict(zip(names, zip(*rows, strict=True), strict=True)), {"J_silent": silent}

@@ -1,4 +1,4 @@
-"""The properties of the estimator (Fig. 2), from the tables that `fluctua.paper.panels` measured."""
+"""The properties of the estimator (Fig. 2), from the tables that `panels` measured; as a summary beside the paper's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.learn.scaling import Measured, PowerLaw, jackknife, power_law
-from fluctua.paper import convergence
+from fluctua.paper.panels import Running
 from fluctua.store import tables
 from fluctua.store.tables import Table
 
@@ -19,7 +19,7 @@ class Convergence(NamedTuple):
     sigma_kappa: float
     site: int
     lattice: str
-    running: convergence.Running
+    running: Running
     difference: Measured
     budget: int
     estimate: Measured
@@ -47,7 +47,7 @@ class Properties(NamedTuple):
     spread: dict[float, Curve]
     crossover: dict[float, Measured]
     operating: float
-    told: dict[str, dict[str, Any]]
+    headers: dict[str, dict[str, Any]]
 
 
 def read(folder: Path) -> Properties:
@@ -56,14 +56,14 @@ def read(folder: Path) -> Properties:
     if missing:
         raise ValueError(f"{folder} has no table of panel {', '.join(missing)}: measure it with --runs RUNS.")
     a, b, c, d = (tables.read(folder / f"panel_{name}.csv") for name in "abcd")
-    fit_to = c.told["fit_to"]
+    fit_to = c.header["fit_to"]
     variance = {
         (sigma, name): _curve(c.where(sigma_kappa=sigma, baseline=name), "variance", sigma, fit_to / 10)
-        for sigma in c.told["sigma_kappa"]
+        for sigma in c.header["sigma_kappa"]
         for name in ("none", "binned")
     }
     bias, spread, crossover = {}, {}, {}
-    for sigma in d.told["sigma_kappa"]:
+    for sigma in d.header["sigma_kappa"]:
         rows = d.where(sigma_kappa=sigma)
         noisy = {name: column[rows["sigma_w"] > 0] for name, column in rows.items()}
         bias[sigma] = _curve(noisy, "bias", sigma, fit_to)
@@ -71,18 +71,25 @@ def read(folder: Path) -> Properties:
         if sigma > 0:
             spread[sigma] = spread[sigma]._replace(law=None)  # not a power law: it levels off
             crossover[sigma] = _crossover(rows, fit_to)
-    return Properties([_converged(a), _converged(b)], variance, bias, spread, crossover, c.told["trained_sigma_w"],
-                      {name: table.told for name, table in zip("abcd", (a, b, c, d), strict=True)})  # fmt: skip
+    return Properties([_converged(a), _converged(b)], variance, bias, spread, crossover, c.header["trained_sigma_w"],
+                      {name: table.header for name, table in zip("abcd", (a, b, c, d), strict=True)})  # fmt: skip
 
 
 def _converged(table: Table) -> Convergence:
-    told = table.told
-    run = convergence.Running(told["block"], table.columns["block_mean"], table.columns["block_mean_square"])
+    header = table.header
+    run = Running(header["block"], table.columns["block_mean"], table.columns["block_mean_square"])
     estimate = Measured(float(run.estimate[-1]), float(run.stderr[-1]))
-    other = Measured(told["finite_difference"], told["finite_difference_stderr"])
+    other = Measured(header["finite_difference"], header["finite_difference_stderr"])
     z = (estimate.value - other.value) / np.hypot(estimate.error, other.error)
     return Convergence(
-        told["sigma_kappa"], told["chosen_site"], told["lattices"][0], run, other, told["budget"], estimate, float(z)
+        header["sigma_kappa"],
+        header["chosen_site"],
+        header["lattices"][0],
+        run,
+        other,
+        header["budget"],
+        estimate,
+        float(z),
     )
 
 
@@ -116,3 +123,59 @@ def at(curve: Curve, sigma_w: float) -> Measured:
     """The point of a curve closest to σ_W."""
     i = int(np.argmin(np.abs(curve.sigma_w - sigma_w)))
     return Measured(float(curve.value[i]), float(curve.error[i]))
+
+
+def rows(properties: Properties) -> list[tuple[str, str, str, str]]:
+    """(panel, quantity, here, paper)."""
+    table: list[tuple[str, str, str, str]] = []
+    for name, one in zip("ab", properties.convergence, strict=True):
+        what = f"∂J/∂ω_{one.site}, σ_κ = {one.sigma_kappa:g}"
+        table += [
+            (name, f"{what}: {one.running.trajectories[-1]:,} trajectories", str(one.estimate), ""),
+            (name, f"{what}: common-noise difference", str(one.difference), ""),
+            (name, f"{what}: z, in standard errors of both", f"{one.z:+.2f}", "converges"),
+        ]
+    for (sigma, name), curve in properties.variance.items():
+        plain = "with baseline" if name == "binned" else "without"
+        paper = "0" if name == "binned" and sigma == 0 else "−2"
+        exponent = str(curve.law.exponent) if curve.law else "–"
+        table.append(("c", f"exponent of Var(G), σ_κ = {sigma:g}, {plain}", exponent, paper))
+    for sigma in properties.bias:
+        gain = at(properties.variance[sigma, "none"], properties.operating).value
+        gain /= at(properties.variance[sigma, "binned"], properties.operating).value
+        what = f"variance, without over with, σ_κ = {sigma:g}, σ_W = {properties.operating:g}"
+        table.append(("c", what, f"{gain:.3g}", "several orders" if sigma == 0 else ""))
+    for sigma, curve in properties.bias.items():
+        here = f"σ_κ = {sigma:g}"
+        exponent = str(curve.law.exponent) if curve.law else "–"
+        table.append(("d", f"exponent of ΔJ, {here}", exponent, "2"))
+        value = str(at(curve, properties.operating))
+        table.append(("d", f"ΔJ at σ_W = {properties.operating:g}, {here}", value, "0.01" if sigma == 0 else ""))
+    for sigma, curve in properties.spread.items():
+        if curve.law is not None:
+            table.append(("d", f"exponent of std of the return, σ_κ = {sigma:g}", str(curve.law.exponent), "1"))
+    for sigma, where in properties.crossover.items():
+        table.append(("d", f"σ_W where noise overtakes modulation, σ_κ = {sigma:g}", str(where), "crossover"))
+    return table
+
+
+def summary(properties: Properties) -> str:
+    """As text, with what was measured on above the table."""
+    headers = properties.headers
+    lines = [
+        f"panel {name}: " + "; ".join(dict.fromkeys(headers[name]["lattices"])) for name in "abcd"
+    ]  # fmt: skip
+    a, c, d = headers["a"], headers["c"], headers["d"]
+    lines += [
+        f"{a['sites']} resonators, T = {a['horizon']:g}, Δt = {a['dt']:g}, seed {a['seed']}; bins sorted every "
+        f"{a['every']} steps, in groups of {a['group']:,} (a, b) and {c['variance']:,} (c)",
+        f"difference of {a['difference']:,} trajectories a leg; c {c['variance']:,} and d {d['bias']:,} (in pairs of "
+        f"opposite noise) a point; exponents: σ_W ≤ {c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} in d",
+        "",
+    ]
+    body = [("", "", "here", "paper"), *rows(properties)]
+    width = [max(len(row[k]) for row in body) for k in range(4)]
+    lines += [
+        f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip() for p, what, here, paper in body
+    ]
+    return "\n".join(lines) + "\n"

@@ -77,7 +77,7 @@ class Scales(NamedTuple):
 
 
 def scales(network: Network, *thetas: Params) -> Scales:
-    """The scales on which all the given θ fit."""
+    """The scales on which all θ fit."""
     of = [{name: np.abs(np.asarray(v)) for name, v in parameters(network, theta).items()} for theta in thetas]
     gather = lambda name: np.concatenate([one[name] for one in of])
     ends = network.positions[network.bonds]
@@ -153,9 +153,10 @@ def _draw_port(axes: Axes, network: Network, lead: int, role: str, scale: Scales
     axes.add_patch(Polygon(corners, facecolor=colour, edgecolor="white", linewidth=0.5, zorder=4))
     inward = -np.sign(outward[0])
     beside = abs(outward[1]) > 0.3 and inward  # above, where beside it the stem or the network would be in the way
-    shift, align = ((0.5 * inward, 0.1), "left" if inward > 0 else "right") if beside else ((0, 0.6), "center")
+    shift, align = ((0.5 * inward, 0.0), "left" if inward > 0 else "right") if beside else ((0, 0.45), "center")
     x, y = place + scale.length * np.array(shift)
-    axes.text(x, y, role, ha=align, va="center", fontsize=7, color=colour)
+    away = "top" if beside and outward[1] < 0 else "bottom"  # from the disks of the row beside it
+    axes.text(x, y, role, ha=align, va=away, fontsize=7, color=colour)
 
 
 # ---------------------------------------------------------------------------------------------- keys
@@ -190,14 +191,14 @@ def draw_keys(axes: Axes, diagram: Axes, scale: Scales) -> None:
     axes.set(xlim=(centres[0] - 1.6, centres[2] + 1.6), ylim=(-0.5, 0.5), yticks=[])
 
     number = lambda value: f"{value:.2g}".replace("-", "−")
-    told: list[tuple[Sequence[float], str]] = [
+    scale_labels: list[tuple[Sequence[float], str]] = [
         (detuning.tolist(), r"detuning $|\omega_n-\omega|$"),
         ((scale.weakest, 1.0, scale.strongest), r"coupling $|\kappa_{nm}|$"),
         ((-scale.kerr, 0.0, scale.kerr), r"Kerr $\chi_n$"),
     ]
     labels = [
         label
-        for (low, middle, high), name in told
+        for (low, middle, high), name in scale_labels
         for label in (number(low), f"{number(middle)}\n{name}", number(high))
     ]
     axes.set_xticks(np.add.outer(centres, spread).ravel(), labels, linespacing=1.4)

@@ -1,9 +1,8 @@
-"""What came out of a run: measured once more, written for people and for programs, and drawn."""
+"""What came out of a run: measured once more, written for people and for programs."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,28 +27,15 @@ chance, by four of them in ten thousand."""
 
 
 def conclude(place: RunFolder) -> dict[str, Any]:
-    """Measure the final parameters, write summary.txt and summary.json, draw the learning curve."""
+    """Measure the final parameters, write summary.txt and summary.json."""
     config, rows = load(place.config), history.read(place.history)
     if not rows:
         return {}
     path = place.path / "summary.json"
     told = gather(place, config, rows)
     replace(place.path / "summary.txt", as_text(told).encode())
-    draw(place)
     replace(path, (json.dumps(told, indent=1) + "\n").encode())  # last: it says that the run is complete
     return told
-
-
-def draw(place: RunFolder) -> list[Path]:
-    """All figures of a run, as files in its folder."""
-    from fluctua.plot import (
-        draw_run,
-        learning,  # here: a run that only trains needs no matplotlib
-        read_run,
-        save,
-    )
-
-    return [*learning.save(place), *save(draw_run(read_run(place.path)), place.path / "figures" / "before_after")]
 
 
 def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[str, Any]:
@@ -99,8 +85,8 @@ def as_text(told: dict[str, Any]) -> str:
         cure = "try smaller steps, or more trajectories"
         cure += "; if the twin may be wrong, baseline.memory=1 with both" if peak["twin"] else ""
         lines.append(
-            f"peak       {with_error(peak['J'], peak['J_stderr'])} around iteration {peak['iteration']:,}, above the "
-            f"end: {cure}"
+            f"peak       {with_error(peak['J'], peak['J_stderr'])} around iteration {peak['iteration'] + 1:,}, "
+            f"above the end: {cure}"
         )
     if "twin" in told:
         each = (f"{name} {row['rms']:.1e} (±{row['error']:.1e})" for name, row in told["twin"].items())

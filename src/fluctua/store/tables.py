@@ -15,10 +15,10 @@ from fluctua.store.checkpoint import replace
 
 
 class Table(NamedTuple):
-    """columns: (R,) each. told: numbers, words and lists that belong to all rows."""
+    """columns: (R,) each. header: numbers, words and lists that belong to all rows."""
 
     columns: dict[str, np.ndarray]
-    told: dict[str, Any]
+    header: dict[str, Any]
 
     def where(self, **values: Any) -> dict[str, np.ndarray]:
         """The rows with these values."""
@@ -26,10 +26,10 @@ class Table(NamedTuple):
         return {name: column[rows] for name, column in self.columns.items()}
 
 
-def write(path: Path, columns: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+def write(path: Path, columns: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """Write the file in one step; numbers read back exactly."""
     text = io.StringIO()
-    for name, value in told.items():
+    for name, value in header.items():
         text.write(f"# {name} = {json.dumps(value, ensure_ascii=False)}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -43,12 +43,12 @@ def read(path: Path) -> Table:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         pairs = (line[2:].split(" = ", 1) for line in lines if line.startswith("# "))
-        told = {name: json.loads(value) for name, value in pairs}
-        header, *rows = csv.reader(line for line in lines if not line.startswith("#"))
-        columns = dict(zip(header, map(np.array, zip(*rows, strict=True)), strict=True))
+        header = {name: json.loads(value) for name, value in pairs}
+        names, *rows = csv.reader(line for line in lines if not line.startswith("#"))
+        columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no table of this program ({error}). Measure it again with --replace.") from None
-    return Table({name: _numbers(column) for name, column in columns.items()}, told)
+    return Table({name: _numbers(column) for name, column in columns.items()}, header)
 
 
 def _numbers(column: np.ndarray) -> np.ndarray:

@@ -1,0 +1,185 @@
+"""What figure 1 shows: read from run folders, kept as two small files, read back from them.
+
+`curves.csv` has J and the ensemble of every iteration of every run, `trained.npz` the course of the parameters of one
+run, its network, and the light that each parameter sees. A piece that is missing leaves a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.runs.parameters import FAMILIES
+from fluctua.runs.reading import Run, find_runs, read_run
+from fluctua.store import tables
+from fluctua.tcmt.exposure import Exposure, exposure
+
+CURVES, TRAINED = "curves.csv", "trained.npz"
+
+DIGITS = 5
+"""Of J in the table: a tenth of its standard error with the largest ensembles."""
+
+
+class Curve(NamedTuple):
+    """One run. iteration, J, ensemble: (I,), rewound rows left out. J_stderr, trajectories: at the end."""
+
+    name: str
+    sigma_kappa: float
+    iteration: np.ndarray
+    J: np.ndarray
+    ensemble: np.ndarray
+    J_stderr: float
+    trajectories: int
+
+
+class Trained(NamedTuple):
+    """The parameters of one run. iteration: (L,). omega, chi: (L, N). kappa: (L, B). theta: at the end."""
+
+    sigma_kappa: float
+    network: tcmt.Network
+    iteration: np.ndarray
+    omega: np.ndarray
+    kappa: np.ndarray
+    chi: np.ndarray
+    theta: dict[str, np.ndarray]
+    exposure: Exposure
+
+
+class Results(NamedTuple):
+    """What figure 1 shows. runs: by σ_κ, for a and b. inset: continuations of the run without modulation.
+
+    trained: the run of c–f; None where there is no such run. notes: what is missing, and what would bring it.
+    """
+
+    runs: list[Curve]
+    inset: list[Curve]
+    trained: Trained | None
+    notes: list[str]
+
+
+def gather(folder: Path, *, inset: Path | None = None, sigma_kappa: float = 0.2, count: int = 32) -> Results:
+    """Read a folder of run folders.
+
+    Args:
+        folder: of run folders, one for each σ_κ.
+        inset: of the continuations; `folder`/inset if not given.
+        sigma_kappa: which run c–f show.
+        count: trajectories behind their opacities.
+
+    """
+    notes: list[str] = []
+    runs = sorted(_readable(find_runs(folder), notes), key=lambda run: run.sigma_kappa)
+    if not runs:
+        why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
+        raise ValueError(f"no runs in {folder}. {why} Make one: fluctua train paper-quick --out {folder / 'sigma-0'}")
+    inset = folder / "inset" if inset is None else inset
+    continued = [_curve(run) for run in _readable(find_runs(inset), notes)]
+    if len(continued) < 2:
+        notes.append(
+            f"panel b has no inset: it takes run folders of the continuations in {inset}; found {len(continued)}."
+        )
+        continued = []
+    elif breakpoint_of(continued) is None:
+        notes.append(f"panel b has no inset: the continuations in {inset} never differ in their ensembles.")
+        continued = []
+    chosen = [run for run in runs if np.isclose(run.sigma_kappa, sigma_kappa)]
+    if not chosen:
+        have = ", ".join(f"{run.sigma_kappa:g}" for run in runs)
+        notes.append(f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}.")
+    trained = _trained(chosen[-1], count) if chosen else None
+    return Results([_curve(run) for run in runs], continued, trained, notes)
+
+
+def breakpoint_of(curves: Sequence[Curve]) -> int | None:
+    """The first iteration at which continuations differ in their ensembles; None if they never do."""
+    shared = sorted(set.intersection(*(set(curve.iteration.tolist()) for curve in curves)))
+    for iteration in shared:
+        if len({int(curve.ensemble[curve.iteration == iteration][0]) for curve in curves}) > 1:
+            return int(iteration)
+    return None
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """Keep the results as `curves.csv` and `trained.npz`; what was written."""
+    curves = [*results.runs, *results.inset]
+    runs = [
+        {"name": c.name, "sigma_kappa": c.sigma_kappa, "inset": k >= len(results.runs), "J_stderr": c.J_stderr,
+         "trajectories": c.trajectories}
+        for k, c in enumerate(curves)
+    ]  # fmt: skip
+    columns = {
+        "run": np.repeat(np.arange(len(curves)), [len(c.J) for c in curves]),
+        "iteration": np.concatenate([c.iteration for c in curves]),
+        "J": np.concatenate([c.J for c in curves]).round(DIGITS),
+        "ensemble": np.concatenate([c.ensemble for c in curves]),
+    }
+    written = [folder / CURVES]
+    tables.write(folder / CURVES, columns, {"runs": runs, "notes": results.notes})
+    (folder / TRAINED).unlink(missing_ok=True)
+    if (t := results.trained) is not None:
+        network = t.network
+        arrays = {"sigma_kappa": t.sigma_kappa, "iteration": t.iteration, "bonds": network.bonds,
+                  "positions": network.positions, "lead_sites": network.lead_sites}  # fmt: skip
+        for name in FAMILIES:
+            arrays[name] = np.asarray(getattr(t, name), np.float32)
+            arrays[f"{name}_end"] = np.asarray(t.theta[name], np.float32)
+            arrays[f"{name}_exposure"] = np.asarray(getattr(t.exposure, name), np.float32)
+        np.savez_compressed(folder / TRAINED, **arrays)
+        written.append(folder / TRAINED)
+    return written
+
+
+def read(folder: Path) -> Results:
+    """The results that `write` kept in a folder."""
+    path = folder / CURVES
+    if not path.exists():
+        raise ValueError(f"{folder} has no {CURVES}: make it from run folders with --runs RUNS.")
+    table = tables.read(path)
+    curves = []
+    for k, run in enumerate(table.header["runs"]):
+        rows = table.where(run=k)
+        iteration, ensemble = rows["iteration"].astype(int), rows["ensemble"].astype(int)
+        curves.append((run["inset"], Curve(run["name"], run["sigma_kappa"], iteration, rows["J"], ensemble,
+                                           run["J_stderr"], run["trajectories"])))  # fmt: skip
+    runs, inset = ([curve for inset, curve in curves if inset is kind] for kind in (False, True))
+    trained = _read_trained(folder / TRAINED) if (folder / TRAINED).exists() else None
+    return Results(runs, inset, trained, table.header["notes"])
+
+
+def _read_trained(path: Path) -> Trained:
+    with np.load(path, allow_pickle=False) as file:
+        a = {name: file[name] for name in file.files}
+    network = tcmt.from_edges(
+        a["bonds"], sites=len(a["positions"]), leads=[tcmt.Lead(int(site)) for site in a["lead_sites"]],
+        positions=a["positions"],
+    )  # fmt: skip
+    return Trained(
+        float(a["sigma_kappa"]), network, a["iteration"], *(a[name] for name in FAMILIES),
+        {name: a[f"{name}_end"] for name in FAMILIES}, Exposure(*(a[f"{name}_exposure"] for name in FAMILIES)),
+    )  # fmt: skip
+
+
+def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            notes.append(f"{folder.name} is left out: {error}")
+    return runs
+
+
+def _curve(run: Run) -> Curve:
+    h = run.history
+    return Curve(run.folder.name, run.sigma_kappa, h.iteration, h.J, h.ensemble, float(h.J_stderr[-1]),
+                 int(h.trajectories[-1]))  # fmt: skip
+
+
+def _trained(run: Run, count: int) -> Trained:
+    c = run.course
+    seen = exposure(0, run.task, run.trained, count=count)
+    return Trained(run.sigma_kappa, run.task.network, c.iteration, c.omega, c.kappa, c.chi, run.trained, seen)

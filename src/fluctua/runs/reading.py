@@ -1,0 +1,136 @@
+"""Run folders, read: what training wrote, as arrays.
+
+A folder holds `history.csv`, `parameters.h5`, `config.toml` and, at the end, `final.npz`. Letters: I iterations,
+R rows of the history, L records of the parameters, N resonators, B bonds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.runs import parameters
+from fluctua.store import history
+
+
+class History(NamedTuple):
+    """The columns of `history.csv`. ensemble: trajectories of this iteration; trajectories: spent so far."""
+
+    row: np.ndarray
+    iteration: np.ndarray
+    J: np.ndarray
+    J_stderr: np.ndarray
+    ensemble: np.ndarray
+    trajectories: np.ndarray
+    gradient_norm: np.ndarray
+    seconds: np.ndarray
+    event: np.ndarray
+
+
+class Run(NamedTuple):
+    """A training, as its folder tells it.
+
+    history: one entry an iteration, rewound ones left out (I,). task: what was trained, on `task.network`.
+    trained: θ of `final.npz`, or the last record while there is none.
+    """
+
+    folder: Path
+    sigma_kappa: float
+    history: History
+    task: tcmt.Task
+    course: parameters.Course
+    trained: dict[str, np.ndarray]
+
+
+def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
+    """Mean over `window` values about each; towards the ends fewer on both sides, so that a trend stays in place."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    place = np.arange(len(values))
+    reach = np.minimum(window // 2, np.minimum(place, place[::-1]))
+    return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
+
+
+def read_run(folder: Path | str) -> Run:
+    """Everything in a run folder, checked.
+
+    >>> run = read_run("runs/demo")
+    >>> run.history.J[-1], run.task.network
+    """
+    folder = Path(folder)
+    columns = effective(read_history(folder))
+    path = folder / "parameters.h5"
+    course = parameters.effective(parameters.read(path))
+    if not course.iteration.size:
+        raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
+    task = _task(path, course)
+    trained = _trained(folder, course)
+    tcmt.parameters(task.network, trained)  # raises where they do not fit
+    return Run(folder, course.attributes["sigma_kappa"], columns, task, course, trained)
+
+
+def find_runs(folder: Path | str) -> list[Path]:
+    """The run folders directly in a folder, by name, or the folder itself if it is one."""
+    folder = Path(folder)
+    if (folder / "history.csv").is_file():
+        return [folder]
+    return sorted(path.parent for path in folder.glob("*/history.csv"))
+
+
+def read_history(folder: Path | str) -> History:
+    """All rows of `history.csv` as columns, rewound ones too. (R,)"""
+    path = Path(folder) / "history.csv"
+    rows = history.read(path)
+    if not rows:
+        raise ValueError(f"{path} has no iterations yet; train for longer, or take the folder away.")
+    return History(*map(np.array, zip(*rows, strict=True)))
+
+
+def effective(columns: History) -> History:
+    """The history without what rewinds undid: the last row of each iteration. (I,)"""
+    rows = history.kept(columns.iteration)
+    return History(*(column[rows] for column in columns))
+
+
+def _task(path: Path, course: parameters.Course) -> tcmt.Task:
+    """What was trained. Rates that the file does not tell are the paper's."""
+    a = course.attributes
+    lacking = [name for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude") if name not in a]
+    if lacking:
+        raise ValueError(f"{path} lacks {', '.join(lacking)}.")
+    network = _network(path, course)
+    for name in parameters.FAMILIES:
+        expected, got = (len(course.iteration), *network.shape(name)), getattr(course, name).shape
+        if got != expected:
+            raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
+    return tcmt.transmission(
+        network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"]
+    )
+
+
+def _network(path: Path, course: parameters.Course) -> tcmt.Network:
+    a = course.attributes
+    network = tcmt.from_edges(
+        course.bonds,
+        sites=len(course.positions),
+        leads=[tcmt.Lead(int(site), a.get("gamma_e", 1.0)) for site in course.lead_sites],
+        gamma=a.get("gamma", 0.02),
+        sigma_w=a["sigma_w"],
+        positions=course.positions,
+    )
+    if not np.array_equal(network.bonds, course.bonds):
+        raise ValueError(f"{path}: `bonds` must be pairs i < j in lexicographic order, which is the order of `kappa`.")
+    return network
+
+
+def _trained(folder: Path, course: parameters.Course) -> dict[str, np.ndarray]:
+    path = folder / "final.npz"
+    if not path.exists():
+        return course.theta(-1)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in parameters.FAMILIES}
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} must hold omega, kappa and chi as plain arrays ({error}).") from None
