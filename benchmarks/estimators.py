@@ -22,13 +22,30 @@ import numpy as np
 
 import rivals
 from fluctua import tcmt
-from fluctua.runs.build import wrong_by
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.twin import run_twin
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("omega", "kappa", "chi")
+
+
+def wrong_by(error, seed):
+    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z couplings.
+
+    One draw for a whole training: a model is wrong in one way, not in another way every day.
+    """
+
+    def theta(true):
+        rng = np.random.default_rng([seed, 0x7717])
+        draw = {name: rng.normal(size=np.shape(true[name])) for name in FAMILIES}
+        return {
+            "omega": true["omega"] + error * draw["omega"],
+            "kappa": true["kappa"] * (1 + error * draw["kappa"]),
+            "chi": true["chi"] * (1 + error * draw["chi"]),
+        }
+
+    return theta
 
 
 class Entry(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fluctua.plot.style import LOOK, WIDTH, letter, save
-from fluctua.runs.config import Config, load
+from fluctua.runs.config import Config, parse
 from fluctua.runs.reading import find_runs, rolling_mean
 from fluctua.store import history, tables
 
@@ -60,18 +61,23 @@ class Band(NamedTuple):
 
 def read_curve(folder: Path) -> Curve:
     """A run folder as a curve."""
-    config, rows = load(folder / "config.toml"), history.effective(history.read(folder / "history.csv"))
+    tree = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    wrong = tree.get("baseline", {}).pop("twin_error", 0.0)
+    config, rows = parse(tree), history.effective(history.read(folder / "history.csv"))
     summary = folder / "summary.json"
     finer = json.loads(summary.read_text())["finer"]["J"] if summary.exists() else None
     spent, J = (np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J"))
-    return Curve(describe(config), config.task.sigma_kappa, config.seed, spent, rolling_mean(J, SMOOTHED), finer)
+    return Curve(describe(config, wrong), config.task.sigma_kappa, config.seed, spent, rolling_mean(J, SMOOTHED), finer)
 
 
-def describe(config: Config) -> str:
-    """What sets a training apart from the others of the figure, and what its estimator knew."""
+def describe(config: Config, wrong: float = 0.0) -> str:
+    """What sets a training apart from the others of the figure, and what its estimator knew.
+
+    wrong: relative error of its twin.
+    """
     b = config.baseline
     if b.kind == "twin":
-        return f"twin {100 * b.twin_error:g} % wrong, score exact, Adam" if b.twin_error else EXACT
+        return f"twin {100 * wrong:g} % wrong, score exact, Adam" if wrong else EXACT
     rule = "paper's rule" if config.optimiser.rule == "paper" else config.optimiser.rule
     return f"{rule}, {'binned' if b.kind == 'binned' else 'time-only'}"
 

@@ -23,5 +23,7 @@ from fluctua.core.types import (
 )
 from fluctua.core.wiener import Wiener
 from fluctua.core.yardsticks import finite_differences, pathwise, spsa
+from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.train import Record, box, train
+from fluctua.store.training import resume, run

@@ -8,8 +8,7 @@ import pytest
 import sample_efficiency as study
 from figures import assert_legible
 from fluctua.runs import train as runs
-from fluctua.runs.config import changed
-from fluctua.runs.presets import PRESETS
+from fluctua.runs.config import PRESETS, changed
 from sample_efficiency import EXACT, Curve
 
 KEPT = Path(__file__).parents[2] / "results" / "sample_efficiency" / "curves.csv"

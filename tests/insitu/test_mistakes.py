@@ -105,12 +105,15 @@ def test_resuming_refuses_options_it_would_not_follow(tmp_path):
 
 
 def test_folders_that_cannot_take_a_run(folder):
+    from fluctua import tcmt
     from fluctua.insitu import training as loop
+    from fluctua.insitu.networks import network_model
 
-    with pytest.raises(ValueError, match=r"not empty. Choose another --out"):
-        loop.begin(None, None, loop.Plan(), folder / "full")
-    with pytest.raises(ValueError, match="there is a file of that name"):
-        loop.begin(None, None, loop.Plan(), folder / "note.txt")
+    model = network_model(tcmt.rectangular(2, 2), interval=0.02, points=21)
+    with pytest.raises(ValueError, match=r"full is not empty. It is not a run"):
+        loop.begin(None, model, loop.Plan(), folder / "full")
+    with pytest.raises(ValueError, match=r"note.txt cannot be written: File exists"):
+        loop.begin(None, model, loop.Plan(), folder / "note.txt")
     assert "is a folder; give the name of a file" in said("record", folder / "full")
     assert "is a file, not a folder" in said("record", folder / "note.txt" / "run.nc")
 

@@ -5,8 +5,7 @@ import tomllib
 
 import pytest
 
-from fluctua.runs.config import Config, changed, dump, load
-from fluctua.runs.presets import PRESETS, named
+from fluctua.runs.config import PRESETS, Config, changed, dump, load, named
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

@@ -3,16 +3,17 @@
 import jax
 import numpy as np
 import pytest
-from test_runs import TINY, assert_same_run
 
 from fluctua import tcmt
 from fluctua.core.averaged import Averaged
+from fluctua.core.twin import Twin
 from fluctua.runs import train as runs
-from fluctua.runs.build import build, wrong_by
-from fluctua.runs.config import changed
-from fluctua.runs.presets import PRESETS
+from fluctua.runs.build import build
+from fluctua.runs.config import PRESETS, changed
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.kernel.twin import KernelTwin
+from lattice_runs import TINY, assert_same_run
+from wrong_twin import wrong_by
 
 CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
 
@@ -44,10 +45,11 @@ def test_backends_train_with_the_same_twin():
     rng = np.random.default_rng(0)  # off the symmetric start, where the gradient of ω vanishes
     key, of_each = jax.random.key(1), []
     for backend in ("jax", "cpu"):
-        parts = build(changed(CONFIG, {"backend": backend, "task.sigma_kappa": 0.2, "baseline.twin_error": 0.1}))
+        task = build(changed(CONFIG, {"backend": backend, "task.sigma_kappa": 0.2})).task
+        twin = Twin(theta=wrong_by(0.1, 0)) if backend == "jax" else KernelTwin(theta=wrong_by(0.1, 0))
         theta = {"omega": 0.2 * rng.normal(size=6), "kappa": 1 + 0.2 * rng.normal(size=7), "chi": 0.01 * np.ones(6)}
         rng = np.random.default_rng(0)
-        of_each.append(parts.estimator.estimator.split(key, theta, 4).direct)
+        of_each.append(task.estimator(backend, baseline=twin).split(key, theta, 4).direct)
     for name in ("omega", "kappa", "chi"):
         size = np.abs(np.asarray(of_each[0][name])).max()  # float32 over 100 steps: 100 roundings of 6e-8, with room
         np.testing.assert_allclose(of_each[1][name], of_each[0][name], atol=1e-4 * size)

@@ -20,21 +20,11 @@ from fluctua.cli import progress
 from fluctua.cli.app import app
 from fluctua.runs import parameters
 from fluctua.runs import train as runs
-from fluctua.runs.config import changed
-from fluctua.runs.presets import PRESETS
-from fluctua.store import checkpoint, history
+from fluctua.runs.config import PRESETS, changed
+from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
+from lattice_runs import TINY, assert_same_run, rows_of
 
-TINY = {
-    "lattice.rows": 2,
-    "lattice.columns": 3,
-    "task.horizon": 0.5,
-    "task.dt": 5e-3,
-    "ensemble.trajectories": 16,
-    "iterations": 12,
-    "backend": "cpu",
-    "keep.checkpoint_seconds": 0.0,
-}
 CONFIG = changed(PRESETS["demo"], TINY)
 ESCALATING = changed(
     CONFIG,
@@ -48,21 +38,6 @@ ESCALATING = changed(
         "keep.checkpoint_seconds": 0.1,
     },
 )
-
-
-def rows_of(folder):
-    """The history without the times, which are the clock's."""
-    return [row._replace(seconds=0.0) for row in history.read(folder / "history.csv")]
-
-
-def assert_same_run(one, other):
-    assert rows_of(one) == rows_of(other)
-    with h5py.File(one / "parameters.h5") as a, h5py.File(other / "parameters.h5") as b:
-        for name in ("row", "iteration", "omega", "kappa", "chi"):
-            np.testing.assert_array_equal(a[name][:], b[name][:], err_msg=name)
-    with np.load(one / "final.npz") as a, np.load(other / "final.npz") as b:
-        for name in ("omega", "kappa", "chi"):
-            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +63,7 @@ def invoke(*arguments):
 def test_the_folder_explains_itself(finished):
     for name in ("config.toml", "history.csv", "parameters.h5", "final.npz", "summary.txt", "summary.json"):
         assert (finished / name).exists(), name
-    assert not list((finished / "figures").iterdir())  # commands draw, trainings do not
+    assert not (finished / "figures").exists()  # commands draw, trainings do not
     rows = history.read(finished / "history.csv")
     assert [row.iteration for row in rows] == list(range(12))
     assert rows[-1].trajectories == 12 * 16 + 128  # and the pilot of the first iteration
@@ -283,7 +258,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, said
     assert f"Go on with: fluctua train --resume {folder}" in " ".join(said.split())
     done = len(history.read(folder / "history.csv"))
-    assert int(checkpoint.read(checkpoint.found(folder / "checkpoints")[-1])["row"]) == done
+    assert int(checkpoint.read(checkpoint.listed(folder / "checkpoints")[-1])["row"]) == done
     assert (folder / "final.npz").exists()
 
 
@@ -318,7 +293,7 @@ def test_stopped_by_the_caller_and_extended(finished, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, run_copy):
-    newest = checkpoint.found(run_copy / "checkpoints")[-1]
+    newest = checkpoint.listed(run_copy / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())
     middle = len(content) // 2
     content[middle] ^= 0xFF
@@ -332,7 +307,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, r
 
 
 def test_cut_short_or_all_damaged_it_starts_again(finished, run_copy):
-    for path in checkpoint.found(run_copy / "checkpoints"):
+    for path in checkpoint.listed(run_copy / "checkpoints"):
         path.write_bytes(path.read_bytes()[:100])
     said = []
     list(runs.resume(run_copy, report=said.append))
@@ -358,7 +333,7 @@ def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
     rows = [row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})]
     expected = rows_of(finished)[7:]
     assert [row._replace(seconds=0.0, row=row.row + 7) for row in rows] == expected
-    for path in checkpoint.found(tmp_path / "branch" / "checkpoints"):
+    for path in checkpoint.listed(tmp_path / "branch" / "checkpoints"):
         path.unlink()
     (tmp_path / "branch" / "summary.json").unlink()
     assert [row.J for row, _ in runs.resume(tmp_path / "branch")] == [row.J for row in expected]
@@ -419,7 +394,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs.parameters, "append", full)
+    monkeypatch.setattr(course, "append", full)
     with pytest.raises(RuntimeError, match="No space left.*make room, then: fluctua train --resume"):
         next(rows)
     monkeypatch.undo()
@@ -445,7 +420,7 @@ def test_what_a_resumed_run_may_not_change(finished):
     with pytest.raises(ValueError, match="there is no run folder"):
         runs.resume(finished / "nowhere")
     with pytest.raises(ValueError, match="not the folder of a run"):
-        runs.resume(finished / "figures")
+        runs.resume(finished / "checkpoints")
 
 
 # ------------------------------------------------------------------------------------------- commands
@@ -473,7 +448,7 @@ def test_plot_command_and_help(run_copy):
     done = invoke("plot", run_copy)
     assert done.exit_code == 0, done.output
     assert (run_copy / "figures" / "learning.pdf").exists()
-    assert "not the folder of a run" in invoke("plot", run_copy / "figures").output
+    assert "not the folder of a run" in invoke("plot", run_copy / "checkpoints").output
     shown = invoke("train", "paper", "--sigma-kappa", "0.2", "--show").output
     assert "sigma_kappa = 0.2" in shown
 

@@ -85,8 +85,7 @@ def _find(source: str, config: str) -> tuple[Task, dict[str, Any], str]:
     """What is asked about: task, θ, and what to call it."""
     from fluctua.paper import lattices
     from fluctua.runs.build import build, resolve_backend
-    from fluctua.runs.config import changed
-    from fluctua.runs.presets import named
+    from fluctua.runs.config import changed, named
     from fluctua.runs.reading import read_run
 
     path = Path(source)

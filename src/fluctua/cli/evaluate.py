@@ -61,8 +61,7 @@ def evaluate(
 
 def _find(what: Path, config: str | None) -> tuple[Path, Config]:
     """The parameters, and the configuration they belong to."""
-    from fluctua.runs.config import load
-    from fluctua.runs.presets import named
+    from fluctua.runs.config import load, named
 
     if what.is_dir():
         what = what / "final.npz"

@@ -90,7 +90,7 @@ seed: int ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
 
     if preset is not None:
         from fluctua.runs.build import make_task
-        from fluctua.runs.presets import named
+        from fluctua.runs.config import named
 
         config = named(preset)
         task, chi_std = make_task(config), config.start.chi_std

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import tomllib
 import warnings
@@ -86,8 +87,8 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     from rich.console import Console
 
     from fluctua.runs import train as runs
-    from fluctua.runs.config import changed, dump
-    from fluctua.runs.presets import named
+    from fluctua.runs.build import resolve_backend
+    from fluctua.runs.config import changed, dump, named
 
     config = changed(named(source), changes)
     if show:
@@ -95,18 +96,19 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
         return 0
     folder = free_folder(config.preset) if out is None else out
     console = Console()
-    rows = runs.run(config, folder, replace=replace)
-    return _drive(rows, folder, console, [])
+    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
+    return _drive(runs.run(config, folder, replace=replace), config, folder, console, [])
 
 
 def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
+    from fluctua.runs.config import load
 
     folder = free_folder(f"{source.name}-branch") if out is None else out
     rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
-    return _drive(rows, folder, Console(), [])
+    return _drive(rows, load(folder / "config.toml"), folder, Console(), [])
 
 
 def _warn(text: str) -> None:
@@ -117,23 +119,22 @@ def _go_on(folder: Path, changes: dict[str, Any]) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
+    from fluctua.runs.config import load
     from fluctua.store import history
 
     console = Console()
     rows = runs.resume(folder, changes, report=_warn)
     earlier = history.read(folder / "history.csv")
     console.print(f"going on from row {len(earlier):,}", highlight=False)
-    return _drive(rows, folder, console, earlier)
+    return _drive(rows, load(folder / "config.toml"), folder, console, earlier)
 
 
-def _drive(rows: Any, folder: Path, console: Console, earlier: list[Any]) -> int:
+def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: list[Any]) -> int:
     """Train to the end, or until asked to stop. Returns the exit status."""
     from fluctua.cli.progress import watch_run
     from fluctua.plot.training import draw_folder
-    from fluctua.runs.config import load
     from fluctua.store.folder import existing
 
-    config = load(folder / "config.toml")
     console.print(_opening(config, folder), highlight=False, soft_wrap=True)
     with _warnings_as_notes(console), _asked_to_stop(console) as asked:
         try:

@@ -1,6 +1,7 @@
 """Training an instrument into a folder: calibrate, train, and lose nothing to a kill but the iteration at hand.
 
 plan.json       what was asked for            history.csv    a row an iteration (fluctua.store.history)
+parameters.h5   the settings over time        (fluctua.store.course)
 recordings/     every batch, bad ones too     incidents.csv  what went wrong, and what it cost
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
 calibration.txt what the probes said of the instrument, before the training
@@ -15,20 +16,21 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.twin import Twin
 from fluctua.core.types import Estimator, PyTree
@@ -37,12 +39,13 @@ from fluctua.insitu.instrument.protocol import Instrument
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 from fluctua.insitu.model import Model
 from fluctua.learn.train import Record, box, train
-from fluctua.store import checkpoint, history
-from fluctua.store.folder import RunFolder, acquire, explained
+from fluctua.store import checkpoint, journal
+from fluctua.store import folder as runfolder
+from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.saver import as_row
-from fluctua.store.state import Iterate, State, from_arrays, to_arrays
-from fluctua.store.state import begin as beginning
+from fluctua.store.journal import Journal, Keep, Step
+from fluctua.store.state import State, after
+from fluctua.store.state import begin as begin_state
 
 Rows = Iterator[tuple[Row, Record]]
 Connect = Callable[[], Instrument]
@@ -55,7 +58,8 @@ ESTIMATORS: dict[str, MakeEstimator] = {"twin": partial(ppgt, baseline=Twin()), 
 
 CALIBRATION = "calibration/"
 CUT_OFF = "cut off"
-COMMAND = "fluctua insitu train"
+KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
+"""A checkpoint after every row: what an instrument measured cannot be had again."""
 
 
 @dataclass(frozen=True)
@@ -104,29 +108,25 @@ def begin(
     estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
-    """Calibrate and train into a new folder. Yields each row of the history with its `Record`; stop to stop.
+    """Calibrate and train into a new folder.
 
-    estimator: in place of the plan's `baseline`.
+    Args:
+        connect: opens the instrument; called again after every failure.
+        model: of the instrument: process, objective, bounds, and how to calibrate.
+        plan: what to do.
+        folder: where; it must be empty or not exist.
+        estimator: in place of the plan's `baseline`.
+        report: is told of every incident.
+    Returns: a generator of each row of the history with its `Record`; stop to stop.
+
     """
-    place = RunFolder(Path(folder))
-    try:
-        place.path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{folder} cannot be a folder: there is a file of that name on its way.") from None
-    lock = acquire(place)
-    if any(p.name != ".lock" for p in place.path.iterdir()):
-        lock.close()
-        ours = (place.path / "plan.json").is_file()
-        raise ValueError(
-            f"the folder {folder} is not empty. "
-            + (f"Go on with the run in it: fluctua insitu train --resume {folder}; or choose" if ours else "Choose")
-            + " another --out."
-        )
-    with explained(place, COMMAND):
-        place.checkpoints.mkdir()
-        _write_plan(place, plan)
-        checkpoint.replace(place.history, history.HEADER.encode())
-    return _rows(_Session(connect, model, plan, place, lock, report, estimator), None)
+    place, run = _place(folder), secrets.token_hex(8)
+    session = _Session(model, plan, estimator, place, report)
+    book = journal.create(
+        place, _settings(plan, run), run, session.beginning(), journal.named_leaves, need=_space(plan), keep=KEEP
+    )
+    session.open(connect)
+    return _rows(session, book, session.beginning())
 
 
 def resume(
@@ -138,56 +138,103 @@ def resume(
     estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
-    """Go on after a stop, a kill or a failure. iterations: how many in all, if not as planned.
+    """Go on after a stop, a kill or a failure.
 
     The iteration that was cut off is measured again; what it had recorded stays in recordings/. With another number of
     iterations the learning rate follows the cosine of that number from here on.
+
+    Args:
+        connect: opens the instrument.
+        model: of the instrument.
+        folder: of the run.
+        iterations: how many in all, if not as planned.
+        estimator: in place of the plan's `baseline`.
+        report: is told of every incident.
+    Returns: a generator of each row of the history with its `Record`.
+
     """
-    plan, place = read_plan(folder), RunFolder(Path(folder))
-    lock = acquire(place)
-    if iterations is not None:
-        plan = dataclasses.replace(plan, iterations=iterations)
-        _write_plan(place, plan)
-    session = _Session(connect, model, plan, place, lock, report, estimator)
-    found = checkpoint.newest(place.checkpoints, lambda text: report(Incident("checkpoint", 0, text)))
-    return _rows(session, None if found is None else found[1])
+    place = runfolder.existing(folder, _place(folder))
+    with runfolder.holding(place) as lock:
+        plan, run = _read(place)
+        if iterations is not None:
+            plan = dataclasses.replace(plan, iterations=iterations)
+        session = _Session(model, plan, estimator, place, report)
+        warn = lambda text: session.note(Incident("checkpoint", 0, text))
+        run = run or secrets.token_hex(8)
+        state = journal.standing(place, run, session.beginning(), warn)
+        book = journal.reopen(
+            place, lock, _settings(plan, run), run, state, journal.named_leaves, keep=KEEP, report=warn
+        )
+        session.open(connect)
+        return _rows(session, book, state)
 
 
 def read_plan(folder: str | Path) -> Plan:
     """The plan of a run."""
-    path = Path(folder) / "plan.json"
-    if not path.exists():
-        raise ValueError(f"{folder} is not the folder of an in-situ run: it has no plan.json.")
-    return Plan(**json.loads(path.read_text()))
+    return _read(runfolder.existing(folder, _place(folder)))[0]
 
 
-def _write_plan(place: RunFolder, plan: Plan) -> None:
-    checkpoint.replace(place.path / "plan.json", json.dumps(dataclasses.asdict(plan), indent=1).encode())
+def _place(folder: str | Path) -> RunFolder:
+    return RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
+
+
+def _read(place: RunFolder) -> tuple[Plan, str]:
+    """The plan and the fingerprint of a run; runs of earlier versions have none."""
+    try:
+        tree = json.loads(place.settings.read_text())
+        return Plan(**{name: value for name, value in tree.items() if name != "run"}), tree.get("run", "")
+    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{place.settings} is no plan of an in-situ run, or damaged ({error}).") from None
+
+
+def _settings(plan: Plan, run: str) -> bytes:
+    return json.dumps({**dataclasses.asdict(plan), "run": run}, indent=1).encode()
+
+
+def _space(plan: Plan) -> int:
+    """Bytes that a run takes, without its recordings, which ask for their own room."""
+    return 2**22 + 200 * plan.iterations
 
 
 class _Session:
-    """What one process holds while it trains."""
+    """What one process holds while it trains. The instrument comes with `open`, once the folder is ours."""
+
+    substrate: Measured
+    estimator: Estimator
 
     def __init__(
-        self, connect: Connect, model: Model, plan: Plan, place: RunFolder, lock: IO[str],
-        report: Callable[[Incident], None], estimator: MakeEstimator | None,
-    ):  # fmt: skip
-        self.model, self.plan, self.place, self.lock, self.told = model, plan, place, lock, report
+        self,
+        model: Model,
+        plan: Plan,
+        make: MakeEstimator | None,
+        place: RunFolder,
+        report: Callable[[Incident], None],
+    ):
+        self.model, self.plan, self.place, self.report = model, plan, place, report
+        self.make = ESTIMATORS[plan.baseline] if make is None else make
         self.calibration: dict[str, Any] = {}
         self.iteration = "calibration"
         self.incidents: list[Incident] = []
-        self.substrate: Measured = measured(
-            connect,
-            batch=plan.batch,
-            retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause),
-            archive=Archive(place.path / "recordings", model.head) if plan.record else None,
-            report=self.note,
-        )
-        make = ESTIMATORS[plan.baseline] if estimator is None else estimator
-        self.estimator = make(model.process, model.objective, self.substrate)
         decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
         self.rule = optax.with_extra_args_support(optax.adam(decay))
         self.project = box(model.lower, model.upper)
+
+    def beginning(self) -> State:
+        """Before the first row."""
+        theta = self.project(self.model.start)
+        return begin_state(theta, self.rule.init(theta))
+
+    def open(self, connect: Connect) -> None:
+        """The instrument as a substrate, and the estimator that uses it."""
+        plan = self.plan
+        self.substrate = measured(
+            connect,
+            batch=plan.batch,
+            retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause),
+            archive=Archive(self.place.path / "recordings", self.model.head) if plan.record else None,
+            report=self.note,
+        )
+        self.estimator = as_estimator(self.make(self.model.process, self.model.objective, self.substrate))
 
     def note(self, incident: Incident) -> None:
         """To the file, and to whoever wants to know."""
@@ -199,7 +246,7 @@ class _Session:
             if fresh:
                 writer.writerow(("time", "iteration", *Incident._fields))
             writer.writerow((time.strftime("%Y-%m-%dT%H:%M:%S"), self.iteration, *incident))
-        self.told(incident)
+        self.report(incident)
 
     def event(self) -> str:
         """The incidents since the last call, in a few words without commas."""
@@ -215,10 +262,10 @@ class _Session:
         for _ in range(self.plan.probes):
             settings = self.model.probe(rng)
             runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))
-        found = self.model.calibrate(runs)
-        self.calibration = found.values
-        if found.report:
-            checkpoint.replace(self.place.path / "calibration.txt", found.report.encode())
+        fit = self.model.calibrate(runs)
+        self.calibration = fit.values
+        if fit.report:
+            checkpoint.replace(self.place.path / "calibration.txt", fit.report.encode())
 
     def follow(self) -> None:
         """The calibration of the iterations to come, from the trajectories of this one."""
@@ -233,26 +280,19 @@ class _Session:
         """Trajectories that the instrument ran, discarded ones included."""
         return sum(n for kind, n in self.substrate.counts.items() if kind != "failures")
 
-    def save(self, state: State) -> None:
-        """A checkpoint: state, calibration, counts."""
-        arrays = to_arrays(state) | {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()}
-        arrays["counts"] = np.array(json.dumps(self.substrate.counts))
-        arrays["batches"] = np.array(self.substrate.archive.number if self.substrate.archive else 0)
-        checkpoint.write(self.place.checkpoints, state.row, arrays, 3)
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Calibration and counts, for a checkpoint."""
+        archive = self.substrate.archive
+        return {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()} | {
+            "counts": np.array(json.dumps(self.substrate.counts)),
+            "batches": np.array(archive.number if archive else 0),
+        }
 
-    def load(self, arrays: dict[str, np.ndarray], fresh: State) -> State:
-        """The state of a checkpoint."""
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        """Put the `arrays` of a checkpoint back."""
         self.substrate.counts = Counter(json.loads(str(arrays["counts"])))
         self.count_cut_off(int(arrays["batches"]))
-        of = {name.removeprefix(CALIBRATION): v for name, v in arrays.items() if name.startswith(CALIBRATION)}
-        self.calibration = of
-        try:
-            return from_arrays(arrays, fresh.now)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.place.path} is of an instrument with other knobs than this one, or JAX is in another precision "
-                f"(JAX_ENABLE_X64): {error}"
-            ) from error
+        self.calibration = {n.removeprefix(CALIBRATION): v for n, v in arrays.items() if n.startswith(CALIBRATION)}
 
     def count_cut_off(self, batches: int) -> None:
         """Batches that came after a checkpoint, which knew of so many, were spent and are measured again."""
@@ -262,56 +302,42 @@ class _Session:
             self.substrate.counts[CUT_OFF] += lost
             self.note(Incident(CUT_OFF, lost, f"{lost} trajectories of what was cut off are kept and not used"))
 
-    def close(self, state: State | None) -> None:
-        """Let go of instrument and folder; leave the settings as plain arrays."""
-        self.substrate.close()
-        if state is not None:
-            memory = io.BytesIO()
-            np.savez(memory, **{name: np.asarray(v) for name, v in state.now.theta.items()})  # type: ignore[arg-type]
-            checkpoint.replace(self.place.final, memory.getvalue())
-        self.lock.close()
+    def step(self, state: State, record: Record) -> Step:
+        """A record as a row, and the calibration that follows from it."""
+        self.follow()
+        row = journal.row_of(state.row, record, self.event())._replace(trajectories=self.spent())
+        self.iteration = str(record.iteration + 1)
+        further = self.arrays()
+        return Step(dataclasses.replace(after(state, record, self.estimator.state), further=further), row)
+
+    def records(self, state: State) -> Iterator[Record]:
+        """The training from a state on."""
+        self.iteration = str(state.now.iteration)
+        return train(
+            jax.random.key(self.plan.seed), state.now.theta, self.estimator, self.rule, count=self.plan.trajectories,
+            iterations=self.plan.iterations, project=self.project,
+            resume=state.now._replace(trajectories=state.spent),
+        )  # fmt: skip
 
 
-def _rows(session: _Session, found: dict[str, np.ndarray] | None) -> Rows:
-    place, theta = session.place, session.project(session.model.start)
-    state: State | None = None
+def _rows(session: _Session, book: Journal, state: State) -> Rows:
     try:
-        fresh = beginning(theta, session.rule.init(theta))
-        if found is None:
-            session.count_cut_off(0)
-            session.calibrate()
-            state = fresh
-            with explained(place, COMMAND):
-                session.save(state)
-        else:
-            state = session.load(found, fresh)
-        with explained(place, COMMAND):
-            history.truncate(place.history, state.row - 1)
-        session.substrate.context = session.context
-        with open(place.history, "a", encoding="utf-8") as file:
-            for record in _records(session, state):
-                session.follow()
-                row = as_row(state.row, record, session.event())._replace(trajectories=session.spent())
-                now = Iterate(record.iteration + 1, record.next_theta, record.optimiser_state)
-                state = dataclasses.replace(
-                    state, row=state.row + 1, now=now, spent=record.trajectories,
-                    seconds=state.seconds + record.seconds, values=[*state.values, row.J],
-                )  # fmt: skip
-                with explained(place, COMMAND):
-                    history.append(file, row)
-                    session.save(state)
-                session.iteration = str(now.iteration)
-                yield row, record
-    finally:  # also when whoever iterates stops, and when the instrument is beyond help
-        with explained(place, COMMAND):
-            session.close(state)
-
-
-def _records(session: _Session, state: State) -> Iterator[Record]:
-    plan, now = session.plan, state.now
-    session.iteration = str(now.iteration)
-    before = Record(now.iteration - 1, None, None, state.spent, 0.0, now.theta, now.optimiser_state)  # type: ignore[arg-type]
-    return train(
-        jax.random.key(plan.seed), now.theta, session.estimator, session.rule, count=plan.trajectories,
-        iterations=plan.iterations, project=session.project, resume=before,
-    )  # fmt: skip
+        try:
+            if "counts" in state.further:
+                session.load(state.further)
+            else:
+                session.count_cut_off(0)
+                session.calibrate()
+                state = dataclasses.replace(state, further=session.arrays())
+                with runfolder.explained(book.place):
+                    book.save(state)
+            if state.memory:
+                session.estimator.restore(state.memory, state.now.theta)
+            session.substrate.context = session.context
+        except BaseException:
+            book.close(None)
+            raise
+        over = lambda state: "planned" if state.now.iteration >= session.plan.iterations else ""
+        yield from book.rows(state, session.records, session.step, over)
+    finally:
+        session.substrate.close()

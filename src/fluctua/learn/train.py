@@ -16,6 +16,15 @@ from fluctua.core.estimate import as_estimator
 from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
+class Iterate(NamedTuple):
+    """Where a training stands: θ and the optimiser's state before iteration `iteration`; trajectories spent so far."""
+
+    iteration: int
+    theta: Params
+    optimiser_state: Any
+    trajectories: int = 0
+
+
 class Record(NamedTuple):
     """One iteration, and all that is needed to go on from it."""
 
@@ -27,6 +36,11 @@ class Record(NamedTuple):
     next_theta: Params
     optimiser_state: Any
 
+    @property
+    def after(self) -> Iterate:
+        """Where the training stands after this iteration."""
+        return Iterate(self.iteration + 1, self.next_theta, self.optimiser_state, self.trajectories)
+
 
 def train(
     key: Array,
@@ -37,17 +51,27 @@ def train(
     count: int | Callable[[int], int],
     iterations: int | None = None,
     project: Callable[[Params], Params] | None = None,
-    resume: Record | None = None,
+    resume: Record | Iterate | None = None,
 ) -> Iterator[Record]:
     """Ascend the expected return: θ ← Π[θ + update(∇θJ)] with any optax optimiser and any estimator.
 
-    count: trajectories per iteration, or a function of the iteration. iterations: None goes on until the
-    caller stops iterating. project: Π, e.g. `box(0, 2)`. Iteration l uses fold_in(key, l), so a training
-    resumed from any of its records (`resume=record`) repeats itself exactly. An optimiser that asks for
-    extra arguments gets `second_moment` and `value`.
+    Iteration l uses fold_in(key, l), so a training resumed from any of its records repeats itself exactly. To have it
+    in a folder that survives a kill: `run`.
+
+    Args:
+        key: of the noise.
+        theta: parameters to start from, any pytree of floats.
+        estimator: (key, theta, count) -> `Estimate`.
+        optimiser: of optax, or `rms_ascent`; one that asks for extra arguments gets `second_moment` and `value`.
+        count: trajectories an iteration, or a function of the iteration.
+        iterations: how many; None goes on until the caller stops iterating.
+        project: Π, e.g. `box(0, 2)`.
+        resume: the record to go on from.
+    Returns: an iterator of `Record`s.
 
     >>> for record in train(key, theta, estimator, optax.adam(0.05), count=200, iterations=50):
     ...     print(record.iteration, record.estimate.value)
+
     """
     theta = check.parameters(theta)
     if iterations is not None and iterations < 0:
@@ -55,29 +79,24 @@ def train(
     if not callable(count):
         check.count(count)
     rule = optax.with_extra_args_support(optimiser)
-    first, spent, state = 0, 0, None
     if resume is not None:
-        theta, state = resume.next_theta, resume.optimiser_state
-        first, spent = resume.iteration + 1, resume.trajectories
+        now = resume.after if isinstance(resume, Record) else resume
     else:
-        if project is not None:
-            theta = project(theta)
-        state = rule.init(theta)
-    return _iterate(key, theta, as_estimator(estimator), rule, state, count, project, first, iterations, spent)
+        theta = theta if project is None else project(theta)
+        now = Iterate(0, theta, rule.init(theta))
+    return _iterate(key, now, as_estimator(estimator), rule, count, project, iterations)
 
 
 def _iterate(
     key: Array,
-    theta: Params,
+    now: Iterate,
     estimator: Estimator,
     rule: optax.GradientTransformationExtraArgs,
-    state: Any,
     count: int | Callable[[int], int],
     project: Callable[[Params], Params] | None,
-    iteration: int,
     iterations: int | None,
-    spent: int,
 ) -> Iterator[Record]:
+    iteration, theta, state, spent = now
     while iterations is None or iteration < iterations:
         begun = time.perf_counter()
         size = count(iteration) if callable(count) else count

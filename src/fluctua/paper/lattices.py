@@ -13,9 +13,8 @@ from fluctua import tcmt
 from fluctua.core.types import Params
 from fluctua.learn.train import box, train
 from fluctua.runs.build import make_network, make_task
-from fluctua.runs.config import load
+from fluctua.runs.config import load, named
 from fluctua.runs.evaluate import load_parameters
-from fluctua.runs.presets import named
 from fluctua.runs.reading import Run, find_runs, read_run, rolling_mean
 
 

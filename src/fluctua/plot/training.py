@@ -78,8 +78,10 @@ def draw_learning(history: History) -> Figure:
 
 
 def draw_folder(place: RunFolder) -> list[Path]:
-    """All figures of a run, as PNG and PDF in its folder; what was written."""
+    """All figures of a run, as PNG and PDF in its folder; what was written. Of a lattice the network too."""
     learning = save(draw_learning(read_history(place.path)), place.figures / "learning")
+    if place.settings_name != "config.toml":
+        return learning
     return [*learning, *save(draw_run(read_run(place.path)), place.figures / "before_after")]
 
 

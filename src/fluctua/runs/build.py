@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from fluctua import tcmt
@@ -103,28 +101,9 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
             f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices without modulation: set it "
             "to 0, or `task.sigma_kappa` to 0."
         )
-    theta = wrong_by(b.twin_error, config.seed) if b.twin_error else None
     if config.backend == "jax":
-        return Twin(theta=theta, order=2 if b.rank else 1)
-    return KernelTwin(theta=theta, rank=b.rank)
-
-
-def wrong_by(error: float, seed: int) -> Callable[[Params], Params]:
-    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z couplings.
-
-    One draw for a whole training: a model is wrong in one way, not in another way every day.
-    """
-
-    def theta(true: Params) -> Params:
-        rng = np.random.default_rng([seed, 0x7717])
-        draw = {name: rng.normal(size=np.shape(true[name])) for name in FAMILIES}
-        return {
-            "omega": true["omega"] + error * draw["omega"],
-            "kappa": true["kappa"] * (1 + error * draw["kappa"]),
-            "chi": true["chi"] * (1 + error * draw["chi"]),
-        }
-
-    return theta
+        return Twin(order=2 if b.rank else 1)
+    return KernelTwin(rank=b.rank)
 
 
 def build(config: Config) -> Parts:

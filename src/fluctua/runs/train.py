@@ -1,92 +1,95 @@
-"""Runs: a configuration trained into a folder, row by row, so that a kill at any moment loses nothing but time.
+"""Lattice trainings: a configuration trained into a folder, row by row, so that a kill loses nothing but time.
 
 >>> for row, record in run(PRESETS["demo"], "runs/first"):
 ...     print(row.iteration, row.J)
 >>> summary = complete(PRESETS["demo"], "runs/second", callback=lambda row, record: ...)
 >>> for row, record in resume("runs/first", {"iterations": 200}):
 ...     ...
-
-Row r depends on the configuration and the rows before it alone. Going on from any checkpoint therefore repeats
-what the kill cut off, to the bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from fluctua.core.types import Params
 from fluctua.learn import schedule
 from fluctua.learn.train import Record, train
 from fluctua.runs import parameters
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
-from fluctua.runs.config import Config, changed, dump, load
+from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
 from fluctua.runs.summary import conclude
-from fluctua.store import checkpoint, history
+from fluctua.store import checkpoint, journal
 from fluctua.store import folder as runfolder
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.saver import Saver, as_row
-from fluctua.store.state import Iterate, State, begin, copy, from_arrays, remember, rewind, to_arrays
+from fluctua.store.journal import Journal, Keep, Step
+from fluctua.store.state import State, after, begin, remember, rewind, to_arrays
 
-Rows = Iterator[tuple[Row, Record]]
-ADJUSTABLE = ("iterations", "stop.max_trajectories", "stop.max_minutes")
-"""What may change when a run goes on: how far it goes, and nothing of what it computes."""
+Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
+"""Rows with their records; what the generator returns is the summary."""
+ADVICE = "record less often (keep.parameters_every)"
 
 
 def run(config: Config, folder: str | Path, *, replace: bool = False) -> Rows:
-    """Train into a new folder. Yields each row of the history with its `Record`; stop iterating to stop.
+    """Train into a new folder.
 
     Everything that can be wrong with the configuration or the folder is raised here, before the first iteration.
-    replace: an earlier run in that folder is removed.
+
+    Args:
+        config: what to train.
+        folder: where; made if it does not exist.
+        replace: remove an earlier run in that folder.
+    Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
+
     """
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     parts = build(config)
-    place, lock = runfolder.prepare(folder, config, _size(parts), replace=replace)
-    with runfolder.explained(place):
-        checkpoint.replace(place.config, dump(config).encode())
-        _create(place, config, parts)
-    return _rows(config, parts, place, lock, _beginning(parts))
+    start, identity = _beginning(parts), digest(dump(config))
+    book = _create(RunFolder(Path(folder)), config, parts, identity, start, replace)
+    return _rows(config, parts, book, start)
 
 
 def resume(
     folder: str | Path, changes: Mapping[str, Any] | None = None, *, report: Callable[[str], None] = print
 ) -> Rows:
-    """Go on with a run from its newest good checkpoint. changes: of `ADJUSTABLE` keys.
+    """Go on with a run from its newest good checkpoint; the rows after it are computed again, and come out the same.
 
-    The rows after that checkpoint are computed again, and come out the same.
+    Args:
+        folder: of the run.
+        changes: of `ADJUSTABLE` keys.
+        report: is told of damaged files.
+    Returns: a generator of the rows to come.
+
     """
-    place = runfolder.existing(folder)
-    lock = runfolder.acquire(place)
-    fixed = sorted(set(changes or {}) - set(ADJUSTABLE))
-    if fixed:
-        raise ValueError(
-            f"a run goes on as it began: `{fixed[0]}` cannot change, only {', '.join(ADJUSTABLE)} can. For another "
-            "training begin another run."
-        )
-    config = changed(load(place.config), changes or {})
-    parts = build(config)
-    runfolder.room(place, config, _size(parts))
-    found = checkpoint.newest(place.checkpoints, report)
-    state = _start(place, parts) if found is None else from_arrays(found[1], _beginning(parts).now)
-    over = finished(config, state)
-    if over and (place.path / "summary.json").exists():
-        raise ValueError(f"nothing is left to do in {folder}: {over}. To go on: --iterations, --max-trajectories or "
-                         "--max-minutes with a larger number.")  # fmt: skip
-    with runfolder.explained(place):
-        checkpoint.replace(place.config, dump(config).encode())
-        if found is None:
-            _create(place, config, parts)
-        else:
-            history.truncate(place.history, state.row - 1)
-            parameters.truncate(place.parameters, state.row - 1, 1 if over else config.keep.parameters_every)
-    _hand_over(state, parts)
-    return _rows(config, parts, place, lock, state)
+    place = runfolder.existing(folder, RunFolder(Path(folder)))
+    with runfolder.holding(place) as lock:
+        fixed = sorted(set(changes or {}) - set(ADJUSTABLE))
+        if fixed:
+            raise ValueError(
+                f"a run goes on as it began: `{fixed[0]}` cannot change, only {', '.join(ADJUSTABLE)} can. For another "
+                "training begin another run."
+            )
+        config = changed(load(place.settings), changes or {})
+        identity = _identity(place, config)
+        parts = build(config)
+        runfolder.room(place, space(config, _size(parts.theta)), ADVICE)
+        state = journal.standing(place, identity, _beginning(parts), report)
+        over = finished(config, state)
+        if over and (place.path / "summary.json").exists():
+            raise ValueError(f"nothing is left to do in {folder}: {over}. To go on: --iterations, --max-trajectories "
+                             "or --max-minutes with a larger number.")  # fmt: skip
+        book = journal.reopen(
+            place, lock, stamped(config, identity).encode(), identity, state, _families, keep=_keep(config, parts),
+            report=report, over=bool(over),
+        )  # fmt: skip
+        _hand_over(state, parts)
+        return _rows(config, parts, book, state)
 
 
 def branch(
@@ -99,41 +102,59 @@ def branch(
 ) -> Rows:
     """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in a new folder.
 
-    What is learnt with other trajectories an iteration, say, from one breakpoint on. changes: any keys that leave
-    the lattice and the optimiser's rule as they are.
+    What is learnt with other trajectories an iteration, say, from one breakpoint on.
+
+    Args:
+        source: the run to begin from.
+        folder: of the new run.
+        changes: any keys that leave the lattice and the optimiser's rule as they are.
+        replace: remove an earlier run in that folder.
+        report: is told of damaged files.
+    Returns: a generator of the rows of the new run.
+
     """
-    origin = runfolder.existing(source)
-    config = changed(load(origin.config), changes or {})
+    origin = runfolder.existing(source, RunFolder(Path(source)))
+    before = load(origin.settings)
+    config = changed(before, changes or {})
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     parts = build(config)
-    found = checkpoint.newest(origin.checkpoints, report)
-    if found is None:
+    there = journal.standing(origin, _identity(origin, before), _beginning(parts), report)
+    if not checkpoint.listed(origin.checkpoints):
         raise ValueError(f"{source} has no checkpoint to begin from: train it for longer.")
-    there = from_arrays(found[1], _beginning(parts).now)
-    remembered = there.memory if _alike(load(origin.config), config) else {}
+    remembered = there.memory if _alike(before, config) else {}
     state = dataclasses.replace(
         there, row=0, seconds=0.0, tier=0, tier_start=there.now.iteration, past=[], memory=remembered
     )
     over = finished(config, state)
     if over:
         raise ValueError(f"nothing would be left to do: {over}, those of {source} included. Give more.")
-    place, lock = runfolder.prepare(folder, config, _size(parts), replace=replace)
-    with runfolder.explained(place):
-        checkpoint.replace(place.start, checkpoint.packed(to_arrays(state)))
-        checkpoint.replace(place.config, dump(config).encode())
-        _create(place, config, parts)
+    identity = runfolder.fingerprint(digest(dump(config)).encode(), checkpoint.checksum(to_arrays(state)))
+    book = _create(RunFolder(Path(folder)), config, parts, identity, state, replace)
     _hand_over(state, parts)
-    return _rows(config, parts, place, lock, state)
+    return _rows(config, parts, book, state)
 
 
 def complete(
-    config: Config, folder: str | Path, *, callback: Callable[[Row, Record], None] | None = None, **options: Any
+    config: Config, folder: str | Path, *, callback: Callable[[Row, Record], None] | None = None, replace: bool = False
 ) -> dict[str, Any]:
-    """`run` to its end. Returns the summary."""
-    for row, record in run(config, folder, **options):
+    """`run` to its end.
+
+    Args:
+        config: what to train.
+        folder: where.
+        callback: is given every row with its record.
+        replace: remove an earlier run in that folder.
+    Returns: the summary.
+
+    """
+    rows = run(config, folder, replace=replace)
+    while True:
+        try:
+            row, record = next(rows)
+        except StopIteration as end:
+            return end.value
         if callback is not None:
             callback(row, record)
-    return json.loads((Path(folder) / "summary.json").read_text())
 
 
 def finished(config: Config, state: State) -> str:
@@ -160,16 +181,10 @@ def ensemble_size(config: Config, tier: int, iteration: int) -> int:
 
 def advance(config: Config, state: State, record: Record, memory: dict[str, np.ndarray]) -> tuple[State, str]:
     """The state after a record, and the event if the schedule made one. The given state is left alone."""
-    new, e = copy(state), config.ensemble
-    escalates = e.schedule == "escalation" and state.tier < len(e.budgets) - 1
-    if escalates:
-        remember(new, e.window)
-    new.values.append(float(record.estimate.value))
-    new.now = Iterate(record.iteration + 1, record.next_theta, record.optimiser_state)
-    new.row, new.spent, new.seconds = state.row + 1, record.trajectories, state.seconds + record.seconds
-    new.memory = memory
-    if not escalates:
+    new, e = after(state, record, memory), config.ensemble
+    if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return new, ""
+    remember(new, state.now, e.window)
     back_to = schedule.escalation(new.values, new.tier_start, window=e.window, confidence=e.confidence)
     if back_to is None:
         return new, ""
@@ -179,46 +194,48 @@ def advance(config: Config, state: State, record: Record, memory: dict[str, np.n
     return new, event
 
 
-def _rows(config: Config, parts: Parts, place: RunFolder, lock: IO[str], state: State) -> Rows:
-    saver = Saver(config, place)
-    try:
-        while not finished(config, state):
-            for record in _segment(config, parts, state):
-                new, event = advance(config, state, record, parts.estimator.state)
-                row = as_row(state.row, record, event)
-                with runfolder.explained(place):
-                    saver.add(row, record)
-                    state = new
-                    over = finished(config, state)
-                    if event or (saver.due and not over):  # the last one is written below
-                        saver.save(state)
-                yield row, record
-                if event or over:
-                    break
-    finally:  # also when whoever iterates stops, and on Ctrl-C
-        with runfolder.explained(place):
-            saver.close(state)
-        lock.close()
-    conclude(place)
+def space(config: Config, parameters: int) -> int:
+    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind history."""
+    records = 2 * 8 * parameters * (config.iterations // config.keep.parameters_every + 2)
+    rewinds = 12 * config.ensemble.window if config.ensemble.schedule == "escalation" else 0
+    steps = round(config.task.horizon / config.task.dt)
+    checkpoint = 8 * (3 * parameters * (rewinds + 2) + steps + config.iterations)
+    return records + (config.keep.checkpoints + 1) * checkpoint + 170 * config.iterations + 2**22
+
+
+def _rows(config: Config, parts: Parts, book: Journal, state: State) -> Rows:
+    def step(state: State, record: Record) -> Step:
+        new, event = advance(config, state, record, parts.estimator.state)
+        return Step(new, journal.row_of(state.row, record, event), bool(event))
+
+    yield from book.rows(
+        state, lambda state: _segment(config, parts, state), step, lambda state: finished(config, state)
+    )
+    return conclude(book.place, config)
 
 
 def _segment(config: Config, parts: Parts, state: State) -> Iterator[Record]:
     """`train` from the present state, with the noise of the present tier."""
-    now = state.now
-    before = Record(now.iteration - 1, None, None, state.spent, 0.0, now.theta, now.optimiser_state)  # type: ignore[arg-type]
     return train(
         jax.random.fold_in(parts.key, state.tier),
-        now.theta,
+        state.now.theta,
         parts.estimator,
         parts.rule,
         count=lambda iteration: ensemble_size(config, state.tier, iteration),
         project=parts.project,
-        resume=before,
+        resume=state.now._replace(trajectories=state.spent),
     )
 
 
-def _create(place: RunFolder, config: Config, parts: Parts) -> None:
-    task, theta = config.task, {name: np.asarray(parts.theta[name]) for name in FAMILIES}
+def _create(place: RunFolder, config: Config, parts: Parts, identity: str, start: State, replace: bool) -> Journal:
+    return journal.create(
+        place, stamped(config, identity).encode(), identity, start, _families, need=space(config, _size(parts.theta)),
+        keep=_keep(config, parts), replace=replace, advice=ADVICE,
+    )  # fmt: skip
+
+
+def _keep(config: Config, parts: Parts) -> Keep:
+    task, keep = config.task, config.keep
     attributes = {
         "sigma_kappa": task.sigma_kappa,
         "sigma_w": task.sigma_w,
@@ -228,19 +245,29 @@ def _create(place: RunFolder, config: Config, parts: Parts) -> None:
         "gamma_e": config.lattice.gamma_e,
         "gamma": config.lattice.gamma,
     }
-    checkpoint.replace(place.history, history.HEADER.encode())
-    parameters.create(place.parameters, parts.task.network, theta, attributes)
+    describe = parameters.describing(parts.task.network, attributes)
+    return Keep(keep.checkpoints, keep.checkpoint_seconds, keep.parameters_every, describe=describe)
+
+
+def _identity(place: RunFolder, config: Config) -> str:
+    """The fingerprint of a run. A file without one is of an earlier version, unless other files have theirs."""
+    stated = read_stamp(place.settings)
+    if stated:
+        return stated
+    if journal.owners(place):
+        raise ValueError(
+            f"{place.settings} is cut short: its last line, with the fingerprint of the run, is missing. Put the whole "
+            "file back."
+        )
+    return digest(dump(config))
 
 
 def _beginning(parts: Parts) -> State:
     return begin(parts.theta, parts.rule.init(parts.theta))
 
 
-def _start(place: RunFolder, parts: Parts) -> State:
-    """Before row 0: the initial conditions, or those that a branch was given."""
-    if not place.start.exists():
-        return _beginning(parts)
-    return from_arrays(checkpoint.read(place.start), _beginning(parts).now)
+def _families(theta: Params) -> dict[str, np.ndarray]:
+    return {name: np.asarray(theta[name]) for name in FAMILIES}
 
 
 def _alike(a: Config, b: Config) -> bool:
@@ -253,5 +280,5 @@ def _hand_over(state: State, parts: Parts) -> None:
         parts.estimator.restore(state.memory, parts.theta)
 
 
-def _size(parts: Parts) -> int:
-    return sum(np.size(leaf) for leaf in jax.tree.leaves(parts.theta))
+def _size(theta: Params) -> int:
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(theta))

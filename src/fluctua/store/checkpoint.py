@@ -24,10 +24,11 @@ class Damaged(ValueError):
 
 def write(folder: Path, number: int, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
     """Write `row-<number>.npz`, and remove all but the last `keep`."""
+    folder.mkdir(exist_ok=True)  # not its parents: a run folder that was removed stays so
     path = folder / f"row-{number:08d}.npz"
     replace(path, packed(arrays))
-    for old in found(folder)[:-keep]:
-        old.unlink()
+    for old in listed(folder)[:-keep]:
+        old.unlink(missing_ok=True)
     return path
 
 
@@ -46,25 +47,33 @@ def read(path: Path) -> dict[str, np.ndarray]:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         raise Damaged(f"it is not a complete .npz ({error})") from None
-    told = arrays.pop(CHECKSUM, None)
-    if told is None or told.tobytes() != checksum(arrays):
+    stated = arrays.pop(CHECKSUM, None)
+    if stated is None or stated.tobytes() != checksum(arrays):
         raise Damaged("its checksum does not fit its contents")
     return arrays
 
 
 def newest(folder: Path, report: Callable[[str], None]) -> tuple[Path, dict[str, np.ndarray]] | None:
     """The newest checkpoint that can be read. Damaged ones are reported, set aside, and the one before is tried."""
-    for path in reversed(found(folder)):
+    for path in reversed(listed(folder)):
         try:
             return path, read(path)
         except Damaged as error:
-            aside = path.with_suffix(".damaged")
-            report(f"checkpoint {path.name} is damaged: {error}. It is kept as {aside.name}; trying the one before it.")
-            path.rename(aside)
+            name = set_aside(path)
+            report(f"checkpoint {path.name} is damaged: {error}. It is kept as {name}; trying the one before it.")
     return None
 
 
-def found(folder: Path) -> list[Path]:
+def set_aside(path: Path) -> str:
+    """Rename what is damaged, so that it is neither read nor lost; the name it has then."""
+    aside, number = path.with_suffix(".damaged"), 1
+    while aside.exists():
+        aside, number = path.with_suffix(f".damaged-{number}"), number + 1
+    path.rename(aside)
+    return aside.name
+
+
+def listed(folder: Path) -> list[Path]:
     """All checkpoints, oldest first."""
     return sorted(folder.glob("row-*.npz"))
 

@@ -1,18 +1,18 @@
-"""The folder of a run: who may write into it, and what is in it.
+"""The folder of a run, of any system: its files, who may write into it, and whether there is room.
 
-config.toml       the configuration, every key
-history.csv       one row an iteration
-parameters.h5     θ over the iterations, and the network
-checkpoints/      what `--resume` goes on from
-final.npz         omega, kappa, chi after the last step
-summary.txt/.json what came out
-figures/
+config.toml | plan.json | run.json   what was asked for: a lattice, an instrument, a process of one's own
+history.csv                          one row an iteration
+parameters.h5                        θ over the iterations
+checkpoints/                         what resuming goes on from
+final.npz                            θ after the last step
+summary.txt, summary.json, figures/  what came out
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,20 +20,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fluctua.runs.config import Config
-
 LOCK = ".lock"
+SETTINGS = ("config.toml", "plan.json", "run.json")
 
 
 class RunFolder(NamedTuple):
-    """Paths of a run."""
+    """Paths of a run.
+
+    Args:
+        path: the folder.
+        settings_name: the file of what was asked for, one of `SETTINGS`.
+        resume: what to type to go on; `{folder}` stands for the path.
+        again: what to add to replace an earlier run.
+
+    """
 
     path: Path
+    settings_name: str = "config.toml"
+    resume: str = "fluctua train --resume {folder}"
+    again: str = "--replace"
 
     @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.toml"
+    def settings(self) -> Path:
+        """What was asked for."""
+        return self.path / self.settings_name
 
     @property
     def history(self) -> Path:
@@ -42,7 +52,7 @@ class RunFolder(NamedTuple):
 
     @property
     def parameters(self) -> Path:
-        """See `fluctua.runs.parameters`."""
+        """See `fluctua.store.course`."""
         return self.path / "parameters.h5"
 
     @property
@@ -65,61 +75,107 @@ class RunFolder(NamedTuple):
         """Drawn at the end, and by `fluctua plot`."""
         return self.path / "figures"
 
-
-def existing(path: str | Path) -> RunFolder:
-    """The folder of a run that was begun."""
-    folder = RunFolder(Path(path))
-    if not folder.path.is_dir():
-        raise ValueError(f"there is no run folder {path}.")
-    missing = [p.name for p in (folder.config, folder.history, folder.parameters) if not p.exists()]
-    if missing:
-        raise ValueError(
-            f"{path} is not the folder of a run: it has no {', '.join(missing)}. `fluctua train --out NEW` makes one."
-        )
-    return folder
+    @property
+    def go_on(self) -> str:
+        """What to type to go on with this run."""
+        return self.resume.format(folder=self.path)
 
 
-def prepare(path: str | Path, config: Config, parameters: int, *, replace: bool = False) -> tuple[RunFolder, IO[str]]:
-    """An empty folder that can be written to, locked; or an error before any time is spent.
+def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
+    """The folder of a run that was begun.
 
-    parameters: how many, for an estimate of the room that is needed. replace: remove an earlier run there.
+    Args:
+        path: the folder.
+        place: the kind of run that is expected there; any kind if not given.
+    Returns: its paths.
+
     """
-    folder = RunFolder(Path(path))
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"there is no run folder {path}.")
+    if place is not None:
+        place = place._replace(path=path)
+    else:
+        names = [name for name in SETTINGS if (path / name).exists()]
+        place = RunFolder(path, *names[:1])
+    if place.settings.is_file():
+        return place
+    if unfinished(path):
+        raise ValueError(
+            f"{path} is the folder of a run that was killed before it began: it has no {place.settings_name} yet. "
+            "Nothing is lost; begin it again, into the same folder."
+        )
+    raise ValueError(f"{path} is not the folder of a run: it has no {place.settings_name}.")
+
+
+def unfinished(path: Path) -> bool:
+    """Whether a folder holds only what a run that was killed before its first row leaves behind: nothing to lose."""
+    known = {LOCK, "history.csv", "parameters.h5", "start.npz", "checkpoints", "figures", "recordings", *SETTINGS}
+    known |= {f"{name}.partial" for name in known}
+    for entry in path.iterdir():
+        if entry.name not in known:
+            return False
+        if entry.name == "history.csv" and entry.read_bytes().count(b"\n") > 1:
+            return False
+        if entry.is_dir() and any(not inside.name.endswith(".partial") for inside in entry.iterdir()):
+            return False
+    return True
+
+
+def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str = "") -> IO[str]:
+    """Make a folder that can be written to, empty and locked; or raise before any time is spent.
+
+    Args:
+        place: the folder, which need not exist.
+        need: bytes that the run will take.
+        replace: remove an earlier run there.
+        advice: how a run takes less room.
+    Returns: the lock; it goes with the process, even if that is killed.
+
+    """
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        lock = acquire(folder)
-        _clear(folder, replace)
-        folder.checkpoints.mkdir(exist_ok=True)
-        folder.figures.mkdir(exist_ok=True)
+        place.path.mkdir(parents=True, exist_ok=True)
+        with holding(place) as lock:
+            _clear(place, replace)
+            place.checkpoints.mkdir(exist_ok=True)
+            room(place, need, advice)
     except OSError as error:
-        raise ValueError(f"the run folder {path} cannot be written: {error.strerror}. Choose another --out.") from None
-    room(folder, config, parameters)
-    return folder, lock
+        raise ValueError(
+            f"the run folder {place.path} cannot be written: {error.strerror or error}. Choose another."
+        ) from None
+    return lock
 
 
-def room(folder: RunFolder, config: Config, parameters: int) -> None:
-    """Raise if the disk has less room than the run will take."""
-    need, free = space(config, parameters), shutil.disk_usage(folder.path).free
+def room(place: RunFolder, need: int, advice: str = "") -> None:
+    """Raise if the disk has less than `need` bytes left."""
+    free = shutil.disk_usage(place.path).free
     if free < need:
         raise ValueError(
-            f"the disk of {folder.path} has {free / 2**20:,.0f} MiB free, and this run takes about "
-            f"{need / 2**20:,.0f} MiB. Free some, choose another --out, or record less often "
-            "(keep.parameters_every)."
+            f"the disk of {place.path} has {free / 2**20:,.0f} MiB free, and this run takes about "
+            f"{need / 2**20:,.0f} MiB. Free some, choose another folder{advice and f', or {advice}'}."
         )
 
 
-def space(config: Config, parameters: int) -> int:
-    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind history."""
-    records = 2 * 8 * parameters * (config.iterations // config.keep.parameters_every + 2)
-    rewinds = 12 * config.ensemble.window if config.ensemble.schedule == "escalation" else 0
-    steps = round(config.task.horizon / config.task.dt)
-    checkpoint = 8 * (3 * parameters * (rewinds + 2) + steps + config.iterations)
-    return records + (config.keep.checkpoints + 1) * checkpoint + 150 * config.iterations + 2**22
+@contextmanager
+def holding(place: RunFolder) -> Iterator[IO[str]]:
+    """Lock a folder; the lock is let go at once only if what is done meanwhile fails."""
+    lock = acquire(place)
+    try:
+        yield lock
+    except BaseException:
+        lock.close()
+        raise
 
 
-def acquire(folder: RunFolder) -> IO[str]:
-    """Lock a folder for this process. The lock goes with the process, even if it is killed."""
-    file = open(folder.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115, held as long as the run
+def acquire(place: RunFolder) -> IO[str]:
+    """Lock a folder for this process."""
+    try:
+        file = open(place.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115, held as long as the run
+    except OSError as error:
+        raise ValueError(
+            f"the run folder {place.path} cannot be written: {error.strerror}. Copy it to where it can be, or change "
+            "who may write there."
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -129,8 +185,8 @@ def acquire(folder: RunFolder) -> IO[str]:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         raise ValueError(
-            f"another process{f' ({holder})' if holder else ''} is training into {folder.path}. Wait for it, stop it, "
-            "or choose another --out."
+            f"another process{f' ({holder})' if holder else ''} is training into {place.path}. Wait for it, stop it, "
+            "or choose another folder."
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()}")
@@ -138,42 +194,57 @@ def acquire(folder: RunFolder) -> IO[str]:
     return file
 
 
+WRITING = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or use another file system",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it writable",
+    errno.EIO: "look after the disk",
+    errno.ENOENT: "do not remove it while a run writes",
+}
+"""What a failing disk says, and what to do."""
+
+
 @contextmanager
-def explained(folder: RunFolder, command: str = "fluctua train") -> Iterator[None]:
-    """A failing disk, in words, with what to do. command: what goes on with the run."""
+def explained(place: RunFolder) -> Iterator[None]:
+    """A failing disk, in words, with what to do."""
     try:
         yield
     except OSError as error:
-        known = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
-        if error.errno not in known and "No space left" not in str(error):  # HDF5 may tell it in words only
+        if error.errno not in WRITING:
             raise
-        why = error.strerror or "no space left"
+        if not place.settings.exists():
+            raise RuntimeError(
+                f"the run folder {place.path} was removed or emptied while the run was writing into it. What was in it "
+                "is gone; begin again."
+            ) from error
         raise RuntimeError(
-            f"{folder.path} can no longer be written ({why}). The run up to its last checkpoint is safe; make room, "
-            f"then: {command} --resume {folder.path}"
+            f"{place.path} can no longer be written ({error.strerror}). The run up to its last checkpoint is safe; "
+            f"{WRITING[error.errno]}, then: {place.go_on}"
         ) from error
 
 
-def _clear(folder: RunFolder, replace: bool) -> None:
-    inside = [p for p in folder.path.iterdir() if p.name != LOCK]
-    if not inside:
+def fingerprint(*parts: bytes) -> str:
+    """Sixteen hexadecimal digits of what a run is; every file of the run carries them."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:16]
+
+
+def _clear(place: RunFolder, replace: bool) -> None:
+    path = place.path
+    if all(p.name == LOCK for p in path.iterdir()):
         return
-    a_run = folder.config.exists() and folder.history.exists()
-    if not replace or not a_run:
-        hint = (
-            f"Go on with it: fluctua train --resume {folder.path}; do it again: --replace; or choose another --out."
-            if a_run
-            else "It is not a run. Choose another --out."
-        )
-        raise ValueError(f"the folder {folder.path} is not empty. {hint}")
-    for old in (folder.checkpoints, folder.figures):
-        shutil.rmtree(old, ignore_errors=True)
-    for old in (
-        folder.config,
-        folder.history,
-        folder.parameters,
-        folder.start,
-        folder.final,
-        *folder.path.glob("summary.*"),
-    ):
+    a_run = place.settings.exists() and place.history.exists()
+    if not unfinished(path) and not (replace and a_run):
+        choices = f"Go on with it: {place.go_on}; do it again: {place.again}; or choose"
+        hint = choices if a_run else "It is not a run. Choose"
+        raise ValueError(f"the folder {path} is not empty. {hint} another folder.")
+    for folder in (place.checkpoints, place.figures):
+        shutil.rmtree(folder, ignore_errors=True)
+    # the settings go last: what they stand for can be replaced again as long as they are there
+    for old in (place.parameters, place.start, place.final, *path.glob("summary.*"), place.history, place.settings):
         old.unlink(missing_ok=True)
+        old.with_name(old.name + ".partial").unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """`history.csv`: one row an iteration, only ever appended to, readable with pandas and by eye.
 
 `row` counts up. After a rewind `iteration` goes back and iterations repeat: what counts is then the last row of
-each, up to the iteration of the last row of all (`effective`).
+each, up to the iteration of the last row of all (`effective`). The last column, `run`, is the fingerprint of the run
+that a row belongs to; histories without it are read as well.
 """
 
 from __future__ import annotations
@@ -34,23 +35,30 @@ class Row(NamedTuple):
     event: str = ""
 
 
-HEADER = ",".join(Row._fields) + "\n"
+PLAIN = ",".join(Row._fields) + "\n"
+HEADER = PLAIN.strip() + ",run\n"
 _KINDS = (int, int, float, float, int, int, float, float, str)
 
 
-def line(row: Row) -> str:
+def line(row: Row, run: str) -> str:
     """As text; numbers read back exactly."""
-    return ",".join(f"{v:.4f}" if name == "seconds" else str(v) for name, v in row._asdict().items()) + "\n"
+    cells = [f"{v:.4f}" if name == "seconds" else str(v) for name, v in row._asdict().items()]
+    return ",".join([*cells, run]) + "\n"
 
 
-def append(file: IO[str], row: Row) -> None:
-    """One more row, visible to readers at once."""
-    file.write(line(row))
+def append(file: IO[str], row: Row, run: str) -> None:
+    """One more row, visible to readers at once. run: the fingerprint of the run."""
+    file.write(line(row, run))
     file.flush()
 
 
 def read(path: Path) -> list[Row]:
     """All complete rows; a last line that a kill cut short, or that is being written, is left out."""
+    return [row for row, _ in read_owned(path)]
+
+
+def read_owned(path: Path) -> list[tuple[Row, str]]:
+    """All complete rows, each with the fingerprint of its run, empty where the file has none."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             text = file.read()
@@ -58,24 +66,31 @@ def read(path: Path) -> list[Row]:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}); a run folder is made by `fluctua train`."
         ) from None
-    if not text.startswith(HEADER):
+    header = next((known for known in (HEADER, PLAIN) if text.startswith(known)), None)
+    if header is None:
         raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")
-    whole = text[: text.rfind("\n") + 1]
+    whole, owned = text[len(header) : text.rfind("\n") + 1], header is HEADER
     try:
         return [
-            Row(*(kind(cell) for kind, cell in zip(_KINDS, cells, strict=True)))
-            for cells in csv.reader(whole[len(HEADER) :].splitlines())
+            (Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True))), _owner(cells, owned))
+            for cells in csv.reader(whole.splitlines())
         ]
     except ValueError as error:
         raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
 
 
-def truncate(path: Path, last: int) -> list[Row]:
-    """Leave rows 0 … last, and return them."""
+def _owner(cells: list[str], owned: bool) -> str:
+    if len(cells) != len(_KINDS) + owned:
+        raise ValueError(f"{len(cells)} cells")
+    return cells[-1] if owned else ""
+
+
+def truncate(path: Path, last: int, run: str) -> list[Row]:
+    """Leave rows 0 … last, as rows of the run with fingerprint `run`, and return them."""
     kept = [row for row in read(path) if row.row <= last]
     if len(kept) != last + 1:
         raise ValueError(f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: somebody cut it short.")
-    replace(path, (HEADER + "".join(map(line, kept))).encode())
+    replace(path, (HEADER + "".join(line(row, run) for row in kept)).encode())
     return kept
 
 

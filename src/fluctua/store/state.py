@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,7 @@ import numpy as np
 
 from fluctua.core.types import Params
 from fluctua.learn.schedule import FIT_FROM
-
-
-class Iterate(NamedTuple):
-    """θ and the state of the optimiser, as they were before iteration `iteration`."""
-
-    iteration: int
-    theta: Params
-    optimiser_state: Any
+from fluctua.learn.train import Iterate, Record
 
 
 @dataclass
@@ -30,6 +23,7 @@ class State:
     escalations there were; it also picks the noise, so that an iteration done again sees a fresh one.
     tier_start: iteration at which the present ensemble size began. values: J of every iteration before this one,
     abandoned branches left out. past: iterates that a rewind may go back to. memory: what the estimator remembers.
+    further: named arrays of whoever runs this, such as the calibration of an instrument.
     """
 
     row: int
@@ -41,6 +35,7 @@ class State:
     values: list[float]
     past: list[Iterate]
     memory: dict[str, np.ndarray] = field(default_factory=dict)
+    further: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def begin(theta: Params, optimiser_state: Any) -> State:
@@ -48,13 +43,28 @@ def begin(theta: Params, optimiser_state: Any) -> State:
     return State(0, Iterate(0, theta, optimiser_state), 0, 0.0, 0, 0, [], [])
 
 
-def remember(state: State, window: int) -> None:
-    """Keep the present iterate for a rewind, which goes back 12W iterations at most, or to the tier's start.
+def after(state: State, record: Record, memory: dict[str, np.ndarray]) -> State:
+    """The state after one more record. The given one is left alone."""
+    return dataclasses.replace(
+        state,
+        row=state.row + 1,
+        now=record.after,
+        spent=record.trajectories,
+        seconds=state.seconds + record.seconds,
+        values=[*state.values, float(record.estimate.value)],
+        past=list(state.past),
+        memory=memory,
+    )
 
-    That bounds memory and checkpoints: 12W + 1 iterates, 5 MB with the paper's lattice and rule.
+
+def remember(state: State, iterate: Iterate, window: int) -> None:
+    """Keep an iterate, the one before the present one, for a rewind.
+
+    That goes back 12W iterations at most, or to the tier's start, which bounds memory and checkpoints: 12W + 1
+    iterates, 5 MB with the paper's lattice and rule.
     """
-    state.past.append(state.now)
-    oldest = state.now.iteration - FIT_FROM * window
+    state.past.append(iterate)
+    oldest = iterate.iteration - FIT_FROM * window
     state.past = [p for p in state.past if p.iteration >= oldest or p.iteration == state.tier_start]
 
 
@@ -69,10 +79,14 @@ def rewind(state: State, iteration: int) -> None:
 # ------------------------------------------------------------------------------------- as plain arrays
 
 
+NUMBERS = ("row", "spent", "seconds", "tier", "tier_start")
+
+
 def to_arrays(state: State) -> dict[str, np.ndarray]:
     """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their tree."""
-    arrays = {name: np.asarray(getattr(state, name)) for name in ("row", "spent", "seconds", "tier", "tier_start")}
+    arrays = {name: np.asarray(getattr(state, name)) for name in NUMBERS}
     arrays["values"] = np.asarray(state.values, float)
+    arrays |= state.further
     arrays |= {f"estimator/{name}": array for name, array in state.memory.items()}
     arrays["iteration"] = np.asarray(state.now.iteration)
     arrays |= {f"now/{i}": leaf for i, leaf in enumerate(_leaves(state.now))}
@@ -90,9 +104,9 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
         for old, new in zip(template, leaves, strict=True):
             if np.shape(old) != np.shape(new) or np.asarray(old).dtype != new.dtype:
                 raise ValueError(
-                    f"the checkpoint holds {new.dtype} arrays of shape {np.shape(new)} where this configuration has "
-                    f"{np.asarray(old).dtype} of {np.shape(old)}. Was config.toml edited, or is JAX in another "
-                    "precision (JAX_ENABLE_X64)?"
+                    f"the checkpoint holds {new.dtype} arrays of shape {np.shape(new)} where this training has "
+                    f"{np.asarray(old).dtype} of {np.shape(old)}. Is it of another system, or of an instrument with "
+                    "other knobs, or is JAX in another precision (JAX_ENABLE_X64)?"
                 )
         theta, state = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
         return Iterate(iteration, theta, state)
@@ -100,11 +114,13 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
     count = sum(name.startswith("now/") for name in arrays)
     if count != len(template):
         raise ValueError(
-            f"the checkpoint has {count} arrays for parameters and optimiser, this configuration has {len(template)}. "
-            "Was config.toml edited, or optax changed?"
+            f"the checkpoint has {count} arrays for parameters and optimiser, this training has {len(template)}. Is it "
+            "of another system, with another optimiser, or did optax change?"
         )
+    known = {*NUMBERS, "values", "iteration"}
     numbers = [int(n) for n in arrays["past/iteration"]]
     stacks = [arrays[f"past/{i}"] for i in range(count)] if numbers else []
+    rest = (n for n in arrays if n not in known and not n.startswith(("now/", "past/", "estimator/")))
     return State(
         row=int(arrays["row"]),
         now=iterate(int(arrays["iteration"]), [arrays[f"now/{i}"] for i in range(count)]),
@@ -115,12 +131,8 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
         values=arrays["values"].tolist(),
         past=[iterate(n, [stack[j] for stack in stacks]) for j, n in enumerate(numbers)],
         memory={n.removeprefix("estimator/"): v for n, v in arrays.items() if n.startswith("estimator/")},
+        further={n: arrays[n] for n in rest},
     )
-
-
-def copy(state: State) -> State:
-    """A copy whose lists are its own."""
-    return dataclasses.replace(state, values=list(state.values), past=list(state.past))
 
 
 def _leaves(iterate: Iterate) -> list[np.ndarray]:

@@ -1,0 +1,147 @@
+"""J of given parameters, measured afresh, also on a finer time grid: what changes with the step is not physics.
+
+A training may learn to exploit its time grid. Half the step, with everything else as it was, shows it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.averaged import Averaged
+from fluctua.core.ppgt import PPGT
+from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
+from fluctua.core.text import with_error
+from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times, Trajectories
+
+FRESH = 0x4A
+"""Sets the noise of an evaluation apart from that of a training with the same seed."""
+
+
+class Evaluation(NamedTuple):
+    """J with its standard error, the spread of single returns, how many there were, and the mean step."""
+
+    J: float
+    J_stderr: float
+    spread: float
+    trajectories: int
+    dt: float
+
+    def __repr__(self) -> str:
+        return f"J = {with_error(self.J, self.J_stderr)}   {self.trajectories:,} trajectories, Δt = {self.dt:g}"
+
+
+def evaluate(
+    system: Estimator | Substrate,
+    theta: Params,
+    *,
+    count: int = 1000,
+    seed: int = 0,
+    refine: int = 1,
+    objective: Objective | None = None,
+) -> Evaluation:
+    """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are split in `refine`.
+
+    Args:
+        system: an estimator made by `ppgt`, or a `simulator`; other substrates if `refine` is 1, or if they have a
+            method `refined(factor)` that gives the same substrate with smaller steps.
+        theta: parameters, any pytree of floats.
+        count: trajectories.
+        seed: of the noise, which is not that of a training with this seed.
+        refine: how many steps are made of one; 2 measures at Δt/2.
+        objective: what is rewarded; that of the estimator if not given.
+    Returns: an `Evaluation`.
+
+    >>> evaluate(estimator, theta), evaluate(estimator, theta, refine=2)
+
+    """
+    check.count(count, 2)
+    if not isinstance(refine, int) or isinstance(refine, bool) or refine < 1:
+        raise ValueError(f"`refine` must be a whole number, at least 1; got {refine!r}.")
+    substrate, own = parts_of(system)
+    if objective is None and own is None:
+        raise ValueError("a simulator alone does not know what is rewarded: give `objective=`, or the estimator.")
+    rewards = check.objective(objective if objective is not None else own)
+    theta = check.parameters(theta)
+    finer = refined(substrate, refine)
+    key = jax.random.fold_in(jax.random.key(seed), FRESH)
+    if isinstance(finer, Simulator):
+        returns, t = _simulated(finer.recipe, rewards, count, key, theta, finer.times, finer.x0), finer.t
+    else:
+        trajectories = finer(key, theta, count)
+        returns, t = _recorded(rewards, theta, trajectories), trajectories.t
+    values = np.asarray(returns, np.float64)
+    if not np.isfinite(values).all():
+        raise FloatingPointError(
+            f"{int((~np.isfinite(values)).sum())} of {count} returns are not finite at steps of {_mean_step(t):g}."
+        )
+    spread = float(values.std(ddof=1))
+    return Evaluation(float(values.mean()), spread / np.sqrt(count), spread, count, _mean_step(t))
+
+
+def parts_of(system: Any) -> tuple[Any, Any]:
+    """The substrate of an estimator and its objective; of a substrate, itself and None."""
+    inner = system.estimator if isinstance(system, Averaged) else system
+    if isinstance(inner, PPGT):
+        return inner.substrate, inner.method.model.objective
+    return inner, None
+
+
+def can_refine(system: Any) -> bool:
+    """Whether J can be measured with smaller steps."""
+    substrate, objective = parts_of(system)
+    return objective is not None and (isinstance(substrate, Simulator) or hasattr(substrate, "refined"))
+
+
+def refined(substrate: Any, factor: int) -> Any:
+    """The same substrate with every step split into `factor` equal ones."""
+    if factor == 1:
+        return substrate
+    if isinstance(substrate, Simulator):
+        t = np.asarray(substrate.t, np.float64)
+        parts = np.linspace(t[:-1], t[1:], factor, endpoint=False, axis=1).ravel()
+        return substrate._replace(times=check.grid(np.append(parts, t[-1])))
+    if hasattr(substrate, "refined"):
+        return substrate.refined(factor)
+    raise ValueError(
+        f"a {type(substrate).__name__} has the steps that it has: `refine` is for a `simulator`, or for a substrate "
+        "with a method `refined(factor)`."
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _simulated(
+    recipe: Recipe, rewards: Rewards, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+) -> Array:
+    """Returns of fresh trajectories, none of which is kept. (E,)"""
+    ensemble = begin(recipe, count, key, theta, x0)
+    rate = lambda x, t: jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
+
+    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+        x, total = carry
+        total = total + rate(x, step[1]) * step[2]
+        return (advance(recipe, theta, ensemble._replace(x=x), *step), total), None
+
+    nothing = jnp.zeros(count, ensemble.x.dtype)
+    (x, total), _ = jax.lax.scan(body, (ensemble.x, nothing), grid(times))
+    return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
+
+
+def _recorded(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
+    t, x, context = trajectories
+    t, x = jnp.asarray(t), jnp.asarray(x)
+
+    def one(path: Array, context: Any) -> Array:
+        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
+        return jnp.sum(rates * jnp.diff(t)) + rewards.terminal(theta, path[-1], context)
+
+    return jax.vmap(one)(x, context)
+
+
+def _mean_step(t: Array) -> float:
+    return float((np.asarray(t[-1], float) - np.asarray(t[0], float)) / (len(t) - 1))

@@ -1,0 +1,113 @@
+"""`parameters.h5`: θ over the iterations, readable with h5py and xarray alone.
+
+/row, /iteration (L,), and for every array of θ a data set (L, ...); more data sets and attributes describe the system.
+
+HDF5 is not safe against a kill while it writes, and takes the process with it where a write fails. So the file is never
+written in place: it is made in memory, and its bytes take the name when they are complete and on the disk. At 548
+parameters and a record every 10 iterations that is a megabyte for every 5,000 iterations.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from fluctua.store.checkpoint import Damaged, replace
+
+RUN = "run"
+"""Attribute with the fingerprint of the run."""
+
+
+class Point(NamedTuple):
+    """θ at which the estimate of one row was made, its arrays by name."""
+
+    row: int
+    iteration: int
+    theta: Mapping[str, np.ndarray]
+
+
+def create(
+    path: Path, theta: Mapping[str, np.ndarray], run: str, describe: Callable[[h5py.File], None] | None = None
+) -> None:
+    """Write a file without records.
+
+    Args:
+        path: where.
+        theta: arrays like those to come, for names, shapes and types.
+        run: the fingerprint of the run.
+        describe: puts further data sets and attributes into the file.
+
+    """
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        for name in ("row", "iteration"):
+            file.create_dataset(name, (0,), np.int64, maxshape=(None,), chunks=(1024,))
+        for name, array in theta.items():
+            width = max(int(array.size), 1)
+            chunks = (max(1, 2**16 // width), *(max(n, 1) for n in array.shape))
+            file.create_dataset(name, (0, *array.shape), array.dtype, maxshape=(None, *array.shape), chunks=chunks)
+        file.attrs[RUN] = run
+        if describe is not None:
+            describe(file)
+    replace(path, memory.getvalue())
+
+
+def append(path: Path, points: Sequence[Point]) -> None:
+    """Add records at the end."""
+    if not points:
+        return
+
+    def fill(file: h5py.File) -> None:
+        old, new = len(file["iteration"]), len(file["iteration"]) + len(points)
+        for name in ("row", "iteration", *points[0].theta):
+            file[name].resize(new, axis=0)
+            file[name][old:new] = [getattr(p, name) if name in ("row", "iteration") else p.theta[name] for p in points]
+
+    _change(path, fill)
+
+
+def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> None:
+    """Leave the records up to `last_row` that lie on the grid of iterations.
+
+    The last record of a run that ended between two grid points is dropped: a run that was left alone has none.
+    """
+    with _opened(path) as file:
+        lacking = [name for name in ("row", "iteration", *names) if name not in file]
+        if lacking:
+            raise Damaged(f"it lacks {', '.join(lacking)}")
+        stays = (file["row"][:] <= last_row) & (file["iteration"][:] % every == 0)
+    if stays.all():
+        return
+
+    def fill(file: h5py.File) -> None:
+        for name in ("row", "iteration", *names):
+            kept = file[name][:][stays]
+            file[name].resize(len(kept), axis=0)
+            file[name][...] = kept
+
+    _change(path, fill)
+
+
+def owner(path: Path) -> str:
+    """The fingerprint of the run that a file belongs to; empty for one without."""
+    with _opened(path) as file:
+        return str(file.attrs.get(RUN, ""))
+
+
+def _opened(path: Path, memory: io.BytesIO | None = None) -> h5py.File:
+    try:
+        return h5py.File(path, "r") if memory is None else h5py.File(memory, "r+")
+    except OSError as error:
+        raise Damaged(f"it is not a complete HDF5 file ({error})") from None
+
+
+def _change(path: Path, fill: Callable[[h5py.File], None]) -> None:
+    memory = io.BytesIO(path.read_bytes())
+    with _opened(path, memory) as file:
+        fill(file)
+    replace(path, memory.getvalue())
