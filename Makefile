@@ -3,12 +3,13 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(wildcard src/fluctua/tcmt/native/*)
+NATIVE := $(shell find src/fluctua/tcmt/native -name '*.[ch]*')
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test test-long lint docs clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
-	@echo "make test   run the tests"
+	@echo "make test   run the tests, in some 5 minutes on two cores"
+	@echo "make test-long   run the statistical studies and limits of memory that take longer"
 	@echo "make lint   ruff (lint and format), import-linter (layers, cycles) and mypy"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make clean  remove the environment and everything built"
@@ -34,7 +35,10 @@ demo: $(VENV)/.core
 	@$(BIN)/fluctua train demo --out demo --replace
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long"
+
+test-long: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

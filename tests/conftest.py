@@ -1,7 +1,7 @@
 """Tests run in float64, so that tolerances speak of the equations, and each has one fixed seed.
 
-Most of their time would be XLA optimising code that runs once, so here it does not optimise: half of the time. Python
-processes that tests start (the examples, commands, memory) have the compiler as users have it. To have it everywhere:
+Most of their time would be XLA optimising code that runs once, so here it does not optimise, nor in the processes that
+tests start unless they ask for `environment_of_a_user`: half of the time. To have the compiler of users everywhere:
 `XLA_FLAGS= make test`.
 """
 
@@ -12,17 +12,9 @@ import jax
 import pytest
 
 from cuda_device import device  # noqa: F401
+from processes import COMPILE_QUICKLY
 
-
-def _compile_quickly():
-    if "XLA_FLAGS" in os.environ:
-        return
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    jax.devices()  # reads them, once and for all
-    del os.environ["XLA_FLAGS"]
-
-
-_compile_quickly()
+os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)  # read by JAX when it first looks for devices
 jax.config.update("jax_enable_x64", True)
 
 

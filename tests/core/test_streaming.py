@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
+from processes import environment_of_a_user
 
 THETA = {"k": jnp.asarray(0.8), "s": jnp.asarray(0.4)}
 PROCESS = fl.Process(
@@ -95,13 +96,15 @@ print(int(status["VmHWM"].split()[0]) * 1024, float(estimate.value), float(estim
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
 def test_five_thousand_trajectories_of_twenty_thousand_steps_within_600_mebibytes():
     """The libraries take 0.38 GB; the states alone would be 0.4 GB in float32, the scores 0.8 GB.
 
     A second pass replays the noise.
     """
-    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
+    command, environment = [sys.executable, "-c", MEMORY], environment_of_a_user()
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     peak, value, error = map(float, out.split())
     assert peak < 600 * 2**20
     k, q = (

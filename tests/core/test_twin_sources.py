@@ -10,6 +10,7 @@ import pytest
 from test_streaming import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
 import fluctua as fl
+from processes import environment_of_a_user
 
 TWINS = {
     "first order": fl.Twin(batch=10),
@@ -100,10 +101,12 @@ print(int(status["VmHWM"].split()[0]) * 1024, float(g), float(e))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
 def test_a_thousand_trajectories_of_ten_thousand_steps_within_600_mebibytes():
     """The libraries take 0.38 GB; the states alone would be 0.65 GB in float32, those of the twin as much again."""
-    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True).stdout
+    command, environment = [sys.executable, "-c", MEMORY], environment_of_a_user()
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     peak, slope, error = map(float, out.split())
     assert peak < 600 * 2**20
     # J/16 = ∫₀² e^{−2kt} + (q/k)(1 − e^{−2kt}) dt with q = s²/2, differentiated in k at k = 1

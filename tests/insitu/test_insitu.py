@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,7 @@ from fluctua.insitu.instrument.substrate import measured
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
 from problems import flat
+from processes import wait_until
 
 # one Euler step a sample: the score is then exact, and so is what it is compared with
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0)
@@ -292,11 +292,8 @@ def test_going_on_after_a_kill(tmp_path):
         words = (f"tcp://127.0.0.1:{port}", "--out", folder, "--iterations", 1000, "--trajectories", 20,
                  "--probes", 2, "--points", 21)  # fmt: skip
         process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL)
-        until = time.monotonic() + 120
-        while time.monotonic() < until and process.poll() is None:
-            if (folder / "history.csv").exists() and len(history.read(folder / "history.csv")) >= 3:
-                break
-            time.sleep(0.05)
+        rows = folder / "history.csv"
+        wait_until(lambda: rows.exists() and len(history.read(rows)) >= 3, process)
         process.send_signal(signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
         before = history.read(folder / "history.csv")
@@ -319,6 +316,7 @@ def test_going_on_after_a_kill(tmp_path):
 # --------------------------------------------------------------------------------------------- start to end
 
 
+@pytest.mark.long
 def test_training_in_situ_closes_the_gap(tmp_path):
     """A bench of its own, calibrated and trained over its socket, with faults: ≥ 90 % of the true optimum, and more
     than the nominal training."""

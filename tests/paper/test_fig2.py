@@ -124,6 +124,7 @@ def measured(tmp_path_factory):
     return out, done.output
 
 
+@pytest.mark.long
 def test_quick_figure_agrees_with_theory(measured):
     result = properties.read(measured[0])
     assert all(abs(one.z) < 4 for one in result.convergence)
@@ -140,6 +141,7 @@ def test_quick_figure_agrees_with_theory(measured):
     assert result.crossover[0.05].value < result.crossover[0.2].value
 
 
+@pytest.mark.long
 def test_a_panel_that_is_there_is_not_measured_again(measured):
     out, text = measured
     assert "exponent of ΔJ" in text
@@ -158,6 +160,7 @@ def test_a_panel_that_is_there_is_not_measured_again(measured):
     assert "was measured with seed = 0, not 1" in done.output
 
 
+@pytest.mark.long
 def test_the_figure_is_drawn_from_its_tables(measured, tmp_path):
     figure = fig2.draw(properties.read(measured[0]))
     assert_legible(figure)

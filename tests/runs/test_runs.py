@@ -24,6 +24,7 @@ from fluctua.runs.config import PRESETS, changed
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run, rows_of
+from processes import read_until, wait_until, wait_until_busy
 
 CONFIG = changed(PRESETS["demo"], TINY)
 ESCALATING = changed(
@@ -213,13 +214,8 @@ def command(*arguments):
 
 
 def wait_for_row(folder, number, process):
-    while process.poll() is None:
-        try:
-            if (folder / "history.csv").read_text().count("\n") > number:
-                return
-        except OSError:
-            pass
-        time.sleep(0.005)
+    rows = folder / "history.csv"
+    wait_until(lambda: rows.exists() and rows.read_text().count("\n") > number, process)
 
 
 def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(tmp_path):
@@ -268,14 +264,13 @@ def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
     long = ["--set", "ensemble.schedule=steps", "--set", "ensemble.steps=[[0, 4], [3, 50000000]]"]
     process = command("demo", *options, *long, "--baseline", "none", "--out", folder)
     wait_for_row(folder, 2, process)
-    time.sleep(1)  # the next iteration has begun by then; should it not, the first signal alone ends the run
+    wait_until_busy(process, 1.0)  # in the next iteration; should it not be, the first signal alone ends the run
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
+    read_until(process, "once more gives the iteration up")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "once more gives the iteration up" in " ".join(said.split())
-    assert f"Go on with: fluctua train --resume {folder}" in " ".join(said.split())
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert f"Go on with: fluctua train --resume {folder}" in " ".join(printed.split())
     assert len(history.read(folder / "history.csv")) == 3
     assert (folder / "final.npz").exists()
 

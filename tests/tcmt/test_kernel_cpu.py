@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.native import _native
 from kernel_reference import rectangle, simulate
+from processes import wait_until_busy
 
 SEED = 0x1234_5678_9ABC_DEF0  # both halves of the key matter
 ENGINES = _native.engines()
@@ -166,7 +166,7 @@ LONG_RUN = """
 import signal, sys
 sys.path.insert(0, {folder!r})
 from kernel_reference import rectangle
-from fluctua.tcmt import kernel
+from fluctua.tcmt.kernel import run as kernel
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("running", flush=True)
 try:
@@ -181,6 +181,6 @@ def test_an_interrupt_ends_a_long_run():
     code = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "running\n"
-        time.sleep(0.5)
+        wait_until_busy(run)
         run.send_signal(signal.SIGINT)
         assert run.communicate(timeout=60)[0] == "interrupted\n"

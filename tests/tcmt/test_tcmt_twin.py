@@ -40,6 +40,7 @@ def test_linear_network_against_exact_moments(key, order):
         assert np.max(np.abs(slope) / estimate.stderr[name]) > 6, name
 
 
+@pytest.mark.long
 def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
     # χ|ψ|² up to about one, and couplings that are modulated for each trajectory in its own way.
     task = transmission(NETWORK, horizon=2.0, dt=0.04, s=3.0, sigma_kappa=0.4)

@@ -19,6 +19,7 @@ from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.twin import KernelTwin, run_twin
 from fluctua.tcmt.native import _native
 from kernel_reference import rectangle
+from processes import wait_until_busy
 from twin_reference import corrected, curve
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -371,7 +372,7 @@ def test_an_interrupt_ends_a_long_run(sigma):
     text = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"), sigma=sigma)
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "running\n"
-        time.sleep(1.5)
+        wait_until_busy(process)
         process.send_signal(signal.SIGINT)
         begin = time.monotonic()
         assert process.communicate(timeout=60)[0] == "interrupted\n"

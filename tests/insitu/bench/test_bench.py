@@ -21,6 +21,7 @@ from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.session import COMMANDS, MOST_ANSWER, Session
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
+from processes import wait_until
 
 deliver = server.Server._deliver
 SMALL = device.Sheet(rows=2, columns=2, seed=1)
@@ -413,9 +414,7 @@ def test_answers_that_nobody_collects_are_bounded_together(monkeypatch):
         assert lazy[0].readline() == b"1\n"
         for f in lazy:
             f.write(b"FETC?\n")
-        until = time.monotonic() + 60
-        while len(kept) < 9 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: len(kept) >= 9)
         assert ask(port, b"*OPC?") == [b"1\n"]  # a word has room
     assert 32_000_000 < max(kept) < 40_000_000
 

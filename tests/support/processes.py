@@ -1,0 +1,55 @@
+"""Python processes that tests start, and waiting for what they do."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+# XLA optimises code that tests run once; without that their time is halved.
+COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def environment_of_a_user(**variables):
+    """The environment with the compiler as users have it, for numbers to all digits and for memory."""
+    quick = os.environ.get("XLA_FLAGS") == COMPILE_QUICKLY
+    return {name: v for name, v in os.environ.items() if not (quick and name == "XLA_FLAGS")} | variables
+
+
+def wait_until(condition, process=None, seconds=120.0, interval=0.005):
+    """Wait for `condition()` to become true; fail at a deadline, or once `process` has ended without it."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds:g} s"
+        assert process is None or process.poll() is None or condition(), f"the process ended with {process.returncode}"
+        time.sleep(interval)
+
+
+def cpu_seconds(process):
+    """Processor time that a running process has used, of all its threads."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("reads the time of a process from /proc, which is Linux's")
+    assert process.poll() is None, f"the process ended with {process.returncode}"
+    status = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(status[11]) + int(status[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_busy(process, seconds=0.5):
+    """Wait until a process has computed for so long: it is then inside what it said that it would begin."""
+    begin = cpu_seconds(process)
+    wait_until(lambda: cpu_seconds(process) > begin + seconds, process)
+
+
+def read_until(process, words, seconds=60.0):
+    """What a process prints up to `words`, line breaks apart; it is ended at a deadline."""
+    deadline, text = threading.Timer(seconds, process.kill), ""
+    deadline.start()
+    try:
+        while words not in " ".join(text.split()):
+            line = process.stdout.readline()
+            assert line, f"{words!r} is not in {text!r}"
+            text += line
+    finally:
+        deadline.cancel()
+    return text
