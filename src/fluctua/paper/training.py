@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def write(results: Results, folder: Path) -> list[Path]:
     (folder / TRAINED).unlink(missing_ok=True)
     if (t := results.trained) is not None:
         network = t.network
-        arrays = {"sigma_kappa": t.sigma_kappa, "iteration": t.iteration, "bonds": network.bonds,
+        arrays: dict[str, Any] = {"sigma_kappa": t.sigma_kappa, "iteration": t.iteration, "bonds": network.bonds,
                   "positions": network.positions, "lead_sites": network.lead_sites}  # fmt: skip
         for name in FAMILIES:
             arrays[name] = np.asarray(getattr(t, name), np.float32)
@@ -157,10 +157,9 @@ def _read_trained(path: Path) -> Trained:
         a["bonds"], sites=len(a["positions"]), leads=[tcmt.Lead(int(site)) for site in a["lead_sites"]],
         positions=a["positions"],
     )  # fmt: skip
-    return Trained(
-        float(a["sigma_kappa"]), network, a["iteration"], *(a[name] for name in FAMILIES),
-        {name: a[f"{name}_end"] for name in FAMILIES}, Exposure(*(a[f"{name}_exposure"] for name in FAMILIES)),
-    )  # fmt: skip
+    end = {name: a[f"{name}_end"] for name in FAMILIES}
+    seen = Exposure(a["omega_exposure"], a["kappa_exposure"], a["chi_exposure"])
+    return Trained(float(a["sigma_kappa"]), network, a["iteration"], a["omega"], a["kappa"], a["chi"], end, seen)
 
 
 def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
