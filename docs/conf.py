@@ -1,11 +1,35 @@
 project = "fluctua"
 copyright = "The Fluctua developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",  # MathJax comes with the pages: they are read without a network too
+]
+mathjax_path = "mathjax/tex-chtml.js"
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "fluctua"
+html_static_path = ["static"]
+html_css_files = ["fluctua.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+default_role = "literal"
+napoleon_numpy_docstring = False
 exclude_patterns = ["_build"]
 suppress_warnings = ["myst.xref_missing"]
+
+
+def escape_bars(app, what, name, obj, options, lines):
+    """p(x'|x) in a docstring is a density, not a substitution; code stays as it is."""
+    for i, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            parts = line.split("`")
+            lines[i] = "`".join(part.replace("|", r"\|") if k % 2 == 0 else part for k, part in enumerate(parts))
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", escape_bars)
