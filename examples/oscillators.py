@@ -12,14 +12,18 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import numpy as np
 import optax
 from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 import fluctua as fl
 from fluctua.cli.progress import watch
+from fluctua.plot.style import LOOK, WIDTH
 
 SIDE = 4
 SITES = SIDE * SIDE
@@ -90,56 +94,55 @@ def power(theta, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(t), at(RIGHT)[forward].mean(0), at(LEFT)[~forward].mean(0)
 
 
+STRENGTH, DETUNING = Normalize(0, 1.2), Normalize(-2, 2)
+ARROWS, NODES = colormaps["viridis_r"], colormaps["coolwarm"]
+
+
 def draw_network(axes, theta, title: str) -> None:
     where = np.array([((i % SIDE + i // SIDE), (i % SIDE - i // SIDE)) for i in range(SITES)], float)  # corner left
-    strength, shade = np.asarray(theta["coupling"]) / 1.2, colormaps["viridis_r"]
-    for (i, j), s in zip(BONDS, strength, strict=True):
+    for (i, j), coupling in zip(BONDS, np.asarray(theta["coupling"]), strict=True):
+        s = STRENGTH(coupling)
         if s > 0.02:
             axes.add_patch(
                 FancyArrowPatch(
-                    where[i], where[j], connectionstyle="arc3,rad=0.16", arrowstyle="-|>", mutation_scale=5 + 9 * s,
-                    shrinkA=9, shrinkB=9, lw=0.4 + 2.6 * s, color=shade(s),
+                    where[i], where[j], connectionstyle="arc3,rad=0.16", arrowstyle="-|>", mutation_scale=4 + 6 * s,
+                    shrinkA=6, shrinkB=6, lw=0.4 + 1.8 * s, color=ARROWS(s),
                 )
             )  # fmt: skip
     colour = np.asarray(theta["detuning"])
-    axes.scatter(
-        *where.T,
-        s=110,
-        c=colour,
-        cmap="coolwarm",
-        vmin=-2,
-        vmax=2,
-        edgecolors="0.2",
-        linewidths=0.8,
-        zorder=3,
-    )
-    axes.annotate("left", where[LEFT], (-14, 0), textcoords="offset points", ha="right", va="center")
-    axes.annotate("right", where[RIGHT], (14, 0), textcoords="offset points", ha="left", va="center")
+    axes.scatter(*where.T, s=55, c=colour, cmap=NODES, norm=DETUNING, edgecolors="0.2", linewidths=0.6, zorder=3)
+    axes.annotate("left", where[LEFT], (-9, 0), textcoords="offset points", ha="right", va="center")
+    axes.annotate("right", where[RIGHT], (9, 0), textcoords="offset points", ha="left", va="center")
     axes.set(xlim=(-1.4, 7.4), ylim=(-3.6, 3.6), aspect="equal", title=title)
     axes.axis("off")
 
 
 def draw(records) -> Figure:
-    figure = Figure(figsize=(10, 6.6), layout="constrained")
-    axes = figure.subplots(2, 2, height_ratios=[1.35, 1])
-    first, last = records[0].theta, records[-1].next_theta
-    draw_network(axes[0, 0], first, "before: the same both ways")
-    draw_network(axes[0, 1], last, "after: a one-way street")
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
+        axes = figure.subplots(2, 2, height_ratios=[1.35, 1])
+        first, last = records[0].theta, records[-1].next_theta
+        draw_network(axes[0, 0], first, "before: the same both ways")
+        draw_network(axes[0, 1], last, "after: a one-way street")
+        for norm, colours, label in ((STRENGTH, ARROWS, "arrows: coupling"), (DETUNING, NODES, "disks: detuning")):
+            figure.colorbar(ScalarMappable(norm, colours), ax=axes[0, :], label=label, shrink=0.8, aspect=16, pad=0.01)
 
-    value = np.array([r.estimate.value for r in records])
-    error = np.array([r.estimate.value_stderr for r in records])
-    spent = np.array([r.trajectories for r in records])
-    axes[1, 0].fill_between(spent, value - error, value + error, alpha=0.3, lw=0)
-    axes[1, 0].plot(spent, value)
-    axes[1, 0].set(xlabel="trajectories spent", ylabel="J, forward − backward", xlim=(0, spent[-1]))
+        value = np.array([r.estimate.value for r in records])
+        error = np.array([r.estimate.value_stderr for r in records])
+        spent = np.array([r.trajectories for r in records])
+        curve, light = axes[1]
+        curve.fill_between(spent, value - 2 * error, value + 2 * error, alpha=0.3, lw=0, label="± 2 standard errors")
+        curve.plot(spent, value)
+        curve.set(xlabel="trajectories spent", ylabel="$J$, forward − backward", xlim=(0, spent[-1]))
+        curve.legend(loc="lower right")
 
-    for theta, style in ((first, ":"), (last, "-")):
-        when = "before" if style == ":" else "after"
-        t, forward, backward = power(theta)
-        axes[1, 1].plot(t, forward, style, color="C2", label=f"left → right, {when}")
-        axes[1, 1].plot(t, backward, style, color="C3", label=f"right → left, {when}")
-    axes[1, 1].set(xlabel="time (1 / coupling unit)", ylabel="power arriving / driving", xlim=(0, HORIZON))
-    axes[1, 1].legend(frameon=False, fontsize=8)
+        before, after = power(first), power(last)
+        light.plot(before[0], before[1], color="0.6", lw=2.4, label="either way, before")  # the two are alike
+        light.plot(before[0], before[2], color="0.6", lw=2.4)
+        light.plot(after[0], after[1], color="#117733", label="left → right, after")
+        light.plot(after[0], after[2], color="#aa4422", label="right → left, after")
+        light.set(xlabel="time (1 / coupling unit)", ylabel="power arriving / driving", xlim=(0, HORIZON))
+        light.legend(loc="center right")
     return figure
 
 
@@ -152,7 +155,7 @@ if __name__ == "__main__":
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations.")
     history = train(options.iterations, options.count)
-    draw(history).savefig(options.out / "oscillators.png", dpi=150)
+    draw(history).savefig(options.out / "oscillators.png", dpi=200)
     _, forward, backward = power(history[-1].next_theta)
     print(
         f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to {history[-1].estimate.value:+.3f}."

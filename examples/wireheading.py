@@ -57,9 +57,10 @@ def draw(bare: Course, guarded: Course) -> Figure:
         figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
         a, b, c = figure.subplots(1, 3)
         for axes, course, title in ((a, bare, "bare return"), (b, guarded, "dark run subtracted")):
-            axes.plot(course.measured, color="#d55e00", lw=2.2, label="power at the output")
-            axes.plot(course.transmitted, color="#117733", lw=2.2, label="of it transmitted")
-            axes.plot(course.claimed, color="black", lw=0.6, label="return as estimated")
+            iteration = 1 + np.arange(len(course.measured))
+            axes.plot(iteration, course.measured, color="#d55e00", lw=2.6, label="power at the output")
+            axes.plot(iteration, course.transmitted, color="#117733", lw=2.6, label="of it transmitted")
+            axes.plot(iteration, course.claimed, color="black", lw=0.7, label="return as estimated")
             axes.axhline(1, color="0.45", lw=0.8, ls=(0, (4, 2)))
             axes.set(xlabel="iteration", title=title)
         top = 1.45 * max(course.measured.max() for course in (bare, guarded))
@@ -68,8 +69,8 @@ def draw(bare: Course, guarded: Course) -> Figure:
         a.set_ylabel("fraction of the drive's power")
         a.legend(loc="upper left")
         for course, colour, name in ((bare, "#d55e00", "bare"), (guarded, "#117733", "guarded")):
-            c.plot(course.gamma_e[:, 0], color=colour, lw=0.8, ls=(0, (3, 1.5)), label=f"{name}, input")
-            c.plot(course.gamma_e[:, 1], color=colour, label=f"{name}, output")
+            c.plot(iteration, course.gamma_e[:, 0], color=colour, lw=0.8, ls=(0, (3, 1.5)), label=f"{name}, input")
+            c.plot(iteration, course.gamma_e[:, 1], color=colour, label=f"{name}, output")
         c.set(xlabel="iteration", ylabel=r"coupling of the lead $\gamma_e$", ylim=(0, 1.5 * bare.gamma_e.max()))
         c.legend(loc="upper left", ncols=2, columnspacing=0.8, handlelength=1.0, handletextpad=0.4)
         for axes, name in zip((a, b, c), "abc", strict=True):

@@ -104,6 +104,8 @@ def draw_bias(axes: Axes, properties: Properties) -> None:
     axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the inset
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
+    axes.annotate(r"colours as in c; the three $\sigma_\kappa$ nearly coincide", (0.98, 0.03), xycoords="axes fraction",
+                  ha="right", fontsize=7, color="0.35")  # fmt: skip
     inset = axes.inset_axes((0.16, 0.62, 0.37, 0.36))
     for curve in properties.spread.values():
         _points(inset, curve, "-", size=0.8)
