@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fluctua import insitu
-from fluctua.insitu.recording import layout
+from fluctua.insitu.recording import ownership
 from fluctua.insitu.recording.foreign import KNOWN
 
 T = np.array([0.0, 0.1, 0.3])
@@ -219,11 +219,11 @@ def test_a_live_writer_is_not_repaired_away(tmp_path):
 
 def test_checksum_is_that_of_hdf5(tmp_path):
     """lookup3 of the published test vector, and of a superblock that HDF5 wrote."""
-    assert layout.lookup3(b"Four score and seven years ago") == 0x17770551
+    assert ownership.lookup3(b"Four score and seven years ago") == 0x17770551
     with h5py.File(tmp_path / "x.h5", "w", libver=("v110", "v110")) as file:
         file["a"] = 1
     head = (tmp_path / "x.h5").read_bytes()[:48]
-    assert layout.lookup3(head[:44]).to_bytes(4, "little") == head[44:]
+    assert ownership.lookup3(head[:44]).to_bytes(4, "little") == head[44:]
 
 
 # ----------------------------------------------------------------------------------- foreign and damaged

@@ -10,6 +10,10 @@ with the last chunk of a trajectory stored whole, and a checksum and an entry in
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -18,8 +22,8 @@ import numpy as np
 from fluctua.insitu.recording.description import GROUPS, Description
 from fluctua.insitu.recording.layout import chunk_rows
 
-HEAD = 32 * 2**10
-"""Bytes of an empty recording; measured 10 to 20 kB."""
+HEAD = 44 * 2**10
+"""Bytes of an empty recording and of the first chunks of its numbers; measured 10 to 20 kB, and 8 kB each."""
 KEPT = 0.01
 """Share of the disk's free space that is left to others."""
 
@@ -30,12 +34,18 @@ def expected_bytes(description: Description, count: int) -> int:
     >>> expected_bytes(Description(np.arange(1001.0), ("a", "b"), "complex64"), 1000)
     """
     d = description
+    tables = sum(np.asarray(v).nbytes for group in GROUPS for v in getattr(d, group).values() if not isinstance(v, str))
+    return count * trajectory_bytes(d) + HEAD + 2 * tables + d.t.nbytes
+
+
+def trajectory_bytes(description: Description) -> int:
+    """What one trajectory takes, with its share of the index."""
+    d = description
     rows = chunk_rows(d)
     chunks = -(-len(d.t) // rows)
     states = chunks * (rows * len(d.channels) * np.dtype(d.dtype).itemsize + 40)
     context = sum(8 * max(1, int(np.prod(shape))) for shape in (d.context or {}).values())
-    tables = sum(np.asarray(v).nbytes for group in GROUPS for v in getattr(d, group).values() if not isinstance(v, str))
-    return count * (states + context + 64) + HEAD + 2 * tables + d.t.nbytes
+    return states + context + 72
 
 
 def free_bytes(path: str | Path) -> int:
@@ -58,6 +68,42 @@ def check_room(path: str | Path, needed: int, advice: str, *, freed: int = 0) ->
         )
 
 
+def check_limit(path: str | Path, size: int) -> None:
+    """Raise if a file of `size` bytes is larger than this process may write (ulimit -f)."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and size > limit:
+        raise ValueError(
+            f"{path} cannot become {_size(size)} large: files are limited to {_size(limit)} here (ulimit -f). Raise "
+            "that, or record less."
+        )
+
+
+def reserve(descriptor: int, start: int, size: int) -> None:
+    """Take room on the disk for bytes that are to come, without making the file longer; OSError where there is none.
+
+    Where the system or the file system cannot do that, nothing is done.
+    """
+    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if fallocate is None:
+        return
+    keep_size = 1
+    if fallocate(descriptor, keep_size, ctypes.c_longlong(start), ctypes.c_longlong(size)) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(number, os.strerror(number))
+
+
+def make_folder(path: Path) -> None:
+    """The folder that a file is to be in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{path.parent} is a file, not a folder that could hold {path.name}.") from None
+    except OSError as error:
+        raise ValueError(f"{path.parent} cannot be made: {error.strerror}.") from None
+
+
 def _size(count: float) -> str:
     """1.5 GB and the like, decimal as disks are sold."""
     for unit in ("bytes", "kB", "MB", "GB"):
@@ -65,3 +111,14 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk itself."""
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -5,23 +5,18 @@
 /channel     (channel)                     names
 /trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories are complete
 /context/*   (trajectory, …)               what is known of each trajectory
-/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables
-
-A file that is being written is marked in its superblock, and HDF5 refuses to open it in the plain way until the writer
-closes it. A killed writer never does. The mark is one byte; the superblock ends with a checksum (Bob Jenkins' lookup3)
-and holds the length of the file, so both are brought up to date. This is what HDF5's own `h5clear --status
---increment=0` does, without asking anyone to install it.
-
-    offset  0  signature, 8 bytes        offset 12  base address            offset 28  end of file
-    offset  8  version, 3                offset 20  extension               offset 36  root group
-    offset  9  sizes, 8 and 8            offset 11  marks                   offset 44  checksum
+/checksum    (trajectory)                  CRC-32 of its states, and in the upper half of its number and context
+/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables, each with an attribute `checksum`
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
+import math
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -32,6 +27,11 @@ FORMAT, VERSION = "fluctua-recording", 1
 LIBVER = ("v110", "v110")
 """HDF5 1.10's format: the first that can be read while it is written, and after its writer was killed."""
 CHUNK_BYTES = 64 * 2**10
+CHECKSUM = "checksum"
+DEFLATE, SPARE = 1032, 64 * 2**20
+"""As much as compression can shrink data, and bytes that may be declared and not be there."""
+UNWRITTEN = (-1, 0)
+"""In place of a number that was not written: what HDF5 fills with, and a page that a power cut kept from the disk."""
 _TEXT = h5py.string_dtype("utf-8")
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable. {:10d}"
 
@@ -45,12 +45,17 @@ def write_head(file: h5py.File, description: Description) -> None:
         file.attrs[name] = value
     # No checksum where one chunk holds several trajectories: it is written again with each of them, and a kill in the
     # middle would leave a wrong one. Without, the bytes of earlier trajectories are the same before and after.
+    # What such chunks hold is checked by `checksum`, an entry a trajectory.
     trajectory = file.create_dataset("trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1)
+    checksum = file.create_dataset("checksum", (0,), maxshape=(None,), chunks=(1024,), dtype="u8")
     time = file.create_dataset("time", data=d.t)
     channel = file.create_dataset("channel", data=np.array(d.channels, dtype=object), dtype=_TEXT)
     for scale in (trajectory, time, channel):
         scale.make_scale(scale.name.strip("/"))
     time.attrs["units"] = d.time_units
+    checksum.dims[0].attach_scale(trajectory)
+    for data in (time, channel):
+        data.attrs[CHECKSUM] = digest({data.name: data.asstr()[:] if data is channel else data[:]})
     steps, width = len(d.t), len(d.channels)
     dtype, rows = np.dtype(d.dtype), chunk_rows(d)
     x = file.create_dataset(
@@ -85,6 +90,7 @@ def write_table(group: h5py.Group, table: Any) -> None:
             group.create_dataset(name, data=value, dtype=_TEXT)
         else:
             _attach(group, group.create_dataset(name, data=value), 0)
+    group.attrs[CHECKSUM] = digest(read_table(group))
 
 
 def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
@@ -145,76 +151,141 @@ def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
     return {name: d for name, d in group.items() if isinstance(d, h5py.Dataset) and not only(d)}
 
 
-def complete(file: h5py.File) -> int:
-    """How many trajectories are whole: the leading entries of `trajectory` that hold their own number."""
+class Completeness(NamedTuple):
+    """count: leading trajectories that are whole. damage: what a kill cannot have done, in words."""
+
+    count: int
+    damage: tuple[str, ...] = ()
+
+
+def complete(file: h5py.File) -> Completeness:
+    """How many trajectories are whole, by the numbers in `trajectory`, which are written last and in order.
+
+    A kill leaves one unfinished at most, with -1 in place of its number. Any other wrong number is damage to the
+    numbers, and says nothing against the trajectories that it belongs to.
+    """
     index = file["trajectory"][:]
-    wrong = np.flatnonzero(index != np.arange(len(index)))
-    whole = int(wrong[0]) if wrong.size else len(index)
-    lengths = [file["x"].shape[0], *(d.shape[0] for d in _growing(file))]
-    return min(whole, *lengths)
+    right = index == np.arange(len(index))
+    there = right | ~np.isin(index, UNWRITTEN)
+    count = int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+    wrong = np.flatnonzero(~right[:count])
+    damage = [f"entry {n} of /trajectory is {index[n]} and not {n}" for n in wrong[:3]]
+    damage += [f"and {len(wrong) - 3} more of its entries"] if len(wrong) > 3 else []
+    lengths = {data.name: data.shape[0] for data in _growing(file) if data.name not in ("/trajectory", "/checksum")}
+    whole, begun = min(lengths.values()), max(len(index), *lengths.values())
+    if count > whole:
+        short = min(lengths, key=lambda name: lengths[name])
+        damage.append(f"/trajectory counts {count} trajectories and {short} has {whole}")
+    elif count == whole - 1 and _whole_states(file, count):
+        count += 1  # flushed with its checksum; only its number is missing
+    if begun - count > 1:
+        damage.append(f"{begun - count} trajectories at the end have no number, where a kill leaves one at most")
+    return Completeness(min(count, whole), tuple(damage))
+
+
+def _whole_states(file: h5py.File, n: int) -> bool:
+    """Whether trajectory n is as its checksum says, states and context."""
+    if "checksum" not in file or file["checksum"].shape[0] <= n or not file["checksum"][n]:
+        return False
+    rows = {name: data[n] for name, data in _variables(file["context"]).items()} if "context" in file else {}
+    try:
+        return bool(file["checksum"][n] == checksum(n, rows, file["x"][n]))
+    except OSError:  # a chunk that is not as its own checksum says
+        return False
+
+
+def checksum(number: int, context: Mapping[str, Any], x: np.ndarray) -> int:
+    """CRC-32 of the states, and 2³² times that of number and context (`context_checksum`)."""
+    return context_checksum(number, context) << 32 | zlib.crc32(np.ascontiguousarray(x).view(np.uint8))
+
+
+def context_checksum(number: int, context: Mapping[str, Any]) -> int:
+    """CRC-32 of a trajectory's number and of its context, by name."""
+    crc = zlib.crc32(number.to_bytes(8, "little"))
+    for name in sorted(context):
+        crc = zlib.crc32(np.asarray(context[name], "<f8").tobytes(), crc)
+    return crc
+
+
+def digest(table: Mapping[str, Any]) -> str:
+    """SHA-256 of a table, its names, shapes and values."""
+    total = hashlib.sha256()
+    for name in sorted(table):
+        value = table[name]
+        array = np.asarray(value)
+        text = array.dtype.kind in "OUS"
+        raw = "\0".join(map(str, array.ravel())).encode() if text else np.ascontiguousarray(array).tobytes()
+        total.update(f"{name} {array.shape} {'text' if text else array.dtype.str} {len(raw)} ".encode() + raw)
+    return total.hexdigest()
+
+
+def damaged_tables(file: h5py.File) -> list[str]:
+    """The tables and axes that are not as their checksum says; those of files without checksums are not looked at."""
+    values: dict[str, Any] = {name: read_table(file[name]) for name in GROUPS if name in file}
+    values |= {name: {f"/{name}": file[name].asstr()[:] if name == "channel" else file[name][:]}
+               for name in ("time", "channel")}  # fmt: skip
+    return [
+        f"/{name} is not what was written (its checksum differs)"
+        for name, table in values.items()
+        if CHECKSUM in file[name].attrs and file[name].attrs[CHECKSUM] != digest(table)
+    ]
 
 
 def resize(file: h5py.File, count: int) -> None:
     """Make it `count` trajectories long: leave the first ones, or make room."""
     for data in _growing(file):
-        data.resize(count, axis=0)
+        if data.shape[0] != count:
+            data.resize(count, axis=0)
+
+
+def write_number(file: h5py.File, n: int) -> None:
+    """Say that trajectory n is complete. Only what is in the file already may be counted."""
+    index = file["trajectory"]
+    if index.shape[0] <= n:
+        index.resize(n + 1, axis=0)
+    index[n] = n
 
 
 def _growing(file: h5py.File) -> list[h5py.Dataset]:
     context = list(_variables(file["context"]).values()) if "context" in file else []
-    return [file["x"], file["trajectory"], *context]
+    checks = [file["checksum"]] if "checksum" in file else []
+    return [file["x"], file["trajectory"], *checks, *context]
 
 
-# ------------------------------------------------------------------------------------ the mark of a writer
-
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-LENGTH = 48
+# ----------------------------------------------------------------------------------- what a file may point to
 
 
-def marked(path: Path) -> bool:
-    """Whether the file says that somebody is writing it."""
-    head = _head(path)
-    return head is not None and head[11] != 0
+def refuse_elsewhere(file: h5py.File, path: Path) -> None:
+    """Refuse data that lie in another file, and shapes that are far larger than what the file holds.
+
+    HDF5 follows external storage, virtual data sets and external links wherever they point. A shape is a mere number:
+    one of terabytes costs a file nothing and its reader all memory.
+    """
+    groups, seen = [file["/"]], set()
+    while groups:
+        group = groups.pop()
+        address = h5py.h5o.get_info(group.id).addr
+        if address in seen:
+            continue
+        seen.add(address)
+        for name in group:
+            link = group.get(name, getlink=True)
+            where = f"{group.name.rstrip('/')}/{name}"
+            if not isinstance(link, h5py.HardLink):
+                raise ValueError(f"{path}: {where} is a link to {link.path!r}; a recording holds its data itself.")
+            item = group[name]
+            if isinstance(item, h5py.Group):
+                groups.append(item)
+            elif isinstance(item, h5py.Dataset):
+                _refuse_data(item, where, path)
 
 
-def unmark(path: Path) -> None:
-    """Take the mark away. Only for a file whose writer is gone."""
-    head = _head(path)
-    if head is None:
-        raise ValueError(f"{path} has no HDF5 superblock of version 3: it was not written by fluctua.")
-    length = os.path.getsize(path)
-    fresh = head[:11] + b"\0" + head[12:28] + length.to_bytes(8, "little") + head[36:44]
-    with open(path, "r+b") as file:
-        file.write(fresh + lookup3(fresh).to_bytes(4, "little"))
-
-
-def _head(path: Path) -> bytes | None:
-    with open(path, "rb") as file:
-        head = file.read(LENGTH)
-    if len(head) < LENGTH or head[:8] != SIGNATURE or head[8] != 3 or head[9:11] != b"\x08\x08":
-        return None
-    return head
-
-
-def lookup3(data: bytes) -> int:
-    """hashlittle(data, 0), the checksum of HDF5's metadata. 32 bits."""
-    mask = 0xFFFFFFFF
-    rotated = lambda v, k: ((v << k) | (v >> (32 - k))) & mask
-    a = b = c = (0xDEADBEEF + len(data)) & mask
-    words = lambda part: [int.from_bytes(part[k : k + 4], "little") for k in (0, 4, 8)]
-    while len(data) > 12:
-        x, y, z = words(data[:12])
-        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
-        for turn in (4, 6, 8, 16, 19, 4):  # the three words take turns in the same three operations
-            a = ((a - c) & mask) ^ rotated(c, turn)
-            c = (c + b) & mask
-            a, b, c = b, c, a
-        data = data[12:]
-    if not data:
-        return c
-    x, y, z = words(data.ljust(12, b"\0"))
-    a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
-    for turn in (14, 11, 25, 16, 4, 14, 24):
-        c = ((c ^ b) - rotated(b, turn)) & mask
-        a, b, c = b, c, a
-    return b
+def _refuse_data(data: h5py.Dataset, where: str, path: Path) -> None:
+    if data.external or data.is_virtual:
+        raise ValueError(f"{path}: {where} lies in another file; a recording holds its data itself. Copy them into it.")
+    declared, held = math.prod(data.shape or ()) * data.dtype.itemsize, data.id.get_storage_size()
+    if declared > SPARE + DEFLATE * held:
+        raise ValueError(
+            f"{path}: {where} declares {data.shape} numbers, {declared:.3g} bytes, and holds {held:,}: damaged, or "
+            "made to exhaust the memory."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import h5py
 import numpy as np
 
 from fluctua.core.types import Trajectories
-from fluctua.insitu.recording import foreign, layout
+from fluctua.insitu.recording import foreign, layout, ownership
 from fluctua.insitu.recording.description import Description
 
 
@@ -56,7 +57,7 @@ class RecordingFile:
 
     description: the head. count: E, complete trajectories. incomplete: begun and not finished, never shown.
     kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer was killed,
-    or is writing now.
+    or is writing now. damage: what is not as it was written, in words.
     """
 
     def __init__(
@@ -70,10 +71,13 @@ class RecordingFile:
         *,
         incomplete: int = 0,
         interrupted: bool = False,
+        damage: tuple[str, ...] = (),
+        checksums: np.ndarray | None = None,
         file: Any = None,
     ):
         self.path, self.kind, self.description = path, kind, description
         self.count, self.incomplete, self.interrupted = count, incomplete, interrupted
+        self.damage, self._checksums = damage, checksums
         self.x = States(data, count)
         self._context, self._file = context, file
 
@@ -106,7 +110,12 @@ class RecordingFile:
     def _rows(self, first: int, stop: int) -> dict[str, np.ndarray] | None:
         if self._context is None:
             return None
-        return {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
+        rows = {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
+        for n, known in enumerate([] if self._checksums is None else self._checksums[first:stop], first):
+            one = {name: values[n - first] for name, values in rows.items()}
+            if known and layout.context_checksum(n, one) != int(known) >> 32:
+                raise ValueError(f"{self.path} is damaged: the context of trajectory {n} is not what was written.")
+        return rows
 
     def close(self) -> None:
         """Close the file; states that were not loaded are gone."""
@@ -126,14 +135,21 @@ class RecordingFile:
         return f"RecordingFile({str(self.path)!r}: {e} trajectories × {t} times × {m} components, {self.kind})"
 
 
-def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -> RecordingFile:
+def open_recording(
+    path: str | Path, mapping: Mapping[str, str] | None = None, *, damaged: bool = False
+) -> RecordingFile:
     """Open a recording, an .npz or a MATLAB v7.3 file, whatever its name ends in.
 
-    mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time", "parameters.omega": "w0"}; not needed
-    if it follows the naming of docs/recordings.md.
+    Args:
+        path: the file.
+        mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time", "parameters.omega": "w0"}; not needed
+            if it follows the naming of docs/recordings.md.
+        damaged: open a file that is not what was written too; `damage` then says what is wrong. Refused otherwise.
+    Returns: a `RecordingFile`, to be used in a `with`.
 
     >>> with open_recording("run.nc") as recording:
     ...     fluctua.gradient(process, objective, recording.description.theta, recording.trajectories())
+
     """
     path = Path(path)
     if not path.is_file():
@@ -147,16 +163,19 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
             f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB "
             "files of older versions are saved again with save(..., '-v7.3')."
         )
-    marked = layout.marked(path)
+    file, marked = open_hdf5(path)
     try:
-        file = h5py.File(path, "r", swmr=marked)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short.") from None
-    try:
+        layout.refuse_elsewhere(file, path)
         if mapping or file.attrs.get("format") != layout.FORMAT:
             return _foreign(path, foreign.read_hdf5(path, file, mapping or {}), file)
         description = layout.read_head(file, path)
-        count, begun = layout.complete(file), file["x"].shape[0]
+        (count, damage), begun = layout.complete(file), file["x"].shape[0]
+        damage = (*damage, *layout.damaged_tables(file))
+        if damage and not damaged:
+            raise ValueError(
+                f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` says what is whole, "
+                f"and `fluctua convert {path} OUT.nc` copies it."
+            )
         context = {name: file["context"][name] for name in description.context} if description.context else None
         return RecordingFile(
             path,
@@ -167,6 +186,8 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
             context,
             incomplete=begun - count,
             interrupted=marked,
+            damage=damage,
+            checksums=file["checksum"][:count] if "checksum" in file else None,
             file=file,
         )
     except (KeyError, OSError, RuntimeError) as error:
@@ -175,6 +196,23 @@ def open_recording(path: str | Path, mapping: Mapping[str, str] | None = None) -
     except BaseException:
         file.close()
         raise
+
+
+def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
+    """The file for reading, and whether it has the mark of a writer; also if that one was killed in plain mode."""
+    waited = time.monotonic() + 1.0
+    while True:
+        mark = ownership.mark(path)
+        plain = mark and not mark & ownership.SINGLE_WRITER
+        try:
+            if plain:
+                return h5py.File(ownership.Unmarked(path), "r"), True
+            return h5py.File(path, "r", swmr=bool(mark)), bool(mark)
+        except OSError as error:
+            if mark != ownership.mark(path) or (time.monotonic() < waited and ownership.left_behind(path)):
+                time.sleep(0.02)  # a writer is beginning or ending, which takes milliseconds
+                continue
+            raise ValueError(f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short.") from None
 
 
 def _foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
@@ -187,7 +225,7 @@ def _is_hdf5(path: Path) -> bool:
     with open(path, "rb") as file:
         for offset in (0, 512, 1024, 2048):
             file.seek(offset)
-            if file.read(8) == layout.SIGNATURE:
+            if file.read(8) == ownership.SIGNATURE:
                 return True
     return False
 

@@ -13,9 +13,11 @@ that counts is whole, which the tests try with such mixtures.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 import shutil
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,15 +27,27 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import layout
+from fluctua.insitu.recording import layout, ownership
 from fluctua.insitu.recording.description import GROUPS, Description, table_value
-from fluctua.insitu.recording.disk import check_room, expected_bytes
-from fluctua.insitu.recording.reader import open_recording
+from fluctua.insitu.recording.disk import (
+    HEAD,
+    check_limit,
+    check_room,
+    expected_bytes,
+    make_folder,
+    reserve,
+    sync,
+    trajectory_bytes,
+)
+from fluctua.insitu.recording.ownership import Claim
+from fluctua.insitu.recording.reader import open_hdf5, open_recording
 
 FEWER = (
     "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on another disk; "
     "or make room."
 )
+GROWTH = 64 * 2**10
+"""Bytes beside a trajectory that HDF5 may take for its index at once."""
 
 
 class Writer:
@@ -44,13 +58,19 @@ class Writer:
     ...         writer.append(x, {"phase": phase})
     """
 
-    def __init__(self, path: Path, file: h5py.File, description: Description, durable: bool | float = False):
-        if durable is not True and not durable >= 0:
-            raise ValueError(f"`durable` is True, False or the seconds between two syncs; got {durable!r}.")
+    def __init__(
+        self, path: Path, file: h5py.File, description: Description, claim: Claim, durable: bool | float = False
+    ):
         self.path, self.description, self.durable = path, description, durable
-        self._file = file
+        self._file, self._claim = file, claim
         self._synced = time.monotonic()
-        self.count = layout.complete(file)
+        self._reserved = 0
+        self.count = layout.complete(file).count
+        if (self.count and file["trajectory"].shape[0] < self.count) or (
+            self.count and file["trajectory"][self.count - 1] != self.count - 1
+        ):  # fmt: skip
+            layout.write_number(file, self.count - 1)  # of one that was whole when its writer was killed
+            file.flush()
         if durable:
             self._sync()
             sync(path.parent)
@@ -62,32 +82,74 @@ class Writer:
         """
         d, n = self.description, self.count
         states, known = _states(d, x), _context(d, context)
-        data = self._file["x"]
-        data.resize(n + 1, axis=0)
-        data[n] = states
-        for name, value in known.items():
-            rows = self._file["context"][name]
-            rows.resize(n + 1, axis=0)
-            rows[n] = value
-        self._file.flush()
-        due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
-        if due:
-            self._sync()
-        index = self._file["trajectory"]  # after the flush: the number says that what it counts is in the file
-        index.resize(n + 1, axis=0)
-        index[n] = n
-        self._file.flush()
-        if due:
-            self._sync()
+        if not self._file:
+            raise ValueError(f"{self.path} is closed; append_to goes on with it.")
+        self._reserve()
+        try:
+            due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
+            _put(self._file["x"], n, states)
+            for name, value in known.items():
+                _put(self._file["context"][name], n, value)
+            if "checksum" in self._file:
+                _put(self._file["checksum"], n, np.uint64(layout.checksum(n, known, states)))
+            self._file.flush()
+            if due:
+                self._sync()
+            layout.write_number(self._file, n)  # after the flush: what it counts is in the file
+            self._file.flush()
+            if due:
+                self._sync()
+        except OSError as error:
+            self._abandon()
+            raise ValueError(
+                f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in it; make room and go "
+                "on with append_to (--append)."
+            ) from None
         self.count = n + 1
         return n
 
     def close(self) -> None:
         """Leave a file that any HDF5 or netCDF program opens."""
         if self._file:
-            self._file.close()
+            try:
+                self._file.close()
+            except (OSError, RuntimeError) as error:
+                self._abandon()
+                raise ValueError(
+                    f"{self.path} could not be closed: {_reason(error)}. Its {self.count} trajectories are in it."
+                ) from None
             if self.durable:
                 sync(self.path)
+        self._claim.release()
+
+    def _reserve(self) -> None:
+        """Room for one more trajectory, before HDF5 is asked to write it.
+
+        A write that fails in the middle leaves HDF5 with what it can neither write nor forget, and the file with half
+        an index. Where a file system has no room, or a file may not grow further, it says so here.
+        """
+        end = self._file.id.get_filesize()
+        each = trajectory_bytes(self.description) + GROWTH + end // 128
+        if end + each > self._reserved:
+            try:
+                check_limit(self.path, end + each)
+                reserve(self._file.id.get_vfd_handle(), end, each)
+            except OSError as error:
+                raise ValueError(
+                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories are safe; make room and "
+                    "go on with append_to (--append)."
+                ) from None
+            self._reserved = end + each
+
+    def _abandon(self) -> None:
+        """Give the file up as a kill would: what HDF5 still wants to write goes nowhere."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self._file.id.get_vfd_handle())
+        os.close(nowhere)
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            self._file.close()
+        ownership.unmark(self.path)
+        self._claim.release()
 
     def _sync(self) -> None:
         os.fsync(self._file.id.get_vfd_handle())
@@ -117,6 +179,7 @@ def create(
     more often than that, and a cut may take what came since (see docs/recordings.md).
     """
     path = Path(path)
+    _checked(durable)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file for the recording, such as {path / 'run.nc'}.")
     if path.exists() and not replace:
@@ -124,8 +187,14 @@ def create(
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
         check_room(path, expected_bytes(description, trajectories), FEWER, freed=freed)
-    _begin(path, description, [], {})
-    return _growing(path, description, durable)
+    make_folder(path)
+    claim = _claimed(path)
+    try:
+        _begin(path, description, [], {})
+        return _growing(path, description, durable, claim)
+    except BaseException:
+        claim.release()
+        raise
 
 
 def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
@@ -139,27 +208,29 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
     check_room(path, expected_bytes(description, len(x)), FEWER)
     known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
     rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
+    make_folder(path)
     _begin(path, description, [_states(description, one) for one in x], rows)
 
 
 def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{path.parent} is a file, not a folder that could hold {path.name}.") from None
     draft = _draft(path)
+    rows = [{name: leaf[j] for name, leaf in context.items()} for j in range(len(states))]
     try:
+        check_limit(path, expected_bytes(description, len(states)))
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
-            file.attrs["writer"] = _me()
+            file.attrs["writer"] = ownership.this_process()
             layout.resize(file, len(states))  # which makes room as well
             for j, one in enumerate(states):
                 file["x"][j] = one
-            for name, rows in context.items():
-                file["context"][name][:] = rows
+                file["checksum"][j] = np.uint64(layout.checksum(j, rows[j], one))
+            for name, leaf in context.items():
+                file["context"][name][:] = leaf
             file["trajectory"][:] = np.arange(len(states))
         os.replace(draft, path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {_reason(error)}.") from None
     finally:
         draft.unlink(missing_ok=True)
 
@@ -171,45 +242,74 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
     durable: as for `create`.
     """
     path = Path(path)
-    repair(path)
-    with open_recording(path) as recording:
-        if recording.kind != "recording":
-            raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
-        description, more = recording.description, max(0, (trajectories or 0) - recording.count)
-    check_room(path, expected_bytes(description, more) if more else 0, FEWER)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.resize(file, layout.complete(file))
-        file.attrs["writer"] = _me()
-    return _growing(path, description, durable)
+    _checked(durable)
+    claim = _claimed(path)
+    try:
+        description, count = _trimmed(path)
+        more = max(0, (trajectories or 0) - count)
+        check_room(path, expected_bytes(description, more) if more else 0, FEWER)
+        return _growing(path, description, durable, claim)
+    except BaseException:
+        claim.release()
+        raise
 
 
 def repair(path: str | Path, *, force: bool = False) -> bool:
     """Make a recording whose writer was killed an ordinary file again. Returns whether that was needed.
 
-    The trajectory that was being written is dropped. Refuses while the writer is still alive on this machine;
-    `force` is for a writer on another one that is known to be dead.
+    The trajectory that was being written is dropped. Refuses while the writer is still alive; `force` is for a writer
+    on another machine that is known to be dead. A file that is damaged in another way is left as it is.
     """
     path = Path(path)
-    if not _not_being_written(path, force=force):
-        return False
-    layout.unmark(path)
-    with h5py.File(path, "r+", libver=layout.LIBVER) as file:
-        layout.resize(file, layout.complete(file))
-    return True
-
-
-def _not_being_written(path: Path, *, force: bool) -> bool:
-    """Whether the file has the mark of a writer. Refuses if that one is alive, unless `force`."""
+    claim = _claimed(path, force=force)
     try:
-        if not layout.marked(path):
-            return False
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
-    with h5py.File(path, "r", swmr=True) as file:
-        writer = str(file.attrs.get("writer", ""))
-    if not force and _alive(writer):
-        raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
-    return True
+        needed = bool(ownership.mark(path))
+        _trimmed(path)
+    finally:
+        claim.release()
+    return needed
+
+
+def _claimed(path: Path, *, force: bool = False) -> Claim:
+    """The right to write `path`, which may be there or not. Refused while another writer is alive, unless `force`."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file.")
+    killed = ownership.left_behind(path)  # then the lock says whether it lives, and not the name in the file
+    claim = Claim(path)
+    try:
+        if path.exists() and ownership.mark(path) and not killed and not force:
+            file, _ = open_hdf5(path)
+            with file:
+                writer = str(file.attrs.get("writer", ""))
+            if ownership.alive(writer):
+                raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
+    except BaseException as error:
+        claim.release()
+        if isinstance(error, OSError):
+            raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise
+    return claim
+
+
+def _trimmed(path: Path) -> tuple[Description, int]:
+    """Take away what a killed writer left, its mark and the trajectory that it was writing; the head and the count.
+
+    Looked at first: where something else is wrong nothing is changed.
+    """
+    with open_recording(path) as recording:
+        if recording.kind != "recording":
+            raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
+        description, count, left = recording.description, recording.count, recording.incomplete
+    if ownership.mark(path):
+        ownership.unmark(path)
+    with h5py.File(path, "r") as file:
+        numbers = file["trajectory"][:]
+    if left or len(numbers) != count or (count and numbers[-1] != count - 1):
+        with h5py.File(path, "r+", libver=layout.LIBVER) as file:
+            layout.resize(file, count)
+            if count:
+                layout.write_number(file, count - 1)
+    return description, count
 
 
 def _draft(path: Path) -> Path:
@@ -217,30 +317,34 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
-def _growing(path: Path, description: Description, durable: bool | float) -> Writer:
-    file = h5py.File(path, "r+", libver=layout.LIBVER)
-    file.swmr_mode = True
-    return Writer(path, file, description, durable)
-
-
-def _me() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _alive(writer: str) -> bool:
-    """Whether the process that a file names still runs. One on another machine may."""
-    words = writer.split()
-    if len(words) != 4 or words[3] != socket.gethostname():
-        return bool(words)
-    if int(words[1]) == os.getpid():
-        return False  # a writer of this process that was never closed: it is ours to take over
+def _growing(path: Path, description: Description, durable: bool | float, claim: Claim) -> Writer:
     try:
-        os.kill(int(words[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        file = h5py.File(path, "r+", libver=layout.LIBVER)
+    except BlockingIOError:
+        raise ValueError(f"{path} is open in another program. Close it there, or wait for it.") from None
+    file.swmr_mode = True
+    return Writer(path, file, description, claim, durable)
+
+
+def _checked(durable: bool | float) -> None:
+    if durable is not True and not durable >= 0:
+        raise ValueError(f"`durable` is True, False or the seconds between two syncs; got {durable!r}.")
+
+
+def _put(data: h5py.Dataset, n: int, value: Any) -> None:
+    """Row n of what grows."""
+    if data.shape[0] <= n:
+        data.resize(n + 1, axis=0)
+    data[n] = value
+
+
+def _reason(error: BaseException) -> str:
+    """Why a write failed, as the system says; HDF5 has it in the middle of its own words."""
+    number = getattr(error, "errno", None)
+    if number is None and (match := re.search(r"errno = (\d+)", str(error))):
+        number = int(match[1])
+    words = {errno.EFBIG: "a file may not become larger here (ulimit -f, or the file system)"}
+    return words.get(number or 0, os.strerror(number) if number else str(error).splitlines()[0])
 
 
 def _states(d: Description, given: Any) -> np.ndarray:
@@ -282,12 +386,13 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
     values = {k: table_value(k, v, name) for k, v in table.items()}
     path = Path(path).resolve()  # a link stays a link
-    _not_being_written(path, force=False)
-    check_room(path, path.stat().st_size, "A table is written in a copy of the file; make room, or copy it elsewhere.")
-    draft = _draft(path)
+    claim, draft = _claimed(path), _draft(path)
     try:
+        size = path.stat().st_size
+        check_room(path, size, "A table is written in a copy of the file; make room, or copy it elsewhere.")
+        check_limit(path, size + HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values()))
         shutil.copy2(path, draft)
-        repair(draft, force=True)
+        _trimmed(draft)
         with h5py.File(draft, "r+", libver=layout.LIBVER) as file:
             if name in file:
                 del file[name]
@@ -295,16 +400,8 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         sync(draft)
         os.replace(draft, path)
         sync(path.parent)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {_reason(error)}. It is as it was.") from None
     finally:
         draft.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk itself."""
-    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        claim.release()

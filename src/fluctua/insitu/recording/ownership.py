@@ -1,0 +1,183 @@
+"""Who writes a file: HDF5's mark in the superblock, how it is taken away, and the claim of a writer that lives.
+
+A file that is being written is marked in its superblock, and HDF5 refuses to open it in the plain way until the writer
+closes it. A killed writer never does. The mark is one byte, 1 for plain writing and 5 for single-writer mode, of which
+HDF5 reads only the second; the superblock ends with a checksum (Bob Jenkins' lookup3) and holds the length of the file,
+so both are brought up to date. This is what HDF5's own `h5clear --status --increment=0` does, without asking anyone to
+install it.
+
+    offset  0  signature, 8 bytes        offset 12  base address            offset 28  end of file
+    offset  8  version, 3                offset 20  extension               offset 36  root group
+    offset  9  sizes, 8 and 8            offset 11  marks                   offset 44  checksum
+
+A writer that lives holds a lock on a file beside the recording, `.NAME.writer`, with its name in it. The lock goes with
+the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import socket
+from pathlib import Path
+from typing import IO, Any
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+LENGTH = 48
+SINGLE_WRITER = 4
+"""Bit of the mark that says that the file can be read while it is written."""
+
+
+def mark(path: Path) -> int:
+    """0: nobody writes the file. Otherwise somebody does, or was killed while he did."""
+    head = _head(path)
+    return 0 if head is None else head[11]
+
+
+def unmark(path: Path) -> None:
+    """Take the mark away. Only for a file whose writer is gone."""
+    head = _head(path)
+    if head is None:
+        raise ValueError(f"{path} has no HDF5 superblock of version 3: it was not written by fluctua.")
+    with open(path, "r+b") as file:
+        file.write(_without_mark(head, os.path.getsize(path)))
+
+
+class Unmarked(io.RawIOBase):
+    """A file as it would be without its mark, for reading: nothing is changed on the disk."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by `close`
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._head = _without_mark(self._file.read(LENGTH) or b"", self._size)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._at)
+        count = self._file.readinto(buffer) or 0
+        patched = max(0, min(LENGTH - self._at, count))
+        memoryview(buffer)[:patched] = self._head[self._at : self._at + patched]
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Claim:
+    """The right to write a file, held until `release` or the end of the process."""
+
+    def __init__(self, path: Path):
+        self._lock = path.with_name(f".{path.name}.writer")
+        self._file: IO[str] | None = self._taken(path)
+
+    def _taken(self, path: Path) -> IO[str]:
+        while True:
+            try:
+                file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115, held as long as the claim
+            except OSError as error:
+                raise ValueError(f"{path} cannot be written: {error.strerror} ({self._lock.parent}).") from None
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                raise ValueError(f"{path} is being written by {holder}. Wait for it, or stop it first.") from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(file.fileno()).st_ino == os.stat(self._lock).st_ino:
+                    break
+            file.close()  # the one before released it, and took the name away, while we waited
+        file.truncate(0)
+        file.write(this_process())
+        file.flush()
+        return file
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._file is not None:
+            self._lock.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def left_behind(path: Path) -> bool:
+    """Whether a writer of the file was killed: its lock file is still there."""
+    return path.with_name(f".{path.name}.writer").exists()
+
+
+def this_process() -> str:
+    """As a writer is named."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def alive(writer: str) -> bool:
+    """Whether the process that a file names still runs. One on another machine may."""
+    words = writer.split()
+    if len(words) != 4 or words[3] != socket.gethostname():
+        return bool(words)
+    if int(words[1]) == os.getpid():
+        return False  # it holds no claim
+    try:
+        os.kill(int(words[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _without_mark(head: bytes, length: int) -> bytes:
+    fresh = head[:11] + b"\0" + head[12:28] + length.to_bytes(8, "little") + head[36:44]
+    return fresh + lookup3(fresh).to_bytes(4, "little")
+
+
+def _head(path: Path) -> bytes | None:
+    with open(path, "rb") as file:
+        head = file.read(LENGTH)
+    if len(head) < LENGTH or head[:8] != SIGNATURE or head[8] != 3 or head[9:11] != b"\x08\x08":
+        return None
+    return head
+
+
+def lookup3(data: bytes) -> int:
+    """hashlittle(data, 0), the checksum of HDF5's metadata. 32 bits."""
+    mask = 0xFFFFFFFF
+    rotated = lambda v, k: ((v << k) | (v >> (32 - k))) & mask
+    a = b = c = (0xDEADBEEF + len(data)) & mask
+    words = lambda part: [int.from_bytes(part[k : k + 4], "little") for k in (0, 4, 8)]
+    while len(data) > 12:
+        x, y, z = words(data[:12])
+        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+        for turn in (4, 6, 8, 16, 19, 4):  # the three words take turns in the same three operations
+            a = ((a - c) & mask) ^ rotated(c, turn)
+            c = (c + b) & mask
+            a, b, c = b, c, a
+        data = data[12:]
+    if not data:
+        return c
+    x, y, z = words(data.ljust(12, b"\0"))
+    a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+    for turn in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - rotated(b, turn)) & mask
+        a, b, c = b, c, a
+    return b
