@@ -186,7 +186,7 @@ def _dead(x):
     ("spoil", "what", "text"),
     [
         (_nan, "not finite", "trajectory 3 at time index 7, component 1"),
-        (_held, "dropped samples", "1 samples in 1 of 40 trajectories repeat"),
+        (_held, "dropped samples", "1 sample in 1 of 40 trajectories repeats"),
         (_clipped, "clipping", "clipped above"),
         (_drifting, "drift", "between the first and the last 10 trajectories"),
         (_dead, "dead channel", r"x\[2\] never changes"),

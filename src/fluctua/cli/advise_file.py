@@ -41,6 +41,7 @@ def advise_from(
 ) -> None:
     """Measure and print."""
     from fluctua.insitu.advice import advise_file
+    from fluctua.insitu.recording.description import counted
     from fluctua.insitu.recording.model import model_of
     from fluctua.insitu.recording.reader import open_recording
 
@@ -58,7 +59,7 @@ def advise_from(
         typer.echo(json.dumps(plain({"source": source, **found._asdict(), "rate": rate})))
         return
     kind = "complex channels" if d.is_complex else "channels"
-    typer.echo(f"{source}: {shape[0]:,} trajectories × {shape[1]:,} times × {len(d.channels)} {kind}")
+    typer.echo(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
     for line in (*found.said, "", *_repetitions(found, rate), "", *_readout(found, d.components, d.units)):
         typer.echo(line)
     for line in ("", *_interval(found, d.time_units, score, network)):

@@ -9,6 +9,7 @@ from fluctua.cli.advise import advise
 from fluctua.cli.bench import bench
 from fluctua.cli.calibrate import calibrate
 from fluctua.cli.common import paragraphs
+from fluctua.cli.convert import convert
 from fluctua.cli.estimate import estimate
 from fluctua.cli.evaluate import evaluate
 from fluctua.cli.gradient import gradient
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train stochastic physical systems from their own fluctuations.",
 )
-for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, estimate, calibrate):
+for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, convert, estimate, calibrate):
     app.command()(command)
 app.command("virtual-bench")(virtual_bench)
 app.add_typer(insitu.app, name="insitu")

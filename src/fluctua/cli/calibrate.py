@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import mapping, npz_file, parameters, plain, precision
+from fluctua.cli.files import Interval, Map, Rate, Scale, npz_file, opened, parameters, plain, precision
 
 
 def calibrate(
@@ -23,9 +23,10 @@ def calibrate(
     params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
     transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
     bias: Annotated[bool, typer.Option(help="examine the residuals and what they do to the gradient")] = True,
-    map_: Annotated[
-        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
-    ] = None,
+    map_: Map = None,
+    dt: Interval = None,
+    rate: Rate = None,
+    scale: Scale = None,
     out: Annotated[Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")] = None,
     write: Annotated[
         bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
@@ -39,7 +40,6 @@ def calibrate(
     from fluctua.insitu.calibration.fit import calibrate as run
     from fluctua.insitu.calibration.report import describe, describe_gains, describe_knobs
     from fluctua.insitu.recording.model import model_of
-    from fluctua.insitu.recording.reader import open_recording
 
     status = Console(stderr=True).status("opening")
     told: dict[str, Any] = {"files": []}
@@ -49,7 +49,7 @@ def calibrate(
             out = npz_file(out)
         with status:
             for file in files:
-                with open_recording(file, mapping(map_)) as recording:
+                with opened(file, map_, dt, rate, scale) as recording:
                     precision(recording.description.dtype)
                     m = model_of(recording, model, parameters(params))
                     found = run(

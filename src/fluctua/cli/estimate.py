@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import bar, mapping, npz_file, parameters, plain, precision
+from fluctua.cli.files import Interval, Map, Rate, Scale, bar, npz_file, opened, parameters, plain, precision
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
+    file: Annotated[Path, typer.Argument(help="a recording, .npz, .npy, .csv or MATLAB v7.3 file")],
     model: Annotated[
         Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
     ] = None,
@@ -39,9 +39,10 @@ def estimate(
         float | None,
         typer.Option(help="standard deviation of the measurement's own noise to correct for, in place of the file's"),
     ] = None,
-    map_: Annotated[
-        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
-    ] = None,
+    map_: Map = None,
+    dt: Interval = None,
+    rate: Rate = None,
+    scale: Scale = None,
     chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
     out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
@@ -55,7 +56,6 @@ def estimate(
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.estimating import SCORES, estimate_model
     from fluctua.insitu.recording.model import model_of
-    from fluctua.insitu.recording.reader import open_recording
 
     begun = time.perf_counter()
     try:
@@ -67,7 +67,7 @@ def estimate(
             raise ValueError(f"--observation-noise is a standard deviation, 0 or more; got {observation_noise:g}.")
         if out is not None:
             out = npz_file(out)
-        with open_recording(file, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
+        with opened(file, map_, dt, rate, scale) as recording, bar("reading", show=not as_json) as progress:
             precision(recording.description.dtype)
             if params is not None and theta == "calibrated":
                 raise ValueError("--params and --theta calibrated both say what the parameters are: give one of them.")

@@ -6,9 +6,46 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
+
+if TYPE_CHECKING:
+    from fluctua.insitu.recording.reader import RecordingFile
+
+
+Map = Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")]
+Interval = Annotated[float | None, typer.Option("--dt", help="interval of the samples, if the file has no times")]
+Rate = Annotated[float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time")]
+Scale = Annotated[str | None, typer.Option("--scale", help="units a count, for integer samples; or one a channel")]
+
+
+def opened(
+    file: Path,
+    map_: list[str] | None = None,
+    dt: float | None = None,
+    rate: float | None = None,
+    scale: str | None = None,
+    *,
+    damaged: bool = False,
+) -> RecordingFile:
+    """The file as the options say."""
+    from fluctua.insitu.recording.reader import open_recording
+
+    if dt is not None and rate is not None:
+        raise ValueError("--dt and --rate are two ways to say one thing: give one of them.")
+    if rate is not None:
+        if not rate > 0:
+            raise ValueError(f"--rate must be positive; got {rate:g}.")
+        dt = 1 / rate
+    try:
+        each = None if scale is None else [float(word) for word in scale.split(",")]
+    except ValueError:
+        raise ValueError(f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}.") from None
+    return open_recording(
+        file, mapping(map_), dt=dt, scale=each[0] if each and len(each) == 1 else each, damaged=damaged
+    )
 
 
 def mapping(given: list[str] | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import mapping, plain
+from fluctua.cli.files import Interval, Map, Rate, Scale, opened, plain
 
 if TYPE_CHECKING:
     from fluctua.insitu.recording.inspection import Inspection
@@ -19,18 +19,18 @@ SERIOUS = 1
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="a recording, .npz or MATLAB v7.3 file")],
-    map_: Annotated[
-        list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="a recording, .npz, .npy, .csv or MATLAB v7.3 file")],
+    map_: Map = None,
+    dt: Interval = None,
+    rate: Rate = None,
+    scale: Scale = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Summarise a recording and say what is wrong with it. Exit status 1 if something serious is."""
     from fluctua.insitu.recording.inspection import inspect as look
-    from fluctua.insitu.recording.reader import open_recording
 
     try:
-        with open_recording(file, mapping(map_)) as recording:
+        with opened(file, map_, dt, rate, scale, damaged=True) as recording:
             found = look(recording)
             components = recording.description.components
     except EXPECTED as error:
@@ -46,11 +46,13 @@ def inspect(
 
 
 def _print(found: Inspection, components: tuple[str, ...]) -> None:
+    from fluctua.insitu.recording.description import counted
+
     s = found.summary
     units = f", times in {s['time_units']}" if s["time_units"] else ""
     kind = "complex channels" if s["complex"] else "channels"
     typer.echo(f"{s['file']}  ({s['kind']}, {s['dtype']})")
-    typer.echo(f"  {s['trajectories']:,} trajectories × {s['times']:,} times × {len(s['channels'])} {kind}")
+    typer.echo(f"  {counted(s['trajectories'], 'trajectory')} × {s['times']:,} times × {len(s['channels'])} {kind}")
     typer.echo(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
     shapes = [f"{n} ({'×'.join(map(str, v))})" if v else n for n, v in s["parameters"].items()]
     typer.echo(f"  parameters: {', '.join(shapes) or 'none'}")

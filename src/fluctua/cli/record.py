@@ -48,6 +48,7 @@ def record(
 
     Ctrl-C leaves a usable file; the same command with --append goes on exactly where it stopped.
     """
+    from fluctua.insitu.recording.description import counted
     from fluctua.insitu.recording.simulate import describe
     from fluctua.insitu.recording.simulate import record as run
 
@@ -76,7 +77,8 @@ def record(
         fail(str(error))
     size = out.stat().st_size / 1e6
     typer.echo(
-        f"{out}: {trajectories:,} trajectories × {len(head.t):,} times × {len(head.channels)} channels, {size:.1f} MB"
+        f"{out}: {counted(trajectories, 'trajectory')} × {len(head.t):,} times × "
+        f"{counted(len(head.channels), 'channel')}, {size:.1f} MB"
     )
     typer.echo(f"next: fluctua inspect {out}; fluctua estimate {out}; fluctua calibrate {out}")
 

@@ -16,6 +16,7 @@ from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measu
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
+from fluctua.insitu.recording.conversion import Converted, convert
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
 from fluctua.insitu.recording.model import RecordingModel, model_of
@@ -29,6 +30,7 @@ __all__ = [
     "Archive",
     "Batch",
     "Calibration",
+    "Converted",
     "Description",
     "DeviceFit",
     "DriftFit",
@@ -62,6 +64,7 @@ __all__ = [
     "begin",
     "calibrate",
     "connect",
+    "convert",
     "create",
     "describe",
     "estimate",

@@ -110,6 +110,12 @@ def table_value(name: str, value: Any, group: str) -> Any:
     return array
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 trajectory`, `2,000 trajectories`."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def now() -> str:
     """The time as files have it, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,13 +1,20 @@
-"""Trajectories that other programs saved: .npz and MATLAB v7.3, by a naming convention or by a mapping.
+"""Trajectories that other programs saved: .npz, .npy, CSV and MATLAB v7.3, by a naming convention or by a mapping.
 
 Names: `x` (trajectory, time, channel), real or complex; `t` (time); and, if there, `channels`, `units`, `time_units`,
 `provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`, `drive.NAME`, `noise.NAME`. In an .npz the
 dot is part of the name. In MATLAB a table is a struct, and size(x) is [trajectory, time, channel]. A mapping
-{"x": "psi", "parameters.omega": "w0"} says where things are instead.
+{"x": "psi", "parameters.omega": "w0"} says where things are instead. A CSV file has a row a sample: a column `t` or
+`time`, a column `trajectory` or `run` if there are several, and a column for each channel.
+
+A file without times needs `dt`. Samples as an instrument counted them, integers, need `scale`, units a count.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,34 +30,133 @@ TEXTS = ("units", "time_units", "provenance")
 KNOWN = ("x", "t", "channels", *TEXTS)
 
 
+TEXT_FILES = (".csv", ".tsv", ".txt", ".dat")
+TIMES, NUMBERS = ("t", "time"), ("trajectory", "run")
+
+
+class Units(NamedTuple):
+    """What a file does not say of its numbers. dt: interval of its samples. scale: units a count, one or (C,)."""
+
+    dt: float | None = None
+    scale: Any = None
+
+
 class Contents(NamedTuple):
-    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context: {name: (E, …)}."""
+    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context: {name: (E, …)}.
+
+    rails: (2, C), the ends of the range of samples that were counted; None where they were not.
+    """
 
     kind: str
     description: Description
     x: Any
     context: dict[str, np.ndarray] | None
+    rails: np.ndarray | None = None
 
 
-def read_npz(path: Path, mapping: Mapping[str, str]) -> Contents:
+def read_npz(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     """An .npz of plain arrays. Its states are loaded whole: a zip cannot be sliced."""
     try:
+        _check_members(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
-    found = _find(path, list(arrays), mapping)
-    values = {name: arrays[where] for name, where in found.items()}
-    return _contents(path, "npz", values, values["x"])
+    places = _find(path, list(arrays), mapping, needs_times=units.dt is None)
+    values = {name: arrays[where] for name, where in places.items()}
+    return _contents(path, "npz", values, values["x"], units)
 
 
-def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> Contents:
+def _check_members(path: Path) -> None:
+    """The shapes that an .npz declares against the bytes that it has, before memory is taken for them."""
+    whole = 0
+    with zipfile.ZipFile(path) as file:
+        for member in file.infolist():
+            with file.open(member) as stream:
+                version = np.lib.format.read_magic(stream)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+            declared = math.prod(shape) * dtype.itemsize
+            if declared > member.file_size:
+                raise ValueError(f"{member.filename} declares {shape} numbers, {declared:.3g} bytes, and has "
+                                 f"{member.file_size:,}")  # fmt: skip
+            whole += declared
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if whole > memory:
+        raise ValueError(f"it is loaded whole, and {whole:.3g} bytes are more than the memory, {memory:.3g}")
+
+
+def read_npy(path: Path, units: Units) -> Contents:
+    """One array, the states."""
+    try:
+        x = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an .npy of numbers ({error}).") from None
+    if units.dt is None:
+        raise ValueError(f"{path} is an array without times: give the interval of its samples, --dt or --rate.")
+    return _contents(path, "npy", {}, x, units)
+
+
+def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
+    """A table of numbers, a row a sample, with a line of names at its top or without."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = file.readline().strip()
+    delimiter = next((mark for mark in "\t;," if mark in first), None)
+    words = [word.strip().strip('"') for word in first.lstrip("#").split(delimiter)]
+    headed = not all(map(_is_number, words))
+    try:
+        rows = np.loadtxt(path, delimiter=delimiter, skiprows=int(headed and not first.startswith("#")), ndmin=2)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a table of numbers, a row a sample ({error}).") from None
+    names = words if headed else [f"x[{k}]" for k in range(rows.shape[1])]
+    if len(names) != rows.shape[1]:
+        raise ValueError(f"{path} names {len(names)} columns and has {rows.shape[1]}.")
+    columns = dict(zip(names, rows.T, strict=True))
+    for name, where in mapping.items():
+        if name not in ("t", "trajectory") or where not in columns:
+            raise ValueError(f"of a table --map says t=COLUMN and trajectory=COLUMN; got {name}={where}, and it has "
+                             f"{_few(names)}.")  # fmt: skip
+    pick = lambda name, usual: mapping.get(name) or next((n for n in names if n.lower() in usual), None)
+    time, number = pick("t", TIMES), pick("trajectory", NUMBERS)
+    channels = [name for name in names if name not in (time, number)]
+    if time is None and units.dt is None:
+        raise ValueError(f"{path} has no column of times; it has {_few(names)}. Give the interval, --dt or --rate, or "
+                         "say which it is, --map t=COLUMN.")  # fmt: skip
+    if number is not None:
+        new = np.flatnonzero(np.diff(columns[number])) + 1
+    else:  # times that begin again are another trajectory
+        new = np.zeros(0, int) if time is None else np.flatnonzero(np.diff(columns[time]) <= 0) + 1
+    lengths = np.diff([0, *new, len(rows)])
+    if not np.all(lengths == lengths[0]):
+        odd = int(np.argmax(lengths != lengths[0]))
+        raise ValueError(f"{path}: trajectory {odd} has {lengths[odd]} rows and the first {lengths[0]}; all must be of "
+                         "one length.")  # fmt: skip
+    shape = (len(lengths), lengths[0])
+    values: dict[str, Any] = {"channels": channels}
+    if time is not None:
+        times = columns[time].reshape(shape)
+        if not np.allclose(times, times[0], rtol=0, atol=1e-6 * np.ptp(times[0])):
+            raise ValueError(f"{path}: all trajectories must have the times of the first.")
+        values["t"] = times[0]
+    x = np.stack([columns[name] for name in channels], axis=-1).reshape(*shape, len(channels))
+    return _contents(path, "text", values, x, units)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str], units: Units) -> Contents:
     """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping."""
     matlab = file.userblock_size >= 128 and _userblock(path).startswith(b"MATLAB 7.3")
     places: list[str] = []
     file.visititems(lambda name, item: places.append(name) if isinstance(item, h5py.Dataset) else None)
     shown = [name for name in places if not name.startswith("#")]
-    found = _find(path, shown, mapping, separator="/")
+    found = _find(path, shown, mapping, separator="/", needs_times=units.dt is None)
     text: Callable[[Any], Any] = (lambda d: _matlab_text(file, d)) if matlab else (lambda d: d[()])
     values: dict[str, Any] = {}
     for name, where in found.items():
@@ -64,7 +170,7 @@ def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str]) -> Conten
     x = file[found["x"]]
     if (x.dtype.names and set(x.dtype.names) >= {"real", "imag"}) or matlab:
         x = _Reversed(x) if matlab else _Compound(x)
-    return _contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x)
+    return _contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x, units)
 
 
 class _Compound:
@@ -96,7 +202,21 @@ class _Reversed(_Compound):
         return self._values(self._data[full[::-1]]).T
 
 
-def _find(path: Path, places: list[str], mapping: Mapping[str, str], separator: str = ".") -> dict[str, str]:
+class _Scaled:
+    """Counts in their units when sliced. scale: a number or (C,)"""
+
+    def __init__(self, data: Any, scale: np.ndarray):
+        self._data, self._scale = data, scale
+        self.dtype = np.result_type(data.dtype, np.float32)
+        self.shape = data.shape
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return np.asarray(self._data[key]).astype(self.dtype) * self._scale.astype(self.dtype)
+
+
+def _find(
+    path: Path, places: list[str], mapping: Mapping[str, str], separator: str = ".", *, needs_times: bool = True
+) -> dict[str, str]:
     """{our name: place in the file}."""
     for name, where in mapping.items():
         if name not in KNOWN and name.split(".")[0] not in TABLES:
@@ -111,22 +231,29 @@ def _find(path: Path, places: list[str], mapping: Mapping[str, str], separator: 
         name = place.replace(separator, ".") if separator != "." else place
         if name not in found and (name in KNOWN or (name.count(".") == 1 and name.split(".")[0] in TABLES)):
             found[name] = place
-    for name, told in (("x", "the states (trajectory, time, channel)"), ("t", "the times")):
+    wanted = [("x", "the states (trajectory, time, channel)")] + [("t", "the times")] * needs_times
+    for name, meaning in wanted:
         if name not in found:
+            interval = ", or give the interval of the samples, --dt or --rate" if name == "t" else ""
             raise ValueError(
-                f"{path} has no `{name}`, {told}; it has {_few(places)}. Say where they are: --map {name}=PLACE "
-                f"(in Python, mapping={{{name!r}: ...}})."
+                f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: --map {name}=PLACE "
+                f"(in Python, mapping={{{name!r}: ...}}){interval}."
             )
     return found
 
 
-def _contents(path: Path, kind: str, values: dict[str, Any], x: Any) -> Contents:
-    t = np.ravel(values["t"])
+def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Units) -> Contents:
+    if units.dt is None:
+        t = np.ravel(values["t"])
+    elif "t" in values:
+        raise ValueError(f"{path} has times of its own; leave --dt and --rate out.")
+    else:
+        t = np.arange(x.shape[1] if len(x.shape) > 1 else 0) * units.dt
     if len(x.shape) != 3 or x.shape[1] != len(t):
-        hint = " One trajectory is x[None]." if tuple(x.shape[:1]) == (len(t),) else ""
-        raise ValueError(f"{path}: `x` must be (trajectories, {len(t)}, channels) to match `t`; got {x.shape}.{hint}")
-    if x.dtype.kind not in "fc":
-        raise ValueError(f"{path}: `x` must be real or complex floating point; it is {x.dtype}. Scale it to its units.")
+        hint = " One trajectory is x[None], one channel x[..., None]." if len(x.shape) == 2 else ""
+        times = len(t) if len(t) and "t" in values else "times"
+        raise ValueError(f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got {x.shape}.{hint}")
+    x, rails = _scaled(path, x, units.scale)
     names = values.get("channels")
     if names is None:
         names = [f"x[{k}]" for k in range(x.shape[2])]
@@ -156,7 +283,29 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any) -> Contents
         **texts,
         **tables,
     )
-    return Contents(kind, description, x, context)
+    return Contents(kind, description, x, context, rails)
+
+
+def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
+    """The states in their units, and the ends of the range that they were counted in."""
+    if x.dtype.kind not in "fciu":
+        raise ValueError(f"{path}: `x` must be numbers; it is {x.dtype}.")
+    if scale is None:
+        if x.dtype.kind in "iu":
+            raise ValueError(
+                f"{path}: `x` are counts ({x.dtype}); say how many units one is: --scale 0.01, or one a channel."
+            )
+        return x, None
+    each = np.asarray(scale, float)
+    if each.shape not in ((), (1,), (x.shape[2],)) or not np.all(np.isfinite(each) & (each != 0)):
+        raise ValueError(f"{path}: `scale` is a number that is not 0, or one for each of {x.shape[2]} channels; got "
+                         f"{scale}.")  # fmt: skip
+    each = np.broadcast_to(each, (x.shape[2],))
+    scaled = _Scaled(x, each)
+    if x.dtype.kind not in "iu":
+        return scaled, None
+    ends = np.array([np.iinfo(x.dtype).min, np.iinfo(x.dtype).max]).astype(scaled.dtype)
+    return scaled, np.sort(ends[:, None] * each.astype(scaled.dtype), axis=0)
 
 
 def _squeezed(name: str, value: np.ndarray) -> np.ndarray:

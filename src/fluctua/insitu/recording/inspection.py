@@ -6,11 +6,13 @@ clipped, channels that never move, a mean that wanders while the measurement run
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 
+from fluctua.insitu.recording.description import counted
 from fluctua.insitu.recording.reader import RecordingFile
 
 CHUNK_BYTES = 64 * 2**20
@@ -52,17 +54,17 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     """
     d = recording.description
     findings = _whole(recording) + _grid(d.t)
-    seen = _Seen(recording.x.shape[2])
+    seen = _Seen(recording.x.shape[2], recording.rails)
     if recording.count:
         try:
             for chunk in recording.chunks(recording.chunk_size(chunk_bytes)):
                 seen.add(np.asarray(chunk.x))
-        except OSError as error:
-            text = f"the states cannot be read after trajectory {seen.count}: the file is damaged ({error})."
+        except (OSError, ValueError) as error:
+            text = f"what follows trajectory {seen.count} cannot be read: the file is damaged ({error})."
             findings.append(Finding("damaged", True, text))
     if seen.count:
         findings += [*_finite(seen), *_stuck(seen, d.components), *_clipping(seen, d.components)]
-        findings += [*_repeats(seen), *_drift(seen, d.components)]
+        findings += [*_repeats(seen), *_drift(seen, d.components), *_twice(seen, d.components)]
     summary = {
         "file": str(recording.path),
         "kind": recording.kind,
@@ -90,8 +92,10 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
 class _Seen:
     """What is gathered chunk by chunk, per component (M,) or per trajectory (E, …)."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, rails: np.ndarray | None = None):
         self.count, self.samples = 0, 0
+        self.rails, self.railed = rails, np.zeros((2, size), int)
+        self.hashes = [hashlib.blake2b(digest_size=16) for _ in range(size)]
         self.sum, self.square = np.zeros(size), np.zeros(size)
         self.shift: np.ndarray | None = None
         self.bad: list[tuple[int, int, int]] = []  # trajectory, time, component
@@ -120,6 +124,10 @@ class _Seen:
         self.means.append(np.stack([_nanmean(one) for one in later]))
         self.top.add(each)
         self.bottom.add(-each)
+        for k, hashed in enumerate(self.hashes):
+            hashed.update(np.ascontiguousarray(x[:, :, k]).tobytes())
+        if self.rails is not None:
+            self.railed += [(x == end).sum(axis=(0, 1)) for end in self.rails]
         self.count += len(x)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -160,7 +168,7 @@ def _nanmean(x: np.ndarray) -> np.ndarray:
 
 
 def _whole(recording: RecordingFile) -> list[Finding]:
-    found = []
+    found = [Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.") for text in recording.damage]
     if recording.count == 0:
         found.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
     if recording.interrupted:
@@ -170,7 +178,7 @@ def _whole(recording: RecordingFile) -> list[Finding]:
         )
         found.append(Finding("interrupted", False, text))
     if recording.incomplete:
-        text = f"{recording.incomplete} trajectory was cut short and is left out; the others are whole."
+        text = f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the others are whole."
         found.append(Finding("incomplete", False, text))
     if not recording.description.parameters:
         text = "the parameters that were set are not in the file: pass them to `estimate` (--params)."
@@ -208,7 +216,8 @@ def _finite(seen: _Seen) -> list[Finding]:
     j, n, i = seen.bad[0]
     text = (
         f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not finite (the first in "
-        f"trajectory {j} at time index {n}, component {i}). They are never averaged: record again without them."
+        f"trajectory {j} at time index {n}, component {i}). They are never averaged: `fluctua convert --drop` leaves "
+        "such trajectories out."
     )
     return [Finding("not finite", True, text)]
 
@@ -228,6 +237,18 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     """
     moving = seen.moments()[1] > 0
     found = []
+    for side, at in (("below", 0), ("above", 1)):
+        which = np.flatnonzero(seen.railed[at])
+        if which.size:
+            worst = which[np.argmax(seen.railed[at][which])]
+            text = (
+                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
+                f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's range. Lower the gain "
+                "and record again."
+            )
+            found.append(Finding("clipping", True, text))
+    if found:
+        return found
     for side, end, sign in (("above", seen.top, 1), ("below", seen.bottom, -1)):
         piled = (end.times >= CLIPPED) & (end.times > 3 * end.second_times) & moving
         which = np.flatnonzero(piled)
@@ -247,9 +268,10 @@ def _repeats(seen: _Seen) -> list[Finding]:
         return []
     total = sum(n for _, n in seen.repeats)
     text = (
-        f"{total:,} samples in {len(seen.repeats)} of {seen.count} trajectories repeat the one before in every channel "
-        f"(first in trajectory {seen.repeats[0][0]}): an instrument that holds its last value when it misses one. A "
-        "repeated sample is a kick that never was; record again, or drop those trajectories."
+        f"{counted(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories repeat{'s' * (total == 1)} "
+        f"the one before in every channel (first in trajectory {seen.repeats[0][0]}): an instrument that holds its "
+        "last value when it misses one. A repeated sample is a kick that never was; record again, or drop those "
+        "trajectories."
     )
     return [Finding("dropped samples", True, text)]
 
@@ -276,6 +298,23 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
         "The system, or its parameters, were not the same throughout."
     )
     return [Finding("drift", True, text)]
+
+
+def _twice(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+    """Channels that are the same numbers throughout: their noise is one, and the score counts it twice."""
+    groups: dict[bytes, list[int]] = {}
+    for k in np.flatnonzero(seen.moments()[1] > 0):
+        groups.setdefault(seen.hashes[k].digest(), []).append(int(k))
+    return [
+        Finding(
+            "identical channels",
+            True,
+            f"{' and '.join(components[k] for k in same)} are the same numbers in every sample: one cable on two "
+            "inputs? Two components with one noise have no score. Leave one out.",
+        )
+        for same in groups.values()
+        if len(same) > 1
+    ]
 
 
 def _named(which: np.ndarray, components: tuple[str, ...]) -> str:

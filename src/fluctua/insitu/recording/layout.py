@@ -152,9 +152,9 @@ def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
 
 
 class Completeness(NamedTuple):
-    """count: leading trajectories that are whole. damage: what a kill cannot have done, in words."""
+    """whole: how many trajectories are, the leading ones. damage: what a kill cannot have done, in words."""
 
-    count: int
+    whole: int
     damage: tuple[str, ...] = ()
 
 
@@ -196,7 +196,7 @@ def _whole_states(file: h5py.File, n: int) -> bool:
 
 def checksum(number: int, context: Mapping[str, Any], x: np.ndarray) -> int:
     """CRC-32 of the states, and 2³² times that of number and context (`context_checksum`)."""
-    return context_checksum(number, context) << 32 | zlib.crc32(np.ascontiguousarray(x).view(np.uint8))
+    return context_checksum(number, context) << 32 | zlib.crc32(np.ascontiguousarray(x).tobytes())
 
 
 def context_checksum(number: int, context: Mapping[str, Any]) -> int:

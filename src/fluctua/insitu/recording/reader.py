@@ -14,7 +14,7 @@ import numpy as np
 
 from fluctua.core.types import Trajectories
 from fluctua.insitu.recording import foreign, layout, ownership
-from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.description import Description, counted
 
 
 class States:
@@ -58,6 +58,7 @@ class RecordingFile:
     description: the head. count: E, complete trajectories. incomplete: begun and not finished, never shown.
     kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer was killed,
     or is writing now. damage: what is not as it was written, in words.
+    rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where they are not known.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class RecordingFile:
         interrupted: bool = False,
         damage: tuple[str, ...] = (),
         checksums: np.ndarray | None = None,
+        rails: np.ndarray | None = None,
         file: Any = None,
     ):
         self.path, self.kind, self.description = path, kind, description
         self.count, self.incomplete, self.interrupted = count, incomplete, interrupted
-        self.damage, self._checksums = damage, checksums
+        self.damage, self.rails, self._checksums = damage, rails, checksums
         self.x = States(data, count)
         self._context, self._file = context, file
 
@@ -132,18 +134,26 @@ class RecordingFile:
 
     def __repr__(self) -> str:
         e, t, m = self.x.shape
-        return f"RecordingFile({str(self.path)!r}: {e} trajectories × {t} times × {m} components, {self.kind})"
+        count = counted(e, "trajectory")
+        return f"RecordingFile({str(self.path)!r}: {count} × {t} times × {m} components, {self.kind})"
 
 
 def open_recording(
-    path: str | Path, mapping: Mapping[str, str] | None = None, *, damaged: bool = False
+    path: str | Path,
+    mapping: Mapping[str, str] | None = None,
+    *,
+    dt: float | None = None,
+    scale: Any = None,
+    damaged: bool = False,
 ) -> RecordingFile:
-    """Open a recording, an .npz or a MATLAB v7.3 file, whatever its name ends in.
+    """Open a recording, an .npz, .npy or MATLAB v7.3 file whatever its name ends in, or a .csv (.tsv, .txt, .dat).
 
     Args:
         path: the file.
         mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time", "parameters.omega": "w0"}; not needed
             if it follows the naming of docs/recordings.md.
+        dt: interval of the samples of a file that has no times.
+        scale: units a count, for samples that are integers; a number, or one for each channel.
         damaged: open a file that is not what was written too; `damage` then says what is wrong. Refused otherwise.
     Returns: a `RecordingFile`, to be used in a `with`.
 
@@ -156,18 +166,22 @@ def open_recording(
         raise ValueError(f"there is no file {path}." if not path.exists() else f"{path} is a folder, not a recording.")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
+    if dt is not None and not (np.isfinite(dt) and dt > 0):
+        raise ValueError(f"`dt`, the interval of the samples, must be positive; got {dt}.")
+    units = foreign.Units(dt, scale)
     if zipfile.is_zipfile(path):
-        return _foreign(path, foreign.read_npz(path, mapping or {}))
+        return _foreign(path, foreign.read_npz(path, mapping or {}, units))
     if not _is_hdf5(path):
-        raise ValueError(
-            f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {_beginning(path)!r}. MATLAB "
-            "files of older versions are saved again with save(..., '-v7.3')."
-        )
+        return _foreign(path, _plain_file(path, mapping or {}, units))
     file, marked = open_hdf5(path)
     try:
         layout.refuse_elsewhere(file, path)
         if mapping or file.attrs.get("format") != layout.FORMAT:
-            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}), file)
+            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}, units), file)
+        if units != foreign.Units():
+            raise ValueError(
+                f"{path} is a recording, with its own times and units; leave --dt, --rate and --scale out."
+            )
         description = layout.read_head(file, path)
         (count, damage), begun = layout.complete(file), file["x"].shape[0]
         damage = (*damage, *layout.damaged_tables(file))
@@ -216,8 +230,24 @@ def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
 
 
 def _foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
-    kind, description, x, context = contents
-    return RecordingFile(path, kind, description, x, x.shape[0], context, file=file)
+    kind, description, x, context, rails = contents
+    return RecordingFile(path, kind, description, x, x.shape[0], context, rails=rails, file=file)
+
+
+def _plain_file(path: Path, mapping: Mapping[str, str], units: foreign.Units) -> foreign.Contents:
+    """A file that is neither HDF5 nor a whole zip."""
+    beginning = _beginning(path)
+    if beginning.startswith(b"\x93NUMPY"):
+        return foreign.read_npy(path, units)
+    if beginning.startswith(b"PK\x03\x04"):
+        raise ValueError(f"{path} is an .npz that was cut short: its end, which lists what is in it, is missing. Copy "
+                         "or save it again.")  # fmt: skip
+    if path.suffix.lower() in foreign.TEXT_FILES:
+        return foreign.read_text(path, mapping, units)
+    raise ValueError(
+        f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {beginning!r}. MATLAB files of older "
+        "versions are saved again with save(..., '-v7.3'); tables of numbers end in .csv, .tsv, .txt or .dat."
+    )
 
 
 def _is_hdf5(path: Path) -> bool:

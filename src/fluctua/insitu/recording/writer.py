@@ -65,7 +65,10 @@ class Writer:
         self._file, self._claim = file, claim
         self._synced = time.monotonic()
         self._reserved = 0
-        self.count = layout.complete(file).count
+        # held: HDF5 writes what is left of a data set when the last handle goes, and nobody would hear that it failed
+        self._data = {name: file[name] for name in ("x", "trajectory", "checksum") if name in file}
+        self._data |= {f"context/{name}": file["context"][name] for name in description.context or {}}
+        self.count = layout.complete(file).whole
         if (self.count and file["trajectory"].shape[0] < self.count) or (
             self.count and file["trajectory"][self.count - 1] != self.count - 1
         ):  # fmt: skip
@@ -87,19 +90,19 @@ class Writer:
         self._reserve()
         try:
             due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
-            _put(self._file["x"], n, states)
+            _put(self._data["x"], n, states)
             for name, value in known.items():
-                _put(self._file["context"][name], n, value)
-            if "checksum" in self._file:
-                _put(self._file["checksum"], n, np.uint64(layout.checksum(n, known, states)))
+                _put(self._data[f"context/{name}"], n, value)
+            if "checksum" in self._data:
+                _put(self._data["checksum"], n, np.uint64(layout.checksum(n, known, states)))
             self._file.flush()
             if due:
                 self._sync()
-            layout.write_number(self._file, n)  # after the flush: what it counts is in the file
+            _put(self._data["trajectory"], n, n)  # after the flush: what it counts is in the file
             self._file.flush()
             if due:
                 self._sync()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._abandon()
             raise ValueError(
                 f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in it; make room and go "
@@ -112,6 +115,8 @@ class Writer:
         """Leave a file that any HDF5 or netCDF program opens."""
         if self._file:
             try:
+                self._file.flush()  # what fails must fail while the file can still be given up
+                self._data = {}
                 self._file.close()
             except (OSError, RuntimeError) as error:
                 self._abandon()
@@ -143,9 +148,11 @@ class Writer:
 
     def _abandon(self) -> None:
         """Give the file up as a kill would: what HDF5 still wants to write goes nowhere."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, self._file.id.get_vfd_handle())
-        os.close(nowhere)
+        if self._file:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, self._file.id.get_vfd_handle())
+            os.close(nowhere)
+        self._data = {}
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._file.close()
         ownership.unmark(self.path)

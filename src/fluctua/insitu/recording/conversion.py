@@ -1,0 +1,93 @@
+"""Any file of trajectories as a recording, and a sound copy of a damaged one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fluctua.insitu.recording.description import now, software_name
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.writer import Writer, create
+
+
+class Converted(NamedTuple):
+    """kept: trajectories in the copy. dropped: numbers of those with states that are not finite. lost: unreadable."""
+
+    kept: int
+    dropped: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+def convert(
+    recording: RecordingFile,
+    path: str | Path,
+    *,
+    drop: bool = False,
+    parameters: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Converted:
+    """Copy trajectories, one at a time, into a new recording.
+
+    Args:
+        recording: as `open_recording` gives it, with `damaged=True` to save what is whole of a damaged one.
+        path: the recording to write; it must not exist.
+        drop: leave out trajectories with states that are not finite, which are refused otherwise.
+        parameters: θ as it was set, added to what the file says.
+        progress: called with (done, total).
+    Returns: a `Converted`, how many were kept and which were not.
+
+    >>> with open_recording("scope.npy", dt=1e-6, scale=3.05e-4) as recording:
+    ...     convert(recording, "run.nc")
+
+    """
+    d = recording.description
+    origin = f"converted from {recording.path.name} ({recording.kind})"
+    head = dataclasses.replace(
+        d,
+        parameters={**d.parameters, **(parameters or {})},
+        provenance=f"{d.provenance}; {origin}" if d.provenance else origin,
+        software=software_name(),
+        created=now(),
+    )
+    path = Path(path)
+    writer = create(path, head, trajectories=recording.count)
+    try:
+        with writer:
+            dropped, lost = _copied(recording, writer, drop, progress or (lambda done, total: None))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return Converted(writer.count, dropped, lost)
+
+
+def _copied(
+    recording: RecordingFile, writer: Writer, drop: bool, progress: Callable[[int, int], None]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of the trajectories that were dropped, and of those that were lost."""
+    d = recording.description
+    dropped, lost = [], []
+    for n in range(recording.count):
+        progress(n, recording.count)
+        try:
+            one = recording.trajectories(n, n + 1, load=True)
+        except (OSError, ValueError):  # a checksum that differs
+            if recording.kind != "recording":
+                raise
+            lost.append(n)
+            continue
+        x = np.asarray(one.x[0])
+        if not np.isfinite(x).all():
+            if not drop:
+                raise ValueError(
+                    f"trajectory {n} of {recording.path} has states that are not finite; --drop leaves it out."
+                )
+            dropped.append(n)
+            continue
+        if d.is_complex:
+            x = x[:, : len(d.channels)] + 1j * x[:, len(d.channels) :]
+        writer.append(x, None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()})
+    return tuple(dropped), tuple(lost)

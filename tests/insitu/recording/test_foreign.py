@@ -1,0 +1,166 @@
+"""Files of usual instruments: without times, in counts, as arrays and tables; and their conversion."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fluctua import insitu
+from fluctua.cli.app import app
+
+X = np.random.default_rng(0).normal(size=(6, 40, 3)).cumsum(axis=1)
+T = 0.25 * np.arange(40)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def opened(path, **options):
+    with insitu.open_recording(path, **options) as r:
+        return r.description, np.array(r.x[:])
+
+
+def test_times_from_an_interval_or_a_rate(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X)
+    np.save(tmp_path / "a.npy", X)
+    for name in ("a.npz", "a.npy"):
+        with pytest.raises(ValueError, match="--dt or --rate"):
+            insitu.open_recording(tmp_path / name)
+        description, x = opened(tmp_path / name, dt=0.25)
+        np.testing.assert_array_equal(description.t, T)
+        np.testing.assert_array_equal(x, X)
+    for option in (["--dt", 0.25], ["--rate", 4]):
+        done = run("inspect", tmp_path / "a.npy", *option)
+        assert done.exit_code == 0, done.output
+        assert "a sample every 0.25" in done.output
+    assert "give one of them" in run("inspect", tmp_path / "a.npy", "--dt", 1, "--rate", 1).output
+    np.savez(tmp_path / "b.npz", x=X, t=T)
+    with pytest.raises(ValueError, match="has times of its own"):
+        insitu.open_recording(tmp_path / "b.npz", dt=0.25)
+    np.save(tmp_path / "c.npy", X[:, :, 0])
+    with pytest.raises(ValueError, match=r"\(trajectories, times, channels\) .* got \(6, 40\)\. One trajectory"):
+        insitu.open_recording(tmp_path / "c.npy", dt=0.25)
+
+
+def test_counts_get_their_units(tmp_path):
+    counts = np.clip(X * 1000, -32768, 32767).astype(np.int16)
+    np.savez(tmp_path / "a.npz", x=counts, t=T)
+    with pytest.raises(ValueError, match=r"counts \(int16\).*--scale"):
+        insitu.open_recording(tmp_path / "a.npz")
+    description, x = opened(tmp_path / "a.npz", scale=0.001)
+    assert description.dtype == "float32"
+    np.testing.assert_allclose(x, X, atol=0.0011)
+    _, each = opened(tmp_path / "a.npz", scale=[0.001, 0.002, 0.003])
+    np.testing.assert_allclose(each, x * [1, 2, 3], rtol=1e-6)
+    with pytest.raises(ValueError, match="each of 3 channels"):
+        insitu.open_recording(tmp_path / "a.npz", scale=[1.0, 2.0])
+    assert run("inspect", tmp_path / "a.npz", "--scale", "1e-3").exit_code == 0
+    assert "got 'x'" in run("inspect", tmp_path / "a.npz", "--scale", "x").output
+
+
+def test_clipping_is_found_in_counts(tmp_path):
+    """A single sample at the end of the counter's range is clipped; no pile is needed to see that."""
+    counts = (X * 1000).astype(np.int16)
+    counts[2, 7, 1] = 32767
+    np.savez(tmp_path / "a.npz", x=counts, t=T)
+    done = run("inspect", tmp_path / "a.npz", "--scale", "0.001")
+    assert done.exit_code == 1
+    assert "clipped above: x[1]; worst is x[1], 1 sample at the end of the counter's range" in done.output
+
+
+@pytest.mark.parametrize("kind", ["numbered", "restarting", "tabs", "bare"])
+def test_tables_of_numbers(tmp_path, kind):
+    path, t = tmp_path / "a.csv", np.tile(T, 6)
+    flat, number = X.reshape(-1, 3), np.repeat(np.arange(6), 40)
+    columns, names, options = [number, t, *flat.T], "run,time,left,right,top", {}
+    if kind == "restarting":
+        columns, names = columns[1:], "time,left,right,top"
+    if kind == "bare":
+        columns, names, options = list(X[0].T), "", {"dt": 0.25}
+    tab = "\t" if kind == "tabs" else ","
+    np.savetxt(path, np.column_stack(columns), delimiter=tab, header=names.replace(",", tab), comments="", fmt="%.17g")
+    if kind == "bare":
+        path.write_text(path.read_text().lstrip("\n"))
+    description, x = opened(path, **options)
+    assert description.channels == (("left", "right", "top") if names else ("x[0]", "x[1]", "x[2]"))
+    np.testing.assert_array_equal(x, X[:1] if kind == "bare" else X)
+    np.testing.assert_allclose(description.t, T)
+
+
+def test_what_is_wrong_with_a_table(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("left,right\n1,2\n3,4\n")
+    with pytest.raises(ValueError, match="no column of times; it has left, right.*--dt or --rate.*--map t=COLUMN"):
+        insitu.open_recording(path)
+    with pytest.raises(ValueError, match="got t=clock, and it has left, right"):
+        insitu.open_recording(path, {"t": "clock"})
+    path.write_text("run,time,left\n0,0,1\n0,1,2\n0,2,3\n1,0,1\n")
+    with pytest.raises(ValueError, match="trajectory 1 has 1 rows and the first 3"):
+        insitu.open_recording(path)
+    path.write_text("time,left\n0,1\n1,high\n")
+    with pytest.raises(ValueError, match="high"):
+        insitu.open_recording(path)
+
+
+def test_a_cut_npz_is_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, t=T)
+    whole = (tmp_path / "a.npz").read_bytes()
+    for share in (0.1, 0.5, 0.99):
+        (tmp_path / "a.npz").write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ValueError, match="cut short"):
+            insitu.open_recording(tmp_path / "a.npz")
+
+
+# ------------------------------------------------------------------------------------------- conversion
+
+
+def test_convert_and_drop(tmp_path):
+    x = (X + 1j * X[::-1]).astype(np.complex64)
+    x[2, 5, 1] = np.nan
+    np.savez(tmp_path / "a.npz", psi=x, **{"context.phase": np.arange(6.0)})
+    np.savez(tmp_path / "theta.npz", k=0.5)
+    command = ["convert", tmp_path / "a.npz", tmp_path / "r.nc", "--map", "x=psi", "--rate", 4]
+    refused = run(*command)
+    assert refused.exit_code == 2
+    assert "trajectory 2 of" in refused.output
+    assert not (tmp_path / "r.nc").exists()
+    done = run(*command, "--drop", "--params", tmp_path / "theta.npz")
+    assert done.exit_code == 0, done.output
+    assert "5 trajectories of" in done.output
+    assert "dropped, not finite: 1 trajectory (2)" in done.output
+    with insitu.open_recording(tmp_path / "r.nc") as r:
+        assert (r.kind, r.description.dtype, r.count) == ("recording", "complex64", 5)
+        kept = x[[0, 1, 3, 4, 5]]
+        np.testing.assert_array_equal(r.x[:], np.concatenate([kept.real, kept.imag], -1))
+        assert r.context["phase"].tolist() == [0, 1, 3, 4, 5]
+        assert float(r.description.parameters["k"]) == 0.5
+        assert "a.npz (npz)" in r.description.provenance
+
+
+def test_convert_saves_what_is_whole(tmp_path):
+    """A flipped bit in the states of trajectory 3: the other five are copied, and that one is named."""
+    path = tmp_path / "r.nc"
+    insitu.save(path, insitu.Description(T, ("a", "b", "c")), X)
+    data = bytearray(path.read_bytes())
+    data[data.find(X[3, 10].tobytes())] ^= 1
+    path.write_bytes(data)
+    done = run("convert", path, tmp_path / "copy.nc")
+    assert done.exit_code == 0, done.output
+    assert "lost, unreadable: 1 trajectory (3)" in done.output
+    np.testing.assert_array_equal(opened(tmp_path / "copy.nc")[1], X[[0, 1, 2, 4, 5]])
+
+
+def test_two_identical_channels_are_noticed(tmp_path):
+    x = X.copy()
+    x[:, :, 2] = x[:, :, 0]
+    np.savez(tmp_path / "a.npz", x=x, t=T)
+    done = run("inspect", tmp_path / "a.npz")
+    assert done.exit_code == 1
+    assert "x[0] and x[2] are the same numbers" in done.output
+
+
+def test_one_trajectory_is_one(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X[:1], t=T)
+    done = run("inspect", tmp_path / "a.npz")
+    assert "1 trajectory × 40 times" in done.output
+    assert "1 trajectories" not in done.output
