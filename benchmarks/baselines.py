@@ -80,4 +80,4 @@ if __name__ == "__main__":
     text = str(result)
     print(text)
     (ROOT / "results" / "baselines" / "table.txt").write_text(text + "\n")
-    draw(result).savefig(ROOT / "docs" / "images" / "baselines.png", dpi=200)
+    draw(result).savefig(ROOT / "docs" / "images" / "baselines.png", dpi=160)

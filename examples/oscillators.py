@@ -124,8 +124,11 @@ def draw(records) -> Figure:
         first, last = records[0].theta, records[-1].next_theta
         draw_network(axes[0, 0], first, "before: the same both ways")
         draw_network(axes[0, 1], last, "after: a one-way street")
-        for norm, colours, label in ((STRENGTH, ARROWS, "arrows: coupling"), (DETUNING, NODES, "disks: detuning")):
-            figure.colorbar(ScalarMappable(norm, colours), ax=axes[0, :], label=label, shrink=0.8, aspect=16, pad=0.01)
+        keys = ((STRENGTH, ARROWS, "coupling (arrows)"), (DETUNING, NODES, "detuning (disks)"))
+        for place, (norm, colours, label) in zip(axes[0], keys, strict=True):
+            figure.colorbar(
+                ScalarMappable(norm, colours), ax=place, label=label, location="bottom", shrink=0.5, aspect=25
+            )
 
         value = np.array([r.estimate.value for r in records])
         error = np.array([r.estimate.value_stderr for r in records])
@@ -155,7 +158,7 @@ if __name__ == "__main__":
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations.")
     history = train(options.iterations, options.count)
-    draw(history).savefig(options.out / "oscillators.png", dpi=200)
+    draw(history).savefig(options.out / "oscillators.png", dpi=160)
     _, forward, backward = power(history[-1].next_theta)
     print(
         f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to {history[-1].estimate.value:+.3f}."

@@ -89,7 +89,7 @@ if __name__ == "__main__":
     for name, task in (("the bare return", BARE), ("the guarded return", GUARDED)):
         print(f"Training {name}.")
         courses.append(train(task, options.iterations, options.count))
-    draw(*courses).savefig(options.out / "wireheading.png", dpi=200)
+    draw(*courses).savefig(options.out / "wireheading.png", dpi=160)
     for name, course in zip(("bare", "guarded"), courses, strict=True):
         print(f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, of it transmitted "
               f"{course.transmitted[0]:.3f} -> {course.transmitted[-1]:.3f}")  # fmt: skip

@@ -13,9 +13,9 @@ from processes import environment_of_a_user
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments, environment=None):
+def run(*arguments, environment=None, cwd=ROOT):
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -77,6 +77,6 @@ def test_readme_blocks_run_in_order(tmp_path):
     assert len(blocks) >= 3
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks))
-    out = run(script, environment=environment_of_a_user())
+    out = run(script, environment=environment_of_a_user(), cwd=tmp_path)
     printed = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
     assert out.startswith(printed.splitlines()[0])  # J to all the digits shown

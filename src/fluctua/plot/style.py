@@ -32,7 +32,7 @@ LOOK: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
     "pdf.fonttype": 42,  # text stays text
-    "savefig.dpi": 200,
+    "savefig.dpi": 160,
 }
 
 FAMILY = {"omega": "#332288", "kappa": "#117733", "chi": "#882255"}

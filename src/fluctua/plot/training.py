@@ -54,7 +54,7 @@ def learning_curve(axes: Axes, history: History) -> None:
         axes.fill_between(iteration, low, high, **BAND, label="± 2 standard errors")
     axes.plot(iteration, history.J, color=INK)
     axes.set(xlabel="iteration", ylabel="expected return $J$")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.01)
     if seen:
         axes.legend(loc="lower right")
