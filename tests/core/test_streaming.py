@@ -10,16 +10,8 @@ import pytest
 
 import fluctua as fl
 from processes import environment_of_a_user
+from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
-THETA = {"k": jnp.asarray(0.8), "s": jnp.asarray(0.4)}
-PROCESS = fl.Process(
-    drift=lambda theta, x, t, context: -theta["k"] * x + context * jnp.cos(t),
-    noise=lambda theta, x: theta["s"] * jnp.ones_like(x),
-)
-OBJECTIVE = fl.Objective(lambda theta, x, t: jnp.sum(x**2) * theta["k"], lambda theta, x: x[0])
-T = np.r_[np.linspace(0, 1, 13), 1.3, 1.7]
-KEY = jax.random.key(3)
-RUN = fl.simulator(PROCESS, jnp.array([0.3, -0.2]), T, context=lambda key: jax.random.normal(key, (2,)))
 BASELINES = {
     "none": fl.none(),
     "mean": fl.mean(),
@@ -27,17 +19,6 @@ BASELINES = {
     "binned": fl.binned(lambda theta, x: {"k": x[0], "s": x[1]}, bins=4),
     "table": fl.time_only(jnp.linspace(1, 0, len(T))),
 }
-
-
-def same(a, b):
-    for left, right in zip(jax.tree.leaves(a[:-1]), jax.tree.leaves(b[:-1]), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-12)
-    assert a.count == b.count
-
-
-def stored(count):
-    """The trajectories that an estimator with key KEY streams."""
-    return RUN(jax.random.split(KEY)[0], THETA, count)
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 
 import fluctua as fl
+from double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
 from fluctua.core.ppgt import total
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem, tolerance, without_noise_parameters
 

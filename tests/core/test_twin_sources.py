@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_streaming import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
 import fluctua as fl
 from processes import environment_of_a_user
+from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
 TWINS = {
     "first order": fl.Twin(batch=10),

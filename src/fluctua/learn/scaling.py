@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fluctua.core.text import with_error
+
 
 class Measured(NamedTuple):
     """A number and its standard error."""
@@ -19,8 +21,6 @@ class Measured(NamedTuple):
     error: float
 
     def __str__(self) -> str:
-        from fluctua.core.text import with_error
-
         return with_error(self.value, self.error)
 
 
