@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError)
+EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
 """Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its trace."""
 
 

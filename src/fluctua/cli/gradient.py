@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -34,6 +34,7 @@ def gradient(
 
     from fluctua import tcmt
     from fluctua.core.text import describe_estimate
+    from fluctua.runs.evaluate import load_parameters
 
     try:
         network = tcmt.rectangular(*lattice_size(lattice), sigma_w=sigma_w)
@@ -42,7 +43,7 @@ def gradient(
         k_start, k_run = jax.random.split(jax.random.key(seed))
         theta = tcmt.initial_parameters(k_start, network, chi_std=chi_std)
         if params is not None:
-            theta = _parameters(params, network, theta)
+            theta = load_parameters(params, network, theta)
         begun = time.perf_counter()
         estimate = estimator(k_run, theta, trajectories)
         jax.block_until_ready(estimate.gradient)
@@ -73,23 +74,3 @@ def gradient(
         typer.echo(f"  {name:<6} |∇J| = {np.linalg.norm(g):.3g}, typical error {np.sqrt(np.mean(e**2)):.2g}, "
                    f"{clear:.0%} of {g.size} beyond two errors")  # fmt: skip
     typer.echo(f"{seconds:.2f} s on the {backend} backend, {baseline} baseline")
-
-
-def _parameters(path: Path, network: Any, theta: dict[str, Any]) -> dict[str, Any]:
-    """θ with the arrays of an .npz put in place of the initial ones."""
-    import jax.numpy as jnp
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--params: {path} cannot be read as an .npz of plain arrays ({error}).") from None
-    unknown = sorted(set(arrays) - set(theta))
-    if unknown or not arrays:
-        raise ValueError(f"--params holds some of omega, kappa, chi; {path} holds {', '.join(arrays) or 'nothing'}.")
-    for name, array in arrays.items():
-        if array.shape != network.shape(name):
-            raise ValueError(
-                f"--params: `{name}` must have shape {network.shape(name)} for this lattice; got {array.shape}."
-            )
-    return {name: jnp.asarray(arrays.get(name, value), jnp.result_type(float)) for name, value in theta.items()}

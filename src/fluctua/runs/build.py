@@ -15,10 +15,14 @@ from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
 from fluctua.tcmt.fused import Carried
+from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.run import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 
 FAMILIES = ("omega", "kappa", "chi")
+
+
+MOST_STEPS = 10**8
 
 
 class Parts(NamedTuple):
@@ -60,6 +64,12 @@ def make_task(
 ) -> tcmt.Task:
     """The task of a configuration, with other noise or another step where asked."""
     t = config.task
+    steps = t.horizon / (t.dt if dt is None else dt)
+    if not 0 < steps <= MOST_STEPS:
+        raise ValueError(
+            f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is {steps:.3g} steps; at most "
+            f"{MOST_STEPS:,} are run."
+        )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
     return make(
         make_network(config, sigma_w),
@@ -74,6 +84,8 @@ def make_task(
 def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
     """The estimator on the configured backend, which must be resolved."""
     backend, b = config.backend, config.baseline
+    if backend == "cuda":
+        require_cupy()  # here, before a folder is made
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without

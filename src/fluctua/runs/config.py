@@ -26,6 +26,11 @@ def _key(default: Any, rule: Rule, told: str) -> Any:
     return field(**(extra or {"default": default}), metadata={"rule": rule, "told": told})
 
 
+SITES, ENSEMBLE, LARGE = 10_000, 100_000_000, 1e9
+"""More than these are a slip of the pen, and would end in an overflow or without memory: rows and columns of a lattice,
+trajectories of an iteration, times and amplitudes in units of the coupling."""
+
+
 def _section(kind: type) -> Any:
     return field(default_factory=kind)
 
@@ -34,8 +39,8 @@ def _section(kind: type) -> Any:
 class Lattice:
     """A rectangle with leads on opposite corners."""
 
-    rows: int = _key(11, rules.whole(1), "leads sit on opposite corners")
-    columns: int = _key(13, rules.whole(1), "")
+    rows: int = _key(11, rules.whole(1, SITES), "leads sit on opposite corners")
+    columns: int = _key(13, rules.whole(1, SITES), "")
     gamma_e: float = _key(1.0, rules.number(above=0), "coupling of the leads")
     gamma: float = _key(0.02, rules.number(least=0), "radiative loss of every resonator")
 
@@ -45,11 +50,11 @@ class TaskConfig:
     """What is rewarded, and under which noise."""
 
     reward: str = _key("transmission", rules.word("transmission", "isolation"), "time-averaged power fraction")
-    horizon: float = _key(20.0, rules.number(above=0), "T, in units of 1 / coupling")
+    horizon: float = _key(20.0, rules.number(above=0, below=LARGE), "T, in units of 1 / coupling")
     dt: float = _key(1e-3, rules.number(above=0), "Euler-Maruyama step")
     sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
     sigma_kappa: float = _key(0.0, rules.number(least=0), "amplitude of the antagonistic modulation")
-    amplitude: float = _key(10.0, rules.number(above=0), "of the drive, s⁺")
+    amplitude: float = _key(10.0, rules.number(above=0, below=LARGE), "of the drive, s⁺")
     frequency: float = _key(10.0, rules.number(), "of the drive; omega is the detuning from it")
 
 
@@ -79,7 +84,7 @@ class Ensemble:
     """How many trajectories an iteration has."""
 
     schedule: str = _key("fixed", rules.word("fixed", "steps", "escalation"), "which of the keys below count")
-    trajectories: int = _key(1000, rules.whole(2), "fixed: of every iteration")
+    trajectories: int = _key(1000, rules.whole(2, ENSEMBLE), "fixed: of every iteration")
     steps: tuple[tuple[int, int], ...] = _key((), rules.steps(), "steps: [[iteration, trajectories], ...]")
     budgets: tuple[int, ...] = _key(BUDGETS, rules.rising_sizes(), "escalation: one after the other")
     window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_task, resolve_backend
-from fluctua.runs.config import Config
+from fluctua.runs.config import ENSEMBLE, Config
+from fluctua.runs.rules import whole
 from fluctua.tcmt.network import Network
 
-FRESH = 0x4A
-"""Sets the noise of an evaluation apart from that of a training with the same seed."""
+_SEED, _COUNT = whole(0), whole(2, ENSEMBLE)
 
 
 class Measurement(NamedTuple):
@@ -46,9 +48,10 @@ def evaluate(
     """Measure J at θ. What is not given is as in `config`. sigma_w = 0 is allowed: no score is taken."""
     device = resolve_backend(config.backend if backend is None else backend)
     device = "cpu" if device == "jax" else device  # the same noise and the same law, in a fraction of the time
+    _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
     estimator: Any = task.estimator(device, baseline="none")
-    key = jax.random.fold_in(jax.random.key(seed), FRESH)
+    key = jax.random.fold_in(jax.random.key(_SEED("seed", seed)), FRESH)
     begun = time.perf_counter()
     result = estimator.run(key, theta, trajectories, scores=False)
     return Measurement(
@@ -64,18 +67,30 @@ def evaluate(
     )
 
 
-def load_parameters(path: Path, network: Network) -> dict[str, Any]:
-    """Some of omega, kappa, chi from an .npz of plain arrays; the others are the network's own."""
+def load_parameters(path: Path, network: Network, others: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Some of omega, kappa, chi from an .npz of plain arrays.
+
+    Args:
+        path: the file.
+        network: what they belong to.
+        others: those that the file does not hold; the network's own if not given.
+
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it holds one array without a name: numpy.savez(path, omega=..., kappa=..., chi=...)")
+        with file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
-    unknown = sorted(set(given) - set(FAMILIES))
-    if unknown or not given:
-        raise ValueError(f"parameters are some of omega, kappa, chi; {path} holds {', '.join(given) or 'nothing'}.")
-    for name, array in given.items():
+    unknown = sorted(set(arrays) - set(FAMILIES))
+    if unknown or not arrays:
+        raise ValueError(f"parameters are some of omega, kappa, chi; {path} holds {', '.join(arrays) or 'nothing'}.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"`{name}` in {path} must be real numbers; got {array.dtype}.")
         if array.shape != network.shape(name):
             raise ValueError(f"`{name}` must have shape {network.shape(name)} for this lattice; got {array.shape}.")
-    dtype = jnp.result_type(float)
-    return {name: jnp.asarray(given.get(name, getattr(network, name)), dtype) for name in FAMILIES}
+    rest = others or {name: getattr(network, name) for name in FAMILIES}
+    return {name: jnp.asarray(arrays.get(name, rest[name]), jnp.result_type(float)) for name in FAMILIES}

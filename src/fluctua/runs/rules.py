@@ -26,9 +26,11 @@ class Rule(NamedTuple):
         return accepted
 
 
-def whole(least: int) -> Rule:
-    """A whole number."""
-    return Rule(f"a whole number, at least {least:,}", lambda v: v if _is_whole(v) and v >= least else None)
+def whole(least: int, most: int = 2**63 - 1) -> Rule:
+    """A whole number; beyond 2⁶³ none can be stored."""
+    limit = "" if most >= 2**63 - 1 else f" and at most {most:,}"
+    fits = lambda v: _is_whole(v) and least <= v <= most
+    return Rule(f"a whole number, at least {least:,}{limit or ' and below 2⁶³'}", lambda v: v if fits(v) else None)
 
 
 def number(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Rule:
