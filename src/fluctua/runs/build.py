@@ -67,8 +67,8 @@ def make_task(
     steps = t.horizon / (t.dt if dt is None else dt)
     if not 0 < steps <= MOST_STEPS:
         raise ValueError(
-            f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is {steps:.3g} steps; at most "
-            f"{MOST_STEPS:,} are run."
+            f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is {steps:.3g} steps; at "
+            f"most {MOST_STEPS:,} are run."
         )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
     return make(

@@ -143,7 +143,7 @@ class Config:
     preset: str = _key(
         "paper", rules.word("demo", "fast", "paper", "paper-quick"), "where keys that are not given come from"
     )
-    seed: int = _key(0, rules.whole(0), "of the noise, the modulation and the initial Kerr coefficients")
+    seed: int = _key(0, rules.whole(0, rules.SEEDS), "of the noise, the modulation and the initial Kerr coefficients")
     iterations: int = _key(10_000, rules.whole(1), "")
     backend: str = _key("auto", rules.word("auto", "cpu", "cuda", "jax"), "auto: cuda where there is a GPU, else cpu")
     lattice: Lattice = _section(Lattice)

@@ -14,10 +14,10 @@ import numpy as np
 from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_task, resolve_backend
 from fluctua.runs.config import ENSEMBLE, Config
-from fluctua.runs.rules import whole
+from fluctua.runs.rules import SEEDS, whole
 from fluctua.tcmt.network import Network
 
-_SEED, _COUNT = whole(0), whole(2, ENSEMBLE)
+_SEED, _COUNT = whole(0, SEEDS), whole(2, ENSEMBLE)
 
 
 class Measurement(NamedTuple):

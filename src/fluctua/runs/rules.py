@@ -26,11 +26,15 @@ class Rule(NamedTuple):
         return accepted
 
 
-def whole(least: int, most: int = 2**63 - 1) -> Rule:
-    """A whole number; beyond 2⁶³ none can be stored."""
-    limit = "" if most >= 2**63 - 1 else f" and at most {most:,}"
-    fits = lambda v: _is_whole(v) and least <= v <= most
-    return Rule(f"a whole number, at least {least:,}{limit or ' and below 2⁶³'}", lambda v: v if fits(v) else None)
+SEEDS = 2**63 - 1
+"""The largest seed that fits."""
+
+
+def whole(least: int, most: int | None = None) -> Rule:
+    """A whole number."""
+    limit = "" if most is None else f" and at most {most:,}"
+    fits = lambda v: _is_whole(v) and v >= least and (most is None or v <= most)
+    return Rule(f"a whole number, at least {least:,}{limit}", lambda v: v if fits(v) else None)
 
 
 def number(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Rule:
