@@ -10,7 +10,7 @@ import numpy as np
 from fluctua.core.types import Params
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
-from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.run import run
 
 RECORDS = 500
 """Times at which the field is looked at, evenly spread over the horizon."""
@@ -37,11 +37,11 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, bac
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
     spec = kernel_spec(task, theta)
     every = math.ceil(spec.steps / RECORDS)
-    run = kernel.run(
+    done = run(
         spec, seed, count if modulated else 1, backend=backend, noise=False, scores=False, record_every=every
     )
-    assert run.trajectories is not None
-    size = np.abs(run.trajectories[:, :-1].astype(np.complex128))  # (E, R, N); left ends, so the last is not counted
+    assert done.trajectories is not None
+    size = np.abs(done.trajectories[:, :-1].astype(np.complex128))  # (E, R, N); left ends, so the last is not counted
     of = lambda f: f.mean(axis=0).sum(axis=0) * every * spec.dt
     first, second = task.network.bonds.T
     return Exposure(of(size**2), of(size[..., first] * size[..., second]), of(size**4))

@@ -8,7 +8,7 @@ the sum over copies of a network that share one θ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,10 @@ from fluctua.core.twin import Twin, TwinSamples
 from fluctua.core.types import Array, Estimate, Params
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
 from fluctua.tcmt.experiment import Experiment
-from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.spec import KernelSpec
-from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin
+from fluctua.tcmt.kernel.cuda import require_cupy
+from fluctua.tcmt.kernel.options import Binned, KernelSpec, Options
+from fluctua.tcmt.kernel.run import Families, KernelResult, run
+from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin, twin_options
 from fluctua.tcmt.network import parameters
 from fluctua.tcmt.time_step import StabilityWatch
 
@@ -41,9 +42,8 @@ class Fused:
     """The estimator made by `fused`: (key, theta, count) -> Estimate."""
 
     task: Experiment
-    device: str
-    baseline: str | np.ndarray | kernel.Binned | KernelTwin
-    options: dict[str, Any]
+    baseline: str | np.ndarray | Binned | KernelTwin
+    options: Options
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
     @cached_property
@@ -74,7 +74,7 @@ class Fused:
 
     def with_result(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None
-    ) -> tuple[Estimate, kernel.KernelResult | TwinResult]:
+    ) -> tuple[Estimate, KernelResult | TwinResult]:
         """The estimate, and the kernel's result behind it, which holds a `table` for the next: see `next_table`."""
         theta = check.parameters(theta)
         combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
@@ -107,7 +107,7 @@ class Fused:
 
     def run(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
-    ) -> kernel.KernelResult | TwinResult:
+    ) -> KernelResult | TwinResult:
         """The kernel's own result: returns, and trajectories if `record_every` is given.
 
         table: (T+1,), in place of the baseline that this estimator was made with; with a twin, in place of its λ̄.
@@ -117,13 +117,13 @@ class Fused:
         self.watch(self.task, theta)
         spec = kernel_spec(self.task, theta, self.s_plus)
         seed, pilot_seed = estimate_seeds(key)
-        given = {"backend": self.device, **self.options, **options}
         if options.get("samples"):
-            given["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
+            options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
+        chosen = vars(self.options) | options
         if twin:
-            return self._run_twin(twin, spec, seed, theta, count, table, given)
+            return self._run_twin(twin, spec, seed, theta, count, table, chosen)
         baseline = self._baseline(spec, pilot_seed) if table is None else table
-        return kernel.run(spec, seed, count, baseline=baseline, **given)
+        return run(spec, seed, count, baseline=baseline, **chosen)
 
     def _run_twin(
         self,
@@ -135,36 +135,33 @@ class Fused:
         table: np.ndarray | None,
         options: dict[str, Any],
     ) -> TwinResult:
-        for name in ("record_every", "noise", "scores"):
-            if name in options:
-                raise ValueError(f'`{name}` is no option of the twin correction; run with baseline="none" for that.')
         model = None
         if twin.theta is not None:
             model = kernel_spec(self.task, check.parameters(twin.theta(theta)), self.s_plus)
-        _, rank, knows_modulation, own_table, segment = twin
         return run_twin(
             spec,
             seed,
             count,
             twin=model,
-            rank=rank,
-            knows_modulation=knows_modulation,
-            table=own_table if table is None else table,
-            segment=segment,
+            rank=twin.rank,
+            knows_modulation=twin.knows_modulation,
+            table=twin.table if table is None else table,
+            segment=twin.segment,
             **options,
         )
 
-    def _baseline(self, spec: KernelSpec, seed: int) -> Any:
+    def _baseline(self, spec: KernelSpec, seed: int) -> np.ndarray | Binned | None:
         if not isinstance(self.baseline, str):
+            assert not isinstance(self.baseline, KernelTwin)
             return self.baseline
         if self.baseline == "time":
-            shared = {k: v for k, v in self.options.items() if k in ("dtype", "threads", "engine")}
-            pilot = kernel.run(spec, seed, PILOT, backend=self.device, scores=False, **shared)
-            return pilot.mean_return_to_go
+            o = self.options
+            pilot = Options(o.backend, o.dtype, o.threads, scores=False, engine=o.engine)
+            return run(spec, seed, PILOT, **vars(pilot)).mean_return_to_go
         return None
 
 
-def next_table(result: kernel.KernelResult | TwinResult) -> np.ndarray:
+def next_table(result: KernelResult | TwinResult) -> np.ndarray:
     """What a run has measured for the baseline of the next, (T+1,): the mean return-to-go, or with a twin that of Λ."""
     return result.mean_lambda if isinstance(result, TwinResult) else result.mean_return_to_go
 
@@ -208,16 +205,16 @@ def fused(
     task: Experiment,
     *,
     device: str,
-    baseline: str | Baseline | kernel.Binned | KernelTwin | Twin | np.ndarray = "time",
+    baseline: str | Baseline | Binned | KernelTwin | Twin | np.ndarray = "time",
     **options: Any,
 ) -> Fused:
     """An estimator of a task on the "cpu" or "cuda" kernels.
 
     baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
-    iteration, say), "binned" (the paper's, re-sorted every 100 steps), or `kernel.Binned(bins, every, group)`; every=1
+    iteration, say), "binned" (the paper's, re-sorted every 100 steps), or `Binned(bins, every, group)`; every=1
     and a group as large as the ensemble is the paper's to the letter. "twin" or a `KernelTwin`: the twin correction,
     in which a digital twin of the network says what to expect, at 100 to 3,000 times less variance. options: those of
-    `kernel.run`.
+    `Options`.
 
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
     reference bins by their sum. Both are unbiased.
@@ -240,14 +237,37 @@ def fused(
     elif isinstance(baseline, str) and baseline not in ("none", "time", "binned", "twin"):
         raise ValueError(f'`baseline` must be "none", "time", "binned", "twin" or a table (T+1,); got {baseline!r}.')
     if isinstance(baseline, str) and baseline == "binned":
-        baseline = kernel.Binned()
+        baseline = Binned()
     if isinstance(baseline, str) and baseline == "twin":
         baseline = KernelTwin()
     if isinstance(baseline, Twin):
         baseline = _kernel_twin(task, baseline)
-    if not isinstance(baseline, str | kernel.Binned | KernelTwin):
-        baseline = np.asarray(baseline, np.float64)
-    return Fused(task, device, baseline, options)
+    if not isinstance(baseline, str | Binned | KernelTwin):
+        baseline = _table(task, baseline)
+    if isinstance(baseline, KernelTwin) and baseline.rank > task.simulated.sites:
+        raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {baseline.rank}.")
+    return Fused(task, baseline, _options(device, isinstance(baseline, KernelTwin), options))
+
+
+def _options(device: str, is_twin: bool, options: dict[str, Any]) -> Options:
+    """Options of an estimator: what is wrong, or missing on this machine, is said before the first call."""
+    names = [f.name for f in fields(Options) if f.name not in ("backend", "noise", "scores")]
+    unknown = sorted(options.keys() - set(names))
+    if unknown:
+        raise TypeError(f'backend="{device}" has no option {", ".join(unknown)}; it has {", ".join(names)}.')
+    chosen = twin_options(backend=device, **options) if is_twin else Options(backend=device, **options)
+    if device == "cuda":
+        require_cupy()
+    return chosen
+
+
+def _table(task: Experiment, baseline: Any) -> np.ndarray:
+    table = np.asarray(baseline, np.float64)
+    if table.shape != task.t.shape:
+        raise ValueError(f"a table is the mean return-to-go at each time, {task.t.shape}; got {table.shape}.")
+    if not np.isfinite(table).all():
+        raise ValueError("the table of the mean return-to-go holds a value that is not finite.")
+    return table
 
 
 def _kernel_twin(task: Experiment, twin: Twin) -> KernelTwin:
@@ -302,7 +322,7 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
     )
 
 
-def per_trajectory(task: Experiment, theta: Params, columns: kernel.Families) -> Params:
+def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params:
     """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum over copies."""
     of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
     if columns.damping is not None:
@@ -313,12 +333,12 @@ def per_trajectory(task: Experiment, theta: Params, columns: kernel.Families) ->
     }
 
 
-def _samples(task: Experiment, theta: Params, result: kernel.KernelResult | TwinResult) -> Samples:
+def _samples(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
     assert result.samples is not None
     return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
 
 
-def _rates(task: Experiment, theta: Params, columns: kernel.Families) -> dict[str, np.ndarray]:
+def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.ndarray]:
     """∂/∂γ_e and ∂/∂γ from damping Γ, ln Q, the drive f = D s⁺ and the output gain D, with D = w√(2γ_e)."""
     network, repeated = task.simulated, _repeated(task, theta)
     p = {name: np.asarray(value, np.float64) for name, value in parameters(network, repeated).items()}
@@ -345,8 +365,8 @@ def _uniform_step(t: np.ndarray) -> float:
     return float(t[-1] - t[0]) / (len(t) - 1)
 
 
-def _estimate(theta: Params, result: kernel.KernelResult | TwinResult) -> Estimate:
-    def pick(families: kernel.Families | None) -> Params:
+def _estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
+    def pick(families: Families | None) -> Params:
         return {n: jnp.asarray(getattr(families, n), jnp.asarray(v).dtype) for n, v in theta.items()}
 
     parts = (pick(result.gradient), pick(result.stderr), pick(result.second_moment))

@@ -1,22 +1,21 @@
 """The paper's binned baseline on the GPU: the returns first, then the same noise again, in lockstep.
 
 Some steps at a time, every trajectory is replayed into a buffer [step][site][trajectory]
-(`native/replay.cu`), and every site with its upper bonds settles those steps against the baseline
-(`native/columns.cu`). Bins are sorted afresh every `Binned.every` steps.
+(`native/cuda/replay.cu`), and every site with its upper bonds settles those steps against the baseline
+(`native/cuda/columns.cu`). Bins are sorted afresh every `Binned.every` steps.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fluctua.tcmt.kernel.cuda import Device, lay_out
-from fluctua.tcmt.kernel.spec import KernelSpec
-
-if TYPE_CHECKING:
-    from fluctua.tcmt.kernel.run import Binned, KernelResult, Options
+from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
+from fluctua.tcmt.kernel.cuda import Device, address, lay_out, refuse, require_cupy
+from fluctua.tcmt.kernel.layout import plan_of
+from fluctua.tcmt.kernel.options import Binned, Ensemble
 
 BUFFER_BYTES = 128 * 2**20
 MOST_SLOTS = 50
@@ -29,32 +28,33 @@ SHARED_SCORES = 40 * 1024
 BIN_BLOCKS = 2
 
 
-def run_binned(cp: Any, spec: KernelSpec, o: Options) -> KernelResult:
-    """`kernel.run` with `Binned` on the current CuPy device."""
-    from fluctua.tcmt.kernel import run as kernel
-
-    assert o.binned is not None
-    first_pass = o._replace(scores=False, samples=False, binned=None)
-    second = Second(cp, spec, o, kernel.flat(spec, first_pass))
+def run(e: Ensemble) -> Sums:
+    """Both passes on the current CuPy device."""
+    cp = require_cupy()
+    refuse(e)
+    second = Second(cp, e)
     out = second.returns()
-    if out["overflow"][0] < 0:
+    if out.overflow[0] < 0:
         if second.general or not second.settle():
             second.settle(general=True)
-        out["moments"], out["samples"] = second.moments()
-    return kernel.result(spec, o, out)
+        out.moments, out.samples = second.moments()
+    return out
 
 
 class Second:
     """The second pass of one run; owns its buffers on the device."""
 
-    def __init__(self, cp: Any, spec: KernelSpec, o: Options, flat: dict[str, Any]) -> None:
-        assert o.binned is not None
-        self.cp, self.spec, self.o, self.binned = cp, spec, o, o.binned
-        self.real = np.dtype(o.dtype)
-        e, n = o.trajectories, spec.omega.size
+    def __init__(self, cp: Any, ensemble: Ensemble) -> None:
+        assert ensemble.binned is not None
+        self.cp, self.ensemble, self.binned = cp, ensemble, ensemble.binned
+        self.real = ensemble.options.real
+        first_pass = ensemble.replace(scores=False, samples=False, binned=None)
+        plan, bins = plan_of(first_pass), self.binned.bins
+        self.plan = plan
+        e, n = ensemble.count, plan.sites
         self.size = 1 << (e - 1).bit_length()
         attributes = cp.cuda.Device().attributes
-        self.sort_bytes = max(self.size * self.real.itemsize, 32 * o.binned.bins * 4)
+        self.sort_bytes = max(self.size * self.real.itemsize, 32 * bins * 4)
         if self.sort_bytes + 4096 > attributes["MaxSharedMemoryPerBlockOptin"]:
             raise ValueError(
                 f"{e} trajectories are more than the GPU can sort into bins at once. Estimate in parts with "
@@ -65,29 +65,28 @@ class Second:
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
-        self.slots = int(np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, o.binned.every, spec.steps)))
-        if max(self.slots * n, 2 * n + len(spec.bonds)) * e >= 2**31:
+        self.slots = int(np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, self.binned.every, plan.steps)))
+        if max(self.slots * n, 2 * n + plan.bonds) * e >= 2**31:
             raise ValueError(f"{e} trajectories of {n} resonators are too many at once. Estimate in parts.")
         self.copies = int(np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4)))
         self.column_bytes = weights if self.weights_shared else 0
         # A warp owns a bin: registers for an even share of the trajectories, and a few more for ties.
-        self.members = -(-(-(-e // o.binned.bins) + 2) // 32)
+        self.members = -(-(-(-e // bins) + 2) // 32)
         self.batch = int(np.clip(SHARED_SCORES // (5 * e * self.real.itemsize), 1, 4))
         self.score_bytes = self.batch * 5 * e * self.real.itemsize
         fits = self.score_bytes <= attributes["MaxSharedMemoryPerBlockOptin"] - 1024
-        self.general = self.members > MOST_MEMBERS or o.binned.bins > 32 or not fits
+        self.general = self.members > MOST_MEMBERS or bins > 32 or not fits
         self.members = min(self.members, MOST_MEMBERS)
-        layout = lay_out(n, flat)
+        layout = lay_out(plan)
         self.together = 4 if 4 * layout.threads <= 1024 else 1  # trajectories a block of the replay
         buffers = 4 * layout.rows * self.real.itemsize  # two states of a trajectory
         self.region = -(-buffers // 128) * 128 + 32 if self.together > 1 else buffers
-        poly = 3 * len(spec.bonds) * self.real.itemsize if spec.harmonics else 0
+        poly = 3 * plan.bonds * self.real.itemsize if plan.harmonics else 0
         self.replay_bytes = self.together * (self.region + poly)
         self.device = Device(
             cp,
-            spec,
-            o._replace(scores=False, samples=False, binned=None),
-            flat,
+            first_pass,
+            plan,
             SOURCES,
             {
                 "COLUMN_THREADS": self.threads,
@@ -99,68 +98,58 @@ class Second:
                 "REPLAY_BLOCKS": 2 if self.together > 1 else 1,
                 "MEMBERS": self.members,
                 "BATCH": self.batch,
-                "BIN_THREADS": min(32 * o.binned.bins, 1024),
+                "BIN_THREADS": min(32 * bins, 1024),
                 "BIN_BLOCKS": BIN_BLOCKS if self.members <= 2 else 1,
                 "Key": "u32" if self.real.itemsize == 4 else "u64",
                 "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
             },
         )
 
-    def returns(self) -> dict[str, Any]:
+    def returns(self) -> Sums:
         """The first pass."""
-        from fluctua.tcmt.kernel import run as kernel
-
-        spec, o = self.spec, self.o
-        records = spec.steps // o.record_every + 1 if o.record_every else 0
-        self.reward_sum = self.cp.zeros(spec.steps)
-        self.part = self.device.launch(o.first, o.trajectories, self.reward_sum, records)
+        e = self.ensemble
+        out = Sums.empty(e)
+        self.reward_sum = self.cp.zeros(self.plan.steps)
+        self.part = self.device.launch(e.first, e.count, self.reward_sum, e.records)
         bad = np.flatnonzero(self.part.overflow.get())
         if bad.size:
-            kernel.explain_overflow(spec, o, o.first + int(bad[0]))
-        return {
-            "returns": self.part.returns.get(),
-            "reward_sum": self.reward_sum.get(),
-            "record": self.part.record.get() if records else None,
-            "overflow": np.full(2, -1, np.int64),
-        }
+            out.overflow[0] = e.first + int(bad[0])
+        out.returns, out.reward_sum = self.part.returns.get(), self.reward_sum.get()
+        if out.record is not None:
+            out.record = self.part.record.get()
+        return out
 
     def settle(self, general: bool = False) -> bool:
         """Replay, sort into bins and settle, over all steps.
 
         general: with the kernel that takes bins of any size. False if the faster one met a bin it cannot settle.
         """
-        from fluctua.tcmt.kernel.run import mean_to_go
-
-        cp, spec, o, device, e = self.cp, self.spec, self.o, self.device, self.o.trajectories
-        n, b, bins = spec.omega.size, len(spec.bonds), self.binned.bins
+        cp, plan, device, e = self.cp, self.plan, self.device, self.ensemble.count
+        n, b, bins = plan.sites, plan.bonds, self.binned.bins
         empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
         centre = cp.asarray(mean_to_go(self.reward_sum.get(), e))
-        replayed = [
-            empty((e, n, 2)),
-            empty(e, np.float64),
-            self.part.returns,
-            centre,
-            empty((self.slots, n, e, 4)),
-            empty((self.slots, e)),
-            empty((e, 2 * spec.harmonics * b)),
-        ]
-        upper_start, upper_site = (
-            cp.asarray(device.flat["upper_start"]),
-            cp.asarray(device.flat["upper_site"]),
-        )
-        settled = [
-            upper_start,
-            upper_site,
-            empty((n + b, e), np.uint32),
-            empty((n + b, e), np.uint32),
-            empty((n + b, bins + 1), np.int32),
-            self.gradient,
-            empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
-        ]
-        for name, arrays in (("c_replay", replayed), ("c_settled", settled)):
-            device.set_constant(name, np.array([a.data.ptr for a in arrays], np.uint64))
-        lower = np.repeat(np.arange(n), np.diff(device.flat["upper_start"]))
+        replayed = {
+            "state": empty((e, n, 2)),
+            "c": empty(e, np.float64),
+            "returns": self.part.returns,
+            "centre": centre,
+            "quad": empty((self.slots, n, e, 4)),
+            "to_go": empty((self.slots, e)),
+            "waves": empty((e, 2 * plan.harmonics * b)),
+        }
+        settled = {
+            "upper_start": cp.asarray(plan.upper_start),
+            "upper_site": cp.asarray(plan.upper_site),
+            "place": empty((n + b, e), np.uint32),
+            "order": empty((n + b, e), np.uint32),
+            "offset": empty((n + b, bins + 1), np.int32),
+            "gradient": self.gradient,
+            "weights": empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
+        }
+        device.set_block("c_replay", "Replayed", **{name: address(v) for name, v in replayed.items()})
+        device.set_block("c_settled", "Settled", **{name: address(v) for name, v in settled.items()})
+        lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
         columns = cp.asarray(np.concatenate([np.arange(n), lower]).astype(np.int32))
 
         f = device.module.get_function
@@ -175,17 +164,16 @@ class Second:
         for kernel, size in sizes:
             if 32 * 1024 < size <= limit:
                 kernel.max_dynamic_shared_size_bytes = size
-        piece = np.int32(device.flat["modulation_steps"] if spec.harmonics else 32)
-        scale = self.real.type(device.flat["modulation_scale"])
+        scale = self.real.type(plan.modulation_scale)
         sorters = int(np.clip(self.size // 2, 32, 1024))
         every = self.binned.every
-        unfit = cp.zeros(-(-spec.steps // every), np.int32)
-        items = cp.asarray(work_items(device.flat["upper_start"]))
-        for begin, end in schedule(spec.steps, self.binned, self.slots):
+        unfit = cp.zeros(-(-plan.steps // every), np.int32)
+        items = cp.asarray(work_items(plan.upper_start))
+        for begin, end in schedule(plan.steps, self.binned, self.slots):
             replay(
                 (-(-e // self.together),),
                 (device.layout.threads * self.together,),
-                (np.uint32(o.first), np.int32(e), np.int32(begin), np.int32(end), piece, scale),
+                (np.uint32(self.ensemble.first), np.int32(e), np.int32(begin), np.int32(end), device.piece, scale),
                 shared_mem=self.replay_bytes,
             )
             if begin % every == 0:
@@ -202,11 +190,11 @@ class Second:
                     ),
                     shared_mem=self.sort_bytes,
                 )
-            given = (np.int32(e), np.int32(end - begin), np.int32(bins))
+            lengths = (np.int32(e), np.int32(end - begin), np.int32(bins))
             if general or begin < every:  # at the start all states are equal: one bin holds everything
-                by_column((n, self.copies), (self.threads,), given, shared_mem=self.column_bytes)
+                by_column((n, self.copies), (self.threads,), lengths, shared_mem=self.column_bytes)
             else:
-                by_bin((len(items), self.copies), (32 * bins,), (items, *given), shared_mem=self.score_bytes)
+                by_bin((len(items), self.copies), (32 * bins,), (items, *lengths), shared_mem=self.score_bytes)
         return general or not bool(unfit[1:].any())
 
     def moments(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -215,7 +203,7 @@ class Second:
         even = g.shape[1] // 2 * 2
         pairs = g[:, 0:even:2] + g[:, 1:even:2]
         moments = np.stack([v.get() for v in (g.sum(axis=1), (g * g).sum(axis=1), (pairs * pairs).sum(axis=1))])
-        return moments, g.get().T.astype(self.real) if self.o.samples else None
+        return moments, g.get().T.astype(self.real) if self.ensemble.samples else None
 
 
 def work_items(upper_start: np.ndarray) -> np.ndarray:

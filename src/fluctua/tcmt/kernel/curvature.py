@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.spec import KernelSpec
+from fluctua.tcmt.kernel.options import KernelSpec
+from fluctua.tcmt.kernel.run import run
 
 RECORDS = 2048
 """Times at which responses are looked at, evenly spread over the horizon."""
@@ -43,19 +43,19 @@ def responses(twin: KernelSpec, **options: str) -> Responses:
     """h of every port, by noise-free runs of the network with its frequencies reversed: F† = 1 + Δt(iω + iκ − Γ)."""
     every = -(-twin.steps // RECORDS)
     kept = np.flatnonzero(twin.port_weight * twin.port_gain)
-    h = np.zeros((kept.size, -(-twin.steps // every), twin.omega.size), complex)
+    h = np.zeros((kept.size, -(-twin.steps // every), twin.sites), complex)
     for row, port in enumerate(kept):
-        reversed_ = twin._replace(
+        reversed_ = twin.replace(
             omega=-twin.omega,
             kappa=-twin.kappa,
             chi=np.zeros_like(twin.chi),
             drive=np.zeros((1, twin.drive_sites.size), complex),
             sigma_kappa=0.0,
-            start=(np.arange(twin.omega.size) == twin.port_sites[port]).astype(complex),
+            start=(np.arange(twin.sites) == twin.port_sites[port]).astype(complex),
         )
-        run = kernel.run(reversed_, 0, 1, noise=False, record_every=every, **options)  # type: ignore[arg-type]
-        assert run.trajectories is not None
-        h[row] = run.trajectories[0, : h.shape[1]]
+        done = run(reversed_, 0, 1, noise=False, record_every=every, **options)
+        assert done.trajectories is not None
+        h[row] = done.trajectories[0, : h.shape[1]]
     return Responses(h, (twin.port_weight * twin.port_gain**2)[kept] * twin.dt, every, twin.steps, twin.dt)
 
 

@@ -9,19 +9,14 @@ reference step by step. Nothing of size E·T is stored unless trajectories are a
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel.spec import KernelSpec, checked, modulation_pieces, neighbours
-
-MODULATION_TOLERANCE = 2.5e-7
-"""Largest error of δκ/σ_κ in float32 runs: 5e-8 at σ_κ = 0.2, below the rounding of κ = 1."""
-
-
-LANES = 16
-"""Trajectories a block of the CPU kernel."""
+from fluctua.tcmt.kernel import cpu, cuda, cuda_binned
+from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
+from fluctua.tcmt.kernel.layout import neighbours
+from fluctua.tcmt.kernel.options import Binned, Ensemble, KernelSpec, Options
 
 
 class Families(NamedTuple):
@@ -39,20 +34,6 @@ class Families(NamedTuple):
     log_diffusion: np.ndarray | None = None
     drive: np.ndarray | None = None
     gain: np.ndarray | None = None
-
-
-class Binned(NamedTuple):
-    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|² (`fluctua.core.baselines.binned`).
-
-    bins: K. every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps old
-    is as independent of the kick as a fresh one, so the estimate stays unbiased. group: a larger ensemble is
-    split into groups of at most so many, each with bins of its own; with 200 in a bin the baseline is as good as
-    with more, and the cost stays linear. `group` ≥ count is the paper's.
-    """
-
-    bins: int = 20
-    every: int = 100
-    group: int = 4096
 
 
 class KernelResult(NamedTuple):
@@ -75,80 +56,50 @@ class KernelResult(NamedTuple):
     trajectories: np.ndarray | None
 
 
-class Options(NamedTuple):
-    """What both backends are told besides the network; filled in by `run`."""
-
-    seed: int
-    trajectories: int
-    first: int
-    dtype: str
-    scores: bool
-    rates: bool
-    antithetic: bool
-    noise: bool
-    record_every: int
-    samples: bool
-    table: np.ndarray | None
-    binned: Binned | None
-
-
 def run(
     spec: KernelSpec,
     seed: int,
     count: int,
     *,
     baseline: np.ndarray | Binned | None = None,
-    backend: str = "cpu",
-    dtype: str = "float32",
-    threads: int | None = None,
-    antithetic: bool = False,
-    noise: bool = True,
-    scores: bool = True,
-    rates: bool = False,
-    record_every: int = 0,
-    samples: bool = False,
     first_trajectory: int = 0,
-    engine: str = "",
+    **options: Any,
 ) -> KernelResult:
-    """Run trajectories first_trajectory … first_trajectory + count − 1 and estimate ∇J from them.
+    """Run some trajectories and estimate ∇J from them.
 
-    baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n meets
-    `baseline[n+1]`), or `Binned()`, which runs everything twice. antithetic: trajectories 2j and 2j+1 see
-    opposite noise. noise: False for the deterministic skeleton, which has no scores. rates: scores of
-    damping, diffusion and drive too.
-    engine: one of `fluctua.tcmt.native._native.engines()`, for tests and benchmarks.
+    Args:
+        spec: the network.
+        seed: of the noise, 64 bits.
+        count: E; trajectories first_trajectory … first_trajectory + count − 1.
+        baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n meets
+            `baseline[n+1]`), or `Binned()`, which runs everything twice.
+        first_trajectory: where to begin.
+        options: those of `Options`.
+
+    Returns: a `KernelResult`.
 
     >>> run(spec, seed=0, count=1000).gradient.omega.shape
     (143,)
     """
-    spec = checked(spec)
-    options = _options(
-        spec,
-        seed,
-        count,
-        first_trajectory,
-        dtype,
-        scores,
-        rates,
-        antithetic,
-        noise,
-        record_every,
-        samples,
-        baseline,
-    )
-    if backend not in ("cpu", "cuda"):
-        raise ValueError(f"`backend` must be 'cpu' or 'cuda'; got {backend!r}.")
-    groups = 1 if options.binned is None else -(-count // options.binned.group)
-    edges = np.linspace(0, count, groups + 1).astype(int).tolist()
-    parts = [
-        options._replace(first=options.first + begin, trajectories=end - begin)
-        for begin, end in itertools.pairwise(edges)
-    ]
-    if backend == "cpu":
-        return _combined([_run_cpu(spec, part, threads, engine) for part in parts])
-    from fluctua.tcmt.kernel import cuda
+    binned = baseline if isinstance(baseline, Binned) else None
+    table = None if isinstance(baseline, Binned) else baseline
+    ensemble = Ensemble(spec, seed, count, Options(**options), first_trajectory, table, binned)
+    if not ensemble.scores:
+        ensemble = ensemble.replace(binned=None)
+    return _combined([result(part, _sums(part)) for part in _groups(ensemble)])
 
-    return _combined([cuda.run_cuda(spec, part) for part in parts])
+
+def _groups(e: Ensemble) -> list[Ensemble]:
+    """Parts that have bins of their own."""
+    groups = 1 if e.binned is None else -(-e.count // e.binned.group)
+    edges = np.linspace(0, e.count, groups + 1).astype(int).tolist()
+    return [e.replace(first=e.first + begin, count=end - begin) for begin, end in itertools.pairwise(edges)]
+
+
+def _sums(e: Ensemble) -> Sums:
+    if e.options.backend == "cpu":
+        return cpu.run(e)
+    return cuda.run(e) if e.binned is None else cuda_binned.run(e)
 
 
 def _combined(parts: list[KernelResult]) -> KernelResult:
@@ -191,244 +142,67 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
     )
 
 
-def _options(
-    spec: KernelSpec,
-    seed: int,
-    count: int,
-    first: int,
-    dtype: str,
-    scores: bool,
-    rates: bool,
-    antithetic: bool,
-    noise: bool,
-    record_every: int,
-    samples: bool,
-    baseline: np.ndarray | Binned | None,
-) -> Options:
-    if count < 1 or first < 0 or first + count > 2**32:
-        raise ValueError(f"trajectories {first} … {first + count - 1} must lie in 0 … 2³² − 1, at least one.")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"`seed` must fit 64 bits; got {seed}.")
-    if dtype not in ("float32", "float64"):
-        raise ValueError(f"`dtype` must be 'float32' or 'float64'; got {dtype!r}.")
-    if antithetic and (count % 2 or first % 2):
-        raise ValueError("antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be even.")
-    if record_every < 0:
-        raise ValueError(f"`record_every` is a number of steps, or 0 for no recording; got {record_every}.")
-    scores = scores and noise
-    if scores and not (spec.noise > 0).all():
-        site = int(np.argmin(spec.noise > 0))
-        raise ValueError(
-            f"the diffusion is singular: site {site} has no noise, and the score divides by it. "
-            "Give it some, or pass scores=False to simulate only."
-        )
-    table = None
-    if isinstance(baseline, Binned):
-        _check_binned(baseline, count, antithetic, rates)
-    elif baseline is not None:
-        table = np.ascontiguousarray(baseline, float)
-        if table.shape != (spec.steps + 1,):
-            raise ValueError(
-                f"a time-only `baseline` is the mean return-to-go at each time, ({spec.steps + 1},); got {table.shape}."
-            )
-    return Options(
-        seed=seed,
-        trajectories=count,
-        first=first,
-        dtype=dtype,
-        scores=scores,
-        rates=scores and rates,
-        antithetic=antithetic,
-        noise=noise,
-        record_every=record_every,
-        samples=samples and scores,
-        table=table,
-        binned=baseline if isinstance(baseline, Binned) and scores else None,
-    )
-
-
-def _check_binned(binned: Binned, count: int, antithetic: bool, rates: bool) -> None:
-    if not 1 <= binned.bins <= 256 or binned.every < 1 or binned.group < 2:
-        raise ValueError(
-            f"`Binned` needs 1 to 256 bins, at least 1 step between sortings and 2 trajectories a group; got {binned}."
-        )
-    if count < 2:
-        raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
-    if antithetic:
-        raise ValueError(
-            "a leave-one-out baseline is not independent of a trajectory whose twin with opposite noise it "
-            "contains: antithetic pairs go with a time-only baseline, or with none."
-        )
-    if rates:
-        raise ValueError("the kernels' binned baseline covers ω, χ and κ. Rates need a time-only one, or none.")
-
-
-def flat(spec: KernelSpec, o: Options) -> dict[str, Any]:
-    """The arrays that the kernels read: in their precision, multiplied by Δt, bonds in the kernels' order."""
-    real = np.dtype(o.dtype)
-    cast = lambda v: np.ascontiguousarray(v, real)
-    split = lambda v: cast(np.stack([v.real, v.imag], axis=-1))
-    graph = neighbours(spec.omega.size, spec.bonds)
-    noise = spec.noise if o.noise else np.zeros_like(spec.noise)
-    pieces, table = (1, np.zeros((1, 3, 0)))
-    if spec.harmonics:
-        pieces, table = modulation_pieces(spec, MODULATION_TOLERANCE if real == np.float32 else 0.0)
-    return {
-        "sites": spec.omega.size,
-        "bonds": len(spec.bonds),
-        "steps": spec.steps,
-        "ports": spec.port_sites.size,
-        "drives": spec.drive_sites.size,
-        "harmonics": spec.harmonics,
-        "seed": o.seed,
-        "noise": o.noise,
-        "antithetic": o.antithetic,
-        "rates": o.rates,
-        "dt": spec.dt,
-        "lower_start": graph.lower_start,
-        "lower_site": graph.lower_site,
-        "lower_bond": graph.lower_bond,
-        "upper_start": graph.upper_start,
-        "upper_site": graph.upper_site,
-        "bond_given": graph.order,
-        "omega": cast(spec.omega * spec.dt),
-        "chi": cast(spec.chi * spec.dt),
-        "damping": cast(spec.damping * spec.dt),
-        "kappa": cast(spec.kappa[graph.order] * spec.dt),
-        "kick": cast(noise**2),
-        "scale": cast(np.divide(np.sqrt(spec.dt), noise, out=np.zeros_like(noise), where=noise > 0)),
-        "start": split(spec.start),
-        "drive_site": spec.drive_sites,
-        "drive": split(spec.drive * spec.dt),
-        "drive_stride": 2 * spec.drive_sites.size if len(spec.drive) > 1 else 0,
-        "port_site": spec.port_sites,
-        "gain": cast(spec.port_gain),
-        "weight": cast(spec.port_weight * spec.dt),
-        "incoming": split(spec.incoming),
-        "incoming_stride": 2 * spec.port_sites.size if len(spec.incoming) > 1 else 0,
-        "bar": None if o.table is None else o.table[1:],  # n+1: the reward at n precedes the kick
-        "reference": 0.0 if o.table is None else float(o.table[0]),
-        "modulation_steps": pieces,
-        "modulation_scale": spec.sigma_kappa * spec.dt,
-        "modulation": cast(table),
-        "count": o.trajectories,
-        "first": o.first,
-        "scores": o.scores,
-        "record_every": o.record_every,
-    }
-
-
-def modulation_steps(spec: KernelSpec, o: Options) -> int:
-    """Steps in one piece of the modulation."""
-    return modulation_pieces(spec, MODULATION_TOLERANCE if o.dtype == "float32" else 0.0)[0]
-
-
-def explain_overflow(spec: KernelSpec, o: Options, trajectory: int) -> None:
-    """Run the trajectory again, looking after every step; raises."""
-    first = trajectory & ~1 if o.antithetic else trajectory
-    alone = o._replace(first=first, trajectories=2 if o.antithetic else 1, record_every=0, samples=False)
-    _run_cpu(spec, alone, None, "")
-    raise FloatingPointError(f"the state of trajectory {trajectory} is no longer finite at the end of the run.")
-
-
-def width(spec: KernelSpec, o: Options) -> int:
-    """P, the number of columns of the kernels' gradients."""
-    sites = spec.omega.size
-    rates = 2 * sites + spec.drive_sites.size + spec.port_sites.size if o.rates else 0
-    return 2 * sites + len(spec.bonds) + rates if o.scores else 0
-
-
-def _run_cpu(spec: KernelSpec, o: Options, threads: int | None, engine: str) -> KernelResult:
-    from fluctua.tcmt.native import _native  # here, so that a GPU run does not need the compiled core
-
-    given = flat(spec, o)
-    given["threads"] = threads or cores()
-    p, real = width(spec, o), np.dtype(o.dtype)
-    records = spec.steps // o.record_every + 1 if o.record_every else 0
-    out: dict[str, Any] = {
-        "returns": np.empty(o.trajectories),
-        "moments": np.empty((3, p)),
-        "reward_sum": np.empty(spec.steps),
-        "samples": np.empty((o.trajectories, p), real) if o.samples else None,
-        "record": np.empty((o.trajectories, records, spec.omega.size, 2), real) if records else None,
-        "overflow": np.empty(2, np.int64),
-    }
-    is_double = bool(real == np.float64)
-    if o.binned is None:
-        _native.sweep(given, out, is_double, engine)
-        return result(spec, o, out)
-
-    # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
-    returns_only = {**out, "moments": np.empty((3, 0)), "samples": None}
-    _native.sweep({**given, "scores": False}, returns_only, is_double, engine)
-    if out["overflow"][0] < 0:
-        whole_blocks = -o.trajectories % LANES
-        second = {
-            "bins": o.binned.bins,
-            "rebin_every": o.binned.every,
-            "first_returns": np.pad(out["returns"], (0, whole_blocks)),
-            "centre": mean_to_go(out["reward_sum"], o.trajectories),
-        }
-        _native.binned({**given, **second}, out, is_double, engine)
-    return result(spec, o, out)
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> KernelResult:
+def result(e: Ensemble, sums: Sums) -> KernelResult:
     """The kernels' sums as means, errors and families; raises if a trajectory overflowed."""
-    trajectory, step = (int(v) for v in out["overflow"])
-    if trajectory >= 0:
-        raise FloatingPointError(
-            f"the state of trajectory {trajectory} is no longer finite after step {step} "
-            f"(t = {step * spec.dt:g}). Lower `dt`, or look for gain: negative damping, or Kerr shifts and "
-            "couplings too large for this step."
-        )
-    returns, count = out["returns"], o.trajectories
-    value_moments = np.array(
-        [[returns.sum()], [(returns**2).sum()], [((returns[::2][: count // 2] + returns[1::2]) ** 2).sum()]]
-    )
-    mean, _, error = statistics(value_moments, o)
-    to_go = mean_to_go(out["reward_sum"], count)
+    explain_overflow(e, *(int(v) for v in sums.overflow))
+    value, error = value_of(e, sums.returns)
     gradient = stderr = second = None
-    if o.scores:
-        gradient, second, stderr = (families(spec, o, v) for v in statistics(out["moments"], o))
-    record = out["record"]
+    if e.scores:
+        gradient, second, stderr = (families(e, v) for v in statistics(e, sums.moments))
+    record = sums.record
     return KernelResult(
-        returns,
-        float(mean[0]),
-        float(error[0]),
+        sums.returns,
+        value,
+        error,
         gradient,
         stderr,
         second,
-        to_go,
-        families(spec, o, out["samples"]) if o.samples else None,
+        mean_to_go(sums.reward_sum, e.count),
+        None if sums.samples is None else families(e, sums.samples),
         None if record is None else record.view(np.dtype(f"c{2 * record.dtype.itemsize}"))[..., 0],
     )
 
 
-def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
-    """Mean reward still to come at each time, (T+1,)."""
-    return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count
+def explain_overflow(e: Ensemble, trajectory: int, step: int) -> None:
+    """Raise if a trajectory overflowed; where its step is not known, it runs again, on the CPU."""
+    if trajectory < 0:
+        return
+    if step < 0:
+        first = trajectory & ~1 if e.options.antithetic else trajectory
+        count = 2 if e.options.antithetic else 1
+        alone = e.replace(first=first, count=count, binned=None, record_every=0, samples=False, backend="cpu")
+        step = int(cpu.run(alone).overflow[1])
+    when = f"after step {step} (t = {step * e.spec.dt:g})" if step >= 0 else "at the end of the run"
+    raise FloatingPointError(
+        f"the state of trajectory {trajectory} is no longer finite {when}. Lower `dt`, or look for gain: negative "
+        "damping, or Kerr shifts and couplings too large for this step."
+    )
 
 
-def statistics(moments: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def value_of(e: Ensemble, returns: np.ndarray) -> tuple[float, float]:
+    """J and its standard error."""
+    both = returns[::2][: e.count // 2] + returns[1::2]
+    moments = np.array([[returns.sum()], [(returns**2).sum()], [(both**2).sum()]])
+    mean, _, error = statistics(e, moments)
+    return float(mean[0]), float(error[0])
+
+
+def statistics(e: Ensemble, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, mean square and standard error of the mean from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
-    mean, second = moments[0] / o.trajectories, moments[1] / o.trajectories
-    units = o.trajectories // 2 if o.antithetic else o.trajectories  # the two of a pair are not independent
-    square = moments[2] / 4 / max(units, 1) if o.antithetic else second
+    antithetic = e.options.antithetic
+    mean, second = moments[0] / e.count, moments[1] / e.count
+    units = e.count // 2 if antithetic else e.count  # the two of a pair are not independent
+    square = moments[2] / 4 / max(units, 1) if antithetic else second
     if units < 2:
         return mean, second, np.full_like(mean, np.nan)
     return mean, second, np.sqrt(np.maximum(square - mean**2, 0) / (units - 1))
 
 
-def families(spec: KernelSpec, o: Options, columns: np.ndarray) -> Families:
+def families(e: Ensemble, columns: np.ndarray) -> Families:
     """Split the kernels' columns (..., P), and put the bonds back into the order they were given in."""
-    n, b, d, m = spec.omega.size, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
-    sizes = [n, n, b] + ([n, n, d, m] if o.rates else [])
+    spec = e.spec
+    n, b, d, m = spec.sites, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
+    sizes = [n, n, b] + ([n, n, d, m] if e.rates else [])
     omega, chi, kappa, *rest = np.split(columns, np.cumsum(sizes)[:-1], axis=-1)
     given = np.empty_like(kappa)
     given[..., neighbours(n, spec.bonds).order] = kappa

@@ -11,15 +11,18 @@ that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin costs
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fluctua.core.types import Params
-from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel import cpu, cuda_twin
+from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.curvature import arriving, mean_lambda, quadratic, responses
-from fluctua.tcmt.kernel.run import Families, Options
-from fluctua.tcmt.kernel.spec import KernelSpec, checked
+from fluctua.tcmt.kernel.layout import modulation_pieces, tolerance
+from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options, TwinModel
+from fluctua.tcmt.kernel.run import Families, explain_overflow, families, statistics, value_of
 
 TABLE_BYTES = 2**29
 """A path and adjoint that all trajectories share are tabulated at every step up to this size."""
@@ -27,11 +30,13 @@ SEGMENT = 32
 """Steps that a trajectory's own path and adjoint are made ahead, if nothing else decides: they stay in the cache."""
 
 
-class KernelTwin(NamedTuple):
+@dataclass(frozen=True)
+class KernelTwin:
     """The twin correction as the `baseline` of a task's fused estimator.
 
-    theta: the twin's parameters as a function of θ; None takes θ itself. rank, knows_modulation, table, segment: those
-    of `run_twin`.
+    Args:
+        theta: the twin's parameters as a function of θ; None takes θ itself.
+        rank, knows_modulation, table, segment: those of `run_twin`.
 
     >>> task.estimator("cpu", baseline=KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]}))
     """
@@ -41,6 +46,12 @@ class KernelTwin(NamedTuple):
     knows_modulation: bool = True
     table: np.ndarray | None = None
     segment: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"`rank` is a number of directions, 0 for no quadratic term; got {self.rank}.")
+        if self.segment is not None and self.segment < 1:
+            raise ValueError(f"`segment` is a number of steps, at least 1; got {self.segment}.")
 
 
 class TwinResult(NamedTuple):
@@ -81,60 +92,51 @@ def run_twin(
     knows_modulation: bool = True,
     table: np.ndarray | None = None,
     segment: int | None = None,
-    backend: str = "cpu",
-    dtype: str = "float32",
-    threads: int | None = None,
-    antithetic: bool = False,
-    rates: bool = False,
-    samples: bool = False,
     first_trajectory: int = 0,
-    engine: str = "",
+    **options: Any,
 ) -> TwinResult:
-    """Run trajectories first_trajectory … first_trajectory + count − 1 and estimate ∇J with the twin correction.
+    """Run some trajectories and estimate ∇J with the twin correction.
 
-    twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None is the network itself.
-    knows_modulation: each trajectory's twin has that trajectory's δκ; False leaves it without any.
-    rank: of the quadratic term of V, for a twin without modulation; 0 is none. A twin with one starts afresh from X
-    every `segment` steps, and what is left of Λ is the noise of a segment instead of the run's.
-    table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; the score of step n meets table[n+1]. None computes
-    that of a linear twin. Other options: those of `kernel.run`.
+    Args:
+        spec: the network.
+        seed: of the noise, 64 bits.
+        count: E; trajectories first_trajectory … first_trajectory + count − 1.
+        twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None is the network itself.
+        rank: of the quadratic term of V, for a twin without modulation; 0 is none. A twin with one starts afresh from
+            X every `segment` steps, and what is left of Λ is the noise of a segment instead of the run's.
+        knows_modulation: each trajectory's twin has that trajectory's δκ; False leaves it without any.
+        table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; the score of step n meets table[n+1]. None computes
+            that of a linear twin.
+        segment: steps that a path is made ahead; None chooses.
+        first_trajectory: where to begin.
+        options: those of `Options`, but for `noise`, `scores` and `record_every`.
+
+    Returns: a `TwinResult`.
 
     >>> run_twin(spec, seed=0, count=64).correction.omega.shape
     (143,)
     """
-    spec = checked(spec)
-    model = spec if twin is None else _same_graph(spec, checked(twin))
-    modulated = bool(spec.harmonics) and knows_modulation
-    model = model._replace(
-        noise=spec.noise,
-        sigma_kappa=spec.sigma_kappa if modulated else 0.0,
-        harmonics=spec.harmonics if modulated else 0,
-        Omega=spec.Omega,
+    chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
+    ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
+    sigma = spec.sigma_kappa if knows_modulation else 0.0
+    model = (spec if twin is None else _same_graph(spec, twin)).replace(
+        noise=spec.noise, sigma_kappa=sigma, harmonics=spec.harmonics, Omega=spec.Omega
     )
-    o = kernel._options(spec, seed, count, first_trajectory, dtype, True, rates, antithetic, True, 0, samples, table)
-    if backend not in ("cpu", "cuda"):
-        raise ValueError(f"`backend` must be 'cpu' or 'cuda'; got {backend!r}.")
-    _check_rank(rank, modulated, spec.omega.size, segment)
-    if backend == "cuda":
-        from fluctua.tcmt.kernel import cuda_twin
-
-        model = cuda_twin.checked(spec, model, o)
-    plan = _plan(spec, model, o, rank, segment, backend)
-    if backend == "cuda":
-        return result(spec, plan.options, cuda_twin.run(spec, plan))
-    return _run_cpu(spec, plan, threads, engine)
+    _check_rank(chosen, model)
+    if ensemble.options.backend == "cuda":
+        model = cuda_twin.checked(ensemble, model)
+    ensemble, of_twin = _prepared(ensemble, model, chosen)
+    run = cpu.run_twin if ensemble.options.backend == "cpu" else cuda_twin.run
+    return result(ensemble, run(ensemble, of_twin))
 
 
-class Plan(NamedTuple):
-    """What a backend needs besides the network."""
-
-    options: Options
-    twin: KernelSpec
-    segment: int
-    full: bool
-    rank: int
-    basis: np.ndarray | None
-    curvature: np.ndarray | None
+def twin_options(**options: Any) -> Options:
+    """Options of a run with the twin correction, which has noise, scores and no recording."""
+    fixed = {"noise": True, "scores": True, "record_every": 0}
+    for name, value in fixed.items():
+        if options.get(name, value) != value:
+            raise ValueError(f'`{name}` is no option of the twin correction; run with baseline="none" for that.')
+    return Options(**options)
 
 
 def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
@@ -146,96 +148,69 @@ def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
     return twin
 
 
-def _check_rank(rank: int, modulated: bool, sites: int, segment: int | None) -> None:
-    if not 0 <= rank <= sites:
-        raise ValueError(f"`rank` is a number of directions, 0 for no quadratic term, at most {sites}; got {rank}.")
-    if rank and modulated:
+def _check_rank(twin: KernelTwin, model: KernelSpec) -> None:
+    if twin.rank > model.sites:
+        raise ValueError(f"`rank` is a number of directions, at most {model.sites}; got {twin.rank}.")
+    if twin.rank and model.waves:
         raise ValueError(
             "the quadratic term is of a twin without modulation, and this one follows each trajectory's: use rank=0, "
             "or knows_modulation=False."
         )
-    if segment is not None and segment < 1:
-        raise ValueError(f"`segment` is a number of steps, at least 1; got {segment}.")
 
 
-def _plan(spec: KernelSpec, twin: KernelSpec, o: Options, rank: int, segment: int | None, backend: str) -> Plan:
+def _prepared(e: Ensemble, twin: KernelSpec, chosen: KernelTwin) -> tuple[Ensemble, TwinModel]:
     """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic term."""
-    piece = kernel.modulation_steps(twin, o) if twin.harmonics else 1
-    row = 4 * spec.omega.size * np.dtype(o.dtype).itemsize
-    full = not twin.harmonics and not rank and segment is None and (spec.steps + 1) * row <= TABLE_BYTES
-    target = segment or (max(SEGMENT, int(np.sqrt(spec.steps))) if full else SEGMENT)
-    segment = min(piece * max(1, round(target / piece)), spec.steps + spec.steps % piece)
+    steps, rank, o = e.spec.steps, chosen.rank, e.options
+    piece = modulation_pieces(twin, tolerance(o))[0] if twin.waves else 1
+    row = 4 * e.spec.sites * o.real.itemsize
+    full = not twin.waves and not rank and chosen.segment is None and (steps + 1) * row <= TABLE_BYTES
+    target = chosen.segment or (max(SEGMENT, int(np.sqrt(steps))) if full else SEGMENT)
+    segment = min(piece * max(1, round(target / piece)), steps + steps % piece)
     basis = curvature = None
-    if rank or o.table is None:
+    if rank or e.table is None:
         try:
-            response = responses(twin, dtype=o.dtype, backend=backend)
+            response = responses(twin, dtype=o.dtype, backend=o.backend)
         except FloatingPointError:
             raise _twin_overflow() from None
         if rank:
-            ends = np.minimum(np.arange(segment, spec.steps + segment, segment), spec.steps)
+            ends = np.minimum(np.arange(segment, steps + segment, segment), steps)
             basis, curvature = quadratic(response, rank, ends)
-        if o.table is None:
-            o = o._replace(table=mean_lambda(*arriving(response, spec.noise, basis), segment))
-    return Plan(o, twin, segment, full, rank, basis, curvature)
+        if e.table is None:
+            e = e.replace(table=mean_lambda(*arriving(response, e.spec.noise, basis), segment))
+    return e, TwinModel(twin, segment, full, rank, basis, curvature)
 
 
-def _run_cpu(spec: KernelSpec, plan: Plan, threads: int | None, engine: str) -> TwinResult:
-    from fluctua.tcmt.native import _native  # here, so that a GPU run does not need the compiled core
-
-    o = plan.options
-    p, real, count = kernel.width(spec, o), np.dtype(o.dtype), o.trajectories
-    given = kernel.flat(spec, o) | {"threads": threads or kernel.cores()}
-    split = lambda v: None if v is None else np.ascontiguousarray(np.stack([v.real, v.imag], axis=-1), real)
-    model = kernel.flat(plan.twin, o._replace(table=None)) | {
-        "segment": plan.segment,
-        "full": plan.full,
-        "rank": plan.rank,
-        "basis": split(plan.basis),
-        "curvature": split(plan.curvature),
-    }
-    out: dict[str, Any] = {
-        "returns": np.empty(count),
-        "gained": np.empty(count),
-        "moments": np.empty((3, 3, p)),
-        "reward_sum": np.empty(spec.steps),
-        "prefix_sum": np.empty(spec.steps + 1),
-        "direct": np.empty((count, p), real) if o.samples else None,
-        "correction": np.empty((count, p), real) if o.samples else None,
-        "overflow": np.empty(2, np.int64),
-    }
-    _native.twin(given, model, out, bool(real == np.float64), engine)
-    return result(spec, o, out)
-
-
-def result(spec: KernelSpec, o: Options, out: dict[str, Any]) -> TwinResult:
+def result(e: Ensemble, sums: TwinSums) -> TwinResult:
     """The kernels' sums as means, errors and families; raises if a trajectory or a twin overflowed."""
-    trajectory, of_twin = (int(v) for v in out["overflow"])
-    if trajectory >= 0:
-        kernel.explain_overflow(spec, o._replace(table=None), trajectory)
+    trajectory, of_twin = (int(v) for v in sums.overflow)
+    explain_overflow(e.replace(table=None), trajectory, -1)
     if of_twin >= 0:
         raise _twin_overflow()
-    of_total = kernel.result(
-        spec,
-        o._replace(samples=False),
-        {**out, "moments": out["moments"][2], "record": None, "overflow": (-1, -1)},
-    )
-    families = lambda columns: kernel.families(spec, o, columns)
-    direct, _, direct_stderr = (families(v) for v in kernel.statistics(out["moments"][0], o))
-    correction, _, correction_stderr = (families(v) for v in kernel.statistics(out["moments"][1], o))
-    of_each = None
-    if o.samples:
-        of_each = (families(out["direct"]), families(out["correction"]), families(out["direct"] + out["correction"]))
-    assert o.table is not None
+    direct, _, direct_stderr = (families(e, v) for v in statistics(e, sums.moments[0]))
+    correction, _, correction_stderr = (families(e, v) for v in statistics(e, sums.moments[1]))
+    gradient, second, stderr = (families(e, v) for v in statistics(e, sums.moments[2]))
+    value, value_stderr = value_of(e, sums.returns)
+    each = sums.direct, sums.correction
+    samples = None if each[0] is None or each[1] is None else families(e, each[0] + each[1])
+    assert e.table is not None
     return TwinResult(
-        *of_total._replace(samples=of_each[2] if of_each else None),  # type: ignore[arg-type]
+        returns=sums.returns,
+        value=value,
+        value_stderr=value_stderr,
+        gradient=gradient,
+        stderr=stderr,
+        second_moment=second,
+        mean_return_to_go=cpu.mean_to_go(sums.reward_sum, e.count),
+        samples=samples,
+        trajectories=None,
         direct=direct,
         direct_stderr=direct_stderr,
         correction=correction,
         correction_stderr=correction_stderr,
-        direct_samples=of_each[0] if of_each else None,
-        correction_samples=of_each[1] if of_each else None,
-        mean_lambda=(out["gained"].sum() - out["prefix_sum"]) / o.trajectories,
-        table=o.table,
+        direct_samples=None if each[0] is None else families(e, each[0]),
+        correction_samples=None if each[1] is None else families(e, each[1]),
+        mean_lambda=(sums.gained.sum() - sums.prefix_sum) / e.count,
+        table=e.table,
     )
 
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "cpu.hpp"
-#include "engines.hpp"
+#include "cpu/engines.hpp"
+#include "cpu/passes.hpp"
 #include "philox.hpp"
 
 namespace nb = nanobind;
@@ -20,6 +20,10 @@ using Normals = nb::ndarray<nb::numpy, double, nb::ndim<3>>;
 Normals normals(std::uint64_t seed, std::size_t trajectories, std::size_t steps, std::size_t width) {
   if (trajectories == 0 || steps == 0 || width == 0)
     throw std::invalid_argument("trajectories, steps and width must all be at least 1");
+  constexpr std::size_t most = std::size_t(1) << 32;  // counters of trajectories, sites and pairs of steps
+  if (trajectories > most || steps > 2 * most || width > 2 * most)
+    throw std::invalid_argument("trajectories, pairs of steps and sites must fit 32 bits");
+  fluctua::length({std::int64_t(trajectories), std::int64_t(steps), std::int64_t(width), sizeof(double)});
   const std::size_t sites = (width + 1) / 2;
   auto data = std::make_unique<double[]>(trajectories * steps * width);
   for (std::size_t j = 0; j < trajectories; ++j)
@@ -43,23 +47,28 @@ nb::tuple words(std::uint64_t seed, std::uint32_t trajectory, std::uint32_t site
   return nb::make_tuple(w.w[0], w.w[1], w.w[2], w.w[3]);
 }
 
-void sweep(nb::dict given, nb::dict out, bool is_double, const std::string& engine) {
-  const fluctua::Arrays in(given), to(out);
-  const bool done = is_double ? fluctua::run_cpu<double>(in, to, engine) : fluctua::run_cpu<float>(in, to, engine);
-  if (!done) throw nb::python_error();  // what the signal's handler raised
-}
+using fluctua::Fields;
 
-void binned(nb::dict given, nb::dict out, bool is_double, const std::string& engine) {
-  const fluctua::Arrays in(given), to(out);
-  const bool done = is_double ? fluctua::run_binned<double>(in, to, engine) : fluctua::run_binned<float>(in, to, engine);
+// Python's own exception if a signal's handler raised one.
+void finish(bool done) {
   if (!done) throw nb::python_error();
 }
 
-void twin(nb::dict given, nb::dict of_twin, nb::dict out, bool is_double, const std::string& engine) {
-  const fluctua::Arrays in(given), model(of_twin), to(out);
-  const bool done =
-      is_double ? fluctua::run_twin<double>(in, model, to, engine) : fluctua::run_twin<float>(in, model, to, engine);
-  if (!done) throw nb::python_error();
+void sweep(nb::object plan, nb::object once, nb::object out, bool is_double, const std::string& engine) {
+  const Fields p(plan), o(once), to(out);
+  finish(is_double ? fluctua::one_pass<double>(p, o, to, engine) : fluctua::one_pass<float>(p, o, to, engine));
+}
+
+void binned(nb::object plan, nb::object once, nb::object out, bool is_double, const std::string& engine) {
+  const Fields p(plan), o(once), to(out);
+  finish(is_double ? fluctua::binned_pass<double>(p, o, to, engine) : fluctua::binned_pass<float>(p, o, to, engine));
+}
+
+void twin(nb::object plan, nb::object once, nb::object model, nb::object tables, nb::object out, bool is_double,
+          const std::string& engine) {
+  const Fields p(plan), o(once), m(model), t(tables), to(out);
+  finish(is_double ? fluctua::twin_pass<double>(p, o, m, t, to, engine)
+                   : fluctua::twin_pass<float>(p, o, m, t, to, engine));
 }
 
 std::vector<std::string> engine_names() {
@@ -76,11 +85,12 @@ NB_MODULE(_native, m) {
         "Standard normals (trajectories, steps, width): real quadratures of all sites, then imaginary ones.");
   m.def("words", &words, nb::arg("seed"), nb::arg("trajectory"), nb::arg("site"), nb::arg("pair"),
         "The four Philox words of one site and pair of steps.");
-  m.def("sweep", &sweep, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
-        "One pass over the trajectories of a resonator network; see fluctua.tcmt.kernel.");
-  m.def("binned", &binned, nb::arg("given"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
-        "The second pass over those trajectories, with the quantile-binned baseline.");
-  m.def("twin", &twin, nb::arg("given"), nb::arg("twin"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
-        "One pass with the twin correction; see fluctua.tcmt.twin_kernel.");
+  m.def("plan_fields", &fluctua::plan_fields, "Names of the fields that `plan` must have, in order.");
+  m.def("sweep", &sweep, nb::arg("plan"), nb::arg("once"), nb::arg("out"), nb::arg("is_double"), nb::arg("engine") = "",
+        "One pass over the trajectories of a resonator network; see fluctua.tcmt.kernel.cpu.");
+  m.def("binned", &binned, nb::arg("plan"), nb::arg("once"), nb::arg("out"), nb::arg("is_double"),
+        nb::arg("engine") = "", "The second pass over those trajectories, with the quantile-binned baseline.");
+  m.def("twin", &twin, nb::arg("plan"), nb::arg("once"), nb::arg("model"), nb::arg("tables"), nb::arg("out"),
+        nb::arg("is_double"), nb::arg("engine") = "", "One pass with the twin correction.");
   m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

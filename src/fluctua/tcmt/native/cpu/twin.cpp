@@ -2,14 +2,14 @@
 //
 // A step has two loops over the sites: the first moves X and adds up q_{n+1}·(X − x̄)_{n+1} and q_{n+1}·r_n, which
 // the weight of the second, the scores, needs. Three sums a parameter: ΣwU and ΣU, and the scores with q for ζ.
+#include "parts.hpp"
 #include "twin_path.hpp"
-#include "twin_engine.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {
 namespace {
 
-constexpr int kTwinSums = 3;
+constexpr int kTwinSums = Twinned<float, true>::sums;
 
 template <class Real> std::int64_t twin_workspace(const Plan<Real>& plan, const Twin<Real>& twin, bool tabulate) {
   Space<Real> s;
@@ -34,14 +34,12 @@ void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real t
   V qd[L / S::width] = {}, qr[L / S::width] = {};
   for (int n = 0; n < plan.sites; ++n)
     for (int u = 0; u < L; u += S::width) {
-      V hr, hi;
+      V hr, hi, dr, di;
       couple<Modulated>(plan, s, s.psi, n, u, tau, hr, hi);
       const V yr = load<V>(s.psi + 2 * n * L + u), yi = load<V>(s.psi + (2 * n + 1) * L + u);
       const V rr = load<V>(zeta + 2 * n * L + u) * plan.kick[n], ri = load<V>(zeta + (2 * n + 1) * L + u) * plan.kick[n];
-      const V omega = (yr * yr + yi * yi) * plan.chi[n] + plan.omega[n];
-      // ψ + (small), with the drive inside (small): see sweep.cpp on rounding.
-      const V xr = yr + ((s.force[2 * n] + (omega * yi + hi - yr * plan.damping[n])) + rr);
-      const V xi = yi + ((s.force[2 * n + 1] - (omega * yr + hr + yi * plan.damping[n])) + ri);
+      drift(plan, s.force, n, yr, yi, yr * yr + yi * yi, hr, hi, dr, di);
+      const V xr = yr + (dr + rr), xi = yi + (di + ri);
       store(s.next + 2 * n * L + u, xr);
       store(s.next + (2 * n + 1) * L + u, xi);
       const V ar = row<Wide>(adjoint, 2 * n, u), ai = row<Wide>(adjoint, 2 * n + 1, u);
@@ -54,74 +52,33 @@ void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real t
   }
 }
 
-template <class V, class Real> FLUCTUA_INLINE void add(Real* acc, V w, V u, V direct) {
-  store(acc, load<V>(acc) + w * u);
-  store(acc + L, load<V>(acc + L) + u);
-  store(acc + 2 * L, load<V>(acc + 2 * L) + direct);
-}
-
 // The scores of ω, χ and κ at X_n, with ζ_n and with q_{n+1}.
-template <bool Wide, class Real>
-void score(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, const Real* adjoint) {
+template <class Real, class Scores>
+void score(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, const Real* zeta) {
   using S = Simd<Real>;
   using V = typename S::V;
+  constexpr int sums = Scores::sums;
   const std::int64_t sites = plan.sites;
   Real* const site_acc = s.acc;
-  Real* const bond_acc = s.acc + 2 * kTwinSums * sites * L;
+  Real* const bond_acc = s.acc + 2 * sums * sites * L;
   for (int n = 0; n < sites; ++n)
     for (int u = 0; u < L; u += S::width) {
       const Real *psi = s.psi + u, *z = zeta + u;
       const V yr = load<V>(psi + 2 * n * L), yi = load<V>(psi + (2 * n + 1) * L);
       const V zr = load<V>(z + 2 * n * L), zi = load<V>(z + (2 * n + 1) * L);
-      const V qr = row<Wide>(adjoint, 2 * n, u), qi = row<Wide>(adjoint, 2 * n + 1, u);
+      const V qr = scores.q(2 * n, u), qi = scores.q(2 * n + 1, u);
       const V w = load<V>(s.w + u);
       for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b) {
         const std::int64_t m = 2 * std::int64_t(plan.upper_site[b]);
         const V mr = load<V>(psi + m * L), mi = load<V>(psi + (m + 1) * L);
-        const V u_zeta = zr * mi - zi * mr + (load<V>(z + m * L) * yi - load<V>(z + (m + 1) * L) * yr);
-        const V u_q = qr * mi - qi * mr + (row<Wide>(adjoint, m, u) * yi - row<Wide>(adjoint, m + 1, u) * yr);
-        add(bond_acc + kTwinSums * b * L + u, w, u_zeta, u_q);
+        scores.add(bond_acc + sums * b * L + u, w,
+                   cross(zr, zi, mr, mi) + cross(load<V>(z + m * L), load<V>(z + (m + 1) * L), yr, yi),
+                   cross(qr, qi, mr, mi) + cross(scores.q(m, u), scores.q(m + 1, u), yr, yi));
       }
-      const V power = yr * yr + yi * yi, u_zeta = zr * yi - zi * yr, u_q = qr * yi - qi * yr;
-      add(site_acc + kTwinSums * n * L + u, w, u_zeta, u_q);
-      add(site_acc + kTwinSums * (sites + n) * L + u, w, power * u_zeta, power * u_q);
+      const V power = yr * yr + yi * yi, u_zeta = cross(zr, zi, yr, yi), u_q = cross(qr, qi, yr, yi);
+      scores.add(site_acc + sums * n * L + u, w, u_zeta, u_q);
+      scores.add(site_acc + sums * (sites + n) * L + u, w, power * u_zeta, power * u_q);
     }
-}
-
-// Those of Γ_n, −ζ·ψ; of ln Q_n, |z|²/2 − 1, where V linear in the kick has no part of its own; of each drive's
-// scale, ζ·f; and ∂g/∂gain, which is explicit in G.
-template <bool Wide, class Real>
-void rates(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, const Real* adjoint, std::int64_t step) {
-  using S = Simd<Real>;
-  using V = typename S::V;
-  const std::int64_t sites = plan.sites;
-  Real* acc = s.acc + kTwinSums * (2 * sites + plan.bonds) * L;
-  for (int u = 0; u < L; u += S::width) {
-    const V w = load<V>(s.w + u);
-    for (int n = 0; n < sites; ++n) {
-      const V yr = load<V>(s.psi + 2 * n * L + u), yi = load<V>(s.psi + (2 * n + 1) * L + u);
-      const V zr = load<V>(zeta + 2 * n * L + u), zi = load<V>(zeta + (2 * n + 1) * L + u);
-      const V qr = row<Wide>(adjoint, 2 * n, u), qi = row<Wide>(adjoint, 2 * n + 1, u);
-      add(acc + kTwinSums * n * L + u, w, -(zr * yr + zi * yi), -(qr * yr + qi * yi));
-      const Real inverse = plan.scale[n] > 0 ? 1 / (plan.scale[n] * plan.scale[n]) : Real(0);
-      add(acc + kTwinSums * (sites + n) * L + u, w, (zr * zr + zi * zi) * (inverse / 2) - 1, V{});
-    }
-    const Real* f = plan.drive + step * plan.drive_stride;
-    for (int d = 0; d < plan.drives; ++d) {
-      const std::int64_t at = 2 * plan.drive_site[d];
-      const Real re = f[2 * d] * plan.inverse_dt, im = f[2 * d + 1] * plan.inverse_dt;
-      const V u_zeta = load<V>(zeta + at * L + u) * re + load<V>(zeta + (at + 1) * L + u) * im;
-      add(acc + kTwinSums * (2 * sites + d) * L + u, w, u_zeta, row<Wide>(adjoint, at, u) * re + row<Wide>(adjoint, at + 1, u) * im);
-    }
-    const Real* in = plan.incoming + step * plan.incoming_stride;
-    for (int p = 0; p < plan.ports; ++p) {
-      const Real* y = s.psi + 2 * plan.port_site[p] * L + u;
-      const V re = load<V>(y), im = load<V>(y + L);
-      const V out_re = re * plan.gain[p] - in[2 * p], out_im = im * plan.gain[p] - in[2 * p + 1];
-      Real* a = acc + kTwinSums * (2 * sites + plan.drives + p) * L + u;
-      store(a, load<V>(a) + (out_re * re + out_im * im) * (2 * plan.weight[p]));
-    }
-  }
 }
 
 // What V is at the end of a segment whose path started from X: with d the path's departure from the tabulated one,
@@ -245,11 +202,10 @@ void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, T
       job.prefix_sum[step + 1] += grown;
     }
   }
-  score<Wide>(plan, s, zeta, adjoint + next);
-  if (plan.rates) rates<Wide>(plan, s, zeta, adjoint + next, step);
-  Real* swap = s.psi;
-  s.psi = s.next;
-  s.next = swap;
+  const Twinned<Real, Wide> scores = {adjoint + next};
+  score(plan, s, scores, zeta);
+  if (plan.rates) rates(plan, s, scores, zeta, step);
+  swap_buffers(s);
 }
 
 template <class Real> void finish(const Plan<Real>& plan, const Space<Real>& s, const Running& sum, TwinJob<Real>& job) {

@@ -10,7 +10,7 @@
 // less than 2⁻¹⁰ of the weight is the others', they are summed afresh, in double, without it (`alone`).
 //
 // Compiled once per instruction set, like sweep.cpp.
-#include "columns.hpp"
+#include "parts.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {

@@ -1,43 +1,10 @@
 // The twin's noise-free path and its adjoint, of one block, step by step.
 #pragma once
-#include "block.hpp"
+#include "step.hpp"
 #include "twin.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {
-
-// Row i of a state: a vector of lanes, or one number for all of them.
-template <bool Wide, class Real> FLUCTUA_INLINE typename Simd<Real>::V row(const Real* p, std::int64_t i, int u) {
-  using V = typename Simd<Real>::V;
-  return Wide ? load<V>(p + i * L + u) : V{} + p[i];
-}
-
-// Σ_m (κ + δκ)Δt ψ_m at site n. Sites are visited in ascending order: the lower site of a bond leaves κ + δκ for the
-// upper one.
-template <bool Modulated, class Real>
-FLUCTUA_INLINE void couple(const Plan<Real>& plan, const Space<Real>& s, const Real* psi, int n, int u, Real tau,
-                           typename Simd<Real>::V& hr, typename Simd<Real>::V& hi) {
-  using V = typename Simd<Real>::V;
-  hr = hi = V{};
-  for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e) {
-    const Real* m = psi + 2 * plan.lower_site[e] * L + u;
-    const int b = plan.lower_bond[e];
-    const V k = Modulated ? load<V>(s.coupling + b * L + u) : V{} + plan.kappa[b];
-    hr += k * load<V>(m);
-    hi += k * load<V>(m + L);
-  }
-  for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b) {
-    const Real* m = psi + 2 * plan.upper_site[b] * L + u;
-    V k = V{} + plan.kappa[b];
-    if (Modulated) {
-      const Real* c = s.poly + 3 * b * L + u;
-      k += load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
-      store(s.coupling + b * L + u, k);
-    }
-    hr += k * load<V>(m);
-    hi += k * load<V>(m + L);
-  }
-}
 
 // x̄_{n+1} from x̄_n.
 template <bool Modulated, class Real>
@@ -46,12 +13,12 @@ void follow(const Plan<Real>& plan, const Space<Real>& s, const Real* from, Real
   using V = typename S::V;
   for (int n = 0; n < plan.sites; ++n)
     for (int u = 0; u < L; u += S::width) {
-      V hr, hi;
+      V hr, hi, dr, di;
       couple<Modulated>(plan, s, from, n, u, tau, hr, hi);
       const V yr = load<V>(from + 2 * n * L + u), yi = load<V>(from + (2 * n + 1) * L + u);
-      const V omega = (yr * yr + yi * yi) * plan.chi[n] + plan.omega[n];
-      store(to + 2 * n * L + u, yr + (force[2 * n] + (omega * yi + hi - yr * plan.damping[n])));
-      store(to + (2 * n + 1) * L + u, yi + (force[2 * n + 1] - (omega * yr + hr + yi * plan.damping[n])));
+      drift(plan, force, n, yr, yi, yr * yr + yi * yi, hr, hi, dr, di);
+      store(to + 2 * n * L + u, yr + dr);
+      store(to + (2 * n + 1) * L + u, yi + di);
     }
 }
 
@@ -80,20 +47,6 @@ void pull_back(const Plan<Real>& plan, const Space<Real>& s, const Real* x, cons
     for (int l = 0; l < L; ++l) {
       to[at + l] += factor * (plan.gain[p] * x[at + l] - in[2 * p]);
       to[at + L + l] += factor * (plan.gain[p] * x[at + L + l] - in[2 * p + 1]);
-    }
-  }
-}
-
-// g of a state, times Δt.
-template <bool Wide, class Real> void powers(const Plan<Real>& plan, const Real* x, std::int64_t step, double* g) {
-  for (int l = 0; l < L; ++l) g[l] = 0;
-  const Real* in = plan.incoming + step * plan.incoming_stride;
-  for (int p = 0; p < plan.ports; ++p) {
-    const std::int64_t at = 2 * plan.port_site[p];
-    for (int l = 0; l < L; ++l) {
-      const Real re = Wide ? x[at * L + l] : x[at], im = Wide ? x[(at + 1) * L + l] : x[at + 1];
-      const Real a = plan.gain[p] * re - in[2 * p], b = plan.gain[p] * im - in[2 * p + 1];
-      g[l] += plan.weight[p] * (a * a + b * b);
     }
   }
 }
@@ -127,10 +80,10 @@ std::int64_t lay_out(const Plan<Real>& plan, const Twin<Real>& twin, bool keep, 
 
 // δκ of the piece that `step` is in; the place in it.
 template <class Real> Real modulate(const Plan<Real>& plan, const Space<Real>& s, Trail<Real>& t, std::int64_t step) {
-  const std::int64_t m = plan.modulation_steps, piece = step / m;
+  const std::int64_t piece = step / plan.modulation_steps;
   if (piece != t.piece) refresh_modulation(plan, s, piece);
   t.piece = piece;
-  return Real((2.0 * double(step - piece * m) + 1.0 - double(m)) / double(m));
+  return place_in_piece(plan, step);
 }
 
 // The path of steps begin … end − 1, from t.path's first row.

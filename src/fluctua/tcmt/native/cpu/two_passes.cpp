@@ -1,14 +1,10 @@
 // The second pass on the CPU: all trajectories in lockstep, some steps at a time. Blocks of trajectories are
 // replayed into a buffer [step][site][trajectory]; then every site, with its upper bonds, settles those steps
 // against the binned baseline. Both loops are shared out over the same threads, which meet in between.
-#include <algorithm>
 #include <atomic>
 #include <thread>
-#include <vector>
 
-#include "aligned.hpp"
-#include "cpu.hpp"
-#include "crew.hpp"
+#include "driver.hpp"
 
 namespace nb = nanobind;
 
@@ -69,34 +65,22 @@ template <class Real> struct Ensemble {
   std::vector<std::int32_t> members;
 };
 
-template <class Real>
-void reduce(const Ensemble<Real>& e, std::int64_t parameter, std::int64_t total, std::int64_t count, double* moments, Real* samples) {
-  const Real* g = e.gradient.data + parameter * e.stride;
-  double first = 0, second = 0, pairs = 0;
-  for (std::int64_t j = 0; j < count; ++j) {
-    first += double(g[j]);
-    second += double(g[j]) * double(g[j]);
-    if (j & 1) pairs += (double(g[j - 1]) + double(g[j])) * (double(g[j - 1]) + double(g[j]));
-    if (samples) samples[j * total + parameter] = g[j];
-  }
-  moments[parameter] = first;
-  moments[total + parameter] = second;
-  moments[2 * total + parameter] = pairs;
-}
-
 }  // namespace
 
-template <class Real> bool run_binned(const Arrays& given, const Arrays& out, const std::string& engine_name) {
+template <class Real>
+bool binned_pass(const Fields& given, const Fields& once, const Fields& out, const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
   const Engine<Real>& engine = choose<Real>(engine_name);
-  const std::int64_t count = given.number<std::int64_t>("count"), first = given.number<std::int64_t>("first");
-  const int bins = given.number<int>("bins"), every = given.number<int>("rebin_every");
-  const int threads = std::max(1, given.number<int>("threads"));
-  const double* returns = given.in<double>("first_returns");  // (whole blocks)
-  const double* centre = given.in<double>("centre");          // (steps + 1)
-  double* moments = out.out<double>("moments");
-  Real* samples = out.out<Real>("samples");
-  const std::int64_t total = parameters(plan);
+  const Trajectories trajectories(once);
+  const std::int64_t count = trajectories.count, first = trajectories.first, total = parameters(plan);
+  const int threads = trajectories.threads;
+  const int bins = once.number<int>("bins", 1, kMostBins);
+  const int every = once.number<int>("rebin_every", 1, (std::int64_t(1) << 31) - 1);
+  if (plan.rates) throw std::invalid_argument("the binned baseline has no rates");
+  const double* returns = once.in<double>("first_returns", (count + kLanes - 1) / kLanes * kLanes);
+  const double* centre = once.in<double>("centre", std::int64_t(plan.steps) + 1);
+  double* moments = out.out<double>("moments", 3 * total);
+  Real* samples = out.out<Real>("samples", length({count, total}), true);
 
   nb::gil_scoped_release release;
   Ensemble<Real> e(plan, engine, count, bins);
@@ -134,17 +118,18 @@ template <class Real> bool run_binned(const Arrays& given, const Arrays& out, co
       if (leave) return;
     }
   };
-  auto interrupted = [] {
-    nb::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
-  };
   // As many tasks as threads, so that each thread takes one and all of them meet.
   if (!Crew::run(threads, threads, work, interrupted, stop)) return false;
-  for (std::int64_t i = 0; i < total; ++i) reduce(e, i, total, count, moments, samples);
+  std::fill(moments, moments + 3 * total, 0.0);
+  for (std::int64_t i = 0; i < total; ++i) {
+    const Real* g = e.gradient.data + i * e.stride;
+    Moments(count, [&](std::int64_t j) { return double(g[j]); }).add_to(moments + i, total);
+    for (std::int64_t j = 0; samples && j < count; ++j) samples[j * total + i] = g[j];
+  }
   return true;
 }
 
-template bool run_binned<float>(const Arrays&, const Arrays&, const std::string&);
-template bool run_binned<double>(const Arrays&, const Arrays&, const std::string&);
+template bool binned_pass<float>(const Fields&, const Fields&, const Fields&, const std::string&);
+template bool binned_pass<double>(const Fields&, const Fields&, const Fields&, const std::string&);
 
 }  // namespace fluctua

@@ -1,0 +1,141 @@
+"""The kernels on the CPU: memory for what they fill, and the calls of the compiled core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluctua.tcmt.kernel.layout import pairs, plan_of
+from fluctua.tcmt.kernel.options import LANES, Ensemble, TwinModel, cores
+from fluctua.tcmt.native import _native
+
+
+@dataclass(eq=False)
+class Sums:
+    """What a backend hands back of an ensemble.
+
+    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,). moments: Σv, Σv², Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients
+    (3, P). samples: the gradients themselves (E, P), and record: states (E, R, N, 2), on request.
+    overflow: the first trajectory that is not finite and the step after which; −1: none, or not known.
+    """
+
+    returns: np.ndarray
+    reward_sum: np.ndarray
+    moments: np.ndarray
+    samples: np.ndarray | None
+    record: np.ndarray | None
+    overflow: np.ndarray
+
+    @classmethod
+    def empty(cls, e: Ensemble) -> Sums:
+        """To be filled; sums begin at zero."""
+        real = e.options.real
+        return cls(
+            returns=np.empty(e.count),
+            reward_sum=np.zeros(e.spec.steps),
+            moments=np.zeros((3, e.width)),
+            samples=np.empty((e.count, e.width), real) if e.samples else None,
+            record=np.empty((e.count, e.records, e.spec.sites, 2), real) if e.records else None,
+            overflow=np.full(2, -1, np.int64),
+        )
+
+
+@dataclass(eq=False)
+class TwinSums:
+    """The same with the twin correction. moments (3, 3, P): of direct, correction, and both.
+
+    gained: Λ_0 (E,). prefix_sum: Σ over trajectories of Λ_0 − Λ_n (T+1,). direct, correction: (E, P), on request.
+    overflow: the first trajectory that is not finite, and the first whose twin is not; −1: none.
+    """
+
+    returns: np.ndarray
+    gained: np.ndarray
+    reward_sum: np.ndarray
+    prefix_sum: np.ndarray
+    moments: np.ndarray
+    direct: np.ndarray | None
+    correction: np.ndarray | None
+    overflow: np.ndarray
+
+    @classmethod
+    def empty(cls, e: Ensemble) -> TwinSums:
+        """To be filled; sums begin at zero."""
+        each = lambda: np.empty((e.count, e.width), e.options.real) if e.samples else None
+        return cls(
+            returns=np.empty(e.count),
+            gained=np.empty(e.count),
+            reward_sum=np.zeros(e.spec.steps),
+            prefix_sum=np.zeros(e.spec.steps + 1),
+            moments=np.zeros((3, 3, e.width)),
+            direct=each(),
+            correction=each(),
+            overflow=np.full(2, -1, np.int64),
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call of the core: which trajectories, and how. A second pass of the binned baseline has the fields below."""
+
+    count: int
+    first: int
+    threads: int
+    scores: bool = False
+    record_every: int = 0
+    bins: int = 0
+    rebin_every: int = 0
+    first_returns: np.ndarray | None = None  # (E, filled up to whole blocks)
+    centre: np.ndarray | None = None  # mean return-to-go (T+1,)
+
+
+@dataclass(frozen=True)
+class TwinTables:
+    """What `TwinModel` is to the core: complex arrays as pairs."""
+
+    segment: int
+    full: bool
+    rank: int
+    basis: np.ndarray | None
+    curvature: np.ndarray | None
+
+
+def run(e: Ensemble) -> Sums:
+    """One pass, or two with the binned baseline."""
+    out, plan, o = Sums.empty(e), plan_of(e), e.options
+    double, threads = o.dtype == "float64", o.threads or cores()
+    if e.binned is None:
+        once = Pass(e.count, e.first, threads, scores=e.scores, record_every=o.record_every)
+        _native.sweep(plan, once, out, double, o.engine)
+        return out
+    # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
+    first = Sums(out.returns, out.reward_sum, np.empty((3, 0)), None, out.record, out.overflow)
+    _native.sweep(plan, Pass(e.count, e.first, threads, record_every=o.record_every), first, double, o.engine)
+    if out.overflow[0] < 0:
+        second = Pass(
+            e.count,
+            e.first,
+            threads,
+            bins=e.binned.bins,
+            rebin_every=e.binned.every,
+            first_returns=np.pad(out.returns, (0, -e.count % LANES)),
+            centre=mean_to_go(out.reward_sum, e.count),
+        )
+        _native.binned(plan, second, out, double, o.engine)
+    return out
+
+
+def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
+    """One pass with the twin correction."""
+    out, o = TwinSums.empty(e), e.options
+    split = lambda v: None if v is None else pairs(v, o.real)
+    tables = TwinTables(twin.segment, twin.full, twin.rank, split(twin.basis), split(twin.curvature))
+    once = Pass(e.count, e.first, o.threads or cores(), scores=True)
+    model = plan_of(e.replace(spec=twin.spec, table=None))
+    _native.twin(plan_of(e), once, model, tables, out, o.dtype == "float64", o.engine)
+    return out
+
+
+def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
+    """Mean reward still to come at each time, (T+1,)."""
+    return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count

@@ -1,0 +1,211 @@
+"""An ensemble as the arrays that the kernels read: in their precision, times Δt, bonds in the kernels' order.
+
+The fields of `Plan` are those of the C++ struct of that name (`native/cpu/plan.hpp`), which reads them by name and
+checks type and length of each; that the two lists are one is checked on import. The device's blocks of addresses are
+declared in `native/cuda/blocks.cuh` and filled from it by name: `Block`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options
+from fluctua.tcmt.native import _native
+
+MODULATION_TOLERANCE = 2.5e-7
+"""Largest error of δκ/σ_κ in float32 runs: 5e-8 at σ_κ = 0.2, below the rounding of κ = 1."""
+NATIVE = Path(__file__).parent.parent / "native"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What native/cpu/plan.hpp says of each field."""
+
+    sites: int
+    bonds: int
+    steps: int
+    ports: int
+    drives: int
+    harmonics: int
+    seed: int
+    noise: bool
+    antithetic: bool
+    rates: bool
+    dt: float
+    drive_rows: int
+    incoming_rows: int
+    reference: float
+    modulation_steps: int
+    modulation_scale: float
+    lower_start: np.ndarray
+    lower_site: np.ndarray
+    lower_bond: np.ndarray
+    upper_start: np.ndarray
+    upper_site: np.ndarray
+    bond_given: np.ndarray
+    omega: np.ndarray
+    chi: np.ndarray
+    damping: np.ndarray
+    kappa: np.ndarray
+    kick: np.ndarray
+    scale: np.ndarray
+    start: np.ndarray
+    drive_site: np.ndarray
+    drive: np.ndarray
+    port_site: np.ndarray
+    gain: np.ndarray
+    weight: np.ndarray
+    incoming: np.ndarray
+    bar: np.ndarray | None
+    modulation: np.ndarray
+
+
+if _native.plan_fields() != [field.name for field in dataclasses.fields(Plan)]:
+    raise ImportError("fluctua's compiled core is of another version than its Python files. Install fluctua again.")
+
+
+def plan_of(ensemble: Ensemble) -> Plan:
+    """The arrays of an ensemble's network."""
+    spec, o = ensemble.spec, ensemble.options
+    cast = lambda v: np.ascontiguousarray(v, o.real)
+    graph = neighbours(spec.sites, spec.bonds)
+    noise = spec.noise if o.noise else np.zeros_like(spec.noise)
+    pieces, table = (1, np.zeros((1, 3, 0)))
+    if spec.waves:
+        pieces, table = modulation_pieces(spec, tolerance(o))
+    assert spec.start is not None
+    return Plan(
+        sites=spec.sites,
+        bonds=len(spec.bonds),
+        steps=spec.steps,
+        ports=spec.port_sites.size,
+        drives=spec.drive_sites.size,
+        harmonics=spec.waves,
+        seed=int(ensemble.seed),
+        noise=bool(o.noise),
+        antithetic=bool(o.antithetic),
+        rates=ensemble.rates,
+        dt=spec.dt,
+        drive_rows=len(spec.drive),
+        incoming_rows=len(spec.incoming),
+        reference=0.0 if ensemble.table is None else float(ensemble.table[0]),
+        modulation_steps=pieces,
+        modulation_scale=spec.sigma_kappa * spec.dt,
+        lower_start=graph.lower_start,
+        lower_site=graph.lower_site,
+        lower_bond=graph.lower_bond,
+        upper_start=graph.upper_start,
+        upper_site=graph.upper_site,
+        bond_given=graph.order,
+        omega=cast(spec.omega * spec.dt),
+        chi=cast(spec.chi * spec.dt),
+        damping=cast(spec.damping * spec.dt),
+        kappa=cast(spec.kappa[graph.order] * spec.dt),
+        kick=cast(noise**2),
+        scale=cast(np.divide(np.sqrt(spec.dt), noise, out=np.zeros_like(noise), where=noise > 0)),
+        start=pairs(spec.start, o.real),
+        drive_site=spec.drive_sites,
+        drive=pairs(spec.drive * spec.dt, o.real),
+        port_site=spec.port_sites,
+        gain=cast(spec.port_gain),
+        weight=cast(spec.port_weight * spec.dt),
+        incoming=pairs(spec.incoming, o.real),
+        bar=None if ensemble.table is None else ensemble.table[1:],  # n+1: the reward at n precedes the kick
+        modulation=cast(table),
+    )
+
+
+def pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
+    """Complex numbers as pairs of real ones. (...) -> (..., 2)"""
+    return np.ascontiguousarray(np.stack([values.real, values.imag], axis=-1), real)
+
+
+class Graph(NamedTuple):
+    """Neighbours of each site, below and above it. order: the given bond at each place of the upper lists."""
+
+    lower_start: np.ndarray
+    lower_site: np.ndarray
+    lower_bond: np.ndarray
+    upper_start: np.ndarray
+    upper_site: np.ndarray
+    order: np.ndarray
+
+
+def neighbours(sites: int, bonds: np.ndarray) -> Graph:
+    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site."""
+    low, high = np.sort(bonds, axis=1).T if len(bonds) else (np.zeros(0, int), np.zeros(0, int))
+    order = np.lexsort((high, low))
+    low, high = low[order], high[order]
+    seen_from_above = np.lexsort((low, high))
+    count = lambda of: np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
+    arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
+    return Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
+
+
+def tolerance(options: Options) -> float:
+    """The error of δκ/σ_κ that the precision allows."""
+    return MODULATION_TOLERANCE if options.dtype == "float32" else 0.0
+
+
+def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarray]:
+    """δκ as quadratics in time: (steps a piece, coefficients (pieces, 3, 2·harmonics)).
+
+    The polynomial in τ ∈ [−1, 1] interpolates sin(kΩt) and cos(kΩt) at the three Chebyshev nodes of each
+    piece of duration h. Its error is at most (ωh/2)³/(3!·2²) for an angular frequency ω = kΩ, so that of
+    δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest h that keeps this
+    below `tolerance` is taken, up to 32 steps, and an even number, since noise comes in pairs of steps.
+    Pieces of two steps have their nodes on the steps and no error: a tolerance of 0 gives those.
+    """
+    fastest = abs(spec.Omega) * spec.harmonics * spec.dt
+    half = (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
+    steps = 2 * int(np.clip(half / fastest if fastest else 16, 1, 16))
+    pieces = -(-spec.steps // steps)
+    centre = (np.arange(pieces) * steps + (steps - 1) / 2) * spec.dt
+    nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 2 else np.array([0.5, 0.0, -0.5])
+    k = np.arange(1, spec.harmonics + 1)
+    angle = spec.Omega * k * (centre[:, None] + nodes * (steps * spec.dt / 2))[..., None]
+    values = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(pieces, 3, -1)
+    return steps, np.linalg.inv(np.vander(nodes, 3, increasing=True)) @ values
+
+
+# ------------------------------------------------------------------------------------ on the device
+
+
+@functools.cache
+def source(*names: str) -> str:
+    """The text of the device's source files, one after the other."""
+    return "\n".join((NATIVE / "cuda" / name).read_text(encoding="utf-8") for name in names)
+
+
+class Block(NamedTuple):
+    """A struct of addresses in the device's constant memory, as `native/cuda/blocks.cuh` declares it."""
+
+    name: str
+    fields: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes; the device asserts the same of its own."""
+        return 8 * len(self.fields)
+
+    def packed(self, **addresses: int) -> np.ndarray:
+        """The block's bytes. Every field is named, in any order; 0 is nothing."""
+        if addresses.keys() != set(self.fields):
+            wrong = sorted(addresses.keys() ^ set(self.fields))
+            raise TypeError(f"struct {self.name} of the device has the fields {self.fields}; check {wrong}.")
+        return np.array([addresses[name] for name in self.fields], np.uint64)
+
+
+@functools.cache
+def blocks() -> dict[str, Block]:
+    """The blocks by name."""
+    text = re.sub(r"//.*", "", source("blocks.cuh"))
+    declared = re.findall(r"struct (\w+) \{([^}]*)\};\s*static_assert\(sizeof\(\1\) == (\w+)_BYTES", text)
+    return {name: Block(name, tuple(re.findall(r"\*\s*(\w+)\s*;", body))) for name, body, _ in declared}

@@ -1,0 +1,17 @@
+// What one instruction set's engine is put together from; see columns.cpp, twin.cpp.
+#pragma once
+#include "simd.hpp"
+#include "twin.hpp"
+
+namespace fluctua {
+namespace FLUCTUA_ISA {
+
+// Adds Σ_slots (λ̂ − λ̄)U of a site's ω and χ and of its upper bonds' κ to the gradients.
+void columns(const Plan<float>& plan, const Columns<float>& c, int site);
+void columns(const Plan<double>& plan, const Columns<double>& c, int site);
+
+extern const TwinEngine<float> twin32;
+extern const TwinEngine<double> twin64;
+
+}  // namespace FLUCTUA_ISA
+}  // namespace fluctua

@@ -1,0 +1,151 @@
+// The resonators' step and its scores, for trajectories and for the twin's path alike:
+//
+//   ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ(κ + δκ)ψ_m − Γψ + f] + 2Qζ,     ζ = r/(2Q) = √Δt z/a
+//   U_ω = ζ_re ψ_im − ζ_im ψ_re,  U_χ = |ψ|²U_ω,  U_κ = (ζ_n × ψ_m) + (ζ_m × ψ_n)
+#pragma once
+#include "block.hpp"
+
+namespace fluctua {
+namespace FLUCTUA_ISA {
+
+// Row i of a state: a vector of lanes, or one number for all of them.
+template <bool Wide, class Real> FLUCTUA_INLINE typename Simd<Real>::V row(const Real* p, std::int64_t i, int u) {
+  using V = typename Simd<Real>::V;
+  return Wide ? load<V>(p + i * L + u) : V{} + p[i];
+}
+
+template <class V> FLUCTUA_INLINE V cross(V ar, V ai, V br, V bi) { return ar * bi - ai * br; }
+
+struct Nothing {
+  template <class... Any> FLUCTUA_INLINE void operator()(Any...) const {}
+};
+
+// Σ_m (κ + δκ)Δt ψ_m at site n. Sites are visited in ascending order: the lower site of a bond leaves κ + δκ for the
+// upper one. upper(b, place of ψ_m, ψ_m) sees the upper neighbours.
+template <bool Modulated, class Real, class Upper = Nothing>
+FLUCTUA_INLINE void couple(const Plan<Real>& plan, const Space<Real>& s, const Real* psi, int n, int u, Real tau,
+                           typename Simd<Real>::V& hr, typename Simd<Real>::V& hi, Upper upper = {}) {
+  using V = typename Simd<Real>::V;
+  hr = hi = V{};
+  for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e) {
+    const Real* m = psi + 2 * plan.lower_site[e] * L + u;
+    const int b = plan.lower_bond[e];
+    const V k = Modulated ? load<V>(s.coupling + b * L + u) : V{} + plan.kappa[b];
+    hr += k * load<V>(m);
+    hi += k * load<V>(m + L);
+  }
+  for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b) {
+    const std::int64_t at = 2 * plan.upper_site[b] * L + u;
+    const V mr = load<V>(psi + at), mi = load<V>(psi + at + L);
+    V k = V{} + plan.kappa[b];
+    if (Modulated) {
+      const Real* c = s.poly + 3 * b * L + u;
+      k += load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
+      store(s.coupling + b * L + u, k);
+    }
+    hr += k * mr;
+    hi += k * mi;
+    upper(b, at, mr, mi);
+  }
+}
+
+// Δt times the drift of site n. It is added to ψ as ψ + (small), never as (1 − ΓΔt)ψ: the rounding of 1 − ΓΔt would
+// act as a loss of its own. And the drive is part of (small): added to ψ alone, a constant would be rounded the same
+// way at every step.
+template <class Real, class V>
+FLUCTUA_INLINE void drift(const Plan<Real>& plan, const Real* force, int n, V yr, V yi, V power, V hr, V hi, V& dr,
+                          V& di) {
+  const V omega = power * plan.chi[n] + plan.omega[n];
+  dr = force[2 * n] + (omega * yi + hi - yr * plan.damping[n]);
+  di = force[2 * n + 1] - (omega * yr + hr + yi * plan.damping[n]);
+}
+
+// g of a state, times Δt.
+template <bool Wide, class Real> void powers(const Plan<Real>& plan, const Real* x, std::int64_t step, double* g) {
+  for (int l = 0; l < L; ++l) g[l] = 0;
+  const Real* in = plan.incoming + step * plan.incoming_stride;
+  for (int p = 0; p < plan.ports; ++p) {
+    const std::int64_t at = 2 * plan.port_site[p];
+    for (int l = 0; l < L; ++l) {
+      const Real re = Wide ? x[at * L + l] : x[at], im = Wide ? x[(at + 1) * L + l] : x[at + 1];
+      const Real a = plan.gain[p] * re - in[2 * p], b = plan.gain[p] * im - in[2 * p + 1];
+      g[l] += plan.weight[p] * (a * a + b * b);
+    }
+  }
+}
+
+// Where scores go: ΣwU and ΣU of a parameter.
+template <class Real> struct Plain {
+  using V = typename Simd<Real>::V;
+  static constexpr int sums = 2;
+  FLUCTUA_INLINE V q(std::int64_t, int) const { return V{}; }
+  FLUCTUA_INLINE void add(Real* acc, V w, V u, V) const {
+    store(acc, load<V>(acc) + w * u);
+    store(acc + L, load<V>(acc + L) + u);
+  }
+};
+
+// And, with a twin, the scores with q for ζ.
+template <class Real, bool Wide> struct Twinned {
+  using V = typename Simd<Real>::V;
+  static constexpr int sums = 3;
+  const Real* adjoint;
+  FLUCTUA_INLINE V q(std::int64_t i, int u) const { return row<Wide>(adjoint, i, u); }
+  FLUCTUA_INLINE void add(Real* acc, V w, V u, V direct) const {
+    store(acc, load<V>(acc) + w * u);
+    store(acc + L, load<V>(acc + L) + u);
+    store(acc + 2 * L, load<V>(acc + 2 * L) + direct);
+  }
+};
+
+// Scores of Γ_n at fixed Q, −ζ·ψ; of ln Q_n, |z|²/2 − 1, where a twin's V, linear in the kick, has no part of its own;
+// of each drive's scale, ζ·f; and ∂g/∂gain, which is no score: it is explicit in G.
+template <class Real, class Scores>
+void rates(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, const Real* zeta, std::int64_t step) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  constexpr int sums = Scores::sums;
+  const std::int64_t sites = plan.sites;
+  Real* acc = s.acc + sums * (2 * sites + plan.bonds) * L;
+  for (int u = 0; u < L; u += S::width) {
+    const V w = load<V>(s.w + u);
+    for (int n = 0; n < sites; ++n) {
+      const V yr = load<V>(s.psi + 2 * n * L + u), yi = load<V>(s.psi + (2 * n + 1) * L + u);
+      const V zr = load<V>(zeta + 2 * n * L + u), zi = load<V>(zeta + (2 * n + 1) * L + u);
+      const V qr = scores.q(2 * n, u), qi = scores.q(2 * n + 1, u);
+      scores.add(acc + sums * n * L + u, w, -(zr * yr + zi * yi), -(qr * yr + qi * yi));
+      const Real inverse = plan.scale[n] > 0 ? 1 / (plan.scale[n] * plan.scale[n]) : Real(0);
+      scores.add(acc + sums * (sites + n) * L + u, w, (zr * zr + zi * zi) * (inverse / 2) - 1, V{});
+    }
+    const Real* f = plan.drive + step * plan.drive_stride;
+    for (int d = 0; d < plan.drives; ++d) {
+      const std::int64_t at = 2 * plan.drive_site[d];
+      const Real re = f[2 * d] * plan.inverse_dt, im = f[2 * d + 1] * plan.inverse_dt;
+      const V u_zeta = load<V>(zeta + at * L + u) * re + load<V>(zeta + (at + 1) * L + u) * im;
+      scores.add(acc + sums * (2 * sites + d) * L + u, w, u_zeta, scores.q(at, u) * re + scores.q(at + 1, u) * im);
+    }
+    const Real* in = plan.incoming + step * plan.incoming_stride;
+    for (int p = 0; p < plan.ports; ++p) {
+      const Real* y = s.psi + 2 * plan.port_site[p] * L + u;
+      const V re = load<V>(y), im = load<V>(y + L);
+      const V out_re = re * plan.gain[p] - in[2 * p], out_im = im * plan.gain[p] - in[2 * p + 1];
+      Real* a = acc + sums * (2 * sites + plan.drives + p) * L + u;
+      store(a, load<V>(a) + (out_re * re + out_im * im) * (2 * plan.weight[p]));
+    }
+  }
+}
+
+// Where a step is in its piece of the modulation, in (−1, 1).
+template <class Real> Real place_in_piece(const Plan<Real>& plan, std::int64_t step) {
+  const std::int64_t m = plan.modulation_steps, piece = step / m;
+  return Real((2.0 * double(step - piece * m) + 1.0 - double(m)) / double(m));
+}
+
+template <class Real> void swap_buffers(Space<Real>& s) {
+  Real* swap = s.psi;
+  s.psi = s.next;
+  s.next = swap;
+}
+
+}  // namespace FLUCTUA_ISA
+}  // namespace fluctua
