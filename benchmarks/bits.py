@@ -88,7 +88,7 @@ def kernel_cases(spec, binned):
     return cases
 
 
-def of_kernels(rows, tree):
+def of_kernels(rows, tree, emulated):
     kernel = module("fluctua.tcmt.kernel.run", "fluctua.tcmt.kernel")
     run_twin = module("fluctua.tcmt.kernel.twin", "fluctua.tcmt.twin_kernel").run_twin
     native = module("fluctua.tcmt.native._native", "fluctua._native")
@@ -96,9 +96,11 @@ def of_kernels(rows, tree):
     rectangle = importlib.import_module("kernel_reference").rectangle
     cupy = importlib.import_module("fake_cupy")
     binned = getattr(kernel, "Binned", None) or module("fluctua.tcmt.kernel.options").Binned
-    places = [(engine, {"engine": engine}, 38) for engine in native.engines()]
-    places.append(("CUDA, emulated", {"backend": "cuda"}, 10))
-    sys.modules["cupy"] = cupy
+    if emulated:
+        places = [("CUDA, emulated", {"backend": "cuda"}, 10)]
+        sys.modules["cupy"] = cupy
+    else:
+        places = [(engine, {"engine": engine}, 38) for engine in native.engines()]
     for place, where, count in places:
         for dtype in ("float32", "float64"):
             for network, spec in networks(rectangle).items():
@@ -108,7 +110,7 @@ def of_kernels(rows, tree):
                     run = run_twin if is_twin else kernel.run
                     result = run(spec, SEED, count, dtype=dtype, samples=True, **where, **options)
                     rows[f"{place} | {dtype} | {network}, {name}"] = of_kernel(result)
-    del sys.modules["cupy"]
+    sys.modules.pop("cupy", None)
 
 
 def of_jax(rows):
@@ -163,14 +165,28 @@ def of_tasks(rows):
                 )
 
 
-def measured(tree: Path) -> dict[str, str]:
-    rows: dict[str, str] = {}
-    of_kernels(rows, tree)
+class Rows(dict):
+    """Rows that are shown, and kept in a file, as they come: the emulation takes minutes."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def __setitem__(self, case, hash_):
+        super().__setitem__(case, hash_)
+        print(f"{hash_}  {case}", flush=True)
+        if self.file:
+            self.file.write_text(json.dumps(self, indent=0))
+
+
+def measure(tree: Path, file: Path | None) -> None:
+    rows = Rows(file)
+    of_kernels(rows, tree, emulated=False)
     for double in (False, True):
         with jax.enable_x64(double):
             of_jax(rows)
             of_tasks(rows)
-    return rows
+    of_kernels(rows, tree, emulated=True)
 
 
 def table(before: dict[str, str], after: dict[str, str]) -> str:
@@ -193,8 +209,4 @@ if __name__ == "__main__":
     if options.compare:
         print(table(*(json.loads(path.read_text()) for path in options.compare)))
     else:
-        found = measured(options.tree)
-        for case, hash_ in found.items():
-            print(f"{hash_}  {case}")
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=0))
+        measure(options.tree, options.json)

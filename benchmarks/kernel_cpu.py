@@ -7,9 +7,9 @@ import argparse
 import time
 
 import numpy as np
+from fluctua.tcmt.kernel.spec import KernelSpec
 
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.spec import KernelSpec
 from fluctua.tcmt.native import _native
 
 

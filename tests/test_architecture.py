@@ -16,11 +16,6 @@ OPTIONAL = {"cupy", "diffrax", "pyvisa", "pyvisa_py", "ray", "torch", "torchsde"
 # To be mended. Entries are removed, never added.
 LOCAL_IMPORTS = {
     "runs/build.py",
-    "tcmt/kernel/cuda.py",
-    "tcmt/kernel/cuda_binned.py",
-    "tcmt/kernel/cuda_twin.py",
-    "tcmt/kernel/run.py",
-    "tcmt/kernel/twin.py",
 }
 CROWDED = {"core", "cli"}
 EXPORTING = {"plot"}

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel.spec import KernelSpec
+from fluctua.tcmt.kernel.options import KernelSpec
 
 
 def rectangle(
@@ -123,7 +123,7 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
     drive = np.broadcast_to(np.atleast_2d(spec.drive), (T, spec.drive_sites.size))
     incoming = np.broadcast_to(np.atleast_2d(spec.incoming), (T, spec.port_sites.size))
     delta = modulation(spec, seed, stream) if spec.sigma_kappa else lambda t: 0.0
-    x = np.broadcast_to(0j if spec.start is None else spec.start, (count, n)).astype(complex)
+    x = np.broadcast_to(spec.start, (count, n)).astype(complex)
     psi, zetas, rewards, explicit = [x], [], [], []
     scores = {name: [] for name in ("omega", "kappa", "chi", "damping", "log_diffusion", "drive")}
     for step in range(T):

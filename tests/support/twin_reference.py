@@ -69,7 +69,7 @@ class Curve(NamedTuple):
 def curve(spec, rank):
     n, T = spec.omega.size, spec.steps
     eye = np.eye(n, dtype=complex)
-    zero = spec._replace(chi=np.zeros(n), drive=np.zeros((1, spec.drive_sites.size)))
+    zero = spec.replace(chi=np.zeros(n), drive=np.zeros((1, spec.drive_sites.size)))
     kappa = np.tile(spec.kappa, (n, 1))
     F = step(zero, eye, kappa, 0.0).T  # row j of the argument is the image of e_j
     h = []
@@ -96,7 +96,7 @@ def corrected(spec, seed, count, table, *, twin=None, knows=True, rank=0, segmen
     stream = trajectories & ~1 if options.get("antithetic") else trajectories
     delta = modulation(spec, seed, stream) if spec.sigma_kappa and knows else lambda t: 0.0
     kappa = [np.broadcast_to(twin.kappa + delta(k * spec.dt), (E, len(spec.bonds))) for k in range(T)]
-    begin = np.broadcast_to(0j if twin.start is None else twin.start, (E, n))
+    begin = np.broadcast_to(twin.start, (E, n))
 
     def follow(x, a, b):
         xs = [x]

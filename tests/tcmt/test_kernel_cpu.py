@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fluctua.tcmt.kernel import layout
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.native import _native
 from kernel_reference import rectangle, simulate
@@ -114,10 +115,8 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     single = kernel.run(spec, SEED, 16, record_every=50).trajectories
     double = kernel.run(spec, SEED, 16, record_every=50, dtype="float64").trajectories
     assert np.abs(single - double).max() / np.abs(double).max() < 1e-5
-    from fluctua.tcmt.kernel.spec import modulation_pieces
-
-    spec = spec._replace(Omega=0.1, harmonics=10)
-    steps, table = modulation_pieces(spec, kernel.MODULATION_TOLERANCE)
+    spec = spec.replace(Omega=0.1, harmonics=10)
+    steps, table = layout.modulation_pieces(spec, layout.MODULATION_TOLERANCE)
     assert steps > 10
     rng = np.random.default_rng(0)
     a = rng.standard_normal(10)
@@ -129,12 +128,12 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     piece = table[n // steps] @ wave
     found = piece[:, 0] + tau * (piece[:, 1] + tau * piece[:, 2])
     exact = (a * np.sin(0.1 * np.arange(1, 11) * n[:, None] * 1e-3 + phase)).sum(-1)
-    assert np.abs(found - exact).max() < kernel.MODULATION_TOLERANCE
+    assert np.abs(found - exact).max() < layout.MODULATION_TOLERANCE
 
 
 def test_overflow_names_the_first_trajectory_and_its_step():
     spec = rectangle(steps=400)
-    spec = spec._replace(damping=spec.damping - 60.0)
+    spec = spec.replace(damping=spec.damping - 60.0)
     with pytest.raises(FloatingPointError, match=r"trajectory 7 .* after step (\d+) "):
         kernel.run(spec, 0, 40, first_trajectory=7)
 
@@ -159,7 +158,7 @@ def test_overflow_names_the_first_trajectory_and_its_step():
 )
 def test_bad_input_is_refused_with_a_reason(change, options, message):
     with pytest.raises(ValueError, match=message):
-        kernel.run(rectangle()._replace(**change), 0, 3, **options)
+        kernel.run(rectangle().replace(**change), 0, 3, **options)
 
 
 LONG_RUN = """

@@ -10,8 +10,8 @@ import fake_cupy
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_binned
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.run import Binned
-from fluctua.tcmt.kernel.spec import checked
+from fluctua.tcmt.kernel.layout import plan_of, source
+from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -65,7 +65,7 @@ def test_cuda_and_cpu_take_the_same_steps(device, case, dtype):
 def test_any_degree(device):
     spec = rectangle(1, 12)
     bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
-    cpu, gpu = both(spec._replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True)
+    cpu, gpu = both(spec.replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
 
 
@@ -96,7 +96,7 @@ def test_modulation_in_global_memory_when_it_is_too_large_to_share(device, monke
 def test_overflow_is_explained(device):
     spec = rectangle(steps=400)
     with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
-        kernel.run(spec._replace(damping=spec.damping - 60.0), 0, 4, first_trajectory=8, backend="cuda")
+        kernel.run(spec.replace(damping=spec.damping - 60.0), 0, 4, first_trajectory=8, backend="cuda")
 
 
 def test_the_reference_itself(device):
@@ -108,9 +108,9 @@ def test_the_reference_itself(device):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
-    spec = checked(rectangle(11, 13, sigma_kappa=0.2))
-    o = kernel._options(spec, 0, 1000, 0, "float32", False, False, False, True, 0, False, None)
-    layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
+    spec = rectangle(11, 13, sigma_kappa=0.2)
+    ensemble = Ensemble(spec, 0, 1000, Options(scores=False))
+    layout = cuda.lay_out(plan_of(ensemble))
     binned = {
         "COLUMN_THREADS": 512,
         "EACH": 2,
@@ -126,8 +126,8 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "REGION": "2592u",
         "REPLAY_BLOCKS": 2,
     }
-    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *binned.items())]
-    text = cuda.source(*cuda.SOURCES, *cuda_binned.SOURCES)
+    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *binned.items())]
+    text = source(*cuda.SOURCES, *cuda_binned.SOURCES)
     assert "#include" not in text  # compiled at run time, where no header is found
     (tmp_path / "all.cu").write_text(text)
     command = [

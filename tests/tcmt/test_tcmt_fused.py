@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fluctua import tcmt, time_only
 from fluctua.cli.app import app
-from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.tasks import custom
 
 KEY = jax.random.key(4)

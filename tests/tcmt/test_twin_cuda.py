@@ -9,8 +9,8 @@ from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
 
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_twin
-from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.spec import checked
+from fluctua.tcmt.kernel.layout import plan_of, source
+from fluctua.tcmt.kernel.options import Ensemble, Options
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
 from twin_reference import corrected
@@ -59,7 +59,7 @@ def test_the_default_table_and_several_sites_a_thread(device):
 
 def test_any_degree(device):
     bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
-    spec = rectangle(1, 12)._replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11))
+    spec = rectangle(1, 12).replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11))
     assert_same(*reversed(both(spec, 4, dtype="float64")), 1e-9)
 
 
@@ -74,19 +74,19 @@ def test_trajectories_in_several_launches_and_several_waves(device, network, mon
 
 def test_overflow_of_the_network_and_of_the_twin_are_told_apart(device):
     spec = rectangle(2, 2, steps=300, dt=0.02)
-    gain, table = spec._replace(damping=spec.damping - 800.0), np.zeros(301)
+    gain, table = spec.replace(damping=spec.damping - 800.0), np.zeros(301)
     with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
         run_twin(gain, 0, 4, twin=spec, first_trajectory=8, backend="cuda", table=table)
     for sigma in (0.0, 0.1):
         with pytest.raises(FloatingPointError, match="the twin's noise-free path"):
-            run_twin(spec._replace(sigma_kappa=sigma), 0, 2, twin=gain, backend="cuda", table=table)
+            run_twin(spec.replace(sigma_kappa=sigma), 0, 2, twin=gain, backend="cuda", table=table)
 
 
 def test_what_only_the_cpu_can_do_names_it(device):
     spec = rectangle(steps=8)
     with pytest.raises(ValueError, match=r"`drive` varies in time.*backend='cpu'"):
-        run_twin(spec, 0, 2, twin=spec._replace(drive=np.tile(spec.drive, (8, 1))), backend="cuda")
-    twice = spec._replace(port_sites=np.array([0, 0]))
+        run_twin(spec, 0, 2, twin=spec.replace(drive=np.tile(spec.drive, (8, 1))), backend="cuda")
+    twice = spec.replace(port_sites=np.array([0, 0]))
     with pytest.raises(ValueError, match=r"distinct sites. Use backend='cpu'"):
         run_twin(twice, 0, 2, rates=True, backend="cuda")
     cpu, gpu = both(twice, 3, dtype="float64")  # without rates it is no matter
@@ -96,12 +96,12 @@ def test_what_only_the_cpu_can_do_names_it(device):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 @pytest.mark.parametrize(("sigma", "rank", "dtype"), [(0.0, 0, "float32"), (0.2, 0, "float64"), (0.0, 16, "float32")])
 def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):
-    spec = checked(rectangle(11, 13, sigma_kappa=sigma))
-    o = kernel._options(spec, 0, 1000, 0, dtype, True, sigma > 0, False, True, 0, False, np.zeros(65))
-    layout = cuda.lay_out(spec.omega.size, kernel.flat(spec, o))
-    twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.harmonics, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
-    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(spec, o, layout, 8, True), *twin.items())]
-    text = cuda.source(*cuda.SOURCES, *cuda_twin.SOURCES)
+    spec = rectangle(11, 13, sigma_kappa=sigma)
+    ensemble = Ensemble(spec, 0, 1000, Options(dtype=dtype, rates=sigma > 0), table=np.zeros(65))
+    layout = cuda.lay_out(plan_of(ensemble))
+    twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.waves, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
+    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *twin.items())]
+    text = source(*cuda.SOURCES, *cuda_twin.SOURCES)
     assert "#include" not in text
     (tmp_path / "all.cu").write_text(text)
     command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", *macros, "-o", str(tmp_path / "all.cubin")]

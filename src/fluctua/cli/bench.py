@@ -127,7 +127,7 @@ def machine(backend: str) -> str:
     """What was measured on."""
     import jax
 
-    from fluctua.tcmt.kernel.run import cores
+    from fluctua.tcmt.kernel.options import cores
 
     name = platform.processor() or platform.machine()
     try:

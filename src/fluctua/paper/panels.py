@@ -21,7 +21,7 @@ from fluctua.paper.lattices import Lattice, nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference, ignore
 from fluctua.store import tables
-from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.tasks import Task
 
 SIGMA_W = tuple(float(f"{0.5 * 10 ** (k / 3):.4g}") for k in range(-8, 3))

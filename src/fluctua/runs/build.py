@@ -16,7 +16,7 @@ from fluctua.learn.train import box
 from fluctua.runs.config import Config
 from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy
-from fluctua.tcmt.kernel.run import Binned
+from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 
 FAMILIES = ("omega", "kappa", "chi")

@@ -37,9 +37,7 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, bac
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
     spec = kernel_spec(task, theta)
     every = math.ceil(spec.steps / RECORDS)
-    done = run(
-        spec, seed, count if modulated else 1, backend=backend, noise=False, scores=False, record_every=every
-    )
+    done = run(spec, seed, count if modulated else 1, backend=backend, noise=False, scores=False, record_every=every)
     assert done.trajectories is not None
     size = np.abs(done.trajectories[:, :-1].astype(np.complex128))  # (E, R, N); left ends, so the last is not counted
     of = lambda f: f.mean(axis=0).sum(axis=0) * every * spec.dt

@@ -245,7 +245,9 @@ def fused(
     if not isinstance(baseline, str | Binned | KernelTwin):
         baseline = _table(task, baseline)
     if isinstance(baseline, KernelTwin) and baseline.rank > task.simulated.sites:
-        raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {baseline.rank}.")
+        raise ValueError(
+            f"`rank` is at most the {task.simulated.sites} resonators of the network; got {baseline.rank}."
+        )
     return Fused(task, baseline, _options(device, isinstance(baseline, KernelTwin), options))
 
 

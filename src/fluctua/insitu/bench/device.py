@@ -18,7 +18,7 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.spec import KernelSpec
+from fluctua.tcmt.kernel.options import KernelSpec
 
 FAMILIES = ("omega", "kappa")
 """The knobs."""
@@ -144,7 +144,7 @@ def measure(
     """
     spec = _unit_spec(sheet, points)
     driven = tcmt.parameters(sheet.nominal, parameters(sheet, box, settings, shots))
-    spec = spec._replace(
+    spec = spec.replace(
         omega=driven["omega"], kappa=driven["kappa"], drive=amplitude * spec.drive,
         damping=spec.damping - sheet.nominal.gamma + box.gamma,
         noise=np.sqrt(spec.noise**2 + 2 * sheet.nominal.sigma_r**2 * (box.gamma - sheet.nominal.gamma)),

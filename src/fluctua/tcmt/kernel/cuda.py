@@ -123,6 +123,7 @@ class Device:
         cp: CuPy.
         ensemble, plan: what is run.
         sources, macros: of further kernels in the same module.
+
     """
 
     def __init__(

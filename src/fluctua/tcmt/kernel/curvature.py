@@ -39,7 +39,7 @@ class Quadratic(NamedTuple):
     curvature: np.ndarray
 
 
-def responses(twin: KernelSpec, **options: str) -> Responses:
+def responses(twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu") -> Responses:
     """h of every port, by noise-free runs of the network with its frequencies reversed: F† = 1 + Δt(iω + iκ − Γ)."""
     every = -(-twin.steps // RECORDS)
     kept = np.flatnonzero(twin.port_weight * twin.port_gain)
@@ -53,7 +53,7 @@ def responses(twin: KernelSpec, **options: str) -> Responses:
             sigma_kappa=0.0,
             start=(np.arange(twin.sites) == twin.port_sites[port]).astype(complex),
         )
-        done = run(reversed_, 0, 1, noise=False, record_every=every, **options)
+        done = run(reversed_, 0, 1, noise=False, record_every=every, dtype=dtype, backend=backend)
         assert done.trajectories is not None
         h[row] = done.trajectories[0, : h.shape[1]]
     return Responses(h, (twin.port_weight * twin.port_gain**2)[kept] * twin.dt, every, twin.steps, twin.dt)

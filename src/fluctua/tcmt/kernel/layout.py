@@ -67,8 +67,11 @@ class Plan:
     modulation: np.ndarray
 
 
-if _native.plan_fields() != [field.name for field in dataclasses.fields(Plan)]:
-    raise ImportError("fluctua's compiled core is of another version than its Python files. Install fluctua again.")
+if getattr(_native, "plan_fields", list)() != [field.name for field in dataclasses.fields(Plan)]:
+    raise ImportError(
+        "fluctua's compiled core is not of the version of its Python files. Build it again: pip install "
+        "--no-build-isolation --no-deps --editable . in a checkout, or install fluctua anew."
+    )
 
 
 def plan_of(ensemble: Ensemble) -> Plan:

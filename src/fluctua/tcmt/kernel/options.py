@@ -43,6 +43,7 @@ class KernelSpec:
         incoming: s⁺ on the ports, complex (M,) or (T, M).
         sigma_kappa, Omega, harmonics: of the modulation; σ_κ = 0 is none.
         start: ψ at t = 0, complex (N,); None is zero.
+
     """
 
     omega: np.ndarray
@@ -131,6 +132,7 @@ class Binned:
             independent of the kick as a fresh one, so the estimate stays unbiased.
         group: a larger ensemble is split into groups of at most so many, each with bins of its own; with 200 in a bin
             the baseline is as good as with more, and the cost stays linear. `group` ≥ count is the paper's.
+
     """
 
     bins: int = 20
@@ -160,6 +162,7 @@ class Options:
         record_every: steps between two recorded states; 0 records none.
         samples: keep the gradient of each trajectory.
         engine: one of `_native.engines()`, for tests and benchmarks; "" is the best.
+
     """
 
     backend: str = "cpu"
@@ -203,6 +206,7 @@ class Ensemble:
         table: λ̄ (T+1,), the score of step n meets table[n+1]; or None.
         binned: in its place.
         copies_of_samples: arrays (E, P) that `samples` keeps.
+
     """
 
     spec: KernelSpec
@@ -312,6 +316,7 @@ class TwinModel:
         full: whether all trajectories share one path, which is tabulated at every step.
         rank: of the quadratic term ½d†BC_kB†d; 0 is none.
         basis, curvature: B (N, rank) and C at the end of each segment (segments, rank, rank), complex.
+
     """
 
     spec: KernelSpec

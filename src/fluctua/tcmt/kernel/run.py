@@ -80,6 +80,7 @@ def run(
 
     >>> run(spec, seed=0, count=1000).gradient.omega.shape
     (143,)
+
     """
     binned = baseline if isinstance(baseline, Binned) else None
     table = None if isinstance(baseline, Binned) else baseline

@@ -39,6 +39,7 @@ class KernelTwin:
         rank, knows_modulation, table, segment: those of `run_twin`.
 
     >>> task.estimator("cpu", baseline=KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]}))
+
     """
 
     theta: Callable[[Params], Params] | None = None
@@ -115,6 +116,7 @@ def run_twin(
 
     >>> run_twin(spec, seed=0, count=64).correction.omega.shape
     (143,)
+
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
     ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)

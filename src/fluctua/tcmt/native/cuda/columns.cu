@@ -17,19 +17,6 @@
 #define EACH_OWN _Pragma("unroll 1")
 #endif
 
-struct Weight {
-  Real s0, s1;
-};
-
-struct Settled {
-  const int *upper_start, *upper_site;  // (N + 1), (BONDS)
-  u32* place;                           // (N + BONDS, count): place in the order of the bins, then 8 bits of bin
-  u32* order;                           // (N + BONDS, count): the trajectory at each place
-  int* offset;                          // (N + BONDS, bins + 1): where each bin begins
-  Real* gradient;                       // (copies, 2N + BONDS, count), added to
-  Weight* weights;                      // (blocks, VALUES, count) if not in shared memory
-};
-
 extern "C" {
 __constant__ Settled c_settled;
 }

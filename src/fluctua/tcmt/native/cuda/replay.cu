@@ -4,16 +4,6 @@
 // TOGETHER trajectories share a block, neighbouring threads being the same site of each: what they write for
 // columns.cu then lies side by side in memory. REGION (bytes) keeps their states in different banks.
 
-struct Replayed {
-  Pair* state;            // (count, N)
-  double* c;              // (count): C so far
-  const double* returns;  // (count): R, from the first pass
-  const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
-  Quad* quad;             // (slots, N, count)
-  Real* to_go;            // (slots, count): λ̂_{n+1} − centre
-  Real* waves;            // (count, 2·HARMONICS, BONDS)
-};
-
 extern "C" {
 __constant__ Replayed c_replay;
 }
@@ -28,7 +18,7 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PE
     refresh_modulation(thread, c_in.modulation + (long long)(step / piece_steps) * 8 * HARMONICS, waves, poly);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < PER; ++i) take_modulation(site[i], thread + i * THREADS, poly);
+    for (int i = 0; i < PER; ++i) take_modulation(site[i], thread + i * THREADS, c_in.kappa, poly);
   }
   tau = (Real)(2 * within + 1 - piece_steps) / piece_steps;
 #endif
@@ -40,7 +30,7 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PE
   for (int i = 0; i < PER; ++i) {
     const int n = thread + i * THREADS;
     Quad* keep = n < N && j < count ? c_replay.quad + ((long long)(step - begin) * N + n) * count + j : nullptr;
-    advance<odd>(site[i], n, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, (Real)0, tau, step, keep);
+    advance<odd>(site[i], n, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, (Real)0, tau, step, keep);
   }
   __syncthreads();
 }

@@ -108,22 +108,12 @@ __device__ __forceinline__ Real corrected(Site& s, Score& a, Grown& sum, int n, 
   Real zr, zi;
   box_muller(first, second, s.variance, zr, zi);
   settle(s, a, w);
-  Real hr = 0, hi = 0;
-EACH_SLOT
-  for (int d = 0; d < DEGREE; ++d) {
-    const Pair m = load(s.neighbour[d] + from, Pair());
-#if HARMONICS
-    const Real k = s.kappa[d] + tau * (s.slope[d] + tau * s.bend[d]);
-#else
-    const Real k = s.kappa[d];
-#endif
-    hr += k * m.x;
-    hi += k * m.y;
+  const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [&](int d, Pair m) {
     a.held[2 + d] = cross(zr, zi, m);
     s.plain[2 + d] += a.held[2 + d];
     a.direct[2 + d] += cross(q.x, q.y, m);
-  }
-  const Real power = y.x * y.x + y.y * y.y, omega = s.omega + s.chi * power;
+  });
+  const Real power = y.x * y.x + y.y * y.y;
   a.held[0] = cross(zr, zi, y);
   a.held[1] = power * a.held[0];
   s.plain[0] += a.held[0];
@@ -131,37 +121,23 @@ EACH_SLOT
   const Real along = cross(q.x, q.y, y);
   a.direct[0] += along;
   a.direct[1] += power * along;
-  Real fr = 0, fi = 0;
-#if DRIVE_TABLE
-  fr = c_in.drive[(step * (long long)ROWS + n) * 2];
-  fi = c_in.drive[(step * (long long)ROWS + n) * 2 + 1];
-#else
-#pragma unroll
-  for (int d = 0; d < DRIVES; ++d)
-    if (n == c_drive[d]) {
-      fr += c_force[2 * d];
-      fi += c_force[2 * d + 1];
-    }
-#endif
+  const Pair f = force(n, step, c_in.drive, c_force);
 #if RATES
-  const Real two_over = s.variance > 0 ? (Real)0.6931471805599453 / s.variance : (Real)0;
-  a.held_rate[0] = -(zr * y.x + zi * y.y);
-  a.held_rate[1] = (zr * zr + zi * zi) * two_over - 1;
-  a.held_rate[2] = (zr * fr + zi * fi) * (Real)INVERSE_DT;
+  const Rates rates = rates_of(s, y, zr, zi, f);
+  a.held_rate[0] = rates.drag;
+  a.held_rate[1] = rates.spread;
+  a.held_rate[2] = rates.push;
 #pragma unroll
   for (int i = 0; i < 3; ++i) s.rate[2 * i + 1] += a.held_rate[i];
   a.direct_rate[0] -= q.x * y.x + q.y * y.y;
-  a.direct_rate[1] += (q.x * fr + q.y * fi) * (Real)INVERSE_DT;
-  for (int p = 0; p < PORTS; ++p)
-    if (is_port(p, n)) {
-      const Pair out = emitted(p, y, c_gain[p], c_in.incoming, c_incoming, step);
-      s.rate[6] += 2 * c_weight[p] * (out.x * y.x + out.y * y.y);
-    }
+  a.direct_rate[1] += (q.x * f.x + q.y * f.y) * (Real)INVERSE_DT;
+  add_gain(s.rate[6], n, y, step);
 #endif
   const Real rr = s.kick * zr, ri = s.kick * zi;
+  const Pair small = drift(s, y, h, f, power);
   Pair next;
-  next.x = y.x + ((fr + (omega * y.y + hi - s.damping * y.x)) + rr);
-  next.y = y.y + ((fi - (omega * y.x + hr + s.damping * y.y)) + ri);
+  next.x = y.x + (small.x + rr);
+  next.y = y.y + (small.y + ri);
   store(s.self + to, next);
   const double g = own_reward(n, y, step), noise = (double)(q.x * rr + q.y * ri);
   sum.earned += g;
@@ -323,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
           refresh_modulation(threadIdx.x, c_in.modulation + (long long)piece * 8 * HARMONICS, waves, poly);
           __syncthreads();
 #pragma unroll
-          for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, poly);
+          for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, c_in.kappa, poly);
         }
         tau = (Real)(2 * (step - piece * piece_steps) + 1 - piece_steps) / (Real)piece_steps;
 #endif

@@ -4,15 +4,6 @@
 // Set before this text, besides lattice.cu's: OWN (each trajectory has a twin of its own: it knows the modulation),
 // TWIN_HARMONICS, TWIN_AT (bytes of shared memory before the twin's two buffers).
 
-struct Trail {
-  Pair *path, *adjoint;  // (steps + 1, ROWS) if all trajectories share them
-  Pair* own;             // (blocks, 2·(segment + 1) + 2·(segments + 1), ROWS) if they do not, or if RANK
-  double* prefix_sum;    // (blocks, steps + 1), added to: Λ_0 − Λ_n
-  double* gained;        // (count): Λ_0
-  const Pair *basis, *curvature;  // B (RANK, ROWS), C at the ends of segments (segments, RANK, RANK)
-  const double* value;            // ν (segments + 1)
-};
-
 extern "C" {
 __constant__ Inputs c_twin;
 __constant__ Trail c_trail;
@@ -40,23 +31,6 @@ EACH_SLOT
   }
 }
 
-// Σ(κ + δκ)Δt ψ_m of a site's neighbours in the buffer at `from`.
-__device__ __forceinline__ Pair couple(const TwinSite& s, u32 from, Real tau) {
-  Pair h = Pair();
-EACH_SLOT
-  for (int d = 0; d < DEGREE; ++d) {
-    const Pair m = load(s.neighbour[d] + from, Pair());
-#if TWIN_HARMONICS
-    const Real k = s.kappa[d] + tau * (s.slope[d] + tau * s.bend[d]);
-#else
-    const Real k = s.kappa[d];
-#endif
-    h.x += k * m.x;
-    h.y += k * m.y;
-  }
-  return h;
-}
-
 // Where the modulation is at `step`, in (−1, 1); on entering another piece, its quadratics for every slot.
 struct Wave {
   int piece, steps;
@@ -70,13 +44,7 @@ __device__ Real twin_modulation(TwinSite (&site)[PER], Wave& wave, int step) {
     __syncthreads();  // the last piece is still being read
     refresh_modulation(threadIdx.x, c_in.modulation + (long long)piece * 8 * HARMONICS, wave.waves, wave.poly);
     __syncthreads();
-    for (int i = 0; i < PER; ++i)
-      for (int d = 0; d < DEGREE; ++d) {
-        const int n = threadIdx.x + i * THREADS, b = c_in.bond[d * ROWS + n];
-        site[i].kappa[d] = c_twin.kappa[d * ROWS + n] + (b < 0 ? (Real)0 : wave.poly[b]);
-        site[i].slope[d] = b < 0 ? (Real)0 : wave.poly[BONDS + b];
-        site[i].bend[d] = b < 0 ? (Real)0 : wave.poly[2 * BONDS + b];
-      }
+    for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, c_twin.kappa, wave.poly);
     wave.piece = piece;
   }
   return (Real)(2 * (step - piece * wave.steps) + 1 - wave.steps) / (Real)wave.steps;
@@ -84,31 +52,6 @@ __device__ Real twin_modulation(TwinSite (&site)[PER], Wave& wave, int step) {
   return 0;
 #endif
 }
-
-__device__ __forceinline__ Pair twin_force(int n, int step) {
-  Pair f = Pair();
-#if DRIVE_TABLE
-  f = reinterpret_cast<const Pair*>(c_twin.drive)[step * (long long)ROWS + n];
-#else
-#pragma unroll
-  for (int d = 0; d < DRIVES; ++d)
-    if (n == c_drive[d]) {
-      f.x += c_twin_force[2 * d];
-      f.y += c_twin_force[2 * d + 1];
-    }
-#endif
-  return f;
-}
-
-// The amplitude at port p of the twin or, with the network's own numbers, of the network.
-__device__ __forceinline__ Pair emitted(int p, Pair y, Real gain, const Real* table, const Real* constant, int step) {
-  const Real* s = INCOMING_TABLE ? table + (step * (long long)PORTS + p) * 2 : constant + 2 * p;
-  y.x = gain * y.x - s[0];
-  y.y = gain * y.y - s[1];
-  return y;
-}
-
-__device__ __forceinline__ bool is_port(int p, int n) { return c_port[p] == n * (u32)sizeof(Pair); }
 
 __device__ __forceinline__ double twin_reward(int n, Pair x, int step) {
   double g = 0;
@@ -147,10 +90,11 @@ __device__ void path_of(TwinSite (&site)[PER], Pair (&x)[PER], Wave& wave, int b
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const int n = threadIdx.x + i * THREADS;
-      const Pair h = couple(site[i], from, tau), f = twin_force(n, step), y = x[i];
-      const Real omega = site[i].omega + site[i].chi * (y.x * y.x + y.y * y.y);
-      x[i].x = y.x + (f.x + (omega * y.y + h.y - site[i].damping * y.x));
-      x[i].y = y.y + (f.y - (omega * y.x + h.x + site[i].damping * y.y));
+      const Pair h = couple<(TWIN_HARMONICS > 0)>(site[i], from, tau, [](int, Pair) {});
+      const Pair f = force(n, step, c_twin.drive, c_twin_force), y = x[i];
+      const Pair small = drift(site[i], y, h, f, y.x * y.x + y.y * y.y);
+      x[i].x = y.x + small.x;
+      x[i].y = y.y + small.y;
       store(site[i].self + to, x[i]);
       rows[(step + 1 - begin) * (long long)ROWS + n] = x[i];
     }
@@ -175,7 +119,7 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, in
     for (int i = 0; i < PER; ++i) {
       const int n = threadIdx.x + i * THREADS;
       const Pair x = path[(step - begin) * (long long)ROWS + n];
-      const Pair h = couple(site[i], from, tau), y = q[i];
+      const Pair h = couple<(TWIN_HARMONICS > 0)>(site[i], from, tau, [](int, Pair) {}), y = q[i];
       const Real omega = site[i].omega + 2 * site[i].chi * (x.x * x.x + x.y * x.y);
       const Real cr = site[i].chi * (x.x * x.x - x.y * x.y), ci = 2 * site[i].chi * x.x * x.y;  // χx̄²
       q[i].x = y.x + ((ci * y.x - cr * y.y) - (omega * y.y + h.y + site[i].damping * y.x));

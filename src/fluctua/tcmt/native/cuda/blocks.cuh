@@ -1,0 +1,72 @@
+// The blocks of addresses that the host fills: one address a line. The host packs them by name and in this order, and
+// says with NAME_BYTES how large it takes each to be. Follows noise.cuh.
+
+struct __align__(16) Quad {
+  Real x, y, zr, zi;  // ψ before the kick, and ζ
+};
+
+struct Weight {
+  Real s0, s1;
+};
+
+struct Inputs {               // a network; ROWS rows of sites, rates × Δt
+  const Real* omega;          // (ROWS)
+  const Real* chi;            // (ROWS)
+  const Real* damping;        // (ROWS)
+  const Real* kick;           // (ROWS)
+  const Real* variance;       // (ROWS)
+  const Real* start;          // (ROWS, 2)
+  const int* neighbour;       // (DEGREE, ROWS)
+  const Real* kappa;          // (DEGREE, ROWS)
+  const int* bond;            // (DEGREE, ROWS), or −1
+  const int* bond_given;      // (BONDS)
+  const Real* drive;          // (steps, ROWS, 2), if it varies
+  const Real* incoming;       // (steps, PORTS, 2), if it varies
+  const Real* bar;            // R' − λ̄_n (steps, padded to even)
+  const Real* modulation;     // (pieces, 2·HARMONICS, 4): c0, c1, c2, 0
+};
+static_assert(sizeof(Inputs) == INPUTS_BYTES, "the host has another list of fields");
+
+struct Outputs {
+  Real* raw;           // (count, KINDS, N): sums per site
+  double* returns;     // (count)
+  double* reward_sum;  // (blocks, steps), added to: one writer each, so the sums do not depend on who comes first
+  Pair* record;        // (count, records, N)
+  int* overflow;       // (count)
+  Real* waves;         // (blocks, 2·HARMONICS, BONDS) if not in shared memory
+};
+static_assert(sizeof(Outputs) == OUTPUTS_BYTES, "the host has another list of fields");
+
+struct Replayed {         // by the second pass of the binned baseline
+  Pair* state;            // (count, N)
+  double* c;              // (count): C so far
+  const double* returns;  // (count): R, from the first pass
+  const double* centre;   // (steps + 1): mean return-to-go, subtracted from λ̂ to keep it small
+  Quad* quad;             // (slots, N, count)
+  Real* to_go;            // (slots, count): λ̂_{n+1} − centre
+  Real* waves;            // (count, 2·HARMONICS, BONDS)
+};
+static_assert(sizeof(Replayed) == REPLAYED_BYTES, "the host has another list of fields");
+
+struct Settled {
+  const int* upper_start;  // (N + 1)
+  const int* upper_site;   // (BONDS)
+  u32* place;              // (N + BONDS, count): place in the order of the bins, then 8 bits of bin
+  u32* order;              // (N + BONDS, count): the trajectory at each place
+  int* offset;             // (N + BONDS, bins + 1): where each bin begins
+  Real* gradient;          // (copies, 2N + BONDS, count), added to
+  Weight* weights;         // (blocks, VALUES, count) if not in shared memory
+};
+static_assert(sizeof(Settled) == SETTLED_BYTES, "the host has another list of fields");
+
+struct Trail {            // of the twin
+  Pair* path;             // (steps + 1, ROWS) if all trajectories share it
+  Pair* adjoint;          // the same
+  Pair* own;              // (blocks, 2·(segment + 1) + 2·(segments + 1), ROWS) if they do not, or if RANK
+  double* prefix_sum;     // (blocks, steps + 1), added to: Λ_0 − Λ_n
+  double* gained;         // (count): Λ_0
+  const Pair* basis;      // B (RANK, ROWS)
+  const Pair* curvature;  // C at the ends of segments (segments, RANK, RANK)
+  const double* value;    // ν (segments + 1)
+};
+static_assert(sizeof(Trail) == TRAIL_BYTES, "the host has another list of fields");

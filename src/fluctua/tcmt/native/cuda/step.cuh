@@ -1,0 +1,203 @@
+// The resonators' step on the device, for trajectories, their replay and the twin's path alike: what is in constant
+// memory, a site's registers, its neighbours, its drift, its noise and modulation. See cpu/step.hpp for the equations.
+//
+// A site is a thread (or several, for large networks). Compiled at run time for the network at hand. Set before this
+// text: Real (float or double), Pair (its 2-vector), N sites, THREADS, PER = ⌈N/THREADS⌉, DEGREE (slots a site; unused
+// ones have κ = 0 and point to the site itself), BONDS, PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES,
+// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE. Follows blocks.cuh.
+
+// Everything that does not change during a launch, in constant memory: the host writes these as bytes.
+extern "C" {
+__constant__ Inputs c_in;
+__constant__ Outputs c_out;
+__constant__ Real c_gain[PORTS + 1], c_weight[PORTS + 1], c_incoming[2 * PORTS + 2];  // √(2γ_e), wΔt, s⁺
+__constant__ u32 c_port[PORTS + 1];                                                   // port's site · sizeof(Pair)
+__constant__ Real c_force[2 * DRIVES + 2];  // fΔt of drives that do not change in time
+__constant__ int c_drive[DRIVES + 1];       // and their sites
+}
+
+#if DEGREE <= 8
+#define EACH_SLOT _Pragma("unroll")
+#else
+#define EACH_SLOT _Pragma("unroll 1")  // sums in local memory: slower, but any degree compiles
+#endif
+
+#define KINDS (SCORES ? 2 + DEGREE + (RATES ? 4 : 0) : 0)
+
+#define ROWS (PER * THREADS)              // sites, and idle rows that fill the last warp: no branch in the loop
+#define BUFFER (ROWS * (u32)sizeof(Pair))  // bytes of one state
+#define REWARDS (2 * BUFFER)               // where the rewards of up to 32 steps wait to be added up
+
+__device__ __forceinline__ Real cross(Real ar, Real ai, Pair b) { return ar * b.y - ai * b.x; }
+
+// ã cos φ and ã sin φ, times σ_κΔt, of bond b. Same law as on the host.
+__device__ void draw_modulation(u32 stream, int b, int given, Real scale, Real* waves) {
+  Real norm = 0;
+  for (int k = 0; k < HARMONICS; ++k) {
+    u32 w[4];
+    philox(stream, 0x80000000u + (u32)given * HARMONICS + k, 0xFFFFFFFFu, w);
+    Real a, unused;
+    box_muller(w[0], w[1], (Real)1, a, unused);  // any scale: ã = a/‖a‖
+    Real sine, cosine;
+    sincospi(((Real)(int)w[2] + (Real)0.5) * (Real)4.656612873077393e-10, &sine, &cosine);
+    norm += a * a;
+    waves[(2 * k) * BONDS + b] = a * cosine;
+    waves[(2 * k + 1) * BONDS + b] = a * sine;
+  }
+  const Real factor = scale / sqrt(norm);
+  for (int k = 0; k < 2 * HARMONICS; ++k) waves[k * BONDS + b] *= factor;
+}
+
+// The quadratic that stands for δκΔt on the steps of one piece; see `modulation_pieces`.
+__device__ void refresh_modulation(int thread, const Real* __restrict__ m, const Real* waves, Real* poly) {
+  for (int b = thread; b < BONDS; b += THREADS) {
+    Real c0 = 0, c1 = 0, c2 = 0;
+#pragma unroll 4
+    for (int k = 0; k < 2 * HARMONICS; ++k) {
+      const Real x = waves[k * BONDS + b];
+      c0 += x * m[4 * k];
+      c1 += x * m[4 * k + 1];
+      c2 += x * m[4 * k + 2];
+    }
+    poly[b] = c0;
+    poly[BONDS + b] = c1;
+    poly[2 * BONDS + b] = c2;
+  }
+}
+
+struct Site {
+  Real omega, chi, damping, kick, variance;
+  Real kappa[DEGREE];
+  u32 self, neighbour[DEGREE];  // addresses in the first buffer
+#if HARMONICS
+  Real slope[DEGREE], bend[DEGREE];  // κ(t) = kappa + τ(slope + τ·bend)
+#endif
+#if SCORES
+  Real weighted[2 + DEGREE], plain[2 + DEGREE];  // Σ(R' − C − λ̄)U and ΣU: ω, χ, bonds
+#if RATES
+  Real rate[7];  // the same two of damping, ln Q and drive; explicit gain
+#endif
+#endif
+};
+
+// The amplitude that leaves at port p: of the network with its own numbers, or of its twin.
+__device__ __forceinline__ Pair emitted(int p, Pair y, Real gain, const Real* table, const Real* constant, int step) {
+  const Real* s = INCOMING_TABLE ? table + (step * (long long)PORTS + p) * 2 : constant + 2 * p;
+  y.x = gain * y.x - s[0];
+  y.y = gain * y.y - s[1];
+  return y;
+}
+
+__device__ __forceinline__ bool is_port(int p, int n) { return c_port[p] == n * (u32)sizeof(Pair); }
+
+// gΔt of the state at `now`; every thread computes it, which is cheaper than to share it.
+__device__ __forceinline__ Real reward(u32 now, int step) {
+  Real g = 0;
+#pragma unroll
+  for (int p = 0; p < PORTS; ++p) {
+    const Pair out = emitted(p, load(now + c_port[p], Pair()), c_gain[p], c_in.incoming, c_incoming, step);
+    g += c_weight[p] * (out.x * out.x + out.y * out.y);
+  }
+  return g;
+}
+
+// fΔt on site n, from the network's numbers or from its twin's.
+__device__ __forceinline__ Pair force(int n, int step, const Real* table, const Real* constant) {
+  Pair f = Pair();
+#if DRIVE_TABLE
+  f = reinterpret_cast<const Pair*>(table)[step * (long long)ROWS + n];
+#else
+#pragma unroll
+  for (int d = 0; d < DRIVES; ++d)
+    if (n == c_drive[d]) {
+      f.x += constant[2 * d];
+      f.y += constant[2 * d + 1];
+    }
+#endif
+  return f;
+}
+
+// Σ(κ + δκ)Δt ψ_m of a site's neighbours in the buffer at `from`; each(slot, ψ_m) sees them.
+template <bool modulated, class S, class Each>
+__device__ __forceinline__ Pair couple(const S& s, u32 from, Real tau, Each each) {
+  Pair h = Pair();
+EACH_SLOT
+  for (int d = 0; d < DEGREE; ++d) {
+    const Pair m = load(s.neighbour[d] + from, Pair());
+    Real k = s.kappa[d];
+    if constexpr (modulated) k = s.kappa[d] + tau * (s.slope[d] + tau * s.bend[d]);
+    h.x += k * m.x;
+    h.y += k * m.y;
+    each(d, m);
+  }
+  return h;
+}
+
+// Δt times the drift, to be added as ψ + (small), with the drive inside (small): see cpu/step.hpp on rounding.
+template <class S> __device__ __forceinline__ Pair drift(const S& s, Pair y, Pair h, Pair f, Real power) {
+  const Real omega = s.omega + s.chi * power;
+  Pair small;
+  small.x = f.x + (omega * y.y + h.y - s.damping * y.x);
+  small.y = f.y - (omega * y.x + h.x + s.damping * y.y);
+  return small;
+}
+
+#if RATES
+struct Rates {  // scores of Γ_n at fixed Q, of ln Q_n, and of the scale of the drive
+  Real drag, spread, push;
+};
+
+__device__ __forceinline__ Rates rates_of(const Site& s, Pair y, Real zr, Real zi, Pair f) {
+  const Real two_over = s.variance > 0 ? (Real)0.6931471805599453 / s.variance : (Real)0;  // 1/(2·variance of z)
+  return {-(zr * y.x + zi * y.y), (zr * zr + zi * zi) * two_over - 1, (zr * f.x + zi * f.y) * (Real)INVERSE_DT};
+}
+
+// ∂(gΔt)/∂gain, of the ports on site n.
+__device__ __forceinline__ void add_gain(Real& sum, int n, Pair y, int step) {
+  for (int p = 0; p < PORTS; ++p)
+    if (is_port(p, n)) {
+      const Pair out = emitted(p, y, c_gain[p], c_in.incoming, c_incoming, step);
+      sum += 2 * c_weight[p] * (out.x * y.x + out.y * y.y);
+    }
+}
+#endif
+
+__device__ void open_site(Site& s, int n, u32 psi) {
+  s.self = fixed(psi + n * (u32)sizeof(Pair));
+  s.omega = c_in.omega[n];
+  s.chi = c_in.chi[n];
+  s.damping = c_in.damping[n];
+  s.kick = c_in.kick[n];
+  s.variance = c_in.variance[n];
+EACH_SLOT
+  for (int d = 0; d < DEGREE; ++d) {
+    s.kappa[d] = c_in.kappa[d * ROWS + n];
+    s.neighbour[d] = fixed(psi + c_in.neighbour[d * ROWS + n] * (u32)sizeof(Pair));
+  }
+#if SCORES
+EACH_SLOT
+  for (int i = 0; i < 2 + DEGREE; ++i) s.weighted[i] = s.plain[i] = 0;
+#if RATES
+#pragma unroll
+  for (int i = 0; i < 7; ++i) s.rate[i] = 0;
+#endif
+#endif
+}
+
+// κ(t) of the piece of the modulation that begins, for every slot of a site; kappa: without it.
+template <class S> __device__ void take_modulation(S& s, int n, const Real* kappa, const Real* poly) {
+EACH_SLOT
+  for (int d = 0; d < DEGREE; ++d) {
+    const int b = c_in.bond[d * ROWS + n];
+    s.kappa[d] = kappa[d * ROWS + n] + (b < 0 ? (Real)0 : poly[b]);
+    s.slope[d] = b < 0 ? (Real)0 : poly[BONDS + b];
+    s.bend[d] = b < 0 ? (Real)0 : poly[2 * BONDS + b];
+  }
+}
+
+__device__ __forceinline__ void draw(int thread, u32 (&w)[PER][4], u32 stream, int step) {
+#if NOISE
+#pragma unroll
+  for (int i = 0; i < PER; ++i) philox(stream, thread + i * THREADS, step >> 1, w[i]);
+#endif
+}
