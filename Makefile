@@ -3,14 +3,14 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(shell find src/fluctua/tcmt/native -name '*.[ch]*')
+NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/*)
 
 .PHONY: help demo test test-long lint docs clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests, in some 5 minutes on two cores"
 	@echo "make test-long   run the statistical studies and limits of memory that take longer"
-	@echo "make lint   ruff (lint and format), import-linter (layers, cycles) and mypy"
+	@echo "make lint   ruff (lint and format), import-linter (layers, cycles), mypy and clang-format"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make clean  remove the environment and everything built"
 
@@ -45,6 +45,7 @@ lint: $(VENV)/.lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE))
 
 docs: $(VENV)/.docs
 	@$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

@@ -38,8 +38,7 @@ FLUCTUA_BOTH Words philox(std::uint64_t seed, std::uint32_t trajectory, std::uin
 }
 
 // Two independent standard normals from two words. (w + ½)·2⁻³² lies in (0, 1], so the logarithm is finite.
-template <class Real>
-FLUCTUA_BOTH void box_muller(std::uint32_t first, std::uint32_t second, Real& re, Real& im) {
+template <class Real> FLUCTUA_BOTH void box_muller(std::uint32_t first, std::uint32_t second, Real& re, Real& im) {
   const Real scale = static_cast<Real>(2.3283064365386963e-10);  // 2⁻³²
   const Real radius = std::sqrt(Real(-2) * std::log((static_cast<Real>(first) + Real(0.5)) * scale));
   const Real angle = Real(6.283185307179586) * (static_cast<Real>(second) * scale);

@@ -56,21 +56,22 @@ template <class Real> Lane<Real> lane_of(const Plan<Real>& plan, std::uint32_t f
   Lane<Real> lane;
   for (int h = 0; h < S::halves; ++h) {
     U64 id;
-    for (int i = 0; i < kBytes / 8; ++i)
-      id[i] = stream_of(first + std::uint32_t(S::halves * i + h), plan.antithetic);
+    for (int i = 0; i < kBytes / 8; ++i) id[i] = stream_of(first + std::uint32_t(S::halves * i + h), plan.antithetic);
     lane.half[h] = lane_words(id);
   }
   for (int i = 0; i < S::width; ++i) lane.sign[i] = plan.antithetic && ((first + i) & 1u) ? Real(-1) : Real(1);
   return lane;
 }
 
-FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<float>& lane, const PairWords* pair, const Keys& keys, U32 w[4]) {
+FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<float>& lane, const PairWords* pair, const Keys& keys,
+                         U32 w[4]) {
   U64 even[4], odd[4];
   words(site, lane.half[0], pair[0], keys, even);
   words(site, lane.half[1], pair[1], keys, odd);
   collect(even, odd, w);
 }
-FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<double>& lane, const PairWords* pair, const Keys& keys, U64 w[4]) {
+FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<double>& lane, const PairWords* pair, const Keys& keys,
+                         U64 w[4]) {
   U64 all[4];
   words(site, lane.half[0], pair[0], keys, all);
   collect(all, w);
@@ -78,7 +79,8 @@ FLUCTUA_INLINE void draw(const SiteWords& site, const Lane<double>& lane, const 
 
 // ζ of all sites for the two steps of a pair.
 template <class Real>
-void noise(const Plan<Real>& plan, const Space<Real>& s, const Lane<Real>* lanes, const Keys& keys, std::uint32_t pair) {
+void noise(const Plan<Real>& plan, const Space<Real>& s, const Lane<Real>* lanes, const Keys& keys,
+           std::uint32_t pair) {
   using S = Simd<Real>;
   using V = typename S::V;
   for (int u = 0; u < L / S::width; ++u) {
@@ -163,7 +165,8 @@ template <class Real> void set_force(const Plan<Real>& plan, std::int64_t step, 
 // The generator's constants for a block's lanes.
 template <class Real> struct Source {
   Source(const Plan<Real>& plan, std::uint32_t first) : keys(schedule(plan.seed)) {
-    for (int u = 0; u < L / Simd<Real>::width; ++u) lanes[u] = lane_of(plan, first + std::uint32_t(u * Simd<Real>::width));
+    for (int u = 0; u < L / Simd<Real>::width; ++u)
+      lanes[u] = lane_of(plan, first + std::uint32_t(u * Simd<Real>::width));
   }
   Keys keys;
   Lane<Real> lanes[L / Simd<Real>::width];

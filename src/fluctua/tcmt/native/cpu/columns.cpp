@@ -25,10 +25,18 @@ typedef float F32x4 __attribute__((vector_size(16), aligned(16), may_alias));
 typedef double F64x2 __attribute__((vector_size(16), aligned(16), may_alias));
 typedef double F64x4 __attribute__((vector_size(32), aligned(16), may_alias));
 template <class Real, int Width> struct Group;
-template <> struct Group<float, 2> { using T = F32x2; };
-template <> struct Group<float, 4> { using T = F32x4; };
-template <> struct Group<double, 2> { using T = F64x2; };
-template <> struct Group<double, 4> { using T = F64x4; };
+template <> struct Group<float, 2> {
+  using T = F32x2;
+};
+template <> struct Group<float, 4> {
+  using T = F32x4;
+};
+template <> struct Group<double, 2> {
+  using T = F64x2;
+};
+template <> struct Group<double, 4> {
+  using T = F64x4;
+};
 
 // ---- membership ------------------------------------------------------------------------------------------------
 
@@ -55,8 +63,7 @@ template <class Word> Word* radix_sort(Word* keys, Word* spare, std::int64_t cou
 }
 
 // Bin = number of edges not above the value, edges being the values of rank ⌊kE/K⌋: equal values share a bin.
-template <class Real>
-void assign(const Columns<Real>& c, const Real* value, std::int64_t column, Real* scratch) {
+template <class Real> void assign(const Columns<Real>& c, const Real* value, std::int64_t column, Real* scratch) {
   using Word = typename Simd<Real>::Word;
   Word* keys = reinterpret_cast<Word*>(scratch);
   const Word* from = reinterpret_cast<const Word*>(value);
@@ -114,7 +121,8 @@ FLUCTUA_INLINE void put(double* to, F64 a, F64 b, F64 c, F64 d) {
 
 // Σ of groups of `Width` numbers by bin. Two tables in turn, so that neighbours in the same bin do not wait for each
 // other; emptied into double after every piece.
-template <class Real, int Width> void add_up(const Real* groups, const std::uint8_t* bin, std::int64_t count, int bins, Bins* out) {
+template <class Real, int Width>
+void add_up(const Real* groups, const std::uint8_t* bin, std::int64_t count, int bins, Bins* out) {
   using G = typename Group<Real, Width>::T;
   G table[2][kMaxBins];
   for (int k = 0; k < bins; ++k) table[0][k] = table[1][k] = G{};
@@ -190,7 +198,8 @@ template <class Real> struct Lookup {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 template <> struct Lookup<float> {  // up to 32 bins from two registers
-  Lookup(const float* t, int bins) : table(t), low(_mm512_loadu_ps(t)), high(_mm512_loadu_ps(t + 16)), small(bins <= 32) {}
+  Lookup(const float* t, int bins)
+      : table(t), low(_mm512_loadu_ps(t)), high(_mm512_loadu_ps(t + 16)), small(bins <= 32) {}
   FLUCTUA_INLINE F32 operator()(const std::uint8_t* bin) const {
     const __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bin)));
     return bits<F32>(small ? _mm512_permutex2var_ps(low, i, high) : _mm512_i32gather_ps(i, table, 4));
@@ -212,7 +221,8 @@ template <> struct Lookup<float> {
 
 // G += (λ̂ − λ̄)U for one parameter at one step.
 template <class Real>
-void settle(const Columns<Real>& c, const Bins& sums, std::int64_t column, const Real* u, const Real* to_go, Real* gradient) {
+void settle(const Columns<Real>& c, const Bins& sums, std::int64_t column, const Real* u, const Real* to_go,
+            Real* gradient) {
   using S = Simd<Real>;
   using V = typename S::V;
   alignas(64) Real mean[kMaxBins], inverse[kMaxBins];
@@ -228,7 +238,8 @@ void settle(const Columns<Real>& c, const Bins& sums, std::int64_t column, const
     V advantage = ratio(load<V>(to_go + j) - mean_of(bin + j), others);
     if (__builtin_expect(any_below(others, least), 0))
       for (int l = 0; l < S::width; ++l)
-        if (others[l] < least && j + l < c.count) advantage[l] = alone(u, to_go, bin, c.count, j + l, members[bin[j + l]] == 1);
+        if (others[l] < least && j + l < c.count)
+          advantage[l] = alone(u, to_go, bin, c.count, j + l, members[bin[j + l]] == 1);
     store(gradient + j, load<V>(gradient + j) + advantage * score);
   }
 }
@@ -266,7 +277,8 @@ template <class Real> void site_column(const Plan<Real>& plan, const Columns<Rea
   settle(c, sums[1], n, chi, to_go, c.gradient + (plan.sites + n) * c.stride);
 }
 
-template <class Real> void bond_column(const Plan<Real>& plan, const Columns<Real>& c, int n, int b, std::int64_t slot) {
+template <class Real>
+void bond_column(const Plan<Real>& plan, const Columns<Real>& c, int n, int b, std::int64_t slot) {
   using S = Simd<Real>;
   using V = typename S::V;
   const std::int64_t column = plan.sites + b;

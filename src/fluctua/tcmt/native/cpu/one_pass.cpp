@@ -25,7 +25,7 @@ void check_ranges(const char* name, const int* start, std::int64_t count, std::i
 
 std::vector<std::string> plan_fields() {
   std::vector<std::string> names;
-#define NUMBER(type, name) names.emplace_back(#name);
+#define NUMBER(type, name)        names.emplace_back(#name);
 #define ARRAY(type, name, length) names.emplace_back(#name);
   FLUCTUA_PLAN_NUMBERS(NUMBER)
   FLUCTUA_PLAN_ARRAYS(ARRAY)

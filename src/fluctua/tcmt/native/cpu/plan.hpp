@@ -13,49 +13,49 @@ constexpr int kLanes = 16;  // trajectories a block: state and sums of the paper
 //
 // Neighbours of site n below it are [lower_start[n], lower_start[n+1]), those above it alike. The position in the list
 // of upper neighbours is the bond's index throughout the kernels.
-#define FLUCTUA_PLAN_NUMBERS(NUMBER)                                     \
-  NUMBER(int, sites)                                                     \
-  NUMBER(int, bonds)                                                     \
-  NUMBER(int, steps)                                                     \
-  NUMBER(int, ports)                                                     \
-  NUMBER(int, drives)                                                    \
-  NUMBER(int, harmonics)                                                 \
-  NUMBER(std::uint64_t, seed)                                            \
-  NUMBER(bool, noise)                                                    \
-  NUMBER(bool, antithetic)                                               \
-  NUMBER(bool, rates) /* also the scores of damping, diffusion, drive */ \
-  NUMBER(double, dt)                                                     \
-  NUMBER(int, drive_rows)    /* steps, or 1 if constant */               \
-  NUMBER(int, incoming_rows) /* the same */                              \
-  NUMBER(double, reference)  /* R' near R: limits what has to cancel in (R' − C − λ̄)U + (R − R')U */ \
-  NUMBER(int, modulation_steps)    /* δκ_b(t)Δt is quadratic in τ ∈ [−1, 1] on so many steps */ \
+#define FLUCTUA_PLAN_NUMBERS(NUMBER)                                                                       \
+  NUMBER(int, sites)                                                                                       \
+  NUMBER(int, bonds)                                                                                       \
+  NUMBER(int, steps)                                                                                       \
+  NUMBER(int, ports)                                                                                       \
+  NUMBER(int, drives)                                                                                      \
+  NUMBER(int, harmonics)                                                                                   \
+  NUMBER(std::uint64_t, seed)                                                                              \
+  NUMBER(bool, noise)                                                                                      \
+  NUMBER(bool, antithetic)                                                                                 \
+  NUMBER(bool, rates) /* also the scores of damping, diffusion, drive */                                   \
+  NUMBER(double, dt)                                                                                       \
+  NUMBER(int, drive_rows)          /* steps, or 1 if constant */                                           \
+  NUMBER(int, incoming_rows)       /* the same */                                                          \
+  NUMBER(double, reference)        /* R' near R: limits what has to cancel in (R' − C − λ̄)U + (R − R')U */ \
+  NUMBER(int, modulation_steps)    /* δκ_b(t)Δt is quadratic in τ ∈ [−1, 1] on so many steps */            \
   NUMBER(double, modulation_scale) /* σ_κΔt */
 
-#define FLUCTUA_PLAN_ARRAYS(ARRAY)                                                        \
-  ARRAY(int, lower_start, sites + 1)                                                      \
-  ARRAY(int, lower_site, bonds)                                                           \
-  ARRAY(int, lower_bond, bonds)                                                           \
-  ARRAY(int, upper_start, sites + 1)                                                      \
-  ARRAY(int, upper_site, bonds)                                                           \
-  ARRAY(int, bond_given, bonds) /* index in the caller's order, which keys its draw */    \
-  ARRAY(Real, omega, sites)     /* times Δt, as chi, damping and kappa */                 \
-  ARRAY(Real, chi, sites)                                                                 \
-  ARRAY(Real, damping, sites)                                                             \
-  ARRAY(Real, kappa, bonds)                                                               \
-  ARRAY(Real, kick, sites)  /* 2Q_n */                                                    \
+#define FLUCTUA_PLAN_ARRAYS(ARRAY)                                                           \
+  ARRAY(int, lower_start, sites + 1)                                                         \
+  ARRAY(int, lower_site, bonds)                                                              \
+  ARRAY(int, lower_bond, bonds)                                                              \
+  ARRAY(int, upper_start, sites + 1)                                                         \
+  ARRAY(int, upper_site, bonds)                                                              \
+  ARRAY(int, bond_given, bonds) /* index in the caller's order, which keys its draw */       \
+  ARRAY(Real, omega, sites)     /* times Δt, as chi, damping and kappa */                    \
+  ARRAY(Real, chi, sites)                                                                    \
+  ARRAY(Real, damping, sites)                                                                \
+  ARRAY(Real, kappa, bonds)                                                                  \
+  ARRAY(Real, kick, sites)  /* 2Q_n */                                                       \
   ARRAY(Real, scale, sites) /* √Δt/a_n: ζ = scale·z = r/(2Q), the noise as scores need it */ \
-  ARRAY(Real, start, 2 * sites)                                                           \
-  ARRAY(int, drive_site, drives)                                                          \
-  ARRAY(Real, drive, 2 * drives * drive_rows) /* times Δt */                              \
-  ARRAY(int, port_site, ports)                                                            \
-  ARRAY(Real, gain, ports)   /* √(2γ_e) */                                                \
-  ARRAY(Real, weight, ports) /* w·Δt */                                                   \
-  ARRAY(Real, incoming, 2 * ports * incoming_rows) /* s⁺ */                               \
-  ARRAY(double, bar, steps)  /* λ̄_n, or null */                                           \
-  ARRAY(Real, modulation, pieces * 6 * harmonics) /* linear in (ã cos φ, ã sin φ): (pieces, 3, 2·harmonics) */
+  ARRAY(Real, start, 2 * sites)                                                              \
+  ARRAY(int, drive_site, drives)                                                             \
+  ARRAY(Real, drive, 2 * drives * drive_rows) /* times Δt */                                 \
+  ARRAY(int, port_site, ports)                                                               \
+  ARRAY(Real, gain, ports)                         /* √(2γ_e) */                             \
+  ARRAY(Real, weight, ports)                       /* w·Δt */                                \
+  ARRAY(Real, incoming, 2 * ports * incoming_rows) /* s⁺ */                                  \
+  ARRAY(double, bar, steps)                        /* λ̄_n, or null */                        \
+  ARRAY(Real, modulation, pieces * 6 * harmonics)  /* linear in (ã cos φ, ã sin φ): (pieces, 3, 2·harmonics) */
 
 template <class Real> struct Plan {
-#define NUMBER(type, name) type name;
+#define NUMBER(type, name)        type name;
 #define ARRAY(type, name, length) const type* name;
   FLUCTUA_PLAN_NUMBERS(NUMBER)
   FLUCTUA_PLAN_ARRAYS(ARRAY)
@@ -77,9 +77,9 @@ template <class Real> struct Job {
   Real* gradient;      // (parameters, kLanes) or null
   double* reward_sum;  // (steps): Σ over lanes of gΔt is added
   int record_every;
-  Real* record;          // (kLanes, records, sites, 2), first lane's
-  std::int64_t records;  // ⌊steps / record_every⌋ + 1
-  bool find_overflow;    // look for it after every step: slow
+  Real* record;                        // (kLanes, records, sites, 2), first lane's
+  std::int64_t records;                // ⌊steps / record_every⌋ + 1
+  bool find_overflow;                  // look for it after every step: slow
   std::int64_t overflow_step[kLanes];  // −1: none
 };
 
@@ -95,9 +95,9 @@ template <class Real> struct Replay {
   std::uint32_t first;
   std::int64_t begin, end;  // steps; begin = 0 starts afresh
   Real* workspace;
-  double* c;               // C so far (kLanes)
-  const double* returns;   // R (kLanes)
-  const double* centre;    // mean return-to-go (steps + 1), subtracted from λ̂ to keep it small
+  double* c;              // C so far (kLanes)
+  const double* returns;  // R (kLanes)
+  const double* centre;   // mean return-to-go (steps + 1), subtracted from λ̂ to keep it small
   std::int64_t stride, lane;
   Real *psi, *zeta;  // (end − begin, 2·sites, stride): ψ before the kick, ζ
   Real* to_go;       // (end − begin, stride): λ̂_{n+1} − centre

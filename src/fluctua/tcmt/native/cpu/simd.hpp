@@ -100,19 +100,19 @@ FLUCTUA_INLINE U64 xor3(U64 a, U64 b, U64 c) {
 // a₀ b₀ a₁ b₁ …: the first and the second half.
 #if defined(__GNUC__) && !defined(__clang__)
 #if FLUCTUA_BYTES == 64
-#define FLUCTUA_LOW32 I32{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}
+#define FLUCTUA_LOW32  I32{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}
 #define FLUCTUA_HIGH32 I32{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}
-#define FLUCTUA_LOW64 I64{0, 8, 1, 9, 2, 10, 3, 11}
+#define FLUCTUA_LOW64  I64{0, 8, 1, 9, 2, 10, 3, 11}
 #define FLUCTUA_HIGH64 I64{4, 12, 5, 13, 6, 14, 7, 15}
 #elif FLUCTUA_BYTES == 32
-#define FLUCTUA_LOW32 I32{0, 8, 1, 9, 2, 10, 3, 11}
+#define FLUCTUA_LOW32  I32{0, 8, 1, 9, 2, 10, 3, 11}
 #define FLUCTUA_HIGH32 I32{4, 12, 5, 13, 6, 14, 7, 15}
-#define FLUCTUA_LOW64 I64{0, 4, 1, 5}
+#define FLUCTUA_LOW64  I64{0, 4, 1, 5}
 #define FLUCTUA_HIGH64 I64{2, 6, 3, 7}
 #else
-#define FLUCTUA_LOW32 I32{0, 4, 1, 5}
+#define FLUCTUA_LOW32  I32{0, 4, 1, 5}
 #define FLUCTUA_HIGH32 I32{2, 6, 3, 7}
-#define FLUCTUA_LOW64 I64{0, 2}
+#define FLUCTUA_LOW64  I64{0, 2}
 #define FLUCTUA_HIGH64 I64{1, 3}
 #endif
 FLUCTUA_INLINE void zip(F32 a, F32 b, F32& low, F32& high) {
@@ -146,8 +146,12 @@ template <> FLUCTUA_INLINE F32 ratio<F32>(F32 a, F32 b) {
 
 // Whether any lane of a is below b.
 #if FLUCTUA_BYTES == 64
-FLUCTUA_INLINE bool any_below(F32 a, float b) { return _mm512_cmp_ps_mask(bits<__m512>(a), _mm512_set1_ps(b), _CMP_LT_OQ) != 0; }
-FLUCTUA_INLINE bool any_below(F64 a, double b) { return _mm512_cmp_pd_mask(bits<__m512d>(a), _mm512_set1_pd(b), _CMP_LT_OQ) != 0; }
+FLUCTUA_INLINE bool any_below(F32 a, float b) {
+  return _mm512_cmp_ps_mask(bits<__m512>(a), _mm512_set1_ps(b), _CMP_LT_OQ) != 0;
+}
+FLUCTUA_INLINE bool any_below(F64 a, double b) {
+  return _mm512_cmp_pd_mask(bits<__m512d>(a), _mm512_set1_pd(b), _CMP_LT_OQ) != 0;
+}
 #elif FLUCTUA_BYTES == 32
 FLUCTUA_INLINE bool any_below(F32 a, float b) { return _mm256_movemask_ps(bits<__m256>(a < b)) != 0; }
 FLUCTUA_INLINE bool any_below(F64 a, double b) { return _mm256_movemask_pd(bits<__m256d>(a < b)) != 0; }

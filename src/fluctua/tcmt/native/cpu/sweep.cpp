@@ -70,10 +70,12 @@ template <class Real> void record(const Plan<Real>& plan, const Space<Real>& s, 
   }
 }
 
-template <class Real> void look_for_overflow(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, std::int64_t step) {
+template <class Real>
+void look_for_overflow(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, std::int64_t step) {
   for (int l = 0; l < job.lanes; ++l) {
     bool finite = true;
-    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites); ++i) finite &= bool(__builtin_isfinite(s.psi[i * L + l]));
+    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites); ++i)
+      finite &= bool(__builtin_isfinite(s.psi[i * L + l]));
     if (!finite && job.overflow_step[l] < 0) job.overflow_step[l] = step;
   }
 }
@@ -88,8 +90,7 @@ Real prepare(const Plan<Real>& plan, const Space<Real>& s, const Source<Real>& s
   return place_in_piece(plan, step);
 }
 
-template <class Real, bool Scored>
-void advance(const Plan<Real>& plan, Space<Real>& s, std::int64_t step, Real tau) {
+template <class Real, bool Scored> void advance(const Plan<Real>& plan, Space<Real>& s, std::int64_t step, Real tau) {
   const Real* zeta = s.zeta[step & 1];
   plan.harmonics ? advance<Real, Scored, true>(plan, s, zeta, tau) : advance<Real, Scored, false>(plan, s, zeta, tau);
   swap_buffers(s);
@@ -121,7 +122,8 @@ template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
     for (std::int64_t i = 0; i < total; ++i)
       for (int l = 0; l < L; ++l)
         job.gradient[i * L + l] =
-            s.acc[2 * i * L + l] + (i < explicit_from ? Real(c[l] - plan.reference) * s.acc[(2 * i + 1) * L + l] : Real(0));
+            s.acc[2 * i * L + l] +
+            (i < explicit_from ? Real(c[l] - plan.reference) * s.acc[(2 * i + 1) * L + l] : Real(0));
   }
 }
 
@@ -147,7 +149,8 @@ template <class Real> void replay(const Plan<Real>& plan, const Replay<Real>& r)
         store(r.psi + to, load<V>(s.psi + i * L + u));
         store(r.zeta + to, load<V>(zeta + i * L + u));
       }
-    for (int l = 0; l < L; ++l) r.to_go[slot * r.stride + r.lane + l] = Real(r.returns[l] - r.c[l] - r.centre[step + 1]);
+    for (int l = 0; l < L; ++l)
+      r.to_go[slot * r.stride + r.lane + l] = Real(r.returns[l] - r.c[l] - r.centre[step + 1]);
     advance<Real, false>(plan, s, step, tau);
   }
 }
@@ -155,9 +158,11 @@ template <class Real> void replay(const Plan<Real>& plan, const Replay<Real>& r)
 extern const Engine<float> engine32;
 extern const Engine<double> engine64;
 #define FLUCTUA_NAME_(x) #x
-#define FLUCTUA_NAME(x) FLUCTUA_NAME_(x)
-const Engine<float> engine32 = {workspace<float>, sweep<float>, replay<float>, columns, &twin32, FLUCTUA_NAME(FLUCTUA_ISA)};
-const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>, columns, &twin64, FLUCTUA_NAME(FLUCTUA_ISA)};
+#define FLUCTUA_NAME(x)  FLUCTUA_NAME_(x)
+const Engine<float> engine32 = {workspace<float>, sweep<float>, replay<float>,
+                                columns,          &twin32,      FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>,
+                                 columns,           &twin64,       FLUCTUA_NAME(FLUCTUA_ISA)};
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

@@ -27,8 +27,8 @@ void open(const Plan<Real>& plan, const Twin<Real>& twin, bool keep, Real* base,
 
 // X_{n+1}, and on the way q_{n+1}·(X_{n+1} − x̄_{n+1}) and q_{n+1}·r_n of every lane.
 template <bool Modulated, bool Wide, class Real>
-void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real tau, const Real* path, const Real* adjoint,
-          Real* ahead, Real* noise) {
+void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real tau, const Real* path,
+          const Real* adjoint, Real* ahead, Real* noise) {
   using S = Simd<Real>;
   using V = typename S::V;
   V qd[L / S::width] = {}, qr[L / S::width] = {};
@@ -37,7 +37,8 @@ void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real t
       V hr, hi, dr, di;
       couple<Modulated>(plan, s, s.psi, n, u, tau, hr, hi);
       const V yr = load<V>(s.psi + 2 * n * L + u), yi = load<V>(s.psi + (2 * n + 1) * L + u);
-      const V rr = load<V>(zeta + 2 * n * L + u) * plan.kick[n], ri = load<V>(zeta + (2 * n + 1) * L + u) * plan.kick[n];
+      const V rr = load<V>(zeta + 2 * n * L + u) * plan.kick[n],
+              ri = load<V>(zeta + (2 * n + 1) * L + u) * plan.kick[n];
       drift(plan, s.force, n, yr, yi, yr * yr + yi * yi, hr, hi, dr, di);
       const V xr = yr + (dr + rr), xi = yi + (di + ri);
       store(s.next + 2 * n * L + u, xr);
@@ -139,7 +140,7 @@ void bend(const Twin<Real>& twin, const Trail<Real>& t, std::int64_t segment, st
   for (int l = 0; l < L; ++l) value[l] = twin.value[segment + 1] + double(sum[l]);
 }
 
-struct Running {  // of each lane, in double: Λ is a small difference of what it is summed from
+struct Running {                          // of each lane, in double: Λ is a small difference of what it is summed from
   double reward[L], gained[L], noise[L];  // C; what Λ_0 has grown to, but for q·d and the Σq·r
 };
 
@@ -176,8 +177,9 @@ void look_ahead(const Twin<Real>& twin, const Space<Real>& s, Trail<Real>& t, st
 
 // path, adjoint: x̄_n and q_n; the row after them is that of n + 1.
 template <bool Wide, class Real>
-void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, Trail<Real>& t, const Source<Real>& source,
-               std::int64_t step, const Real* path, const Real* adjoint, Running& sum, TwinJob<Real>& job) {
+void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, Trail<Real>& t,
+               const Source<Real>& source, std::int64_t step, const Real* path, const Real* adjoint, Running& sum,
+               TwinJob<Real>& job) {
   const std::int64_t next = 2 * std::int64_t(plan.sites) * (Wide ? L : 1);
   if (!(step & 1)) noise(plan, s, source.lanes, source.keys, std::uint32_t(step / 2));
   if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
@@ -208,14 +210,16 @@ void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, T
   swap_buffers(s);
 }
 
-template <class Real> void finish(const Plan<Real>& plan, const Space<Real>& s, const Running& sum, TwinJob<Real>& job) {
+template <class Real>
+void finish(const Plan<Real>& plan, const Space<Real>& s, const Running& sum, TwinJob<Real>& job) {
   const std::int64_t total = parameters(plan), explicit_from = total - (plan.rates ? plan.ports : 0);
   for (int l = 0; l < L; ++l) {
     job.returns[l] = sum.reward[l];
     job.gained[l] = sum.gained[l] - sum.noise[l];
     job.overflow[l] = false;
   }
-  for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites) * L; ++i) job.overflow[i % L] |= !__builtin_isfinite(s.psi[i]);
+  for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites) * L; ++i)
+    job.overflow[i % L] |= !__builtin_isfinite(s.psi[i]);
   const Real dt = 1 / plan.inverse_dt;
   for (std::int64_t i = 0; i < total; ++i)
     for (int l = 0; l < L; ++l) {
@@ -247,7 +251,8 @@ template <class Real> void twin_sweep(const Plan<Real>& plan, const Twin<Real>& 
     if (twin.full)
       step_once<false>(plan, twin, s, t, source, step, twin.path + step * rows, twin.adjoint + step * rows, sum, job);
     else
-      step_once<true>(plan, twin, s, t, source, step, t.path + place * rows * L, t.adjoint + place * rows * L, sum, job);
+      step_once<true>(plan, twin, s, t, source, step, t.path + place * rows * L, t.adjoint + place * rows * L, sum,
+                      job);
   }
   finish(plan, s, sum, job);
 }

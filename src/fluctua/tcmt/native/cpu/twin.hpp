@@ -5,8 +5,8 @@
 //   Λ_{n+1} = λ̂_{n+1} − V_{n+1}(X_{n+1}) − Σ_{k>n} q_{k+1}·r_k,   V = ν + q·(X − x̄)
 //   G = Σ q_{n+1}·∂μ(X_n)Δt + Σ(Λ_{n+1} − λ̄_n)U_n
 //
-// V_{n+1} depends on the past of X_n alone, so everything can be summed on the way forward: Λ_{n+1} is what Λ_0 is at the
-// end less what it has grown to by n+1, as λ̂_{n+1} = R − C_{n+1}. Path and adjoint are made ahead of X, a segment
+// V_{n+1} depends on the past of X_n alone, so everything can be summed on the way forward: Λ_{n+1} is what Λ_0 is at
+// the end less what it has grown to by n+1, as λ̂_{n+1} = R − C_{n+1}. Path and adjoint are made ahead of X, a segment
 // of steps at a time.
 #pragma once
 #include "plan.hpp"
@@ -40,9 +40,9 @@ template <class Real> struct TwinJob {
   int lanes;
   const volatile bool* stop;
   Real* workspace;
-  double* returns;             // (kLanes)
-  double* gained;              // Λ_0 (kLanes)
-  Real *direct, *correction;   // (parameters, kLanes)
+  double* returns;                  // (kLanes)
+  double* gained;                   // Λ_0 (kLanes)
+  Real *direct, *correction;        // (parameters, kLanes)
   double *reward_sum, *prefix_sum;  // (steps), (steps + 1): Σ over lanes of gΔt, and of Λ_0 − Λ_n, is added
   bool overflow[kLanes], twin_overflow[kLanes];
 };

@@ -104,12 +104,22 @@ bool binned_pass(const Fields& given, const Fields& once, const Fields& out, con
                              returns + lane, centre, e.stride, lane, e.psi.data, e.zeta.data, e.to_go.data});
       }
       meeting.wait([&] { next_site = 0; });
-      const Columns<Real> c{count, e.stride, bins, int(end - begin), begin % every == 0, e.psi.data, e.zeta.data,
-                            e.to_go.data, e.bin.data(), e.members.data(), e.gradient.data,
+      const Columns<Real> c{count,
+                            e.stride,
+                            bins,
+                            int(end - begin),
+                            begin % every == 0,
+                            e.psi.data,
+                            e.zeta.data,
+                            e.to_go.data,
+                            e.bin.data(),
+                            e.members.data(),
+                            e.gradient.data,
                             scratch.data + index * scratch_size};
       // Runs of neighbouring sites, whose rows are then still in this core's cache.
       for (std::int64_t run; (run = next_site++) * run_length < plan.sites;)
-        for (std::int64_t site = run * run_length; site < std::min<std::int64_t>((run + 1) * run_length, plan.sites); ++site)
+        for (std::int64_t site = run * run_length; site < std::min<std::int64_t>((run + 1) * run_length, plan.sites);
+             ++site)
           engine.columns(plan, c, int(site));
       meeting.wait([&] {
         next_block = 0;

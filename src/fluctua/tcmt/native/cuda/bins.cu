@@ -14,7 +14,8 @@ struct Item {  // what a block settles; a bond of −1 is none
 
 // λ̂ − λ̄ of `self` by the definition, in double: for the rare one that holds nearly all of its bin's weight. The whole
 // warp comes here.
-__device__ __noinline__ Real without(const Real* score, const Real* to_go, const u32* order, int from, int to, int self) {
+__device__ __noinline__ Real without(const Real* score, const Real* to_go, const u32* order, int from, int to,
+                                     int self) {
   double s0 = 0, s1 = 0, plain = 0;
   for (int i = from + (threadIdx.x & 31); i < to; i += 32) {
     const int j = order[i];
@@ -86,8 +87,9 @@ __device__ __forceinline__ void weigh(const Real (&u)[MEMBERS], const Real (&l)[
   }
 }
 
-__device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, const Real* to_go, const Real (&u)[MEMBERS],
-                                             const Real (&l)[MEMBERS], Real s0, Real s1, Real (&g)[MEMBERS]) {
+__device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, const Real* to_go,
+                                             const Real (&u)[MEMBERS], const Real (&l)[MEMBERS], Real s0, Real s1,
+                                             Real (&g)[MEMBERS]) {
   const Real inverse = s0 > 0 ? quotient((Real)1, s0) : (Real)0, mean = s1 * inverse;
   int rare = 0;  // a bit for each member that the quotient is not exact enough for
 #pragma unroll
@@ -104,7 +106,8 @@ __device__ __forceinline__ void settle_value(const Bin& bin, const Real* score, 
 #pragma unroll
     for (int r = 0; r < MEMBERS; ++r) {
       if (!(bits >> r & 1)) continue;
-      const Real advantage = without(score, to_go, bin.order, bin.from, bin.to, __shfl_sync(0xFFFFFFFFu, bin.member[r], of));
+      const Real advantage =
+          without(score, to_go, bin.order, bin.from, bin.to, __shfl_sync(0xFFFFFFFFu, bin.member[r], of));
       if ((int)(threadIdx.x & 31) == of) g[r] += advantage * u[r];
     }
   }
@@ -121,7 +124,8 @@ __device__ __forceinline__ void add_row(Real* gradient, int parameter, const Rea
 }
 
 // Grid: (items, copies), a warp for every bin. Each copy has its share of the slots and its own gradients.
-extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS) settle_bins(const Item* items, int count, int slots, int bins) {
+extern "C" __global__ void __launch_bounds__(BIN_THREADS, BIN_BLOCKS)
+    settle_bins(const Item* items, int count, int slots, int bins) {
   extern __shared__ __align__(16) unsigned char shared[];
   Real* const rows = reinterpret_cast<Real*>(shared);  // (BATCH, 5, count)
   const Item item = items[blockIdx.x];

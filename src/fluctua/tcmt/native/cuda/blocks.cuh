@@ -9,21 +9,21 @@ struct Weight {
   Real s0, s1;
 };
 
-struct Inputs {               // a network; ROWS rows of sites, rates × Δt
-  const Real* omega;          // (ROWS)
-  const Real* chi;            // (ROWS)
-  const Real* damping;        // (ROWS)
-  const Real* kick;           // (ROWS)
-  const Real* variance;       // (ROWS)
-  const Real* start;          // (ROWS, 2)
-  const int* neighbour;       // (DEGREE, ROWS)
-  const Real* kappa;          // (DEGREE, ROWS)
-  const int* bond;            // (DEGREE, ROWS), or −1
-  const int* bond_given;      // (BONDS)
-  const Real* drive;          // (steps, ROWS, 2), if it varies
-  const Real* incoming;       // (steps, PORTS, 2), if it varies
-  const Real* bar;            // R' − λ̄_n (steps, padded to even)
-  const Real* modulation;     // (pieces, 2·HARMONICS, 4): c0, c1, c2, 0
+struct Inputs {            // a network; ROWS rows of sites, rates × Δt
+  const Real* omega;       // (ROWS)
+  const Real* chi;         // (ROWS)
+  const Real* damping;     // (ROWS)
+  const Real* kick;        // (ROWS)
+  const Real* variance;    // (ROWS)
+  const Real* start;       // (ROWS, 2)
+  const int* neighbour;    // (DEGREE, ROWS)
+  const Real* kappa;       // (DEGREE, ROWS)
+  const int* bond;         // (DEGREE, ROWS), or −1
+  const int* bond_given;   // (BONDS)
+  const Real* drive;       // (steps, ROWS, 2), if it varies
+  const Real* incoming;    // (steps, PORTS, 2), if it varies
+  const Real* bar;         // R' − λ̄_n (steps, padded to even)
+  const Real* modulation;  // (pieces, 2·HARMONICS, 4): c0, c1, c2, 0
 };
 static_assert(sizeof(Inputs) == INPUTS_BYTES, "the host has another list of fields");
 

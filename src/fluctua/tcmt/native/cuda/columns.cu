@@ -9,7 +9,7 @@
 // u64 of Real's size).
 
 // Indices are 32 bits wide: the host refuses what does not fit.
-#define VALUES 4      // scores that a trajectory settles between two barriers
+#define VALUES    4  // scores that a trajectory settles between two barriers
 #define MOST_BINS 256
 #if KEEP
 #define EACH_OWN _Pragma("unroll")
@@ -58,7 +58,8 @@ __device__ void sort(Key* keys, int size) {  // bitonic; size a power of two
     }
 }
 
-__device__ __forceinline__ int bin_of(Key v, const Key* edge, int bins) {  // edges not above it: equal values share a bin
+__device__ __forceinline__ int bin_of(Key v, const Key* edge,
+                                      int bins) {  // edges not above it: equal values share a bin
   int bin = 0;
   for (int k = 0; k + 1 < bins; ++k) bin += v >= edge[k];
   return bin;
@@ -66,19 +67,22 @@ __device__ __forceinline__ int bin_of(Key v, const Key* edge, int bins) {  // ed
 
 // A column a block, 1024 threads. `lower`: each column's lower site.
 // `unfit` is set if a bin has one member, or more than `most`: bins.cu cannot settle those.
-extern "C" __global__ void __launch_bounds__(1024) rebin(const int* lower, int count, int size, int bins, int most, int* unfit) {
+extern "C" __global__ void __launch_bounds__(1024)
+    rebin(const int* lower, int count, int size, int bins, int most, int* unfit) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Key edge[MOST_BINS];
   __shared__ int start[MOST_BINS + 1];
   const int column = blockIdx.x, site = lower[column];
   Key* const keys = reinterpret_cast<Key*>(shared);  // (size), later counts (32 warps, bins)
-  for (int j = threadIdx.x; j < size; j += blockDim.x) keys[j] = j < count ? condition(column, site, j, count) : KEY_MAX;
+  for (int j = threadIdx.x; j < size; j += blockDim.x)
+    keys[j] = j < count ? condition(column, site, j, count) : KEY_MAX;
   __syncthreads();
   sort(keys, size);
   for (int k = threadIdx.x; k + 1 < bins; k += blockDim.x) edge[k] = keys[(int)((long long)(k + 1) * count / bins)];
   for (int k = threadIdx.x; k <= bins; k += blockDim.x) start[k] = 0;
   __syncthreads();
-  for (int j = threadIdx.x; j < count; j += blockDim.x) atomicAdd(start + 1 + bin_of(condition(column, site, j, count), edge, bins), 1);
+  for (int j = threadIdx.x; j < count; j += blockDim.x)
+    atomicAdd(start + 1 + bin_of(condition(column, site, j, count), edge, bins), 1);
   __syncthreads();
   if (threadIdx.x == 0)
     for (int k = 0; k < bins; ++k) start[k + 1] += start[k];
@@ -126,11 +130,14 @@ struct Table {  // of one value: a bin's m and 1/S0
   Real mean[MOST_BINS], inverse[MOST_BINS];
 };
 
-__device__ __forceinline__ Real cross(const Quad& noise, const Quad& state) { return noise.zr * state.y - noise.zi * state.x; }
+__device__ __forceinline__ Real cross(const Quad& noise, const Quad& state) {
+  return noise.zr * state.y - noise.zi * state.x;
+}
 
 // The scores of trajectory j. Site: ω and χ at slots s and s + 1. Bond: κ at slots s … s + 3.
 template <bool bond>
-__device__ __forceinline__ void scores(int n, int m, int j, int count, int slot, int end, Real (&u)[VALUES], Real (&l)[VALUES]) {
+__device__ __forceinline__ void scores(int n, int m, int j, int count, int slot, int end, Real (&u)[VALUES],
+                                       Real (&l)[VALUES]) {
 #pragma unroll
   for (int v = 0; v < VALUES; ++v) u[v] = l[v] = 0;
 #pragma unroll
@@ -178,8 +185,8 @@ __device__ void add_up(const Weight* weights, const int* start, int bins, int co
 
 // λ̂ − λ̄ by the definition: sums over the others of the bin, or over all others for one alone in its bin; their plain
 // mean if all their scores vanish. For the rare trajectory that holds nearly all of its bin's weight.
-__device__ __noinline__ Real by_definition(const Weight* weights, const int* start, int bins, int count, int place, int bin, Real own,
-                              const Real* to_go, const u32* places) {
+__device__ __noinline__ Real by_definition(const Weight* weights, const int* start, int bins, int count, int place,
+                                           int bin, Real own, const Real* to_go, const u32* places) {
   const bool single = start[bin + 1] - start[bin] == 1;
   const int from = single ? 0 : start[bin], to = single ? count : start[bin + 1];
   double s0 = 0, s1 = 0, plain = 0;
@@ -220,7 +227,7 @@ __device__ void settle_column(int n, int m, int column, int parameter, int begin
 #else
     Real u[1][VALUES], l[1][VALUES];
 #endif
-EACH_OWN
+    EACH_OWN
     for (int e = 0; e < EACH; ++e) {
       const int j = threadIdx.x + e * COLUMN_THREADS, i = KEEP ? e : 0;
       if (j >= count) continue;
@@ -239,7 +246,7 @@ EACH_OWN
     __syncthreads();
     add_up(weights, start, bins, count, table);
     __syncthreads();
-EACH_OWN
+    EACH_OWN
     for (int e = 0; e < EACH; ++e) {
       const int j = threadIdx.x + e * COLUMN_THREADS, i = KEEP ? e : 0;
       if (j >= count) continue;
@@ -281,7 +288,8 @@ EACH_OWN
 }
 
 // Grid: (sites, copies). Each copy has its share of the slots and its own gradients.
-extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREADS) columns(int count, int slots, int bins) {
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREADS)
+    columns(int count, int slots, int bins) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Table table[VALUES];
   __shared__ int start[MOST_BINS + 1];
@@ -296,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1024 / COLUMN_THREA
   settle_column<false>(n, n, n, n, begin, end, count, bins, weights, table, start, gradient);
   for (int b = c_settled.upper_start[n]; b < c_settled.upper_start[n + 1]; ++b) {
     __syncthreads();  // `start` of the last column may still be read
-    settle_column<true>(n, c_settled.upper_site[b], N + b, 2 * N + b, begin, end, count, bins, weights, table, start, gradient);
+    settle_column<true>(n, c_settled.upper_site[b], N + b, 2 * N + b, begin, end, count, bins, weights, table, start,
+                        gradient);
   }
 }

@@ -50,7 +50,7 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 first, u32 second, R
 
 __device__ void close_site(const Site& s, int n, Real excess, Real* raw) {  // excess: R − R'
 #if SCORES
-EACH_SLOT
+  EACH_SLOT
   for (int i = 0; i < 2 + DEGREE; ++i) raw[i * N + n] = s.weighted[i] + excess * s.plain[i];
 #if RATES
 #pragma unroll
@@ -60,14 +60,15 @@ EACH_SLOT
 #endif
 }
 
-struct Clock {  // what all threads of a block agree on
+struct Clock {     // what all threads of a block agree on
   Real sum, base;  // C = base + sum
   Real tau;        // where in the chunk, in (−1, 1): what the modulation's quadratics are in
 };
 
 template <int odd>
-__device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][4], Clock& c, u32 psi, u32 half_turn, int step, int chunk, Real bar, int j,
-                                         int steps, Real tau_step, int record_every) {
+__device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][4], Clock& c, u32 psi, u32 half_turn,
+                                         int step, int chunk, Real bar, int j, int steps, Real tau_step,
+                                         int record_every) {
 #if RECORD
   if (step % record_every == 0)
     for (int n = threadIdx.x; n < N; n += THREADS)
@@ -94,8 +95,7 @@ __device__ __forceinline__ Pair bars(int step) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    one_pass(u32 first, int count, int steps, int chunk_steps, Real wave_scale, double reference,
-             int record_every) {
+    one_pass(u32 first, int count, int steps, int chunk_steps, Real wave_scale, double reference, int record_every) {
   extern __shared__ __align__(16) unsigned char shared[];  // two buffers of ψ, then the modulation's
   const u32 psi = shared_address(shared);
   Real* const rewards = reinterpret_cast<Real*>(shared + REWARDS);
@@ -122,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       store(site[i].self, start);
     }
 #if HARMONICS
-    for (int b = threadIdx.x; b < BONDS; b += THREADS) draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
+    for (int b = threadIdx.x; b < BONDS; b += THREADS)
+      draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
 #endif
     __syncthreads();
 
@@ -151,8 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       if ((steps & 1) && steps - chunk <= chunk_steps) {  // the last step of an odd number
         u32 w[PER][4] = {};
         draw(threadIdx.x, w, stream, steps - 1);
-        step_all<0>(site, w, c, psi, half_turn, steps - 1, chunk, bars(steps - 1).x, j, steps, tau_step,
-                    record_every);
+        step_all<0>(site, w, c, psi, half_turn, steps - 1, chunk, bars(steps - 1).x, j, steps, tau_step, record_every);
       }
       if (threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
         atomicAdd(c_out.reward_sum + (long long)blockIdx.x * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
@@ -188,12 +188,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // Moments of the gradients over trajectories, (parts, 3, P): Σv, Σv², Σ(v₂ⱼ + v₂ⱼ₊₁)². Column p is the sum of the
 // raw columns a[p] and b[p] (b < 0: none). Fixed order, in double. Optionally the samples themselves.
-extern "C" __global__ void moments(const Real* raw, long long stride, const int* a, const int* b, int columns, int count,
-                                   double* out, Real* samples) {
+extern "C" __global__ void moments(const Real* raw, long long stride, const int* a, const int* b, int columns,
+                                   int count, double* out, Real* samples) {
   const int p = blockIdx.x * blockDim.x + threadIdx.x;
   if (p >= columns) return;
   const int parts = gridDim.y, pairs = (count + 1) / 2;
-  const int from = (int)((long long)pairs * blockIdx.y / parts) * 2, to = min(count, (int)((long long)pairs * (blockIdx.y + 1) / parts) * 2);
+  const int from = (int)((long long)pairs * blockIdx.y / parts) * 2,
+            to = min(count, (int)((long long)pairs * (blockIdx.y + 1) / parts) * 2);
   const int ia = a[p], ib = b[p];
   double first = 0, second = 0, paired = 0, held = 0;
   for (int j = from; j < to; ++j) {

@@ -9,8 +9,9 @@ __constant__ Replayed c_replay;
 }
 
 template <int odd>
-__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PER][4], int thread, u32 psi, Real* poly, const Real* waves,
-                                            u32 half_turn, int step, int begin, int piece_steps, double& c, int j, int count) {
+__device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PER][4], int thread, u32 psi, Real* poly,
+                                            const Real* waves, u32 half_turn, int step, int begin, int piece_steps,
+                                            double& c, int j, int count) {
   Real tau = 0;
 #if HARMONICS
   const int within = step % piece_steps;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PE
   __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS * TOGETHER, REPLAY_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS* TOGETHER, REPLAY_BLOCKS)
     replay(u32 first, int count, int begin, int end, int piece_steps, Real wave_scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % TOGETHER, thread = threadIdx.x / TOGETHER;

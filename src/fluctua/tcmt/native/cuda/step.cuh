@@ -24,9 +24,9 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 
 #define KINDS (SCORES ? 2 + DEGREE + (RATES ? 4 : 0) : 0)
 
-#define ROWS (PER * THREADS)              // sites, and idle rows that fill the last warp: no branch in the loop
-#define BUFFER (ROWS * (u32)sizeof(Pair))  // bytes of one state
-#define REWARDS (2 * BUFFER)               // where the rewards of up to 32 steps wait to be added up
+#define ROWS    (PER * THREADS)             // sites, and idle rows that fill the last warp: no branch in the loop
+#define BUFFER  (ROWS * (u32)sizeof(Pair))  // bytes of one state
+#define REWARDS (2 * BUFFER)                // where the rewards of up to 32 steps wait to be added up
 
 __device__ __forceinline__ Real cross(Real ar, Real ai, Pair b) { return ar * b.y - ai * b.x; }
 
@@ -121,7 +121,7 @@ __device__ __forceinline__ Pair force(int n, int step, const Real* table, const 
 template <bool modulated, class S, class Each>
 __device__ __forceinline__ Pair couple(const S& s, u32 from, Real tau, Each each) {
   Pair h = Pair();
-EACH_SLOT
+  EACH_SLOT
   for (int d = 0; d < DEGREE; ++d) {
     const Pair m = load(s.neighbour[d] + from, Pair());
     Real k = s.kappa[d];
@@ -169,13 +169,13 @@ __device__ void open_site(Site& s, int n, u32 psi) {
   s.damping = c_in.damping[n];
   s.kick = c_in.kick[n];
   s.variance = c_in.variance[n];
-EACH_SLOT
+  EACH_SLOT
   for (int d = 0; d < DEGREE; ++d) {
     s.kappa[d] = c_in.kappa[d * ROWS + n];
     s.neighbour[d] = fixed(psi + c_in.neighbour[d * ROWS + n] * (u32)sizeof(Pair));
   }
 #if SCORES
-EACH_SLOT
+  EACH_SLOT
   for (int i = 0; i < 2 + DEGREE; ++i) s.weighted[i] = s.plain[i] = 0;
 #if RATES
 #pragma unroll
@@ -186,7 +186,7 @@ EACH_SLOT
 
 // κ(t) of the piece of the modulation that begins, for every slot of a site; kappa: without it.
 template <class S> __device__ void take_modulation(S& s, int n, const Real* kappa, const Real* poly) {
-EACH_SLOT
+  EACH_SLOT
   for (int d = 0; d < DEGREE; ++d) {
     const int b = c_in.bond[d * ROWS + n];
     s.kappa[d] = kappa[d * ROWS + n] + (b < 0 ? (Real)0 : poly[b]);

@@ -6,9 +6,9 @@
 //
 // Set before this text, besides theirs (with SCORES and BASELINE 1): RANK, TWIN_BLOCKS (a multiprocessor).
 
-#define SCORED (2 + DEGREE)
-#define WARPS ((THREADS + 31) / 32)
-#define SUMS_AT (TWIN_AT + 2 * BUFFER)                     // two times a number of every warp
+#define SCORED       (2 + DEGREE)
+#define WARPS        ((THREADS + 31) / 32)
+#define SUMS_AT      (TWIN_AT + 2 * BUFFER)                // two times a number of every warp
 #define PROJECTED_AT (SUMS_AT + 64 * (u32)sizeof(double))  // B†d, then CB†d
 
 // What one thread sums, in double: −Σq·r and Σg of its sites, and its part of what Λ_0 has grown to but for q·d.
@@ -68,7 +68,8 @@ __device__ double bend(TwinSite (&site)[PER], const Pair (&x)[PER], Pair (&q)[PE
 }
 #endif
 
-struct Score {  // besides Site's two sums: the scores with q for ζ, and those of the last step, whose weight is not known yet
+struct Score {  // besides Site's two sums: the scores with q for ζ, and those of the last step, whose weight is not
+                // known yet
   Real direct[SCORED], held[SCORED];
 #if RATES
   Real direct_rate[2], held_rate[3];  // damping and drive; and ln Q
@@ -76,7 +77,7 @@ struct Score {  // besides Site's two sums: the scores with q for ζ, and those 
 };
 
 __device__ __forceinline__ void settle(Site& s, const Score& a, Real w) {
-EACH_SLOT
+  EACH_SLOT
   for (int i = 0; i < SCORED; ++i) s.weighted[i] += w * a.held[i];
 #if RATES
 #pragma unroll
@@ -154,7 +155,7 @@ __device__ void close_corrected(const Site& s, const Score& a, int n, Real exces
     raw[(2 * KINDS + kind) * N + n] = direct + correction;
   };
   const Real dt = (Real)(1 / INVERSE_DT);
-EACH_SLOT
+  EACH_SLOT
   for (int i = 0; i < SCORED; ++i) put(i, a.direct[i] * dt, s.weighted[i] + excess * s.plain[i]);
 #if RATES
   put(SCORED, a.direct_rate[0] * dt, s.rate[0] + excess * s.rate[1]);
@@ -195,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
     const u32 half_turn = ANTITHETIC ? trajectory << 31 : 0;
     __syncthreads();  // the last trajectory's state is still being read
 #if HARMONICS
-    for (int b = threadIdx.x; b < BONDS; b += THREADS) draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
+    for (int b = threadIdx.x; b < BONDS; b += THREADS)
+      draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
 #endif
     __syncthreads();
 
@@ -265,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
           const int n = threadIdx.x + i * THREADS;
           for (int p = 0; p < PORTS; ++p)
             if (is_port(p, n)) {
-              for (int step = begin; step < end; ++step) sum.grown += twin_reward(n, path[(step - begin) * row + n], step);
+              for (int step = begin; step < end; ++step)
+                sum.grown += twin_reward(n, path[(step - begin) * row + n], step);
               break;
             }
         }

@@ -1,5 +1,5 @@
-// The twin's noise-free path and its adjoint on the device; follows lattice.cu. A site is a thread, and every thread reads
-// only those rows of them that it has written for its own sites, so nothing is exchanged through global memory.
+// The twin's noise-free path and its adjoint on the device; follows lattice.cu. A site is a thread, and every thread
+// reads only those rows of them that it has written for its own sites, so nothing is exchanged through global memory.
 //
 // Set before this text, besides lattice.cu's: OWN (each trajectory has a twin of its own: it knows the modulation),
 // TWIN_HARMONICS, TWIN_AT (bytes of shared memory before the twin's two buffers).
@@ -24,7 +24,7 @@ __device__ void open_twin(TwinSite& s, int n, u32 base) {
   s.omega = c_twin.omega[n];
   s.chi = c_twin.chi[n];
   s.damping = c_twin.damping[n];
-EACH_SLOT
+  EACH_SLOT
   for (int d = 0; d < DEGREE; ++d) {
     s.kappa[d] = c_twin.kappa[d * ROWS + n];
     s.neighbour[d] = base + c_in.neighbour[d * ROWS + n] * (u32)sizeof(Pair);

@@ -1,0 +1,172 @@
+"""The compiled core refuses what does not fit before it touches memory, and names it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fluctua.tcmt.kernel.cpu import Pass, Sums, TwinSums, TwinTables
+from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of
+from fluctua.tcmt.kernel.options import Ensemble, Options
+from fluctua.tcmt.native import _native
+from kernel_reference import rectangle
+
+COUNT = 5
+ENSEMBLE = Ensemble(rectangle(2, 3, steps=8), 1, COUNT, Options(samples=True, record_every=2), table=np.zeros(9))
+PLAN = plan_of(ENSEMBLE)
+ONCE = Pass(COUNT, 0, 1, scores=True, record_every=2)
+ARRAYS = [f.name for f in dataclasses.fields(Plan) if isinstance(getattr(PLAN, f.name), np.ndarray)]
+LINEAR = TwinTables(4, False, 0, None, None)
+OUTPUTS = ["returns", "reward_sum", "moments", "samples", "record", "overflow"]
+
+
+def sweep(plan=PLAN, once=ONCE, **outputs):
+    out = dataclasses.replace(Sums.empty(ENSEMBLE), **outputs)
+    _native.sweep(plan, once, out, False)
+    return out
+
+
+def changed(**values):
+    return dataclasses.replace(PLAN, **values)
+
+
+def test_what_fits_runs():
+    assert np.isfinite(sweep().samples).all()
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_every_array_of_a_plan_is_measured(name):
+    value = getattr(PLAN, name)
+    other = np.int64 if value.dtype == np.int32 else np.float16
+    longer = np.concatenate([value.ravel(), value.ravel()[:1] if value.size else np.zeros(1, value.dtype)])
+    wrong = [longer, value.astype(other) if value.size else np.zeros(3, other)]
+    if value.size:
+        wrong.append(value.ravel()[:-1])
+    if value.size > 1:
+        wrong.append(np.repeat(value.ravel(), 2)[::2])  # not contiguous
+    for given in wrong:
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            sweep(changed(**{name: given}))
+    if name != "bar":
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            sweep(changed(**{name: None}))
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_every_output_is_measured(name):
+    value = getattr(Sums.empty(ENSEMBLE), name)
+    read_only = value.copy()
+    read_only.setflags(write=False)
+    for given in (value.ravel()[:-1], np.zeros(value.shape, np.int16), read_only):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            sweep(**{name: given})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sites": 7}, "`omega`|`lower_start`"),
+        ({"sites": 0}, "`sites` must be 1"),
+        ({"sites": -1}, "`sites` must be 1"),
+        ({"steps": 2**31}, "`steps`"),
+        ({"steps": 2**40}, "`steps`"),
+        ({"bonds": -3}, "`bonds` must be 0"),
+        ({"seed": 2**64}, "`seed`"),
+        ({"seed": -1}, "`seed`"),
+        ({"modulation_steps": 0}, "`modulation_steps`"),
+        ({"drive_rows": 3}, "`drive_rows`"),
+        ({"harmonics": 2**31 - 1, "steps": 2**31 - 1, "drive_rows": 1}, "`lower_start`|`bar`|`modulation`|memory"),
+        ({"dt": "fast"}, "`dt`"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(changed(**values))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("port_site", np.array([6, 0], np.int32), "`port_site` must hold indices below 6; got 6"),
+        ("drive_site", np.array([-1], np.int32), "`drive_site`.*got -1"),
+        ("upper_site", np.full(7, 99, np.int32), "`upper_site`.*got 99"),
+        ("lower_start", np.array([0, 9, 0, 0, 0, 0, 7], np.int32), "`lower_start` must ascend from 0 to 7"),
+    ],
+)
+def test_indices_that_lead_out_of_an_array_are_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(changed(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": 0}, "`count`"),
+        ({"count": 6}, "`returns` must have 6 elements; got 5"),
+        ({"count": 2**62}, "`count`"),
+        ({"count": 2**32}, "`returns`"),
+        ({"first": 2**32}, "`first`"),
+        ({"threads": 0}, "`threads`"),
+        ({"threads": 10**6}, "`threads`"),
+        ({"record_every": -1}, "`record_every`"),
+        ({"record_every": 1}, "`record`"),
+    ],
+)
+def test_passes_out_of_range_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(once=dataclasses.replace(ONCE, **values))
+
+
+def test_the_second_pass_is_measured_too():
+    good = Pass(COUNT, 0, 1, bins=2, rebin_every=3, first_returns=np.zeros(16), centre=np.zeros(9))
+    for name, value in (
+        ("bins", 0),
+        ("bins", 257),
+        ("rebin_every", 0),
+        ("first_returns", np.zeros(5)),
+        ("centre", np.zeros(8)),
+        ("first_returns", None),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            _native.binned(PLAN, dataclasses.replace(good, **{name: value}), Sums.empty(ENSEMBLE), False)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (TwinTables(0, True, 0, None, None), "`segment`"),
+        (TwinTables(4, False, 7, None, None), "`rank`"),
+        (TwinTables(4, False, 2, np.zeros((6, 1, 2), np.float32), np.zeros((2, 2, 2, 2), np.float32)), "`basis`"),
+        (TwinTables(4, False, 2, np.zeros((6, 2, 2), np.float32), np.zeros((1, 2, 2, 2), np.float32)), "`curvature`"),
+        (TwinTables(4, True, 2, None, None), "every step"),
+    ],
+)
+def test_a_twin_is_measured_too(tables, message):
+    def twin(model=PLAN, tables=LINEAR, **outputs):
+        out = dataclasses.replace(TwinSums.empty(ENSEMBLE), **outputs)
+        _native.twin(PLAN, ONCE, model, tables, out, False)
+
+    with pytest.raises(ValueError, match=message):
+        twin(tables=tables)
+    with pytest.raises(ValueError, match="graph, drives, ports and steps"):
+        twin(model=plan_of(ENSEMBLE.replace(spec=rectangle(2, 4, steps=8))))
+    for name in ("gained", "prefix_sum", "direct", "correction", "moments"):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            twin(**{name: np.zeros(1, np.float32)})
+
+
+@pytest.mark.parametrize("sizes", [(2**33, 1, 1), (1, 2**34, 1), (2**31, 2**31, 2**31), (0, 1, 1)])
+def test_normals_of_absurd_sizes_are_refused(sizes):
+    with pytest.raises(ValueError, match=r"32 bits|memory|at least 1"):
+        _native.normals(0, *sizes)
+
+
+def test_blocks_of_the_device_are_filled_by_name():
+    block = blocks()["Outputs"]
+    assert block.size == 8 * len(block.fields) == 48
+    values = {name: i for i, name in enumerate(block.fields)}
+    np.testing.assert_array_equal(block.packed(**dict(reversed(values.items()))), range(6))
+    with pytest.raises(TypeError, match="waves"):
+        block.packed(**{name: 0 for name in block.fields if name != "waves"})
+    with pytest.raises(TypeError, match="wave"):
+        block.packed(**{**values, "wave": 1})
