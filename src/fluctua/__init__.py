@@ -1,15 +1,17 @@
 """Fluctua: train stochastic physical systems from their own fluctuations."""
 
+from importlib.metadata import version as _version
+
 from fluctua.core.averaged import Averaged, Certificate
-from fluctua.core.baselines import Baseline, Kick, binned, mean, none, optimal, time_only
+from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
 from fluctua.core.compare import Comparison, compare
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt
+from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
 from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
 from fluctua.core.simulate import simulator
 from fluctua.core.start import Density, Reparameterised
 from fluctua.core.sweep import returns_to_go
-from fluctua.core.twin import Twin, TwinSamples
+from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
     Estimate,
     Estimator,
@@ -27,3 +29,63 @@ from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.train import Record, box, train
 from fluctua.store.training import resume, run
+
+__version__ = _version("fluctua")
+
+__all__ = [
+    "Averaged",
+    "Baseline",
+    "Certificate",
+    "Comparison",
+    "Density",
+    "Estimate",
+    "Estimator",
+    "Evaluation",
+    "Kick",
+    "NoiseProduct",
+    "Objective",
+    "Process",
+    "Record",
+    "Reparameterised",
+    "Samples",
+    "Score",
+    "Step",
+    "Substrate",
+    "Trajectories",
+    "Twin",
+    "TwinSamples",
+    "Wiener",
+    "binned",
+    "box",
+    "carried",
+    "compare",
+    "drift_score",
+    "evaluate",
+    "finite_differences",
+    "full_score",
+    "gradient",
+    "local_linear_score",
+    "mean",
+    "mean_return_to_go",
+    "none",
+    "optimal",
+    "pathwise",
+    "ppgt",
+    "reduce_samples",
+    "residual",
+    "resume",
+    "returns_to_go",
+    "rms_ascent",
+    "run",
+    "samples_of",
+    "simulator",
+    "spsa",
+    "time_only",
+    "train",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names and the sub-packages that are loaded."""
+    rooms = [name for name, value in globals().items() if getattr(value, "__package__", None) == f"fluctua.{name}"]
+    return sorted({*__all__, *rooms, "__all__", "__doc__", "__version__"})

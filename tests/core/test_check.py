@@ -175,9 +175,9 @@ def test_a_table_that_does_not_fit_the_grid():
         estimate(baseline=fl.time_only(jnp.zeros(7)))
 
 
-def test_a_pilot_cannot_be_run_on_recordings():
-    with pytest.raises(ValueError, match="needs its `values`"):
-        fl.gradient(PROCESS, OBJECTIVE, THETA, trajectories(), baseline=fl.time_only())
+def test_one_recorded_trajectory_has_no_other_for_its_baseline():
+    with pytest.raises(ValueError, match=r"there is 1 trajectory.*time_only\(values\)"):
+        fl.gradient(PROCESS, OBJECTIVE, THETA, trajectories(1), baseline=fl.time_only())
 
 
 # ------------------------------------------------------------------------------ parameters, callables

@@ -13,7 +13,7 @@ import fluctua as fl
 PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
 OBJECTIVE = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
 RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 2, 21))
-ESTIMATOR = fl.ppgt(PROCESS, OBJECTIVE, RUN)
+ESTIMATOR = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optimal")
 THETA = {"f": jnp.zeros(1)}
 KEY = jax.random.key(0)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from fluctua.cli import insitu, reproduce
@@ -23,8 +26,24 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train stochastic physical systems from their own fluctuations.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fluctua {metadata.version('fluctua')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Train stochastic physical systems from their own fluctuations."""
+
+
 for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, convert, estimate, calibrate):
     app.command()(command)
 app.command("virtual-bench")(virtual_bench)

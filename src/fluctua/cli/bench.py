@@ -106,12 +106,14 @@ def kernel_call(
     import numpy as np
 
     from fluctua import tcmt
-    from fluctua.core.baselines import time_only
+    from fluctua.core.baselines import binned, time_only
 
     network = tcmt.paper() if network is None else network
     task = tcmt.transmission(network, horizon=steps * DT, dt=DT, **options)
     theta = tcmt.initial_parameters(jax.random.key(0), network)
     known: Any = time_only(jnp.asarray(np.linspace(0.2, 0.0, steps + 1))) if baseline == "time" else baseline
+    if baseline == "binned" and backend != "jax":
+        known = binned(every=100, group=4096)
     # a process that gives the GPU to the kernels keeps JAX's small arrays on the host
     where = jax.default_device(jax.devices("cpu")[0]) if backend == "cuda" else nullcontext()
     estimator = task.estimator(backend, baseline=known)

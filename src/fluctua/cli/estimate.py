@@ -28,7 +28,7 @@ def estimate(
         list[str] | None, typer.Option("--parameter", help="that must be estimated, omega[3] or omega; may be repeated")
     ] = None,
     score: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
-    baseline: Annotated[str, typer.Option(help="time, none, mean or optimal")] = "time",
+    baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin")] = "time",
     noise: Annotated[
         str, typer.Option(help="whose diffusion Q: auto, file (its calibration) or nominal (the model's)")
     ] = "auto",

@@ -24,7 +24,9 @@ def gradient(
         Path | None, typer.Option(help=".npz with omega (detunings), kappa (in the order of the bonds), chi")
     ] = None,
     trajectories: Annotated[int, typer.Option(help="how many to average")] = 1000,
-    baseline: Annotated[str, typer.Option(help="none, time or binned; twin with the cpu and cuda backends")] = "time",
+    baseline: Annotated[
+        str, typer.Option(help="none, time, optimal, binned, twin; jax: mean; kernels: carried")
+    ] = "time",
     backend: Annotated[str, typer.Option(help="cpu, cuda or jax")] = "cpu",
     seed: Annotated[int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,

@@ -32,7 +32,7 @@ def demo(
     ] = None,
     iterations: Annotated[int, typer.Option(help="of the training in situ")] = 100,
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
-    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
+    baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin (the calibrated drift)")] = "twin",
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
     fault_rate: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="probability that an acquisition goes wrong")
@@ -86,7 +86,7 @@ def train(
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
-    baseline: Annotated[str, typer.Option(help="twin (the calibrated drift) or optimal")] = "twin",
+    baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin (the calibrated drift)")] = "twin",
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
     attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 30.0,

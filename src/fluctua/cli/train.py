@@ -44,7 +44,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="of everything random")] = None,
     optimiser: Annotated[str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="of the optimiser")] = None,
-    baseline: Annotated[str | None, typer.Option(help="none, time, carried, binned or twin")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="none, time, carried, optimal, binned or twin; jax: mean")
+    ] = None,
     max_trajectories: Annotated[int | None, typer.Option(help="stop before more than this are used")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="stop after this long")] = None,
     settings: Annotated[

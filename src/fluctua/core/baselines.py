@@ -1,24 +1,35 @@
-"""Baselines λ̄: subtracted from the return-to-go, they change the variance and never the mean.
+"""Baselines λ̄ and the one table of their names: subtracted from the return-to-go, they change the variance and never
+the mean.
 
 A baseline is admissible when it is independent of the kick it multiplies. Those here get that either by
 leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin membership uses the
 state *before* the kick.
 
 Writing another one takes a function of a `Kick` that returns (E, P), or anything that broadcasts to it.
+
+Every door of the library (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the command line) takes a
+name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name what it does not serve (`chosen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.check import leading
-from fluctua.core.types import Array, Params, PyTree
+from fluctua.core.text import close_match
+from fluctua.core.types import Array, Params, Process, PyTree
+
+PILOT = 128
+"""Trajectories of the independent run behind a time-only baseline, unless it says otherwise."""
+
+BATCH = 256
+"""Trajectories that go through time together with a `Twin`, unless it says otherwise."""
 
 
 class Kick(NamedTuple):
@@ -43,7 +54,8 @@ class Baseline(NamedTuple):
 
     of: Kick -> broadcastable to (E, P). needs_returns: whether `of` looks at `Kick.returns`; if so a
     simulated ensemble is run once for the returns and replayed. fewest: trajectories it needs.
-    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,).
+    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,); where nothing can
+    be run, one half of the trajectories fills them for the other. name: in `TABLE`; "own" for one that is not there.
     """
 
     of: Callable[[Kick], Array]
@@ -51,25 +63,46 @@ class Baseline(NamedTuple):
     fewest: int = 2
     pilot: int = 0
     values: Array | None = None
+    name: str = "own"
 
 
 def none() -> Baseline:
     """λ̄ = 0."""
-    return Baseline(_none, needs_returns=False, fewest=1)
+    return Baseline(_none, needs_returns=False, fewest=1, name="none")
 
 
 def _none(kick: Kick) -> Array:
     return jnp.zeros((), kick.score.dtype)
 
 
-def time_only(values: Array | None = None, *, pilot: int = 128) -> Baseline:
-    """λ̄ₙ = E[λ̂ₙ₊₁], a function of time alone, from an independent pilot of `pilot` trajectories.
+def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
+    """λ̄ₙ = E[λ̂ₙ₊₁], a function of time alone. The default, by the name "time".
 
-    `values` (T+1,), the mean return-to-go at each time, takes the pilot's place when it is known already:
-    from an earlier iteration of a training, say, or for recordings, where nothing can be run.
+    A simulator runs an independent pilot for it. Trajectories that were recorded or measured come in two halves, each
+    of which takes the mean return-to-go of the other.
+
+    Args:
+        values: (T+1,), the mean return-to-go at each time, if it is known already: of an earlier iteration, say.
+        pilot: trajectories of the pilot.
+
     """
-    known = None if values is None else jnp.asarray(values)
-    return Baseline(_time_only, needs_returns=False, fewest=1, pilot=0 if known is not None else pilot, values=known)
+    if values is None:
+        if isinstance(pilot, bool) or int(pilot) != pilot or pilot < 1:
+            raise ValueError(f"`pilot` must be a whole number of trajectories, at least 1; got {pilot!r}.")
+        return Baseline(_time_only, needs_returns=False, fewest=1, pilot=int(pilot), name="time")
+    known = jnp.asarray(values)
+    if known.ndim == 0:
+        raise TypeError(
+            f"`values` of a time-only baseline is the mean return-to-go at each time, (T+1,); got the number "
+            f"{values!r}. For a pilot of so many trajectories write time_only(pilot={values!r})."
+        )
+    bad = np.flatnonzero(~np.isfinite(np.asarray(known)))
+    if bad.size:
+        raise ValueError(
+            f"the values of a time-only baseline are not finite at {bad.size} of {known.size} times, first at index "
+            f"{bad[0]}: the gradient would not be either."
+        )
+    return Baseline(_time_only, needs_returns=False, fewest=1, values=known, name="time")
 
 
 def _time_only(kick: Kick) -> Array:
@@ -77,9 +110,30 @@ def _time_only(kick: Kick) -> Array:
     return kick.values[kick.index + 1]  # n+1: the reward at n precedes the kick
 
 
+def of_other_half(kick: Kick) -> Array:
+    """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has the mean of each."""
+    assert kick.values is not None
+    count = kick.returns.shape[0]
+    first, second = kick.values[kick.index + 1]
+    return jnp.where(jnp.arange(count) < half(count), second, first)[:, None]
+
+
+def half(count: int) -> int:
+    """Trajectories in the first of two halves."""
+    return -(-count // 2)
+
+
+def carried() -> Baseline:
+    """`time_only` from the estimate before: free, and as unbiased, however far θ has moved since.
+
+    The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused kernels.
+    """
+    return Baseline(_time_only, needs_returns=False, fewest=1, pilot=PILOT, name="carried")
+
+
 def mean() -> Baseline:
     """λ̄ₙ⁽ʲ⁾ = mean of λ̂ₙ₊₁ over the other trajectories."""
-    return Baseline(_mean)
+    return Baseline(_mean, name="mean")
 
 
 def _mean(kick: Kick) -> Array:
@@ -91,34 +145,138 @@ def optimal() -> Baseline:
 
     Where every other score vanishes the weights say nothing, and the plain mean of the others is taken.
     """
-    return Baseline(_optimal)
+    return Baseline(_optimal, name="optimal")
 
 
 def _optimal(kick: Kick) -> Array:
     return _weighted_mean_of_others(kick.returns, _weights(kick.score))
 
 
-def binned(condition: Callable[..., PyTree], *, bins: int = 20) -> Baseline:
+def binned(
+    condition: Callable[..., PyTree] | None = None, *, bins: int = 20, every: int = 1, group: int | None = None
+) -> Baseline:
     """`optimal` within each of K quantile bins of a quantity of the state before the kick (the paper's).
-
-    condition: (theta, x (M,), t, context) -> a pytree that broadcasts to θ: for each parameter the
-    quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa": abs2(psi)[i] + abs2(psi)[j]}.
-    A bare scalar conditions every parameter on the same quantity.
 
     Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins may
     then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble (itself left out).
+
+    Args:
+        condition: (theta, x (M,), t, context) -> a pytree that broadcasts to θ: for each parameter the
+            quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa": abs2(psi)[i] + abs2(psi)[j]}.
+            A bare scalar conditions every parameter on the same quantity. A `Task` brings its own.
+        bins: K.
+        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps old is as
+            independent of the kick as a fresh one. Fused kernels only.
+        group: split a larger ensemble into groups of at most so many trajectories, each with bins of its own; None for
+            all together. Fused kernels only.
+
     """
-    if bins < 1:
-        raise ValueError(f"`bins` must be at least 1; got {bins}.")
-    return Baseline(_Binned(leading(condition, 4), bins))
+    for name, value, least in (("bins", bins, 1), ("every", every, 1), ("group", 2 if group is None else group, 2)):
+        if isinstance(value, bool) or int(value) != value or value < least:
+            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+    return Baseline(Bins(None if condition is None else leading(condition, 4), bins, every, group), name="binned")
+
+
+class Twin(NamedTuple):
+    """A model of the process that explains most of the return; takes the place of a baseline (`fluctua.core.twin`).
+
+    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose state has the same
+    components; the process of the score if not given. Rewards are always taken at θ: they are defined, not modelled.
+    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the return and is exact
+    for affine drifts with rewards and σσᵀ at most quadratic; it keeps M² numbers a trajectory.
+    baseline: λ̄ₙ, what is taken off Λₙ₊₁; a name or a record, `time_only` with its values. Those that leave one
+    out do so within a batch. batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+    """
+
+    theta: Callable[[Params], Params] | None = None
+    process: Process | None = None
+    order: int = 1
+    baseline: Baseline | str = mean()
+    batch: int = BATCH
+
+
+TABLE: dict[str, Callable[[], Baseline | Twin]] = {
+    "none": none,
+    "time": time_only,
+    "mean": mean,
+    "optimal": optimal,
+    "binned": binned,
+    "twin": Twin,
+    "carried": carried,
+}
+"""Every baseline of the library by its one name."""
+
+DEFAULT = "time"
+"""Its variance is a few per cent above that of "optimal" at half the cost, and it works with chunks, kernels and
+readout correction alike (benchmarks/baselines.py)."""
+
+JAX = ("none", "time", "mean", "optimal", "binned", "twin", "own")
+"""What estimators of the core serve. "own": a `Baseline` that has no name in `TABLE`."""
+
+
+def chosen(
+    given: Baseline | Twin | str | None,
+    *,
+    door: str,
+    serves: Collection[str] = JAX,
+    condition: Callable[..., PyTree] | None = None,
+) -> Baseline | Twin:
+    """The record that a door was asked for, by name or as itself; `DEFAULT` if nothing was.
+
+    Args:
+        given: a name of `TABLE`, a record, or None.
+        door: what asks, for messages.
+        serves: names that it can serve.
+        condition: for "binned" without one of its own.
+
+    """
+    if given is Twin:
+        raise TypeError("`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin().")
+    record: Any = DEFAULT if given is None else given
+    listed = ", ".join(name for name in serves if name != "own")
+    if isinstance(record, str):
+        if record not in TABLE:
+            raise ValueError(f"there is no baseline {record!r}; {door} serves {listed}.{close_match(record, TABLE)}")
+        record = TABLE[record]()
+    if not isinstance(record, Baseline | Twin):
+        raise TypeError(
+            f"`baseline` is a name ({listed}) or a record such as fluctua.optimal(); got {type(record).__name__}."
+        )
+    name = "twin" if isinstance(record, Twin) else record.name
+    if name not in serves:
+        what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
+        raise ValueError(f"{door} does not serve {what}; it serves {listed}.")
+    if isinstance(record, Baseline) and isinstance(record.of, Bins) and record.of.condition is None:
+        if condition is None:
+            raise ValueError(
+                'the baseline "binned" needs the quantity whose quantiles make its bins: '
+                "binned(lambda theta, x: x[0] ** 2)."
+            )
+        record = record._replace(of=replace(record.of, condition=leading(condition, 4)))
+    return record
+
+
+def check_unsorted(given: Baseline | Twin, door: str) -> None:
+    """Refuse the options of `binned` that only kernels serve."""
+    if isinstance(given, Baseline) and isinstance(given.of, Bins) and (given.of.every, given.of.group) != (1, None):
+        raise ValueError(
+            f"{door} sorts all trajectories into bins at every step: `every` = {given.of.every} and `group` = "
+            f"{given.of.group} are options of the fused kernels."
+        )
 
 
 @dataclass(frozen=True)
-class _Binned:  # a record and not a closure, so that equal baselines share one compilation
-    condition: Callable[..., PyTree]
+class Bins:
+    """`Baseline.of` of `binned`: a record and not a closure, so that equal baselines share one compilation."""
+
+    condition: Callable[..., PyTree] | None
     bins: int
+    every: int = 1
+    group: int | None = None
 
     def __call__(self, kick: Kick) -> Array:
+        """λ̄ₙ, sorted into bins afresh. (E, P)"""
+        assert self.condition is not None  # filled in by `chosen`
         weight = _weights(kick.score)
         whole = _weighted_mean_of_others(kick.returns, weight)
         if kick.x is None:  # the draw of X₀ has no state before it
@@ -160,21 +318,17 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
     return jnp.searchsorted(edges, sorted_values, side="right")
 
 
-def check_baseline(given: Baseline | None, trajectories: int, t: Array) -> None:
+def check_baseline(given: Baseline, trajectories: int, t: Array) -> None:
     """Enough trajectories to leave one out; a table that fits the grid."""
-    if given is None:
-        fewest, values = 2, None
-    else:
-        fewest, values = given.fewest, given.values
-    if trajectories < fewest:
+    if trajectories < given.fewest:
         raise ValueError(
-            f"a leave-one-out baseline needs at least {fewest} trajectories; got {trajectories}. "
-            "Take more, or use baseline=none() or time_only()."
+            f"a leave-one-out baseline needs at least {given.fewest} trajectories; got {trajectories}. "
+            "Take more, or use baseline=none() or time_only(values)."
         )
-    if values is not None and values.shape != (len(t),):
+    if given.values is not None and given.values.shape != (len(t),):
         raise ValueError(
             f"the values of a time-only baseline must be the mean return-to-go at each of the {len(t)} times, "
-            f"shape ({len(t)},); got {values.shape}."
+            f"shape ({len(t)},); got {given.values.shape}."
         )
 
 

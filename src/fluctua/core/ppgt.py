@@ -4,24 +4,32 @@ estimator that runs a substrate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, sources, twin_sweep
-from fluctua.core.baselines import Baseline, check_baseline, optimal, time_only
+from fluctua.core.baselines import (
+    Baseline,
+    Twin,
+    check_baseline,
+    check_unsorted,
+    chosen,
+    half,
+    of_other_half,
+    time_only,
+)
 from fluctua.core.estimate import Samples, reduce_samples, unflatten
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Simulator
-from fluctua.core.sources import BLOCK_BYTES, Recording, run_and_pilot
+from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.start import Density, Reparameterised, check_score, checked_start
 from fluctua.core.sweep import Model, Tables
 from fluctua.core.twin import (
     Numbers,
-    Twin,
     TwinModel,
     TwinSamples,
     check_batches,
@@ -40,8 +48,8 @@ def gradient(
     *,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
-    baseline: Baseline | Twin | None = None,
-    initial_baseline: Baseline | None = None,
+    baseline: Baseline | Twin | str | None = None,
+    initial_baseline: Baseline | str | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Estimate:
     """∇θJ from trajectories that came from somewhere: no simulator is needed.
@@ -56,15 +64,16 @@ def gradient(
             time: a list, or an object with `__iter__`, not a generator.
         start: None for a start that does not depend on θ.
         score: ∂θ ln p(x'|x) of one step; `local_linear_score` for samples that are far apart.
-        baseline: what is taken off the return-to-go, or a `Twin`.
-        initial_baseline: for the draw of X₀; `baseline` if not given (`optimal()` with a `Twin`).
+        baseline: what is taken off the return-to-go, a name ("time" if not given: each half of the trajectories takes
+            the mean return-to-go of the other; "none", "mean", "optimal", "twin") or a record.
+        initial_baseline: for the draw of X₀; `baseline` if not given ("optimal" with a `Twin`).
         block_bytes: how much of the trajectories is held at a time.
 
     Returns: an `Estimate`.
 
     """
     method = _method(process, objective, start, score, baseline, initial_baseline)
-    return reduce_samples(_recorded(method, theta, trajectories, None, block_bytes))
+    return reduce_samples(_recorded(method, theta, trajectories, block_bytes))
 
 
 def samples_of(
@@ -75,13 +84,13 @@ def samples_of(
     *,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
-    baseline: Baseline | Twin | None = None,
-    initial_baseline: Baseline | None = None,
+    baseline: Baseline | Twin | str | None = None,
+    initial_baseline: Baseline | str | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Samples:
     """The gradients of the single trajectories, whose mean is `gradient(...)`; its arguments."""
     method = _method(process, objective, start, score, baseline, initial_baseline)
-    return _recorded(method, theta, trajectories, None, block_bytes)
+    return _recorded(method, theta, trajectories, block_bytes)
 
 
 def split_of(
@@ -90,10 +99,10 @@ def split_of(
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
-    baseline: Twin,
+    baseline: Twin | str = "twin",
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
-    initial_baseline: Baseline | None = None,
+    initial_baseline: Baseline | str | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> TwinSamples:
     """The gradients of given trajectories in two parts, direct and correction; the arguments of `gradient`."""
@@ -108,8 +117,8 @@ def ppgt(
     *,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
-    baseline: Baseline | Twin | None = None,
-    initial_baseline: Baseline | None = None,
+    baseline: Baseline | Twin | str | None = None,
+    initial_baseline: Baseline | str | None = None,
 ) -> PPGT:
     """An estimator of ∇θJ that runs a substrate: (key, theta, count) -> `Estimate`.
 
@@ -122,8 +131,10 @@ def ppgt(
         substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
         start: the simulator's own if not given.
         score: ∂θ ln p(x'|x) of one step.
-        baseline: what is taken off the return-to-go. A `Twin` is a model that explains most of the return.
-        initial_baseline: for the draw of X₀; `baseline` if not given (`optimal()` with a `Twin`).
+        baseline: what is taken off the return-to-go, a name ("time" if not given: from an independent pilot on a
+            simulator, from the other half of the trajectories elsewhere; "none", "mean", "optimal", "twin") or a
+            record. A `Twin` is a model that explains most of the return.
+        initial_baseline: for the draw of X₀; `baseline` if not given ("optimal" with a `Twin`).
 
     Returns: the estimator, a `PPGT`.
 
@@ -158,7 +169,9 @@ class PPGT(NamedTuple):
     @property
     def pilot(self) -> int:
         """Trajectories that a call runs besides, for its baseline."""
-        return 0 if self.method.twin else max(self.method.baseline.pilot, self.method.initial_baseline.pilot)
+        if self.method.twin or not isinstance(self.substrate, Simulator):
+            return 0
+        return max(plan.pilot for plan in _plans(self.method))
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -178,15 +191,14 @@ class PPGT(NamedTuple):
             return total(self.split(key, theta, count))
         check.count(count)
         theta = check.parameters(theta)
-        model, plans = self.method.model, self.method[1:3]
         if isinstance(self.substrate, Simulator):
-            flat, returns = sources.streamed_samples(model, _tables(plans), plans, self.substrate, key, theta, count)
+            plans = _plans(self.method)
+            flat, returns = sources.streamed_samples(
+                self.method.model, _tables(plans), plans, self.substrate, key, theta, count
+            )
             return Samples(unflatten(theta, flat), returns)
-        k_run, k_pilot = run_and_pilot(key)
-        table = None
-        if self.pilot:
-            table = mean_return_to_go(model.objective, theta, self.substrate(k_pilot, theta, self.pilot))
-        return _recorded(self.method, theta, self.substrate(k_run, theta, count), table, BLOCK_BYTES)
+        k_run, _ = run_and_pilot(key)
+        return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
 
     def split(self, key: Array, theta: Params, count: int, table: Array | None = None) -> TwinSamples:
         """The gradients in two parts, direct and correction, of an estimator with a `Twin`.
@@ -224,46 +236,123 @@ def _method(
     objective: Objective,
     start: Density | Reparameterised | None,
     score: Score,
-    baseline: Baseline | Twin | None,
-    initial_baseline: Baseline | None,
+    baseline: Baseline | Twin | str | None,
+    initial_baseline: Baseline | str | None,
 ) -> Method:
     moving = None if start is None else checked_start(start)[0]
     check_score(score, moving)
     process, rewards = check.process(process), check.objective(objective)
-    if baseline is Twin:
-        raise TypeError("`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin().")
-    if isinstance(baseline, Twin):
-        twin = checked_twin(baseline, score, process)
-        step, initial = twin.baseline, optimal() if initial_baseline is None else checked_initial(initial_baseline)
+    plan = chosen(baseline, door="an estimator of any process")
+    check_unsorted(plan, "an estimator of any process")
+    initial: Baseline | Twin
+    if isinstance(plan, Twin):
+        twin = checked_twin(plan, score, process)
+        step, initial = twin.baseline, checked_initial("optimal" if initial_baseline is None else initial_baseline)
     else:
-        twin, step = None, optimal() if baseline is None else baseline
-        initial = step if initial_baseline is None else initial_baseline
+        twin, step, initial = None, plan, plan
+        if initial_baseline is not None:
+            initial = chosen(initial_baseline, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
+    assert isinstance(step, Baseline)
+    assert isinstance(initial, Baseline)
     return Method(Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin)
 
 
 def _recorded(
+    method: Method, theta: Params, trajectories: Trajectories | Iterable[Trajectories], block_bytes: int
+) -> Samples:
+    if method.twin:
+        return total(_recorded_split(method, theta, trajectories, None, block_bytes))
+    theta = check.parameters(theta)
+    recording = Recording(trajectories, theta)
+    for plan in _plans(method):
+        check_baseline(plan, recording.count, recording.t)
+    if not any(plan.needs_returns for plan in _plans(method)):
+        parts = [samples for _, samples in _by_pieces(method, theta, trajectories, recording.count, block_bytes, None)]
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    model, tables = method.model, _tables(method[1:3])
+    if any(plan.pilot for plan in _plans(method)):  # beside a baseline that looks across all trajectories
+        means = jnp.stack(_means_of_halves(method, theta, trajectories, recording.count, block_bytes, None), axis=1)
+        tables = Tables(*(means if plan.pilot else plan.values for plan in method[1:3]))
+        of = [of_other_half if plan.pilot else plan.of for plan in method[1:3]]
+        model = model._replace(baseline=of[0], initial_baseline=of[1])
+    flat, returns = sources.recorded_samples(model, tables, recording, theta, block_bytes)
+    return Samples(unflatten(theta, flat), returns)
+
+
+def chunked_samples(
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    count: int,
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | str | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Trajectories, Samples]]:
+    """Trajectories with their gradients, a few at a time and in order, for sums over recordings of any length.
+
+    The arguments are those of `gradient`. count: trajectories in all. baseline: one that does not look across
+    trajectories; "time" reads everything twice, "none" once. block_bytes: how much is held at a time. progress: called
+    with the number of trajectories that were just read.
+    """
+    plan = chosen(baseline, door="an estimate chunk by chunk", serves=("none", "time"))
+    method = _method(process, objective, start, score, plan, None)
+    return _by_pieces(method, check.parameters(theta), trajectories, count, block_bytes, progress)
+
+
+def _by_pieces(
     method: Method,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
-    table: Array | None,
+    count: int,
     block_bytes: int,
-) -> Samples:
-    """table: what a pilot measured, if one was run."""
-    if method.twin:
-        return total(_recorded_split(method, theta, trajectories, table, block_bytes))
-    theta = check.parameters(theta)
-    recording = Recording(trajectories, theta)
-    plans = method[1:3]
-    for plan in plans:
-        check_baseline(plan, recording.count, recording.t)
-        if plan.pilot and table is None:
-            raise ValueError(
-                "a time-only baseline of recorded trajectories needs its `values` (T+1,), the mean "
-                "return-to-go of other trajectories (`mean_return_to_go`): nothing can be run here."
-            )
-    tables = Tables(*(table if values is None else values for values in _tables(plans)))
-    flat, returns = sources.recorded_samples(method.model, tables, recording, theta, block_bytes)
-    return Samples(unflatten(theta, flat), returns)
+    progress: Callable[[int], None] | None,
+) -> Iterator[tuple[Trajectories, Samples]]:
+    cut, means = 0, None
+    if any(plan.pilot for plan in _plans(method)):
+        cut = half(count)
+        means = _means_of_halves(method, theta, trajectories, count, block_bytes, progress)
+    for first, piece in pieces(trajectories, cut, block_bytes):
+        other = None if means is None else means[0 if first >= cut else 1]
+        tables = Tables(*(other if plan.pilot else plan.values for plan in method[1:3]))
+        recording = Recording(piece, theta, first)
+        flat, returns = sources.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        yield piece, Samples(unflatten(theta, flat), returns)
+        if progress:
+            progress(len(piece.x))
+
+
+def _means_of_halves(
+    method: Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    count: int,
+    block_bytes: int,
+    progress: Callable[[int], None] | None,
+) -> list[Array]:
+    """The mean return-to-go (T+1,) of either half: independent of the trajectories of the other."""
+    if count < 2:
+        raise ValueError(
+            "a time-only baseline takes the mean return-to-go of other trajectories, and there is 1 trajectory. Take "
+            'more, or give time_only(values), or baseline="none".'
+        )
+    sums: list[Any] = [0.0, 0.0]
+    counts = [0, 0]
+    cut = half(count)
+    for first, piece in pieces(trajectories, cut, block_bytes):
+        recording = Recording(piece, theta, first)
+        x = jnp.asarray(piece.x, recording.dtype)
+        rewards = method.model.objective
+        mean = sources.mean_return_to_go(rewards, theta, recording.times, x, recording.context)
+        side = int(first >= cut)
+        sums[side] = sums[side] + len(piece.x) * np.asarray(mean, np.float64)
+        counts[side] += len(piece.x)
+        if progress:
+            progress(len(piece.x))
+    return [jnp.asarray(total / n) for total, n in zip(sums, counts, strict=True)]
 
 
 def _recorded_split(
@@ -291,8 +380,13 @@ def _with_twin(
     return model, Numbers(theta, twin_parameters(twin, theta), baseline.values), twin.batch
 
 
-def _tables(plans: tuple[Baseline, Baseline]) -> Tables:
-    return Tables(*(plan.values for plan in plans))
+def _plans(method: Method) -> tuple[Baseline, ...]:
+    """The baselines that are used: the initial one only where the start is drawn from a density."""
+    return method[1:3] if isinstance(method.model.start, Density) else method[1:2]
+
+
+def _tables(plans: tuple[Baseline, ...]) -> Tables:
+    return Tables(plans[0].values, plans[-1].values)
 
 
 def _parts(theta: Params, parts: twin_sweep.Parts) -> TwinSamples:

@@ -33,7 +33,8 @@ BLOCK_BYTES = 256 * 2**20
 class Recording:
     """A checked, re-readable source of trajectories on one time grid."""
 
-    def __init__(self, source: Trajectories | Iterable[Trajectories], theta: Params):
+    def __init__(self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0):
+        self.offset = offset  # of the first trajectory, where this is a piece of a longer recording
         self._chunks: Iterable[Trajectories] = [source] if isinstance(source, Trajectories) else source
         if isinstance(self._chunks, Iterator):
             raise TypeError(
@@ -54,9 +55,9 @@ class Recording:
                     f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and {x.shape[2]}"
                     + ("." if x.shape[1:] != shape else ", at other times.")
                 )
-            for offset, rows in _rows(x):
+            for row, rows in _rows(x):
                 rows = np.asarray(rows)
-                bad += check.first_bad(rows, sum(self.sizes) + offset)
+                bad += check.first_bad(rows, self.offset + sum(self.sizes) + row)
                 largest.append(np.abs(rows).max(axis=(0, 1)))
             self.sizes.append(x.shape[0])
             first.append(np.asarray(x[:, 0]))
@@ -133,6 +134,24 @@ def _checked(given: Trajectories) -> tuple[np.ndarray, Array]:
     return t, x
 
 
+def pieces(
+    source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
+) -> Iterator[tuple[int, Trajectories]]:
+    """A few trajectories at a time, held whole, with the number of the first; none on both sides of number `cut`."""
+    seen = 0
+    for chunk in [source] if isinstance(source, Trajectories) else source:
+        count, low = len(chunk.x), 0
+        size = max(1, block_bytes // max(1, chunk.x.shape[1] * chunk.x.shape[2] * chunk.x.dtype.itemsize))
+        while low < count:
+            high = min(low + size, count)
+            if seen + low < cut:
+                high = min(high, cut - seen)
+            context = jax.tree.map(lambda leaf: leaf[low:high], chunk.context)  # noqa: B023
+            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), context)
+            low = high
+        seen += count
+
+
 def _rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
     """A few trajectories at a time, so that a chunk that loads when sliced is never held whole."""
     size = max(1, bytes_at_once // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
@@ -161,7 +180,7 @@ def recorded_samples(
     for n, times, x in recording.blocks(block_bytes):
         sums = _sweep_block(model, theta, sums, n, times, x, context, returns, tables, recording.t[:2])
     flat = sweep.finish(model, theta, sums, last, recording.t, context)
-    check_scores(flat, model.process, theta, recording.trajectory, recording.t)
+    check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
     return flat, returns
 
 
@@ -237,7 +256,7 @@ def _seed_words(key: Array) -> Array:
 def streamed_samples(
     model: Model,
     tables: Tables,
-    plans: tuple[Baseline, Baseline],
+    plans: tuple[Baseline, ...],
     substrate: Simulator,
     key: Array,
     theta: Params,
@@ -356,7 +375,7 @@ def check_rounding(process: Process, theta: Params, recording: Recording) -> Non
 
 
 def check_scores(
-    flat: Array, process: Process, theta: Params, trajectory: Callable[[int], Trajectories], t: Array
+    flat: Array, process: Process, theta: Params, trajectory: Callable[[int], Trajectories], t: Array, offset: int = 0
 ) -> None:
     """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
     if bool(jnp.all(jnp.isfinite(flat))):
@@ -366,9 +385,10 @@ def check_scores(
     one = trajectory(j)
     context = jax.tree.map(lambda leaf: leaf[0], one.context)
     for n in range(len(t) - 1):
-        check_regular(process, theta, jnp.asarray(one.x[0, n]), t[n], context, f"on trajectory {j} at time index {n}")
+        where = f"on trajectory {offset + j} at time index {n}"
+        check_regular(process, theta, jnp.asarray(one.x[0, n]), t[n], context, where)
     raise FloatingPointError(
-        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {check.few(which)}. The states "
-        "and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "
+        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {check.few(which + offset)}. The "
+        "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "
         "matrix-free solve did not converge."
     )

@@ -31,39 +31,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.baselines import Baseline, check_baseline, mean
+from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.scores import drift_score, full_score
 from fluctua.core.start import Density, Reparameterised
 from fluctua.core.sweep import Model
 from fluctua.core.types import Array, Params, Process, PyTree
 
-BATCH = 256
-"""Trajectories that go through time together, unless a `Twin` says otherwise."""
-
 HESSIAN_BYTES = 2**30
 """The most that the Hessians of a batch may take. The sweep holds a few times as much on the way."""
-
-
-class Twin(NamedTuple):
-    """A model of the process that explains most of the return; takes the place of a baseline.
-
-    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose state has the same
-    components; the process of the score if not given. Rewards are always taken at θ: they are defined, not modelled.
-    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the return and is exact
-    for affine drifts with rewards and σσᵀ at most quadratic; it keeps M² numbers a trajectory.
-    baseline: λ̄ₙ, what is taken off Λₙ₊₁; any of `core.baselines`, `time_only` with its values. Those that leave one
-    out do so within a batch. batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
-
-    >>> ppgt(process, objective, simulator, baseline=Twin())
-    >>> gradient(process, objective, theta, recorded, baseline=Twin(theta=lambda theta: calibrated, order=2))
-    """
-
-    theta: Callable[[Params], Params] | None = None
-    process: Process | None = None
-    order: int = 1
-    baseline: Baseline = mean()
-    batch: int = BATCH
 
 
 class TwinSamples(NamedTuple):
@@ -206,35 +182,37 @@ def checked_twin(given: Twin, score: Callable[..., Any], process: Process) -> Tw
             "work that the score did: use score=full_score (or drift_score), and put what your own score knows into "
             "the process."
         )
-    check_table(given.baseline)
+    baseline = table_for(given.baseline)
     own = process if given.process is None else given.process
     if not isinstance(own, Process) or own.drift is None:
         raise TypeError(
             "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no `process` at all to use the "
             f"one of the score; got {type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
-    return given._replace(process=check.process(own), order=int(given.order))
+    return given._replace(process=check.process(own), order=int(given.order), baseline=baseline)
 
 
-def check_table(given: Any) -> None:
+def table_for(given: Baseline | str) -> Baseline:
     """A baseline for Λ: nothing is run besides."""
-    if not isinstance(given, Baseline):
-        raise TypeError(f"`Twin.baseline` must be a fluctua.Baseline, e.g. mean(); got {type(given).__name__}.")
-    if given.pilot:
+    baseline = chosen(given, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own"))
+    assert isinstance(baseline, Baseline)
+    if baseline.pilot:
         raise ValueError(
             "a time-only baseline of the twin's Λ needs its `values` (T+1,), the `mean_lambda` of other trajectories; "
             "no pilot is run for it. Use Twin(baseline=mean()) or give time_only(values)."
         )
+    return baseline
 
 
-def checked_initial(given: Any) -> Baseline:
+def checked_initial(given: Baseline | str) -> Baseline:
     """A baseline for the draw of X₀, which meets V₀ and Λ₀ one after the other."""
-    if not isinstance(given, Baseline) or given.pilot or given.values is not None:
+    baseline = chosen(given, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
+    if not isinstance(baseline, Baseline) or baseline.pilot or baseline.values is not None:
         raise ValueError(
             "with a Twin the `initial_baseline` is one that needs no table, such as optimal(), mean() or none(): it is "
             "applied to the twin's guess and to what is left of it, each with its own mean."
         )
-    return given
+    return baseline
 
 
 def check_batches(baseline: Baseline, first: Baseline, start: Any, count: int, batch: int, t: Array) -> None:

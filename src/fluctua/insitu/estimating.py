@@ -11,9 +11,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.baselines import mean, none, optimal, time_only
+from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import RunningSums
-from fluctua.core.ppgt import gradient, mean_return_to_go, samples_of
+from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import full_score, local_linear_score
 from fluctua.core.types import Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.calibration.hidden import PartialScore, Visibility, observed_model, visibility
@@ -25,7 +25,8 @@ from fluctua.learn.repetitions import PARTS
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
 """By the transition that they are of."""
-BASELINES = {"optimal": optimal, "mean": mean}
+BASELINES = ("none", "time", "mean", "optimal", "twin")
+"""Those of `fluctua.core.baselines.TABLE` that a recording can serve."""
 
 
 class Result(NamedTuple):
@@ -46,7 +47,7 @@ def estimate(
     theta: Params | None = None,
     *,
     score: Score = full_score,
-    baseline: str = "time",
+    baseline: str | Baseline | Twin | None = None,
     observed: np.ndarray | None = None,
     size: int | None = None,
     observation_noise: Any = None,
@@ -55,9 +56,10 @@ def estimate(
 ) -> Result:
     """∇θJ with errors from a recording. theta: the recording's own parameters if not given.
 
-    baseline: "time" takes the mean return-to-go of the even chunks for the odd ones and the other way round, so it is
-    independent of the trajectories it is used on, and reads the file twice from beginning to end. "none" reads it
-    twice too. "optimal" and "mean" look across all trajectories at every step, and read the file in blocks of steps.
+    baseline: a name of `BASELINES` or its record. "time", the default, takes the mean return-to-go of one half of the
+    trajectories for the other, so it is independent of the trajectories it is used on, and reads the file twice from
+    beginning to end. "none" reads it once. The others look across trajectories or at a model, and read the file in
+    blocks of steps.
 
     observed, size: the components of the state that the file holds, and how many there are, if some are hidden.
     observation_noise: variance of the measurement, a number or (M,), to correct for (see `observation`).
@@ -82,20 +84,18 @@ def estimate(
         view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
         process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
         score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
-    if baseline in BASELINES:
+    plan = chosen(baseline, door="a recording", serves=BASELINES)
+    if isinstance(plan, Twin) or plan.needs_returns:
         if observation_noise is not None:
             raise ValueError('correcting for observation noise works with baseline "time" or "none".')
         parts = None
         found = gradient(
-            process, objective, theta, recording.trajectories(), score=score, baseline=BASELINES[baseline](),
-            block_bytes=chunk_bytes,
-        )  # fmt: skip
-    elif baseline in ("time", "none"):
-        found, parts = _by_chunks(
-            recording, process, objective, theta, score, baseline, observation_noise, chunk_bytes, progress
+            process, objective, theta, recording.trajectories(), score=score, baseline=plan, block_bytes=chunk_bytes
         )
     else:
-        raise ValueError(f'`baseline` must be "time", "none", "optimal" or "mean"; got {baseline!r}.')
+        found, parts = _by_chunks(
+            recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
+        )
     return Result(found if view is None else _blank(found, view), view, parts)
 
 
@@ -118,40 +118,31 @@ def _by_chunks(
     objective: Objective,
     theta: Params,
     score: Score,
-    baseline: str,
+    baseline: Baseline,
     noise: Any,
     chunk_bytes: int,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Estimate, np.ndarray | None]:
     rewards, checked = check.objective(objective), check.process(process)
-    size = min(recording.chunk_size(chunk_bytes), -(-recording.count // 2))  # two chunks at least
-    total, done = 2 * recording.count, 0
-    plans: list[Any] = [none(), none()]
-    if baseline == "time":
-        tables: list[Any] = [0.0, 0.0]
-        counts = [0, 0]
-        for k, chunk in enumerate(recording.chunks(size)):
-            e = len(chunk.x)
-            tables[k % 2] = tables[k % 2] + e * np.asarray(mean_return_to_go(rewards, theta, chunk), np.float64)
-            counts[k % 2] += e
-            done += e
-            if progress:
-                progress(done, total)
-        plans = [time_only(jnp.asarray(tables[1 - k] / counts[1 - k])) for k in (0, 1)]
+    total, done = (2 if baseline.pilot else 1) * recording.count, 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
     s = None if noise is None else observation_variance(noise, recording.x.shape[2])
     used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
     sums = RunningSums(theta, PARTS)
-    for k, chunk in enumerate(recording.chunks(size)):
-        samples = samples_of(
-            process, objective, theta, chunk, score=used, baseline=plans[k % 2], block_bytes=chunk_bytes
-        )
+    for chunk, samples in chunked_samples(
+        process, objective, theta, recording.trajectories(), recording.count,
+        score=used, baseline=baseline, block_bytes=chunk_bytes, progress=read,
+    ):  # fmt: skip
         if s is not None:
             off = reward_term(checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta))
             samples = samples._replace(gradient=subtract(samples.gradient, off, theta))
         sums.add(samples)
-        done += len(chunk.x)
-        if progress:
-            progress(done, total)
     return sums.estimate(), sums.by_parts()
 
 

@@ -30,9 +30,9 @@ import jax
 import numpy as np
 import optax
 
+from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
-from fluctua.core.twin import Twin
 from fluctua.core.types import Estimator, PyTree
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.protocol import Instrument
@@ -52,9 +52,8 @@ Connect = Callable[[], Instrument]
 MakeEstimator = Callable[..., Estimator]
 """(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`."""
 
-ESTIMATORS: dict[str, MakeEstimator] = {"twin": partial(ppgt, baseline=Twin()), "optimal": ppgt}
-"""By name, for a plan: the calibrated drift as a twin of the instrument, or no model beyond the score's."""
-
+BASELINES = ("none", "time", "mean", "optimal", "twin")
+"""Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift."""
 
 CALIBRATION = "calibration/"
 CUT_OFF = "cut off"
@@ -68,7 +67,7 @@ class Plan:
 
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
-    baseline: one of `ESTIMATORS`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
+    baseline: one of `BASELINES`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
     kept on disk. points, address: of the instrument, for resuming.
     """
 
@@ -93,8 +92,7 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
-        if self.baseline not in ESTIMATORS:
-            raise ValueError(f"`baseline` must be {' or '.join(map(repr, ESTIMATORS))}; got {self.baseline!r}.")
+        chosen(self.baseline, door="in-situ training", serves=BASELINES)
         if not self.learning_rate > 0:
             raise ValueError(f"`learning_rate` must be positive; got {self.learning_rate!r}.")
 
@@ -211,7 +209,7 @@ class _Session:
         report: Callable[[Incident], None],
     ):
         self.model, self.plan, self.place, self.report = model, plan, place, report
-        self.make = ESTIMATORS[plan.baseline] if make is None else make
+        self.make = partial(ppgt, baseline=plan.baseline) if make is None else make
         self.calibration: dict[str, Any] = {}
         self.iteration = "calibration"
         self.incidents: list[Incident] = []

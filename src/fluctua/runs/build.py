@@ -9,17 +9,18 @@ import optax
 
 from fluctua import tcmt
 from fluctua.core.averaged import Averaged
-from fluctua.core.twin import Twin
+from fluctua.core.baselines import Twin, binned
 from fluctua.core.types import Array, Estimator, Params
 from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
-from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy
-from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 
 FAMILIES = ("omega", "kappa", "chi")
+
+GROUP = 4096
+"""Trajectories that share the bins of a binned baseline."""
 
 
 MOST_STEPS = 10**8
@@ -90,19 +91,9 @@ def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without
         return Averaged(splits, memory=b.memory, shrink=b.memory > 1, carry=backend != "jax")
-    if b.kind == "carried":
-        if backend == "jax":
-            raise ValueError(
-                'baseline "carried" needs the cpu or cuda kernels, whose runs leave a mean return-to-go behind; with '
-                "the jax backend use --baseline time."
-            )
-        return Carried(task.estimator(backend, baseline="time"))  # type: ignore[arg-type]
-    if b.kind == "binned" and backend != "jax":
-        return task.estimator(backend, baseline=Binned(b.bins, b.every))  # type: ignore[arg-type]
-    if b.kind == "binned" and b.bins != 20:
-        from fluctua.core.baselines import binned
-
-        return task.estimator(backend, baseline=binned(task.condition, bins=b.bins))
+    if b.kind == "binned":  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
+        kernels: dict[str, Any] = {} if backend == "jax" else {"every": b.every, "group": GROUP}
+        return task.estimator(backend, baseline=binned(bins=b.bins, **kernels))
     return task.estimator(backend, baseline=b.kind)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluctua.core.baselines import DEFAULT, TABLE
 from fluctua.core.text import close_match
 from fluctua.learn.schedule import BUDGETS, WINDOW
 from fluctua.runs import rules
@@ -109,8 +110,8 @@ class BaselineConfig:
     """What is subtracted from the return-to-go."""
 
     kind: str = _key(
-        "binned",
-        rules.word("none", "time", "carried", "binned", "twin"),
+        DEFAULT,
+        rules.word(*TABLE),
         "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the network's own model",
     )
     bins: int = _key(20, rules.whole(1), "binned: quantile bins")
@@ -310,6 +311,7 @@ PAPER = changed(
     Config(preset="paper"),
     {
         "ensemble.schedule": "escalation",
+        "baseline.kind": "binned",
         "optimiser.options": {"rho": 10.0, "beta": 0.9, "epsilon": 1e-8},
     },
 )

@@ -39,7 +39,7 @@ def variances(
 ) -> np.ndarray:
     """Variance of one trajectory's gradient, averaged over a family of parameters, at each σ_W. (S, B)
 
-    baseline: as the kernels take it, a name or a `Binned`.
+    baseline: a name or a record, as `Task.estimator` takes it.
 
     >>> variances(key, transmission(paper()), theta, [0.1, 0.5]).mean(axis=1)
     """

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.baselines import Baseline
+from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
+from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.sources import estimate_seeds
-from fluctua.core.twin import Twin, TwinSamples
+from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
 from fluctua.tcmt.experiment import Experiment
@@ -30,8 +31,11 @@ from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin, twin_opti
 from fluctua.tcmt.network import parameters
 from fluctua.tcmt.time_step import StabilityWatch
 
-PILOT = 128
-"""Trajectories of the independent run behind the time-only baseline."""
+SERVES = ("none", "time", "optimal", "binned", "twin", "carried")
+"""Baselines by name (`fluctua.core.baselines`)."""
+
+EVERYONE = 2**32
+"""A group of trajectories that no ensemble fills."""
 
 RANK = 16
 """Directions of the quadratic term of a `Twin(order=2)`: plenty for the paper's lattice (benchmarks/estimators.py)."""
@@ -44,6 +48,7 @@ class Fused:
     task: Experiment
     baseline: str | np.ndarray | Binned | KernelTwin
     options: Options
+    pilot_count: int = PILOT
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
     @cached_property
@@ -58,7 +63,7 @@ class Fused:
     @property
     def pilot(self) -> int:
         """Trajectories that a call runs besides."""
-        return PILOT if isinstance(self.baseline, str) and self.baseline == "time" else 0
+        return self.pilot_count if isinstance(self.baseline, str) and self.baseline == "time" else 0
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -157,7 +162,7 @@ class Fused:
         if self.baseline == "time":
             o = self.options
             pilot = Options(o.backend, o.dtype, o.threads, scores=False, engine=o.engine)
-            return run(spec, seed, PILOT, **vars(pilot)).mean_return_to_go
+            return run(spec, seed, self.pilot_count, **vars(pilot)).mean_return_to_go
         return None
 
 
@@ -205,16 +210,16 @@ def fused(
     task: Experiment,
     *,
     device: str,
-    baseline: str | Baseline | Binned | KernelTwin | Twin | np.ndarray = "time",
+    baseline: Baseline | Twin | Binned | KernelTwin | np.ndarray | str | None = None,
     **options: Any,
-) -> Fused:
+) -> Fused | Carried:
     """An estimator of a task on the "cpu" or "cuda" kernels.
 
-    baseline: "none", "time" (an independent pilot), a table (T+1,) of the mean return-to-go (of the previous
-    iteration, say), "binned" (the paper's, re-sorted every 100 steps), or `Binned(bins, every, group)`; every=1
-    and a group as large as the ensemble is the paper's to the letter. "twin" or a `KernelTwin`: the twin correction,
-    in which a digital twin of the network says what to expect, at 100 to 3,000 times less variance. options: those of
-    `Options`.
+    baseline: a name of `SERVES` or its record. "time" (the default) runs an independent pilot, "carried" takes the
+    table of the call before; a table (T+1,) of the mean return-to-go is taken as it is. "optimal" is "binned" with one
+    bin; `binned(every=100, group=4096)` is as unbiased as the paper's, and faster. "twin" or a `KernelTwin`: the twin
+    correction, in which a digital twin of the network says what to expect, at 100 to 3,000 times less variance.
+    options: those of `Options`.
 
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
     reference bins by their sum. Both are unbiased.
@@ -227,28 +232,34 @@ def fused(
             'task has a reward of its own. Use backend="jax".'
         )
     coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
-    if isinstance(baseline, Baseline):
-        if baseline.values is None:
+    made, pilot, carries = _served(task, device, baseline)
+    if isinstance(made, KernelTwin) and made.rank > task.simulated.sites:
+        raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {made.rank}.")
+    estimator = Fused(task, made, _options(device, isinstance(made, KernelTwin), options), pilot)
+    return Carried(estimator) if carries else estimator
+
+
+def _served(task: Experiment, device: str, baseline: Any) -> tuple[str | np.ndarray | Binned | KernelTwin, int, bool]:
+    """A baseline as the kernels take it, the trajectories of its pilot, and whether it is carried on."""
+    if isinstance(baseline, Binned | KernelTwin):
+        return baseline, 0, False
+    if isinstance(baseline, np.ndarray | list | jnp.ndarray):
+        return _table(task, baseline), 0, False
+    plan = chosen(baseline, door=f"backend={device!r}", serves=SERVES, condition=task.condition)
+    if isinstance(plan, Twin):
+        return _kernel_twin(task, plan), 0, False
+    if isinstance(plan.of, Bins):
+        if plan.of.condition != leading(task.condition, 4):
             raise ValueError(
-                'a kernel takes a baseline by name, "none", "time", "binned" or "twin", or as time_only(values). '
-                'For any other use backend="jax".'
+                f"backend={device!r} bins by the intensity on each parameter's own sites: leave out the condition, "
+                'binned(bins=...). One of your own runs with backend="jax".'
             )
-        baseline = np.asarray(baseline.values, np.float64)
-    elif isinstance(baseline, str) and baseline not in ("none", "time", "binned", "twin"):
-        raise ValueError(f'`baseline` must be "none", "time", "binned", "twin" or a table (T+1,); got {baseline!r}.')
-    if isinstance(baseline, str) and baseline == "binned":
-        baseline = Binned()
-    if isinstance(baseline, str) and baseline == "twin":
-        baseline = KernelTwin()
-    if isinstance(baseline, Twin):
-        baseline = _kernel_twin(task, baseline)
-    if not isinstance(baseline, str | Binned | KernelTwin):
-        baseline = _table(task, baseline)
-    if isinstance(baseline, KernelTwin) and baseline.rank > task.simulated.sites:
-        raise ValueError(
-            f"`rank` is at most the {task.simulated.sites} resonators of the network; got {baseline.rank}."
-        )
-    return Fused(task, baseline, _options(device, isinstance(baseline, KernelTwin), options))
+        return Binned(plan.of.bins, plan.of.every, EVERYONE if plan.of.group is None else plan.of.group), 0, False
+    if plan.name == "optimal":
+        return Binned(1, len(task.t), EVERYONE), 0, False
+    if plan.values is not None:
+        return _table(task, plan.values), 0, False
+    return "none" if plan.name == "none" else "time", plan.pilot, plan.name == "carried"
 
 
 def _options(device: str, is_twin: bool, options: dict[str, Any]) -> Options:
@@ -257,10 +268,10 @@ def _options(device: str, is_twin: bool, options: dict[str, Any]) -> Options:
     unknown = sorted(options.keys() - set(names))
     if unknown:
         raise TypeError(f'backend="{device}" has no option {", ".join(unknown)}; it has {", ".join(names)}.')
-    chosen = twin_options(backend=device, **options) if is_twin else Options(backend=device, **options)
+    made = twin_options(backend=device, **options) if is_twin else Options(backend=device, **options)
     if device == "cuda":
         require_cupy()
-    return chosen
+    return made
 
 
 def _table(task: Experiment, baseline: Any) -> np.ndarray:

@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fluctua.core.baselines import Baseline, binned, none, time_only
+from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.ppgt import ppgt
-from fluctua.core.twin import Twin
 from fluctua.core.types import Array, Estimator, NoiseProduct, Objective, Process, PyTree
 from fluctua.core.wiener import Wiener, philox
 from fluctua.tcmt.coupled_modes import Drive, Frame, checked_drives, condition, process
@@ -49,38 +48,20 @@ class Task(Experiment):
     ) -> Estimator:
         """(key, theta, count) -> Estimate.
 
-        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline:
-        "none", "time" (the default), "binned" (the paper's) or "twin" (the network's own noise-free path), or a
-        `Twin`, or a `Baseline` (JAX only) or a `KernelTwin` (kernels only).
+        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline: a name of
+        `fluctua.core.baselines.TABLE` ("time" if not given) or its record; what a backend does not serve ("mean" and
+        one's own on kernels, "carried" on JAX) it refuses by name. A `KernelTwin` is for the kernels only.
         """
         if backend == "jax":
             if options:
                 raise TypeError(f'backend="jax" has no option {", ".join(map(repr, options))}.')
             if isinstance(baseline, KernelTwin):
                 raise ValueError('a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".')
-            plan = _baseline(self, baseline)
+            plan = chosen(baseline, door='backend="jax"', condition=self.condition)
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):
             raise ValueError(f'`backend` must be "jax", "cpu" or "cuda"; got {backend!r}.')
-        given: Any = "time" if baseline is None else baseline
-        return fused(self, device=backend, baseline=given, **options)
-
-
-def _baseline(task: Task, given: Baseline | Twin | str | None) -> Baseline | Twin:
-    if isinstance(given, Baseline | Twin):
-        return given
-    named: dict[Any, Callable[[], Baseline | Twin]] = {
-        None: time_only,
-        "time": time_only,
-        "none": none,
-        "binned": lambda: binned(task.condition),
-        "twin": Twin,
-    }
-    if given not in named:
-        raise ValueError(
-            f'`baseline` must be "none", "time", "binned", "twin", a fluctua.Baseline or a fluctua.Twin; got {given!r}.'
-        )
-    return named[given]()
+        return fused(self, device=backend, baseline=baseline, **options)
 
 
 def transmission(

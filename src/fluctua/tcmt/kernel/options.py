@@ -136,7 +136,7 @@ class Binned:
     """
 
     bins: int = 20
-    every: int = 100
+    every: int = 1
     group: int = 4096
 
     def __post_init__(self) -> None:

@@ -1,0 +1,138 @@
+"""One table of baselines: names and records are the same thing, one default, and refusals by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua import tcmt
+from fluctua.core import baselines
+from fluctua.insitu.training import Plan
+from fluctua.runs.config import Config
+from problems import flat
+
+PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
+OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[0])
+THETA = {"f": jnp.array([0.5])}
+RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 1, 12))
+KEY = jax.random.key(3)
+DATA = RUN(KEY, THETA, 31)
+SMALL = tcmt.transmission(tcmt.rectangular(2, 2), horizon=0.1, dt=1e-3)
+COUPLED = tcmt.initial_parameters(jax.random.key(1), SMALL.network)
+
+
+def part(low, high):
+    return fl.Trajectories(DATA.t, DATA.x[low:high])
+
+
+def test_one_default_at_every_door():
+    assert baselines.DEFAULT == "time"
+    assert fl.ppgt(PROCESS, OBJECTIVE, RUN).method.baseline.name == "time"
+    assert SMALL.estimator().method.baseline.name == "time"
+    assert SMALL.estimator("cpu").baseline == "time"
+    assert Config().baseline.kind == "time"
+    assert set(baselines.TABLE) == {"none", "time", "mean", "optimal", "binned", "twin", "carried"}
+
+
+@pytest.mark.parametrize("name", ["none", "time", "mean", "optimal", "twin"])
+def test_a_name_is_its_record(name):
+    by_name = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=name)(KEY, THETA, 20)
+    by_record = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baselines.TABLE[name]())(KEY, THETA, 20)
+    np.testing.assert_array_equal(flat(by_name.gradient), flat(by_record.gradient))
+
+
+def test_each_half_of_a_recording_takes_the_table_of_the_other():
+    halves = [part(0, 16), part(16, 31)]
+    tables = [fl.mean_return_to_go(OBJECTIVE, THETA, other) for other in halves[::-1]]
+    each = [
+        flat(fl.gradient(PROCESS, OBJECTIVE, THETA, own, baseline=fl.time_only(table)).gradient) * len(own.x)
+        for own, table in zip(halves, tables, strict=True)
+    ]
+    ours = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
+    np.testing.assert_allclose(flat(ours.gradient), sum(each) / 31, rtol=1e-5)
+
+
+def test_chunks_and_small_blocks_are_the_whole():
+    whole = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
+    chunks = [part(0, 5), part(5, 20), part(20, 31)]
+    for given, size in ((chunks, 2**20), (DATA, 3 * 12 * 4)):
+        ours = fl.gradient(PROCESS, OBJECTIVE, THETA, given, block_bytes=size)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)
+
+
+def test_a_measured_substrate_runs_no_pilot():
+    counts = []
+
+    def substrate(key, theta, count):
+        counts.append(count)
+        return RUN(key, theta, count)
+
+    estimator = fl.ppgt(PROCESS, OBJECTIVE, substrate)
+    estimator(KEY, THETA, 20)
+    assert counts == [20]
+    assert estimator.pilot == 0
+    assert fl.ppgt(PROCESS, OBJECTIVE, RUN).pilot == 128
+
+
+def test_the_halves_go_with_an_initial_baseline_that_looks_across():
+    start = fl.Density(lambda th, x0: -jnp.sum((x0 - th["f"]) ** 2) / 2)
+    mixed = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA, start=start, initial_baseline="optimal")
+    of = [fl.mean_return_to_go(OBJECTIVE, THETA, part(16, 31)), fl.mean_return_to_go(OBJECTIVE, THETA, part(0, 16))]
+    each = []
+    for table, rows in zip(of, (slice(0, 16), slice(16, 31)), strict=True):
+        made = fl.samples_of(
+            PROCESS, OBJECTIVE, THETA, DATA, start=start, baseline=fl.time_only(table), initial_baseline="optimal"
+        )
+        each.append(np.asarray(made.gradient["f"])[rows])
+    np.testing.assert_allclose(flat(mixed.gradient), np.concatenate(each).mean(axis=0), rtol=1e-5)
+
+
+def test_kernels_serve_optimal_and_carried():
+    reference = SMALL.estimator("jax", baseline="optimal")(KEY, COUPLED, 40)
+    ours = SMALL.estimator("cpu", baseline="optimal", dtype="float64")(KEY, COUPLED, 40)
+    np.testing.assert_allclose(flat(ours.gradient), flat(reference.gradient), rtol=1e-3, atol=1e-6)
+    carried = SMALL.estimator("cpu", baseline="carried")
+    carried(KEY, COUPLED, 10)
+    assert carried.pilot == 128
+    carried(KEY, COUPLED, 10)
+    assert carried.pilot == 0
+    assert carried.state["table"].shape == (101,)
+
+
+def test_kernels_take_the_options_of_binned():
+    made = SMALL.estimator("cpu", baseline=fl.binned(bins=5, every=7, group=50))
+    assert made.baseline[:3] == (5, 7, 50)
+    assert SMALL.estimator("cpu", baseline="binned").baseline[:2] == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="carried"), r"'carried'; it serves none, time, mean"),
+        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optmal"), 'Did you mean "optimal"'),
+        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="binned"), r"binned\(lambda"),
+        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.binned(lambda th, x: x[0], every=2)), "`every` = 2"),
+        (lambda: SMALL.estimator("jax", baseline="carried"), "backend=\"jax\" does not serve the baseline 'carried'"),
+        (lambda: SMALL.estimator("jax", baseline=fl.binned(group=10)), "`group` = 10"),
+        (lambda: SMALL.estimator("cpu", baseline="mean"), "'mean'; it serves none, time, optimal, binned"),
+        (lambda: SMALL.estimator("cpu", baseline=fl.Baseline(lambda kick: kick.returns)), "one's own"),
+        (lambda: SMALL.estimator("cpu", baseline=fl.binned(lambda th, x: x[0])), "leave out the condition"),
+        (lambda: SMALL.estimator("cpu", baseline=np.full(101, np.nan)), "not finite at 101 of 101 times"),
+        (lambda: Plan(baseline="binned"), "in-situ training does not serve the baseline 'binned'"),
+        (lambda: fl.time_only(jnp.array([1.0, jnp.nan])), "not finite at 1 of 2 times, first at index 1"),
+        (lambda: fl.time_only(pilot=0), "got 0"),
+        (lambda: fl.binned(lambda th, x: x[0], every=0), "`every`.*got 0"),
+    ],
+)
+def test_refusals(ask, said):
+    with pytest.raises(ValueError, match=said):
+        ask()
+
+
+def test_a_number_of_trajectories_is_no_table():
+    with pytest.raises(TypeError, match=r"time_only\(pilot=128\)"):
+        fl.time_only(128)
+    with pytest.raises(TypeError, match="got float"):
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=0.5)
