@@ -22,8 +22,10 @@ from fluctua.core.baselines import (
     of_other_half,
     time_only,
 )
+from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples, unflatten
-from fluctua.core.scores import full_score
+from fluctua.core.guard import warn_of_residuals
+from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.start import Density, Reparameterised, check_score, checked_start
@@ -264,6 +266,7 @@ def _recorded(
         return total(_recorded_split(method, theta, trajectories, None, block_bytes))
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
+    _guard(method, theta, trajectories, recording)
     for plan in _plans(method):
         check_baseline(plan, recording.count, recording.t)
     if not any(plan.needs_returns for plan in _plans(method)):
@@ -364,6 +367,7 @@ def _recorded_split(
 ) -> TwinSamples:
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
+    _guard(method, theta, trajectories, recording)
     model, numbers, batch = _with_twin(method, theta, table, recording.count, recording.t)
     return _parts(theta, twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes))
 
@@ -378,6 +382,17 @@ def _with_twin(
     check_batches(baseline, method.initial_baseline, method.model.start, count, twin.batch, t)
     model = TwinModel(method.model._replace(baseline=baseline.of), twin.process, twin.order)
     return model, Numbers(theta, twin_parameters(twin, theta), baseline.values), twin.batch
+
+
+def _guard(
+    method: Method, theta: Params, trajectories: Trajectories | Iterable[Trajectories], recording: Recording
+) -> None:
+    """Whether the residuals are the noise of the process. A score of one's own may know another law: not asked."""
+    process, objective, score = method.model[:3]
+    check_model(process, objective, theta, recording.first, recording.t, recording.context)
+    law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
+    if law is not None:
+        warn_of_residuals(process, theta, trajectories, transition=law, stacklevel=4)
 
 
 def _plans(method: Method) -> tuple[Baseline, ...]:

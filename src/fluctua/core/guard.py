@@ -1,0 +1,225 @@
+"""The residual guard: whether trajectories are what the process says, before a gradient is believed.
+
+Given x, the residual r = x' − x − μΔt is Gaussian with covariance 2QΔt, so
+
+    vᵢ = E[rᵢ (Q⁻¹r)ᵢ] / 2Δt = 1
+
+for every component i if drift, noise, units, axes and interval are what they are thought to be; the sum over
+components is E[rᵀQ⁻¹r]/2Δt. The score divides by Q, so that v = 100 is a gradient that is wrong by about as much, with
+an error bar that does not show it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.diffusion import diffusion_at
+from fluctua.core.scores import Gaussian, euler, residual
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Step, Trajectories, working_dtype
+
+TRANSITIONS = 20_000
+"""Looked at: they know v to one per cent."""
+
+TOLERANCE = 0.1
+"""Deviations of v from 1 that pass: a gradient wrong by a tenth."""
+
+FEWEST = 200
+
+CERTAIN = 5.0
+"""Standard errors that a deviation must have."""
+
+UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
+MOST_SWAPS = 6  # components of which every pair is tried
+
+Transition = Callable[[Process, Params, Step], Gaussian]
+
+
+class Residuals(NamedTuple):
+    """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there are two steps.
+
+    steps: transitions looked at. cause: what is probably wrong, in words; empty where v is 1.
+    """
+
+    v: np.ndarray
+    stderr: np.ndarray
+    steps: int
+    doubled: np.ndarray | None = None
+    cause: str = ""
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Components whose v is not 1, beyond doubt and by more than a tenth."""
+        return np.flatnonzero(_wrong(self.v, self.stderr))
+
+    def __repr__(self) -> str:
+        each = ", ".join(f"{v:.3g}" for v in self.v[:8]) + (", …" if len(self.v) > 8 else "")
+        return f"E[r Q⁻¹r]/2Δt = {each} (1 expected) from {self.steps:,} steps" + (f". {self.cause}" * bool(self.cause))
+
+
+def examine(
+    process: Process,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    *,
+    transition: Transition = euler,
+    readout: Any = None,
+    most: int = TRANSITIONS,
+) -> Residuals:
+    """Compare residuals with the noise that the process says, component by component.
+
+    Args:
+        process: drift and noise.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: one record or chunks, of which the first is looked at; arrays may load when sliced.
+        transition: the law of one step, `euler` or `local_linear`.
+        readout: variance of the measurement, a number or (M,), which a residual has twice.
+        most: transitions to look at, spread over the trajectories.
+
+    Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
+
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
+    plain = transition is euler and _is_diagonal(process, theta, data)
+    if not plain:  # a few solves of M × M matrices a transition
+        most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
+    rows = _spread(data, most)
+    x = np.stack([np.asarray(data.x[int(j)]) for j in rows])
+    x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
+    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
+    s = jnp.broadcast_to(jnp.asarray(0.0 if readout is None else readout, x.dtype), x.shape[2:])
+
+    def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        times = check.grid(t)
+        kind = None if plain else transition
+        v, stderr = _moments(process, kind, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+        return np.asarray(v, float), np.asarray(stderr, float)
+
+    found = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1))
+    if not found.wrong.size:
+        return found
+    found = found._replace(doubled=measure(x[:, ::2], t[::2])[0] if x.shape[1] > 2 else None)
+    whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(context)
+    turned = np.asarray(data.x).swapaxes(0, 1)[rows].astype(x.dtype) if whole else None
+    return found._replace(cause=_cause(found, x, t, turned, measure))
+
+
+def warn_of_residuals(
+    process: Process,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    *,
+    transition: Transition = euler,
+    readout: Any = None,
+    stacklevel: int = 2,
+) -> Residuals:
+    """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong. Its arguments."""
+    found = examine(process, theta, trajectories, transition=transition, readout=readout)
+    if found.cause:
+        warnings.warn(f"the trajectories are not those of the process: {found!r}", RuntimeWarning, stacklevel + 1)
+    return found
+
+
+# ------------------------------------------------------------------------------------- what is behind
+
+
+def _spread(data: Trajectories, most: int) -> np.ndarray:
+    """Some trajectories, evenly spread, of as many steps as are to be looked at."""
+    count, times = np.shape(data.x)[:2]
+    return np.unique(np.linspace(0, count - 1, min(count, max(2, most // (times - 1)))).astype(int))
+
+
+def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
+    if process.diffusion is not None or process.noise is None or isinstance(process.noise, NoiseProduct):
+        return False
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], data.context)
+    first = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
+    return jax.eval_shape(process.noise, theta, first, jnp.asarray(data.t)[0], one).ndim == 1
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _moments(
+    process: Process,
+    transition: Transition | None,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    readout: Array,
+) -> tuple[Array, Array]:
+    """Mean and standard error of r (C⁻¹r) over all steps. transition: None for Euler steps with diagonal noise."""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
+        step = Step(x, x_next, t, dt, context)
+        if transition is None:
+            q = diffusion_at(process, theta, x, t, context)
+            return residual(process, theta, step) ** 2 / (2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout)
+        mean, covariance = transition(process, theta, step)
+        return (x_next - mean) * jnp.linalg.solve(covariance + 2 * jnp.diag(readout), x_next - mean)
+
+    count, steps = x.shape[0], t.shape[0]
+    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
+    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
+    values = jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
+    return values.mean(axis=0), values.std(axis=0) / np.sqrt(values.shape[0])
+
+
+def _wrong(v: np.ndarray, stderr: np.ndarray) -> np.ndarray:
+    return ~(np.abs(v - 1) <= np.maximum(TOLERANCE, CERTAIN * stderr))  # a NaN is wrong
+
+
+def _cause(
+    found: Residuals, x: np.ndarray, t: np.ndarray, turned: np.ndarray | None, measure: Callable[..., Any]
+) -> str:
+    """What makes the residuals fit when it is changed; else how they deviate."""
+    fits = [what for what, (other, times) in _changes(x, t, turned) if not _wrong(*measure(other, times)).any()]
+    if fits:
+        return f"They fit {' or '.join(fits)}."
+    parts, v = found.wrong, found.v
+    which = "every component" if len(parts) == len(v) else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
+    growth = np.nan
+    if found.doubled is not None:
+        growth = float(np.median((found.doubled[parts] - 1) / (v[parts] - 1)))
+    factor = ", ".join(f"{np.sqrt(v[i]):.3g}" for i in parts[:5])
+    if 1.5 < growth < 3:
+        return (
+            f"The deviation of {which} doubles with the interval: the sampling is too coarse for Euler steps (use "
+            "score=local_linear_score, or sample faster), or the drift is wrong."
+        )
+    if 0.3 < growth < 0.7:
+        return (
+            f"The deviation of {which} halves when the interval doubles: noise of the readout, which is no part of the "
+            "process (correct for it, or sample more slowly with score=local_linear_score)."
+        )
+    return (
+        f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the time is in another "
+        "unit than the process."
+    )
+
+
+def _changes(
+    x: np.ndarray, t: np.ndarray, turned: np.ndarray | None
+) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """Mistakes undone: units, and axes or components that were swapped."""
+    if turned is not None:
+        yield "as (time, trajectory, state): pass x.swapaxes(0, 1)", (turned, t)
+    for factor in UNITS:
+        yield f"if the state is multiplied by {factor:g} (another unit)", (x * factor, t)
+    for factor in (*UNITS, 60.0, 1 / 60):
+        yield f"if the times are multiplied by {factor:g} (another unit)", (x, t * factor)
+    size = x.shape[2]
+    if size <= MOST_SWAPS:
+        for i, j in combinations(range(size), 2):
+            order = np.arange(size)
+            order[[i, j]] = j, i
+            yield f"if components {i} and {j} are swapped", (x[..., order], t)
