@@ -153,5 +153,5 @@ def test_own_kick_never_enters_its_own_baseline():
 
 
 def test_bins_must_be_positive():
-    with pytest.raises(ValueError, match="`bins` must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="`bins`.*got 0"):
         binned(lambda th, x: x, bins=0)

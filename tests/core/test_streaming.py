@@ -35,7 +35,7 @@ def test_streamed_equals_recorded_equals_chunked(name):
 
 def test_a_substrate_that_is_not_a_simulator():
     box = lambda key, theta, count: RUN(key, theta, count)
-    for baseline in (fl.optimal(), fl.time_only(pilot=16)):
+    for baseline in (fl.optimal(), fl.time_only(jnp.linspace(1, 0, len(T)))):
         same(
             fl.ppgt(PROCESS, OBJECTIVE, box, baseline=baseline)(KEY, THETA, 20),
             fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.text import close_match
 from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times
 
 # ------------------------------------------------------------------------------- user's callables
@@ -66,7 +67,25 @@ def process(given: Process) -> Process:
             "`Process` needs `noise`, or `diffusion` for a process that is only measured: without the "
             "diffusion there is no score."
         )
+    for name, f in (("drift", given.drift), ("noise", noise)):
+        _in_order(name, f)
     return Process(leading(given.drift, 4), noise, given.diffusion)
+
+
+STATE, PARAMETERS = ("x", "state"), ("theta", "th", "params", "parameters")
+
+
+def _in_order(name: str, f: Any) -> None:
+    """Refuse f(x, theta) by the names of its arguments: with states and parameters alike arrays, it would often run."""
+    f = f.f if isinstance(f, _Leading) else f
+    try:
+        first, second, *_ = inspect.signature(f).parameters
+    except (TypeError, ValueError):  # no signature, or one argument
+        return
+    if first in STATE and second in PARAMETERS:
+        raise TypeError(
+            f"`{name}({first}, {second})` has its arguments swapped: it is called as {name}(theta, x, t, context)."
+        )
 
 
 def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
@@ -92,8 +111,21 @@ def objective(given: Objective | Rewards) -> Rewards:
 
 def count(given: int, fewest: int = 1) -> None:
     """A number of trajectories."""
-    if isinstance(given, bool) or int(given) != given or given < fewest:
-        raise ValueError(f"`count` must be a whole number of trajectories, at least {fewest}; got {given!r}.")
+    whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
+    if not whole or given < fewest:
+        number: Any = given
+        hint = f" Write {int(number)}." if isinstance(number, float) and number.is_integer() else ""
+        raise ValueError(f"`count` must be a whole number of trajectories, at least {fewest}; got {given!r}.{hint}")
+
+
+def key(given: Any) -> None:
+    """A key of `jax.random`."""
+    dtype = getattr(given, "dtype", None)
+    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == np.uint32):
+        raise TypeError(
+            f"`key` must be a key of jax.random, which fixes all noise; got {given!r}. Write jax.random.key("
+            f"{given if isinstance(given, int) else 0})."
+        )
 
 
 def times(t: Array) -> np.ndarray:
@@ -135,6 +167,12 @@ def parameters(theta: Params) -> Params:
         raise ValueError("`theta` has no parameters.")
     for path, leaf in leaves:
         name = "theta" + jax.tree_util.keystr(path)
+        if callable(leaf):
+            raise TypeError(
+                f"parameters are arrays; `{name}` is a function. Of an equinox module pass the arrays alone: "
+                "theta, static = eqx.partition(module, eqx.is_inexact_array), and eqx.combine(theta, static) inside "
+                "the drift."
+            )
         dtype = getattr(leaf, "dtype", np.asarray(leaf).dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(
@@ -157,7 +195,7 @@ def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array,
         ("running", rewards.running, (theta, x[0], t[0], one)),
         ("terminal", rewards.terminal, (theta, x[0], one)),
     ):
-        got = jax.eval_shape(reward, *arguments)
+        got = _shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(
                 f"the {name} reward must be one number per state, shape (); got shape "
@@ -165,10 +203,28 @@ def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array,
             )
 
 
+def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
+    """What f returns, and a message of one line where θ has no such entry."""
+    try:
+        got = jax.eval_shape(f, theta, *rest)
+    except KeyError as error:
+        if not isinstance(theta, Mapping) or error.args[0] in theta:
+            raise
+        asked, known = str(error.args[0]), [str(name) for name in theta]
+        raise ValueError(
+            f"{what} asks for theta[{asked!r}], and theta has {', '.join(map(repr, known))}.{close_match(asked, known)}"
+        ) from error
+    if not hasattr(got, "shape"):
+        raise TypeError(
+            f"{what} must return an array; it returns {type(got).__name__}. Put it together with jnp.array."
+        )
+    return got
+
+
 def shapes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """μ is (M,); σ is (M,) or (M, W); products are (M,)."""
     m = x.shape[0]
-    drift = jax.eval_shape(process.drift, theta, x, t, context)
+    drift = _shape("the drift", process.drift, theta, x, t, context)
     if drift.shape != (m,):
         raise ValueError(f"the drift must have the shape of the state, ({m},); got {drift.shape}.")
     v = jax.ShapeDtypeStruct((m,), x.dtype)
@@ -182,7 +238,7 @@ def shapes(process: Process, theta: Params, x: Array, t: Array, context: PyTree)
         if product.shape != (m,):
             raise ValueError(f"the noise product σ dw must have shape ({m},); got {product.shape}.")
     elif process.noise is not None:
-        noise = jax.eval_shape(process.noise, theta, x, t, context)
+        noise = _shape("the noise", process.noise, theta, x, t, context)
         if noise.shape != (m,) and not (noise.ndim == 2 and noise.shape[0] == m):
             raise ValueError(
                 f"the noise must be ({m},), one amplitude per component, or ({m}, W); got {noise.shape}."

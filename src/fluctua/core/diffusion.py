@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import lineax
 import numpy as np
+from jax.extend.core import Var
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
@@ -53,7 +54,10 @@ def diffusion_at(
     assert process.noise is not None  # checked at the boundary
     noise = process.noise
     sigma = lambda th: noise(th, at(th), t, context)
-    return _diagonal(sigma, theta) if jnp.ndim(sigma(theta)) == 1 else _dense(sigma, theta)
+    if jnp.ndim(sigma(theta)) == 1:
+        return _diagonal(sigma, theta)
+    constant = moved is None and not _depends(lambda *state: noise(theta, *state), x, t, context)
+    return _dense(sigma, theta, constant)
 
 
 def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
@@ -67,7 +71,19 @@ def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
     )
 
 
-def _dense(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
+def _depends(f: Callable[..., Array], *arguments: PyTree) -> bool:
+    """Whether the value of f depends on that of its arguments, as far as its operations show."""
+    program = jax.make_jaxpr(f)(*arguments).jaxpr
+    dependent = set(program.invars)
+    for step in program.eqns:
+        if any(isinstance(v, Var) and v in dependent for v in step.invars):
+            dependent.update(step.outvars)
+    return any(isinstance(v, Var) and v in dependent for v in program.outvars)
+
+
+def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool) -> Diffusion:
+    """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and its use one product."""
+
     def q_of(th: Params) -> Array:
         s = sigma(th)
         return s @ s.T / 2
@@ -77,7 +93,7 @@ def _dense(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
     inverse = cho_solve(factor, jnp.eye(q.shape[0], dtype=q.dtype))
     return Diffusion(
         apply=lambda th, v: q_of(th) @ v,
-        solve=lambda v: cho_solve(factor, v),
+        solve=(lambda v: inverse @ v) if constant else (lambda v: cho_solve(factor, v)),
         trace=lambda th: jnp.sum(inverse * q_of(th)),
         kind="dense",
     )
@@ -115,6 +131,29 @@ def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, contex
 
 
 @partial(jax.jit, static_argnums=0)
+def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    return process.drift(theta, x, t, context)
+
+
+def check_finite(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str) -> None:
+    """Raise where the drift or the noise is not finite though the state is, and say at which."""
+    if not bool(jnp.all(jnp.isfinite(x))):
+        return
+    drift, q = np.asarray(_drift_at(process, theta, x, t, context)), np.asarray(q_matrix(process, theta, x, t, context))
+    for name, value in (("drift", drift), ("noise", q)):
+        bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
+        if bad.size:
+            state = np.array2string(np.asarray(x)[:8], precision=4)
+            negative = np.flatnonzero(np.asarray(x) < 0)
+            hint = f" (component{'s' * (len(negative) > 1)} {check.few(negative)} negative)" if negative.size else ""
+            raise FloatingPointError(
+                f"the {name} is not finite {where}, component {check.few(bad)}, at a finite state x = {state}{hint}. "
+                "A square root, logarithm or division in it has left its range: keep the state inside (jnp.maximum, a "
+                "reflecting form) or change variables."
+            )
+
+
+@partial(jax.jit, static_argnums=0)
 def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Q as its diagonal (M,) or in full (M, M)."""
     if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
@@ -149,4 +188,6 @@ def check_regular(process: Process, theta: Params, x: Array, t: Array, context: 
 def check_model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Shapes of drift, noise and rewards at the first states x (E, M), and that the diffusion is regular."""
     check.model(process, rewards, theta, x, t, context)
-    check_regular(process, theta, x[0], t[0], jax.tree.map(lambda leaf: leaf[0], context))
+    one = jax.tree.map(lambda leaf: leaf[0], context)
+    check_finite(process, theta, x[0], t[0], one, "at the first state")
+    check_regular(process, theta, x[0], t[0], one)

@@ -47,6 +47,7 @@ class Simulator(NamedTuple):
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """Run `count` trajectories and keep every state: (E, T+1, M). Estimators do not need this."""
+        check.key(key)
         check.count(count)
         theta = check.parameters(theta)
         first, context = first_state(self, key, theta)

@@ -20,8 +20,8 @@ import numpy as np
 
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
-from fluctua.core.diffusion import check_model, check_regular, q_matrix
-from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key
+from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
+from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key, sampled
 from fluctua.core.sweep import Model, Sums, Tables, returns_to_go
 from fluctua.core.types import Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
 from fluctua.core.wiener import philox_key_words
@@ -114,9 +114,17 @@ def _checked(given: Trajectories) -> tuple[np.ndarray, Array]:
     if not isinstance(given, Trajectories):
         raise TypeError(f"expected fluctua.Trajectories(t, x, context); got {type(given).__name__}.")
     t, x = check.times(given.t), given.x
+    if not hasattr(x, "dtype"):
+        raise TypeError(
+            f"`x` must be an array (trajectories, {len(t)}, state); got a {type(x).__name__}. Write np.asarray(x)."
+        )
     shape = np.shape(x)
     if len(shape) != 3 or shape[1] != len(t):
-        hint = " For one trajectory pass x[None]." if shape[:1] == (len(t),) else ""
+        hint = ""
+        if shape[:1] == (len(t),):
+            hint = " For one trajectory pass x[None]."
+            if len(shape) == 3:
+                hint = " It looks like (time, trajectory, state): pass x.swapaxes(0, 1)."
         raise ValueError(f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}")
     if shape[0] == 0 or shape[2] == 0:
         raise ValueError(f"`x` holds no trajectories or no state: shape {shape}.")
@@ -235,6 +243,7 @@ def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array,
 
 def run_and_pilot(key: Array) -> tuple[Array, Array]:
     """The keys of the run and of the pilot of one estimate: each is the key of a simulator."""
+    check.key(key)
     k_run, k_pilot = jax.random.split(key)
     return k_run, k_pilot
 
@@ -280,7 +289,7 @@ def streamed_samples(
         guess = jnp.zeros(()) if tables.step is None else tables.step[0]
     returns, flat, last = _sweep(model, *run, guess, tables)
 
-    check.finite_simulation(last, substrate.t)
+    check_path(model.process, substrate, k_run, theta, last)
     check_scores(flat, model.process, theta, lambda j: only(substrate(k_run, theta, j + 1), j), substrate.t)
     return flat, returns
 
@@ -372,6 +381,18 @@ def check_rounding(process: Process, theta: Params, recording: Recording) -> Non
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+def check_path(process: Process, substrate: Simulator, key: Array, theta: Params, last: Array) -> None:
+    """Simulated states are finite; if not, tell a drift that is not a number from a time step that is too large."""
+    bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
+    if bad.size:
+        j = int(bad[0])
+        x, context = sampled(substrate, key, theta, jnp.array([j]), 1)
+        n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
+        one = jax.tree.map(lambda leaf: leaf[0], context)
+        check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")
+    check.finite_simulation(last, substrate.t)
 
 
 def check_scores(

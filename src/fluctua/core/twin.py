@@ -192,8 +192,10 @@ def checked_twin(given: Twin, score: Callable[..., Any], process: Process) -> Tw
     return given._replace(process=check.process(own), order=int(given.order), baseline=baseline)
 
 
-def table_for(given: Baseline | str) -> Baseline:
+def table_for(given: Baseline | str | None) -> Baseline:
     """A baseline for Λ: nothing is run besides."""
+    if given is None:
+        raise TypeError("`Twin.baseline` must be a fluctua.Baseline or a name, such as mean(); got None.")
     baseline = chosen(given, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own"))
     assert isinstance(baseline, Baseline)
     if baseline.pilot:

@@ -132,6 +132,7 @@ def _estimate(
     count: int,
     *options: Any,
 ) -> Estimate:
+    check.key(key)
     check.count(count)
     theta = check.parameters(theta)
     first, context = first_state(substrate, key, theta)

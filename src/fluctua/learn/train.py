@@ -73,6 +73,7 @@ def train(
     ...     print(record.iteration, record.estimate.value)
 
     """
+    check.key(key)
     theta = check.parameters(theta)
     if iterations is not None and iterations < 0:
         raise ValueError(f"`iterations` must not be negative; got {iterations}.")
