@@ -146,12 +146,10 @@ def test_noise_that_is_the_same_everywhere_is_inverted_once():
     """The same score as where it might depend on the state, to rounding: and no factorisation a trajectory."""
     sigma = jnp.array([[1.0, 0.3, 0.1], [0.2, 0.8, -0.4], [0.0, 0.5, 1.1]])
     drift = lambda k, x: -k * x
-    constant = fluctua.Process(drift, lambda k, x: sigma * k[0])
-    hidden = fluctua.Process(drift, lambda k, x: sigma * k[0] + 0 * x[0])
+    constant = Process(drift, lambda k, x: sigma * k[0])
+    hidden = Process(drift, lambda k, x: sigma * k[0] + 0 * x[0])
     k, x = jnp.array([0.7, 1.1, 0.4]), jax.random.normal(jax.random.key(0), (2, 50, 3))
-    score = lambda process: jax.vmap(
-        lambda a, b: fluctua.full_score(process, k, fluctua.Step(a, b, 0.0, 0.1)), in_axes=(0, 0)
-    )
+    score = lambda process: jax.vmap(lambda a, b: full_score(process, k, Step(a, b, 0.0, 0.1)), in_axes=(0, 0))
     np.testing.assert_allclose(score(constant)(*x), score(hidden)(*x), rtol=1e-9, atol=1e-10)
     shapes = lambda process: str(jax.make_jaxpr(score(process))(*x))
     assert "50,3,3] = cholesky" in shapes(hidden).replace("f64[", "").replace("f32[", "")
