@@ -29,7 +29,7 @@ def test_states_as_nested_lists():
 
 
 def test_a_missing_entry_of_theta():
-    with pytest.raises(ValueError, match=r"the drift asks for theta\['kappa'\].*'k', 'f'"):
+    with pytest.raises(ValueError, match=r"the drift asks for theta\['kappa'\].*'f', 'k'"):
         run(PROCESS._replace(drift=lambda th, x: -th["kappa"] * x))
     with pytest.raises(ValueError, match=r"the terminal reward asks for theta\['ff'\].*Did you mean \"f\""):
         run(objective=fl.Objective(terminal=lambda th, x: th["ff"] * x[0]))

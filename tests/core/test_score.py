@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from fluctua import NoiseProduct, Process, Step, drift_score, full_score
+from fluctua.core import check
 
 RELATIVE = 1e-10
 
@@ -146,8 +147,8 @@ def test_noise_that_is_the_same_everywhere_is_inverted_once():
     """The same score as where it might depend on the state, to rounding: and no factorisation a trajectory."""
     sigma = jnp.array([[1.0, 0.3, 0.1], [0.2, 0.8, -0.4], [0.0, 0.5, 1.1]])
     drift = lambda k, x: -k * x
-    constant = Process(drift, lambda k, x: sigma * k[0])
-    hidden = Process(drift, lambda k, x: sigma * k[0] + 0 * x[0])
+    constant = check.process(Process(drift, lambda k, x: sigma * k[0]))
+    hidden = check.process(Process(drift, lambda k, x: sigma * k[0] + 0 * x[0]))
     k, x = jnp.array([0.7, 1.1, 0.4]), jax.random.normal(jax.random.key(0), (2, 50, 3))
     score = lambda process: jax.vmap(lambda a, b: full_score(process, k, Step(a, b, 0.0, 0.1)), in_axes=(0, 0))
     np.testing.assert_allclose(score(constant)(*x), score(hidden)(*x), rtol=1e-9, atol=1e-10)

@@ -41,14 +41,31 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
     known = np.isfinite(g)  # what cannot be estimated is NaN
     z = np.where(known, np.abs(g) / np.where(error > 0, error, np.inf), -1)
     value = with_error(float(estimate.value), float(estimate.value_stderr))
-    lines = [f"J = {value}   ({estimate.count:,} trajectories)"]
+    intervals = estimate.interval is not None and estimate.value_interval is not None
+    span = ""
+    if intervals:
+        low, high = (flat(side) for side in estimate.interval)
+        least, greatest = estimate.value_interval
+        span = _between(float(least), float(greatest), float(estimate.value_stderr))
+    lines = [f"J = {value}{span}   ({estimate.count:,} trajectories)"]
     shown = np.sort(np.argsort(-z, kind="stable")[: min(most, int(known.sum()))])
     labels = names(estimate.gradient)
     room = max((len(labels[i]) for i in shown), default=0)
-    lines += [f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}" for i in shown]
+    for i in shown:
+        span = _between(float(low[i]), float(high[i]), float(error[i])) if intervals else ""
+        lines.append(f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}")
     if known.sum() > most:
         lines.append(f"  … {known.sum()} components in all; shown: the {most} furthest from zero in standard errors")
+    if intervals:
+        lines.append("  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples (Hall, Student)")
     return "\n".join(lines)
+
+
+def _between(low: float, high: float, error: float) -> str:
+    """`   [0.3040, 0.3211]`, with the digits of the error."""
+    digits = 1 - int(np.floor(np.log10(error))) if np.isfinite(error) and error > 0 else -1
+    form = f".{digits}f" if 0 <= digits <= 8 else ".3g"
+    return f"   [{low:{form}}, {high:{form}}]"
 
 
 def certificate_table(rows: list[tuple[str, float, float, float]], trajectories: float) -> str:

@@ -116,7 +116,9 @@ class Estimate(NamedTuple):
 
     gradient: mean over trajectories. stderr: its standard error. second_moment: mean square over
     *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
-    and its standard error. count: trajectories averaged.
+    and its standard error. count: trajectories averaged. interval: (low, high), each with the structure of θ, that hold
+    the gradient with 95 %; value_interval: the same of the value. None where only means and errors are known, as from
+    the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few.
     """
 
     gradient: Params
@@ -125,6 +127,8 @@ class Estimate(NamedTuple):
     value: Array
     value_stderr: Array
     count: int  # type: ignore[assignment]
+    interval: tuple[Params, Params] | None = None
+    value_interval: tuple[Array, Array] | None = None
 
     def __repr__(self) -> str:
         return describe_estimate(self)
