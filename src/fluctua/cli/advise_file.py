@@ -62,7 +62,7 @@ def advise_from(
     typer.echo(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
     for line in (*found.said, "", *_repetitions(found, rate), "", *_readout(found, d.components, d.units)):
         typer.echo(line)
-    for line in ("", *_interval(found, d.time_units, score, network)):
+    for line in ("", *_interval(found, d.time_units, score, network, int(d.simulation.get("every", 0)) == 1)):
         typer.echo(line)
 
 
@@ -103,11 +103,13 @@ def _readout(found: FileAdvice, components: tuple[str, ...], units: str) -> list
     return lines
 
 
-def _interval(found: FileAdvice, units: str, score: str, network: bool) -> list[str]:
+def _interval(found: FileAdvice, units: str, score: str, network: bool, stepped: bool) -> list[str]:
     s, error = found.sampling, found.repetitions.error
     lines = ["SAMPLING INTERVAL" + (f", times in {units}" if units else "")]
     lines.append(f"  A sample every {s.interval:.2g}; the system's fastest rate is w = {s.rate:.3g}, wΔt = "
                  f"{s.rate * s.interval:.2g}.")  # fmt: skip
+    if score == "euler" and stepped:
+        lines.append("  Simulated with Euler steps of this interval: Euler's score is exact. For an instrument:")
     if score == "euler":
         lines.append(f"  Euler's score is biased by about {_percent(s.euler)} of the gradient (a rule of thumb).")
     readout = f"{s.shortest:.2g} or more for the readout"

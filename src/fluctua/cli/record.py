@@ -23,13 +23,15 @@ def record(
     ] = None,
     lattice: Annotated[str, typer.Option(help="rows x columns, leads on opposite corners")] = "3x4",
     horizon: Annotated[float, typer.Option(help="T, in units of 1 / coupling")] = 10.0,
-    dt: Annotated[float, typer.Option(help="Euler-Maruyama step")] = 1e-3,
+    dt: Annotated[float, typer.Option(help="Euler-Maruyama step")] = 1e-2,
     sigma_w: Annotated[float, typer.Option(help="noise amplitude of every open channel")] = 0.5,
     sigma_kappa: Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")] = 0.0,
     chi_std: Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")] = 1e-4,
     params: Annotated[Path | None, typer.Option(help=".npz with some of omega, kappa, chi")] = None,
     trajectories: Annotated[int, typer.Option(min=1, help="how many the file is to have in the end")] = 200,
-    every: Annotated[int, typer.Option(help="keep one step of so many")] = 10,
+    every: Annotated[
+        int | None, typer.Option(help="keep one step of so many", show_default="1; with --preset 10")
+    ] = None,
     observe: Annotated[
         str | None, typer.Option(help="resonators with a detector, such as 0,1,4-7; default all")
     ] = None,
@@ -59,7 +61,7 @@ def record(
         head = describe(
             task,
             theta,
-            every=every,
+            every=every or (1 if preset is None else 10),
             observe=_sites(observe),
             observation_noise=observation_noise,
             seed=seed,

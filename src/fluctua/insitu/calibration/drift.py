@@ -34,6 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from fluctua.core import check
 from fluctua.core.scores import Gaussian, euler
@@ -108,7 +110,8 @@ def fit_drift(
             )
         inverse, known = _inverse(gram, normal)
         step = inverse @ rows.sum(axis=0)
-        scatter = np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
+        few = student_factor(len(rows) - 1)
+        scatter = few * np.sqrt(np.diag(inverse @ (rows.T @ rows) @ inverse.T))
         error = scatter if noisy_states else np.sqrt(np.diag(inverse))
         if not np.all(np.isfinite(step)):
             raise FloatingPointError("the fit of the drift diverged; start it nearer to the truth, or use Euler first.")
@@ -191,6 +194,11 @@ def _sums(
     square = jnp.zeros((flat.size, flat.size), x.dtype)
     zero = (square, square, jnp.zeros((x.shape[0], flat.size), x.dtype))
     return jax.lax.scan(body, zero, (path[: len(path) - 1 - k], path[k:-1], path[1 + k :], t[k:-1], dt[k:]))[0]
+
+
+def student_factor(freedom: int) -> float:
+    """What an error from the scatter of `freedom` + 1 values is multiplied by, so that ±1.96 of it cover 95 %."""
+    return float(student.isf(0.025, freedom) / norm.isf(0.025)) if freedom > 0 else np.nan
 
 
 def with_diffusion(process: Process, q: Array | None) -> Process:

@@ -15,7 +15,7 @@ from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
 from fluctua.insitu.calibration.hidden import observed_model, visibility
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
-from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
+from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
@@ -81,7 +81,8 @@ def _alike(a: NoiseFit, b: NoiseFit) -> bool:
 class Calibration(NamedTuple):
     """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift. model_diffusion: Q that
     the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
-    beside which its bias is to be read.
+    beside which its bias is to be read. defect: whether Euler's interval explains the residuals, where it was Euler's
+    transition and all channels are there.
     """
 
     fit: DriftFit
@@ -91,6 +92,7 @@ class Calibration(NamedTuple):
     residuals: ResidualReport | None
     estimate: Estimate | None
     transition: str = "euler"
+    defect: EulerDefect | None = None
 
 
 def calibrate(
@@ -138,7 +140,9 @@ def calibrate(
         fitted = check.process(fitted)
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
-    report = found = None
+    report = gradient = defect = None
+    if transition == "euler" and not model.hidden and not noise.observation_seen:
+        defect = euler_defect(recording, process, theta, noise.quadratic_variation)
     if bias and not model.hidden:
         say("residuals")
         report = examine_residuals(
@@ -147,10 +151,10 @@ def calibrate(
         )  # fmt: skip
         say("gradient")
         blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
-        found = estimate(
+        gradient = estimate(
             recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
         ).estimate
-    return Calibration(fit, start, noise, expected_q, report, found, transition)
+    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect)
 
 
 def _first_context(recording: RecordingFile) -> Any:

@@ -6,7 +6,7 @@ observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε
     E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
 
 the intercept and the slope of the quadratic variation against the lag. Every number comes with an error from the
-scatter of single trajectories.
+scatter of single trajectories, times Student's factor for their number: ±1.96 of them cover 95 %.
 
 Over an interval Δ that needs local linearisation the kicks of all components reach each other through F(s) = e^{Js},
 J = ∂μ/∂x, and so does the observation noise of the sample before. For a diagonal Q and s²,
@@ -30,7 +30,7 @@ from scipy.stats import chi2
 from fluctua.core import check
 from fluctua.core.scores import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
-from fluctua.insitu.calibration.drift import Transition, pieces, with_diffusion
+from fluctua.insitu.calibration.drift import Transition, pieces, student_factor, with_diffusion
 from fluctua.insitu.recording.reader import RecordingFile
 
 LAGS = 8
@@ -67,6 +67,7 @@ class NoiseFit(NamedTuple):
     state_dependence: np.ndarray
     state_dependence_z: np.ndarray
     transitions: int
+    trajectories: int = 0
 
 
 def fit_noise(
@@ -203,7 +204,8 @@ def _reduced(
         mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
     steps = transitions / count
     mean = lambda v: v.mean(axis=0)
-    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
+    few = student_factor(count - 1)
+    error = lambda v: few * v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
     s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
     seen = observation_seen(s2[usable], s2_error[usable])
     blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
@@ -223,7 +225,7 @@ def _reduced(
     return NoiseFit(
         mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
         mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,
-        int(count * steps),
+        int(count * steps), count,
     )  # fmt: skip
 
 

@@ -1,14 +1,19 @@
 """Noise of the measurement itself: y = x + ε, ε ~ N(0, S) on every sample, S diagonal.
 
-To second order in ε the estimator computed from y in place of x gains three terms:
+The estimator computed from y in place of x gains three terms, all derivatives at y:
 
-    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)           ε sits twice in the score, through the residual and through ∂μ
-    (b)  ∇g(y_{n+1})ᵀ S ∂U_n/∂x' Δt           ε of sample n+1 sits in the residual of step n and in the reward after it
-    (c)  U_n ½ Tr[S ∂²g]                      not a bias: the gradient of the reward as it is measured
+    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)            ε sits twice in the score, through the residual and through ∂μ
+    (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt      ε of sample n+1 sits in the residual of step n and in
+                                                g(y_{n+1})
+    (c)  U_n ½ Tr[S ∂²g]                        not a bias: the gradient of the reward as it is measured
 
 (a) is taken off the score and (b) off each trajectory's gradient. Exact where U and g are at most quadratic in the
-state, as for a linear network. Q in the process must be that of the system: a quadratic variation that takes ε for
-diffusion, Q + S/Δt, shrinks the whole gradient (`fluctua.insitu.calibration.noise` separates the two).
+state, as for a linear network and the amplitudes of its noise: Cov[g, U] is then ∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true
+states, and ∇gᵀS∂U at noisy ones is larger by Tr[S∂²g S∂²U] on average. The second part of (b) matters for parameters
+of the noise alone, whose score is quadratic in the residual.
+
+Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q + S/Δt, shrinks the
+whole gradient (`fluctua.insitu.calibration.noise` separates the two).
 
 The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer intervals with
 `local_linear_score` get them back.
@@ -59,20 +64,35 @@ class CorrectedScore:
 def reward_term(
     process: Process, rewards: Rewards, score: Score, variance: Array, theta: Params, data: Trajectories
 ) -> Array:
-    """Term (b) of every trajectory, Σ_n ∇g(y_{n+1})ᵀ S ∂U_n/∂x' Δt_{n+1} and the terminal reward's. (E, P)"""
+    """Term (b), Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1} and the terminal reward's, of each trajectory.
+
+    score: without term (a). variance: S (M,). data: y, in memory. Returns (E, P), in the order of `ravel_pytree`.
+    """
     t, dt = jnp.asarray(data.t), jnp.diff(jnp.asarray(data.t))
     steps = dt.shape[0]
 
     def one(x: Array, context: Any) -> Array:
         def body(total: Array, n: Array) -> tuple[Array, None]:
             after = x[n + 1]
-            g = jax.grad(lambda z: rewards.running(theta, z, t[n + 1], context))(after)
-            end = jax.grad(lambda z: rewards.terminal(theta, z, context))(after)
-            last = n == steps - 1
-            push = jnp.where(last, end, g * dt[jnp.minimum(n + 1, steps - 1)]) * variance
+            last, weight = n == steps - 1, dt[jnp.minimum(n + 1, steps - 1)]
+
+            def reward(z: Array) -> Array:
+                running = rewards.running(theta, z, t[n + 1], context) * weight
+                return jnp.where(last, rewards.terminal(theta, z, context), running)
+
+            push = (jax.grad(reward)(after) * variance).astype(after.dtype)
+            bend = (jax.hessian(reward)(after) * variance * variance[:, None]).astype(after.dtype)
             step = Step(x[n], after, t[n], dt[n], context)
             u = lambda z: ravel_pytree(score(process, theta, step._replace(x_next=z)))[0]
-            return total + jax.jvp(u, (after,), (push.astype(after.dtype),))[1], None
+
+            def add(i: Array, second: Array) -> Array:
+                along = jnp.zeros_like(after).at[i].set(1)
+                slope = lambda z: jax.jvp(u, (z,), (along,))[1]
+                return second + jax.jvp(slope, (after,), (bend[i],))[1]
+
+            first = jax.jvp(u, (after,), (push,))[1]
+            second = jax.lax.fori_loop(0, after.shape[0], add, jnp.zeros_like(first))
+            return total + first - second / 2, None
 
         size = ravel_pytree(theta)[0].size
         return jax.lax.scan(body, jnp.zeros(size, x.dtype), jnp.arange(steps))[0]

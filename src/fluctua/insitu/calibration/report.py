@@ -12,6 +12,7 @@ from scipy.stats import t as student
 
 from fluctua.core.text import names, with_error
 from fluctua.insitu.calibration.actuators import Gains, OwnGains
+from fluctua.insitu.calibration.drift import student_factor
 from fluctua.insitu.calibration.fit import Calibration
 
 MOST = 8
@@ -20,6 +21,11 @@ SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
 
 FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
+TOO_FAR = (
+    "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} ± {:.2f}; 1 if so). "
+    "Use --transition local-linear, and estimate --score local-linear, or sample faster."
+)
+NOT_FAR = "It is not Euler's interval: what its step leaves out does not predict the residuals (slope {:.2f} ± {:.2f})."
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -27,9 +33,15 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
-def limit(comparisons: int) -> float:
-    """|z| that the largest of so many standard normals exceeds with probability `ALARM` at most."""
-    return float(norm.isf(ALARM / (2 * max(1, comparisons))))
+def limit(comparisons: int, freedom: int | None = None) -> float:
+    """|z| that the largest of so many standard normals exceeds with probability `ALARM` at most.
+
+    freedom: of errors that are from the scatter of `freedom` + 1 values, and have Student's factor already.
+    """
+    tail = ALARM / (2 * max(1, comparisons))
+    if freedom is None or freedom < 1:
+        return float(norm.isf(tail))
+    return float(student.isf(tail, freedom)) / student_factor(freedom)
 
 
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
@@ -62,11 +74,20 @@ def _drift(c: Calibration) -> list[str]:
                  f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: "
                  "calibrate --write, then estimate --theta calibrated.")  # fmt: skip
     if off and c.transition == "euler":
-        lines.append(f"    {FAR_APART}")
+        lines.append(f"    {_interval(c)}")
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
     return lines
+
+
+def _interval(c: Calibration) -> str:
+    """Whether the interval is why Euler's residuals are not zero."""
+    if c.defect is not None and c.defect.is_cause:
+        return TOO_FAR.format(*c.defect)
+    if c.defect is not None and c.defect.is_not:
+        return NOT_FAR.format(*c.defect)
+    return FAR_APART
 
 
 def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
@@ -80,10 +101,12 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     if len(q) > MOST:
         lines.append(f"  … the {MOST} that differ most of {len(q)}")
     worst = int(np.argmax(np.abs(z)))
-    if np.abs(z[worst]) > limit(len(z)):
+    if np.abs(z[worst]) > limit(len(z), n.trajectories - 1):
         lines.append(
             f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
         )
+        if c.defect is not None and c.defect.is_cause:
+            lines.append("    Euler's interval makes Q look other than it is, too.")
     else:
         lines.append("  the noise is the model's, within errors.")
     s2, e2 = n.observation_variance, n.observation_stderr
@@ -102,7 +125,7 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     lines.append(_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
     i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
-    if np.abs(zs[i, k]) > limit(zs.size):
+    if np.abs(zs[i, k]) > limit(zs.size, n.trajectories - 1) * student_factor(max(1, n.trajectories - 1)):
         what = ("x", "x²")[k]
         lines.append(f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per spread of "
                      f"{what} ({zs[i, k]:+.1f} errors)")  # fmt: skip
@@ -144,7 +167,7 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     if c.transition == "euler":
-        lines.append(f"  {FAR_APART}")
+        lines.append(f"  {_interval(c)}")
     return lines
 
 

@@ -122,6 +122,62 @@ def examine_residuals(
     )  # fmt: skip
 
 
+class EulerDefect(NamedTuple):
+    """slope, stderr: of the residuals on what Euler's step leaves out; 1 if that is all that is wrong with them."""
+
+    slope: float
+    stderr: float
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether the interval explains residuals that are not zero on average."""
+        return self.slope > 5 * self.stderr and abs(self.slope - 1) < max(0.3, 3 * self.stderr)
+
+    @property
+    def is_not(self) -> bool:
+        """Whether something else does."""
+        return self.stderr < 0.2 and not self.is_cause
+
+
+def euler_defect(
+    source: RecordingFile | Trajectories, process: Process, theta: Params, diffusion: np.ndarray
+) -> EulerDefect:
+    """Regress r on d = ½Δ²(∂ₓμ μ + ∂ₜμ), the next term of E[x' | x] after Euler's μΔ, weighted by 1/2QΔ.
+
+    Args:
+        source: trajectories.
+        process: its drift is taken for right.
+        theta: parameters as they were set.
+        diffusion: Q (M,), for the weights.
+
+    Returns: an `EulerDefect`.
+
+    """
+    process, theta = check.process(process), check.parameters(theta)
+    total, square = 0.0, 0.0
+    for _, piece in _numbered(source):
+        x, times = _working(piece, theta)
+        dr, dd = _defects(process, theta, x, times, piece.context, jnp.asarray(diffusion, x.dtype))
+        total, square = total + float(dr), square + float(dd)
+    return EulerDefect(total / square, square**-0.5) if square > 0 else EulerDefect(0.0, np.inf)
+
+
+@partial(jax.jit, static_argnums=0)
+def _defects(process: Process, theta: Params, x: Array, times: Times, context: PyTree, q: Array) -> tuple[Array, Array]:
+    """Σ dᵀr/2QΔ and Σ dᵀd/2QΔ."""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        drift = lambda x, t: process.drift(theta, x, t, context)
+        mu = drift(x, t)
+        d = jax.jvp(drift, (x, t), (mu, jnp.ones_like(t)))[1] * dt**2 / 2
+        weighted = d / (2 * q * dt)
+        return weighted @ (x_next - x - mu * dt), weighted @ d
+
+    along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, None)), in_axes=(0, 0, None, None, 0))
+    dr, dd = along(x[:, :-1], x[:, 1:], times.t[:-1], times.dt, context)
+    return dr.sum(), dd.sum()
+
+
 def _numbered(source: Any) -> Any:
     first = 0
     for piece in pieces(source, BATCH):

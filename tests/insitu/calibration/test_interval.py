@@ -1,0 +1,73 @@
+"""Whether Euler's interval is why a calibration complains, and errors from few trajectories."""
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student
+from typer.testing import CliRunner
+
+import fluctua as fl
+from fluctua import insitu
+from fluctua.cli.app import app
+from fluctua.insitu.calibration.residuals import euler_defect
+
+PROCESS = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
+FREE = fl.Process(lambda th, x: 0.0 * th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
+THETA = {"k": jnp.array(1.0)}
+
+
+def ornstein_uhlenbeck(rng, count, dt, steps=40, k=1.0):
+    """Exact samples of dX = −kX dt + 0.5 dW from X = 1. (E, T+1, 1)"""
+    f = np.exp(-k * dt)
+    x = np.ones((count, steps + 1, 1))
+    for n in range(steps):
+        x[:, n + 1] = f * x[:, n] + 0.5 * np.sqrt((1 - f**2) / (2 * k)) * rng.normal(size=(count, 1))
+    return fl.Trajectories(dt * np.arange(steps + 1), x)
+
+
+def test_the_interval_is_named_where_it_is_the_cause():
+    """r = x(e^{−kΔ} − 1 + kΔ) on average and d = ½k²Δ²x: the slope is the ratio. A wrong k at a short interval: not."""
+    dt = 0.2
+    data = ornstein_uhlenbeck(np.random.default_rng(0), 2000, dt)
+    defect = euler_defect(data, PROCESS, THETA, np.array([0.125]))
+    expected = (np.exp(-dt) - 1 + dt) / (dt**2 / 2)
+    assert abs(defect.slope - expected) < 4 * defect.stderr
+    assert defect.stderr < 0.1
+    assert defect.is_cause
+    wrong = ornstein_uhlenbeck(np.random.default_rng(1), 2000, 0.2, k=1.5)
+    defect = euler_defect(wrong, PROCESS, THETA, np.array([0.125]))
+    assert not defect.is_cause
+    assert defect.is_not
+
+
+def test_errors_from_few_trajectories_cover():
+    """12 trajectories, 300 times over: ±1.96 errors of Q cover 95 %; without Student's factor it would be 92 %."""
+    rng, true, count = np.random.default_rng(2), 0.125, 12
+    inside = []
+    for _ in range(300):
+        dw = rng.normal(size=(count, 30, 1))
+        x = np.concatenate([np.zeros((count, 1, 1)), np.cumsum(0.5 * 0.1 * dw, axis=1)], axis=1)
+        noise = insitu.fit_noise(fl.Trajectories(0.01 * np.arange(31), x), FREE, THETA)
+        inside.append(abs(noise.quadratic_variation[0] - true) < 1.96 * noise.quadratic_variation_stderr[0])
+    assert noise.trajectories == count
+    share = np.mean(inside)
+    assert abs(share - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 300)
+    each = np.mean((0.5 * 0.1 * dw) ** 2, axis=(1, 2)) / (2 * 0.01)
+    few = student.isf(0.025, count - 1) / norm.isf(0.025)
+    np.testing.assert_allclose(noise.quadratic_variation_stderr, few * each.std(ddof=1) / np.sqrt(count), rtol=1e-5)
+    raw = student.cdf(1.96, count - 1) - student.cdf(-1.96, count - 1)
+    assert raw < 0.93
+
+
+def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
+    """The defaults of `record` but a smaller lattice and a shorter time; nothing in the report begins with →."""
+    path = str(tmp_path / "r.nc")
+    done = CliRunner().invoke(app, ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60"])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, ["calibrate", path])
+    assert done.exit_code == 0, done.output
+    assert "→" not in done.output
+    coarse = ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60", "--replace"]
+    assert CliRunner().invoke(app, [*coarse, "--dt", "0.002", "--every", "30"]).exit_code == 0
+    done = CliRunner().invoke(app, ["calibrate", path])
+    assert "The cause is Euler's interval" in done.output
