@@ -24,6 +24,7 @@ import rivals
 from fluctua import tcmt
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +89,7 @@ def entries(task: tcmt.Task, theta: dict[str, jax.Array]) -> Iterator[Entry]:
     pilot = kernel.run(spec, 1, 128, scores=False).mean_return_to_go
     plain = lambda n, **o: families(kernel.run(spec, 0, n, samples=True, **o))
     twin = lambda n, **o: families(run_twin(spec, 0, n, samples=True, **o))
-    yield Entry("binned (the paper's)", lambda n: plain(n, baseline=kernel.Binned(every=100)))
+    yield Entry("binned (the paper's)", lambda n: plain(n, baseline=Binned(every=100)))
     yield Entry("no baseline", plain)
     yield Entry("time only", lambda n: plain(n, baseline=pilot))
     yield Entry("time only, antithetic pairs", lambda n: plain(n, baseline=pilot, antithetic=True), paired=True)

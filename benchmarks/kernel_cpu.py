@@ -7,9 +7,9 @@ import argparse
 import time
 
 import numpy as np
-from fluctua.tcmt.kernel.spec import KernelSpec
 
 from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.options import Binned, KernelSpec
 from fluctua.tcmt.native import _native
 
 
@@ -64,7 +64,7 @@ def main():
         "time-only": (spec, {"baseline": table}),
         "time-only, σ_κ = 0.2": (paper_lattice(steps=a.steps, sigma_kappa=0.2), {"baseline": table}),
         "time-only, float64": (spec, {"baseline": table, "dtype": "float64"}),
-        "binned": (spec, {"baseline": kernel.Binned()}),
+        "binned": (spec, {"baseline": Binned()}),
         "simulation only": (spec, {"scores": False}),
     }
     print(f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, {len(spec.bonds)} bonds")

@@ -2,35 +2,35 @@
 
 python benchmarks/kernel_cuda_check.py [--quick]
 
-Needs NumPy and CuPy; the compiled CPU core is compared with where it is there. Exits with 1 if a check fails.
+Needs CuPy. Exits with 1 if a check fails.
 """
 
 import argparse
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
+
+from gpu_check import only_kernels  # noqa: E402
+
 try:
     import fluctua.tcmt  # noqa: F401
-except ImportError:  # the kernels need neither JAX nor the compiled core
-    for name, folder in (("fluctua", "src/fluctua"), ("fluctua.tcmt", "src/fluctua/tcmt")):
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = [str(ROOT / folder)]
+except ImportError as missing:  # the kernels need less than the rest of the library
+    if str(missing.name).startswith("fluctua"):
+        raise
+    where = next(folder for folder in sys.path if (Path(folder) / "fluctua" / "tcmt").is_dir())
+    only_kernels(Path(where))
 
 from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
 from fluctua.tcmt.kernel import run as kernel  # noqa: E402
+from fluctua.tcmt.kernel.layout import plan_of  # noqa: E402
+from fluctua.tcmt.kernel.options import Binned, Ensemble, Options  # noqa: E402
 from kernel_cpu import paper_lattice  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
-
-try:
-    from fluctua.tcmt.native import _native
-except ImportError:
-    _native = None
 
 SEED = 0x1234_5678_9ABC_DEF0
 FAILED = []
@@ -93,14 +93,14 @@ def check_against_reference():
 def check_binned():
     print("The binned baseline on CUDA against its definition")
     cases = {
-        "5 bins, every step": (rectangle(2, 3, steps=24), 50, kernel.Binned(5, 1)),
+        "5 bins, every step": (rectangle(2, 3, steps=24), 50, Binned(5, 1)),
         "5 bins, every 7 steps, modulated": (
             rectangle(2, 3, steps=40, sigma_kappa=0.2),
             50,
-            kernel.Binned(5, 7),
+            Binned(5, 7),
         ),
-        "40 bins, many with one member": (rectangle(2, 3, steps=24), 50, kernel.Binned(40, 3)),
-        "1,300 trajectories": (rectangle(2, 2, steps=6), 1300, kernel.Binned(20, 3)),
+        "40 bins, many with one member": (rectangle(2, 3, steps=24), 50, Binned(40, 3)),
+        "1,300 trajectories": (rectangle(2, 2, steps=6), 1300, Binned(20, 3)),
     }
     for dtype, limit in (("float32", 5e-4), ("float64", 1e-9)):
         for name, (spec, count, baseline) in cases.items():
@@ -122,7 +122,7 @@ def time_binned(cp, quick):
                 best = np.inf
                 for _ in range(2 if count > 1000 or every == 1 else 4):
                     begin = time.perf_counter()
-                    kernel.run(spec, 0, count, backend="cuda", baseline=kernel.Binned(20, every))
+                    kernel.run(spec, 0, count, backend="cuda", baseline=Binned(20, every))
                     cp.cuda.Device().synchronize()
                     best = min(best, time.perf_counter() - begin)
                 used = cp.get_default_memory_pool().total_bytes() / 2**30
@@ -133,9 +133,7 @@ def time_binned(cp, quick):
 
 def profile_binned(cp, quick):
     """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
-    spec = kernel.checked(paper_lattice(steps=500))
-    o = options_of(spec, 1000, baseline=kernel.Binned())
-    second = cuda_binned.Second(cp, spec, o, kernel.flat(spec, o._replace(scores=False, binned=None)))
+    second = cuda_binned.Second(cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned()))
     second.returns()
     whole = event_time(cp, second.settle, 3)
     print(f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps")
@@ -160,9 +158,6 @@ class _Nothing:
 
 
 def check_against_cpu(quick):
-    if _native is None:
-        print("no compiled CPU core here: full horizons are not compared")
-        return
     print("CUDA against the CPU kernel, the paper's lattice over its full horizon, 64 trajectories")
     for sigma_kappa in (0.0, 0.2):
         spec = paper_lattice(steps=2_000 if quick else 20_000, sigma_kappa=sigma_kappa)
@@ -212,14 +207,13 @@ def time_one_pass(cp, quick):
     }
     for count in (1000,) if quick else (1000, 20_000):
         for name, (spec, options) in variants.items():
-            o = options_of(spec, count, **options)
-            spec = kernel.checked(spec)
-            device = cuda.Device(cp, spec, o, kernel.flat(spec, o))
+            ensemble = ensemble_of(spec, count, **options)
+            device = cuda.Device(cp, ensemble, plan_of(ensemble))
             rewards = cp.zeros(spec.steps)
             few = min(count, device.chunk)
             bare = event_time(cp, lambda d=device, n=few, r=rewards: d.launch(0, n, r, 0), repeat)
             full = bare
-            if o.scores:
+            if ensemble.scores:
                 full = event_time(
                     cp,
                     lambda d=device, n=few, r=rewards: d.moments(d.launch(0, n, r, 0), False),
@@ -236,38 +230,16 @@ def time_one_pass(cp, quick):
             )
 
 
-def options_of(spec, count, **options):
-    defaults = {
-        "dtype": "float32",
-        "scores": True,
-        "rates": False,
-        "antithetic": False,
-        "noise": True,
-        "baseline": None,
-    }
-    o = {**defaults, **options}
-    return kernel._options(
-        kernel.checked(spec),
-        0,
-        count,
-        0,
-        o["dtype"],
-        o["scores"],
-        o["rates"],
-        o["antithetic"],
-        o["noise"],
-        0,
-        False,
-        o["baseline"],
-    )
+def ensemble_of(spec, count, baseline=None, **options):
+    return Ensemble(spec, 0, count, Options(backend="cuda", **options), table=baseline)
 
 
 def time_sizes(cp, quick):
     print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps")
     for rows, columns in ((4, 4), (8, 8), (11, 13), (16, 16), (32, 32)) + (() if quick else ((45, 45), (64, 64))):
-        spec = kernel.checked(paper_lattice(rows, columns, steps=2_000))
-        o = options_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
-        device = cuda.Device(cp, spec, o, kernel.flat(spec, o))
+        spec = paper_lattice(rows, columns, steps=2_000)
+        ensemble = ensemble_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
+        device = cuda.Device(cp, ensemble, plan_of(ensemble))
         rewards = cp.zeros(spec.steps)
         t = event_time(cp, lambda d=device, r=rewards: d.launch(0, min(1000, d.chunk), r, 0), 3)
         n = rows * columns
@@ -281,19 +253,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--checks", action="store_true", help="nothing but the checks")
     a = parser.parse_args()
     cp = cuda.require_cupy()
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
     if not a.no_checks:
         check_against_reference()
         check_binned()
-        check_against_cpu(a.quick)
-    time_one_pass(cp, a.quick)
-    time_binned(cp, a.quick)
-    profile_binned(cp, a.quick)
-    time_sizes(cp, a.quick)
+        check_against_cpu(a.quick or a.checks)
+    if not a.checks:
+        time_all(cp, a.quick)
     print("FAILED: " + "; ".join(FAILED) if FAILED else "all checks passed")
     return 1 if FAILED else 0
+
+
+def time_all(cp, quick):
+    time_one_pass(cp, quick)
+    time_binned(cp, quick)
+    profile_binned(cp, quick)
+    time_sizes(cp, quick)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ CODE = """
 import sys, numpy as np
 sys.path.insert(0, {folder!r})
 from kernel_cpu import paper_lattice
-from fluctua.tcmt import kernel
+from fluctua.tcmt.kernel.options import Binned
+from fluctua.tcmt.kernel.run import run
 spec = paper_lattice(steps={steps})
-baseline = {{"none": None, "time": np.zeros({steps} + 1), "binned": kernel.Binned()}}[{baseline!r}]
-kernel.run(spec, 0, {trajectories}, baseline=baseline, backend={backend!r})
+baseline = {{"none": None, "time": np.zeros({steps} + 1), "binned": Binned()}}[{baseline!r}]
+run(spec, 0, {trajectories}, baseline=baseline, backend={backend!r})
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 device = 0
 if {backend!r} == "cuda":
