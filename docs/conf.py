@@ -1,3 +1,5 @@
+import re
+
 project = "fluctua"
 copyright = "The Fluctua developers"
 extensions = [
@@ -23,13 +25,14 @@ exclude_patterns = ["_build"]
 suppress_warnings = ["myst.xref_missing"]
 
 
-def escape_bars(app, what, name, obj, options, lines):
-    """p(x'|x) in a docstring is a density, not a substitution; code stays as it is."""
+def plain_docstrings(app, what, name, obj, options, lines):
+    """p(x'|x) in a docstring is a density, not a substitution, and `Record`s are several; code stays as it is."""
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = line.split("`")
-            lines[i] = "`".join(part.replace("|", r"\|") if k % 2 == 0 else part for k, part in enumerate(parts))
+            line = "`".join(part.replace("|", r"\|") if k % 2 == 0 else part for k, part in enumerate(parts))
+            lines[i] = re.sub(r"(`[^`]+`)(?=s\b)", r"\1\\ ", line)
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", escape_bars)
+    app.connect("autodoc-process-docstring", plain_docstrings)
