@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, npz_file, opened, parameters, plain, precision
+from fluctua.cli.files import Interval, Map, Rate, Scale, npz_file, opened, parameters, plain, precision, refuse_if
 
 
 def calibrate(
@@ -31,6 +31,7 @@ def calibrate(
     write: Annotated[
         bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Drift, noise and actuator gains from recordings, and whether the model can be trusted with a gradient."""
@@ -43,7 +44,9 @@ def calibrate(
 
     status = Console(stderr=True).status("opening")
     told: dict[str, Any] = {"files": []}
-    fits, settings = [], []
+    fits: list[Any] = []
+    settings: list[Any] = []
+    guards: list[Any] = []
     try:
         if out is not None:
             out = npz_file(out)
@@ -59,6 +62,7 @@ def calibrate(
                     components, kind, count = recording.description.components, recording.kind, recording.count
                     settings.append(dict(recording.description.settings))
                 fits.append(found.fit)
+                guards.append(found.guard)
                 told["files"].append({"file": str(file), "components": components, **_numbers(found)})
                 if not as_json:
                     status.stop()
@@ -76,6 +80,7 @@ def calibrate(
         fail(str(error))
     if as_json:
         typer.echo(json.dumps(plain({**told, "gains": gains})))
+        refuse_if(strict, *guards)
         return
     if write:
         typer.echo(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
@@ -85,11 +90,13 @@ def calibrate(
         typer.echo("no gains: the files do not say what the actuators were set to (`settings`).")
     if out is not None:
         typer.echo(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
+    refuse_if(strict, *guards)
 
 
 def _numbers(found: Any) -> dict[str, Any]:
     fit = {name: getattr(found.fit, name) for name in ("theta", "stderr", "robust_stderr", "unresolved", "transitions")}
     told = {"fit": fit, "expected": found.expected, "noise": found.noise, "model_diffusion": found.model_diffusion}
+    told |= {"guard": found.guard}
     if found.residuals is not None:
         r = found.residuals
         told |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}

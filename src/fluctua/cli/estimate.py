@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import typer
 
 from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, bar, npz_file, opened, parameters, plain, precision
+from fluctua.cli.files import Interval, Map, Rate, Scale, bar, npz_file, opened, parameters, plain, precision, refuse_if
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
@@ -45,6 +46,7 @@ def estimate(
     scale: Scale = None,
     chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
     out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
     """Gradient with error bars from a recording, which may be larger than memory.
@@ -78,10 +80,12 @@ def estimate(
             asked = _asked(only or [], m.theta)
             if observation_noise is not None:
                 variance = np.array(observation_noise**2) if observation_noise else None
-            result = estimate_model(
-                recording, m, score=score, baseline=baseline, observation_noise=variance,
-                chunk_bytes=chunk_mb * 2**20, progress=progress,
-            )  # fmt: skip
+            with warnings.catch_warnings():  # told below, in colour
+                warnings.filterwarnings("ignore", "the (recording is not of this|trajectories are not those of the)")
+                result = estimate_model(
+                    recording, m, score=score, baseline=baseline, observation_noise=variance,
+                    chunk_bytes=chunk_mb * 2**20, progress=progress,
+                )  # fmt: skip
             label = _component_names(recording.description.channels, m)
         if result.view is not None:
             refuse(result.view, asked, label)
@@ -102,6 +106,7 @@ def estimate(
             "said": applied.said,
         }
         typer.echo(json.dumps(plain({**_told(result, seconds), "used": used})))
+        refuse_if(strict, result.residuals)
         return
     _print(result, label)
     for line in applied.said:
@@ -109,12 +114,14 @@ def estimate(
     if observation_noise is not None:
         typer.echo(f"observation noise: {observation_noise:g}, as given")
     typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
+    refuse_if(strict, result.residuals)
 
 
 def _told(result: Result, seconds: float) -> dict[str, Any]:
     e = result.estimate
-    told = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
+    told: dict[str, Any] = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
     told |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
+    told |= {"residuals": result.residuals}
     return {**told, "refused": list(result.view.missing) if result.view else []}
 
 

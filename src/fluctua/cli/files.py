@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 if TYPE_CHECKING:
+    from fluctua.core.guard import Residuals
     from fluctua.insitu.recording.reader import RecordingFile
 
 
@@ -73,6 +74,15 @@ def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
             return {name: np.asarray(file[name], np.float64) for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
+
+
+def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
+    """Say on stderr that residuals are not the noise of the model; with `strict` exit 1."""
+    wrong = [one for one in residuals if one is not None and one.cause]
+    for one in wrong:
+        typer.secho(f"→ the file is not of this model: {one!r}", err=True, fg=typer.colors.YELLOW)
+    if wrong and strict:
+        raise typer.Exit(1)
 
 
 def npz_file(path: Path) -> Path:

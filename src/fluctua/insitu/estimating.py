@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import RunningSums
+from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
-from fluctua.core.scores import full_score, local_linear_score
+from fluctua.core.scores import euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.calibration.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.calibration.readout import CorrectedScore, observation_variance, reward_term, subtract
@@ -33,11 +35,16 @@ class Result(NamedTuple):
     """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; else None.
 
     parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
+    residuals: whether they are the noise of the process, where all channels are there; `cause` says what is wrong.
     """
 
     estimate: Estimate
     view: Visibility | None
     parts: np.ndarray | None = None
+    residuals: Residuals | None = None
+
+
+LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_linear}
 
 
 def estimate(
@@ -54,25 +61,36 @@ def estimate(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
-    """∇θJ with errors from a recording. theta: the recording's own parameters if not given.
+    """∇θJ with errors from a recording.
 
-    baseline: a name of `BASELINES` or its record. "time", the default, takes the mean return-to-go of one half of the
-    trajectories for the other, so it is independent of the trajectories it is used on, and reads the file twice from
-    beginning to end. "none" reads it once. The others look across trajectories or at a model, and read the file in
-    blocks of steps.
+    Args:
+        recording: an open one, with two trajectories or more.
+        process: drift and noise of the system.
+        objective: the reward.
+        theta: parameters at which it was recorded; the recording's own if not given.
+        score: `full_score`, or `local_linear_score` for samples far apart.
+        baseline: a name of `BASELINES` or its record. "time", the default, takes the mean return-to-go of one half of
+            the trajectories for the other, so it is independent of the trajectories it is used on, and reads the file
+            twice from beginning to end. "none" reads it once. The others look across trajectories or at a model, and
+            read the file in blocks of steps.
+        observed: the components of the state that the file holds, if some are hidden.
+        size: how many components there are then.
+        observation_noise: variance of the measurement, a number or (M,), to correct for (`calibration.readout`).
+        chunk_bytes: of states held at a time.
+        progress: called with (trajectories read, to read).
 
-    observed, size: the components of the state that the file holds, and how many there are, if some are hidden.
-    observation_noise: variance of the measurement, a number or (M,), to correct for (see `observation`).
+    Returns: a `Result`. Where the residuals are not the noise of the process it warns, with the likely cause.
 
     >>> with open_recording("run.nc") as recording:
     ...     print(estimate(recording, process, objective).estimate)
+
     """
     theta = check.parameters(recording.description.theta if theta is None else theta)
     if recording.count < 2:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least."
         )
-    view = None
+    law, view, residuals = LAWS.get(score), None, None
     if observed is not None and size is not None and len(observed) < size:
         if score is not full_score:
             raise ValueError(
@@ -84,6 +102,8 @@ def estimate(
         view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
         process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
         score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+    if law is not None and view is None:
+        residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
     plan = chosen(baseline, door="a recording", serves=BASELINES)
     if isinstance(plan, Twin) or plan.needs_returns:
         if observation_noise is not None:
@@ -93,10 +113,12 @@ def estimate(
             process, objective, theta, recording.trajectories(), score=score, baseline=plan, block_bytes=chunk_bytes
         )
     else:
+        if residuals is not None and residuals.cause:
+            warnings.warn(f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2)
         found, parts = _by_chunks(
             recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
         )
-    return Result(found if view is None else _blank(found, view), view, parts)
+    return Result(found if view is None else _blank(found, view), view, parts, residuals)
 
 
 def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = "euler", **options: Any) -> Result:

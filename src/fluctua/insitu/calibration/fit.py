@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.guard import Residuals, examine
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Estimate, Params, Process, Trajectories
 from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
@@ -82,7 +84,7 @@ class Calibration(NamedTuple):
     """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift. model_diffusion: Q that
     the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
     beside which its bias is to be read. defect: whether Euler's interval explains the residuals, where it was Euler's
-    transition and all channels are there.
+    transition and all channels are there. guard: whether the residuals are the noise of the model as it was set.
     """
 
     fit: DriftFit
@@ -93,6 +95,7 @@ class Calibration(NamedTuple):
     estimate: Estimate | None
     transition: str = "euler"
     defect: EulerDefect | None = None
+    guard: Residuals | None = None
 
 
 def calibrate(
@@ -143,6 +146,10 @@ def calibrate(
     report = gradient = defect = None
     if transition == "euler" and not model.hidden and not noise.observation_seen:
         defect = euler_defect(recording, process, theta, noise.quadratic_variation)
+    guard = None
+    blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
+    if not model.hidden:
+        guard = examine(process, theta, recording.trajectories(), transition=law, readout=blur)
     if bias and not model.hidden:
         say("residuals")
         report = examine_residuals(
@@ -150,11 +157,12 @@ def calibrate(
             noisy_states=noise.observation_seen,
         )  # fmt: skip
         say("gradient")
-        blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
-        gradient = estimate(
-            recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
-        ).estimate
-    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect)
+        with warnings.catch_warnings():  # the report says it in its own words
+            warnings.filterwarnings("ignore", "the recording is not of this process")
+            gradient = estimate(
+                recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
+            ).estimate
+    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect, guard)
 
 
 def _first_context(recording: RecordingFile) -> Any:

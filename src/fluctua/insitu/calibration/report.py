@@ -46,7 +46,8 @@ def limit(comparisons: int, freedom: int | None = None) -> float:
 
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
     """The report, section by section; each ends with what it means."""
-    lines = [*_drift(c), "", *_noise(c, components)]
+    lines = [f"→ this is not the model as it was set: {c.guard!r}", ""] if c.guard is not None and c.guard.cause else []
+    lines += [*_drift(c), "", *_noise(c, components)]
     if c.residuals is not None:
         lines += ["", *_residuals(c, components), "", *_bias(c)]
     return "\n".join(lines)
