@@ -56,7 +56,7 @@ def diffusion_at(
     sigma = lambda th: noise(th, at(th), t, context)
     if jnp.ndim(sigma(theta)) == 1:
         return _diagonal(sigma, theta)
-    constant = moved is None and not _depends(lambda *state: noise(theta, *state), x, t, context)
+    constant = moved is None and not depends(lambda *state: noise(theta, *state), x, t, context)
     return _dense(sigma, theta, constant)
 
 
@@ -71,7 +71,7 @@ def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
     )
 
 
-def _depends(f: Callable[..., Array], *arguments: PyTree) -> bool:
+def depends(f: Callable[..., Array], *arguments: PyTree) -> bool:
     """Whether the value of f depends on that of its arguments, as far as its operations show."""
     program = jax.make_jaxpr(f)(*arguments).jaxpr
     dependent = set(program.invars)

@@ -24,7 +24,7 @@ from fluctua.core.baselines import (
 )
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples, unflatten
-from fluctua.core.guard import warn_of_residuals
+from fluctua.core.guard import check_linearisation, warn_of_residuals
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
@@ -391,6 +391,8 @@ def _guard(
     process, objective, score = method.model[:3]
     check_model(process, objective, theta, recording.first, recording.t, recording.context)
     law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
+    if law is local_linear:
+        check_linearisation(process, theta, trajectories)
     if law is not None:
         warn_of_residuals(process, theta, trajectories, transition=law, stacklevel=4)
 
