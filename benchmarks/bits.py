@@ -150,16 +150,16 @@ def of_jax(rows):
 def of_tasks(rows):
     from fluctua import tcmt
 
+    binned = module("fluctua.tcmt.kernel.options", "fluctua.tcmt.kernel").Binned
     for sigma in (0.0, 0.2):
         task = tcmt.isolation(tcmt.rectangular(2, 3), horizon=0.3, dt=5e-3, sigma_kappa=sigma)
         theta = tcmt.initial_parameters(jax.random.key(1), task.network, train=tcmt.network.FAMILIES)
         for backend in ("jax", "cpu"):
             for baseline in ("none", "time", "binned", "twin"):
+                chosen, given = theta, baseline
                 if baseline == "binned" and backend == "cpu":
-                    chosen = {name: theta[name] for name in ("omega", "kappa", "chi")}
-                else:
-                    chosen = theta
-                estimate = task.estimator(backend, baseline=baseline)(jax.random.key(3), chosen, 48)
+                    chosen, given = {name: theta[name] for name in ("omega", "kappa", "chi")}, binned(20, 100)
+                estimate = task.estimator(backend, baseline=given)(jax.random.key(3), chosen, 48)
                 rows[f"task, {backend} | {theta['kappa'].dtype} | σ_κ = {sigma:g}, {baseline}"] = fingerprint(
                     [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
                 )

@@ -94,7 +94,7 @@ def measure(package: Path) -> dict[str, list]:
         spec = paper_lattice(options.KernelSpec, sigma)
         calls = {
             "time-only": lambda n, s=spec: kernel.run(s, 0, n, baseline=table, backend="cuda"),
-            "binned": lambda n, s=spec: kernel.run(s, 0, n, baseline=binned(), backend="cuda"),
+            "binned": lambda n, s=spec: kernel.run(s, 0, n, baseline=binned(20, 100), backend="cuda"),
             "twin": lambda n, s=spec: run_twin(s, 0, n, table=0 * table, backend="cuda"),
         }
         if sigma == 0:

@@ -64,7 +64,7 @@ def main():
         "time-only": (spec, {"baseline": table}),
         "time-only, σ_κ = 0.2": (paper_lattice(steps=a.steps, sigma_kappa=0.2), {"baseline": table}),
         "time-only, float64": (spec, {"baseline": table, "dtype": "float64"}),
-        "binned": (spec, {"baseline": Binned()}),
+        "binned": (spec, {"baseline": Binned(every=100)}),
         "simulation only": (spec, {"scores": False}),
     }
     print(f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, {len(spec.bonds)} bonds")

@@ -133,7 +133,7 @@ def time_binned(cp, quick):
 
 def profile_binned(cp, quick):
     """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
-    second = cuda_binned.Second(cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned()))
+    second = cuda_binned.Second(cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100)))
     second.returns()
     whole = event_time(cp, second.settle, 3)
     print(f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps")

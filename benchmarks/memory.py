@@ -17,7 +17,7 @@ from kernel_cpu import paper_lattice
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.run import run
 spec = paper_lattice(steps={steps})
-baseline = {{"none": None, "time": np.zeros({steps} + 1), "binned": Binned()}}[{baseline!r}]
+baseline = {{"none": None, "time": np.zeros({steps} + 1), "binned": Binned(every=100)}}[{baseline!r}]
 run(spec, 0, {trajectories}, baseline=baseline, backend={backend!r})
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 device = 0
