@@ -13,15 +13,8 @@ MOST_MODULES = 16
 # Not installed with fluctua, therefore imported where they are needed.
 OPTIONAL = {"cupy", "diffrax", "pyvisa", "pyvisa_py", "ray", "torch", "torchsde"}
 
-# To be mended. Entries are removed, never added.
-LOCAL_IMPORTS = {
-    "runs/build.py",
-}
-CROWDED = {"core", "cli"}
-EXPORTING = {"plot"}
-UNLISTED = {"."}
-SHADOWED = {"train", "compare"}
-TESTS_THAT_IMPORT_TESTS = {"tcmt/test_twin_cuda.py"}
+# To be mended: more modules than fit a screen, and how many. Numbers go down.
+CROWDED = {"core": 19, "cli": 19}
 
 
 def within(path, root=SOURCE):
@@ -52,24 +45,25 @@ def exports(folder):
     """Names that a package takes from its modules, without modules and sub-packages made public as such."""
     package = ".".join(("fluctua", *folder.relative_to(SOURCE).parts))
     nodes = [node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.ImportFrom)]
-    return {a.asname or a.name for node in nodes if node.module not in (package, "typing") for a in node.names}
+    names = {a.asname or a.name for node in nodes if node.module not in (package, "typing") for a in node.names}
+    return {name for name in names if not name.startswith("_")}
 
 
 def test_imports_stand_at_the_top():
     """But for packages that may be missing, and for the command line, which must start quickly."""
     checked = [path for path in MODULES if not path.is_relative_to(SOURCE / "cli")]
-    assert {within(path) for path in checked if local_imports(path) - OPTIONAL} <= LOCAL_IMPORTS
+    assert not {within(path) for path in checked if local_imports(path) - OPTIONAL}
 
 
 def test_folders_fit_a_screen():
-    crowded = {folder for folder in FOLDERS if len([*folder.glob("[!_]*.py")]) > MOST_MODULES}
-    assert {within(folder) for folder in crowded} <= CROWDED
+    counts = {within(folder): len([*folder.glob("[!_]*.py")]) for folder in FOLDERS}
+    assert not {name: count for name, count in counts.items() if count > CROWDED.get(name, MOST_MODULES)}
 
 
 def test_internal_packages_hold_a_docstring_only():
     bodies = {folder: parsed(folder / "__init__.py").body for folder in FOLDERS if folder not in PUBLIC}
     more = {folder for folder, body in bodies.items() if len(body) != 1 or not isinstance(body[0], ast.Expr)}
-    assert {within(folder) for folder in more} <= EXPORTING
+    assert not {within(folder) for folder in more}
 
 
 def test_public_packages_list_their_names():
@@ -78,12 +72,12 @@ def test_public_packages_list_their_names():
         values = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
         return set(ast.literal_eval(values[0])) if values else set()
 
-    assert {within(folder) for folder in PUBLIC if exports(folder) - listed(folder)} <= UNLISTED
+    assert not {within(folder) for folder in PUBLIC if exports(folder) - listed(folder)}
 
 
 def test_no_module_is_shadowed_by_a_name_that_its_package_exports():
     modules = {folder: {path.stem for path in folder.iterdir()} for folder in PUBLIC}
-    assert set().union(*(modules[folder] & exports(folder) for folder in PUBLIC)) <= SHADOWED
+    assert not set().union(*(modules[folder] & exports(folder) for folder in PUBLIC))
 
 
 def test_tests_mirror_the_tree_and_do_not_import_from_each_other():
@@ -95,4 +89,4 @@ def test_tests_mirror_the_tree_and_do_not_import_from_each_other():
         for path in files
         if any(package.startswith("test") for node in imports(parsed(path)) for package in packages(node))
     }
-    assert borrowing <= TESTS_THAT_IMPORT_TESTS
+    assert not borrowing

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
-from fluctua.insitu.calibration.hidden import refuse
+from fluctua.insitu.hidden import refuse
 from problems import flat, tolerance
 
 PROCESS = fl.Process(

@@ -5,7 +5,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from test_twin_kernel import CASES, FAMILIES, SEED, deviation, problem, wrong
 
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_twin
@@ -13,6 +12,7 @@ from fluctua.tcmt.kernel.layout import plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble, Options
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
+from twin_cases import CASES, FAMILIES, SEED, deviation, problem, wrong
 from twin_reference import corrected
 
 

@@ -54,9 +54,9 @@ def estimate(
     A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
     is used. Parameters that need channels nobody recorded are refused by name.
     """
-    from fluctua.insitu.calibration.hidden import refuse
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.estimating import SCORES, estimate_model
+    from fluctua.insitu.hidden import refuse
     from fluctua.insitu.recording.model import model_of
 
     begun = time.perf_counter()

@@ -31,8 +31,7 @@ PLAIN_SECONDS = 10.0
 def watch(records: Iterable[Record], iterations: int, *, console: Console | None = None) -> Iterator[Record]:
     """Pass records on while showing iteration, J with its error, trajectories spent and the time left.
 
-    >>> for record in watch(train(..., iterations=100), 100):
-    ...     ...
+    Used as `for record in watch(train(...), iterations)`.
     """
     console = console or Console()
     if not console.is_terminal:

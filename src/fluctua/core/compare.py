@@ -90,7 +90,8 @@ def compare(
     trajectories // c samples. reference: the exact gradient, an `Estimate`, or the name of the estimator
     to trust. repeats: independent calls, from which bias and the honesty of the error bars are judged.
 
-    >>> print(compare(key, theta, {"ppgt": ppgt(...), "spsa": spsa(...)}, trajectories=4000, reference=exact))
+    >>> both = {"ppgt": estimator, "spsa": spsa(objective, simulator)}
+    >>> print(compare(key, theta, both, trajectories=400, reference="ppgt"))
     """
     if repeats < 1:
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")

@@ -49,7 +49,7 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
 
     Parameters that also enter the noise get a wrong gradient here; `full_score` is right for both.
 
-    >>> drift_score(process, theta, Step(x, x_next, t=0.0, dt=1e-3))
+    >>> drift_score(process, theta, Step(x[0, 0], x[0, 1], t=0.0, dt=0.01))
     """
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     half_y = q.solve(residual(process, theta, step)) / 2

@@ -5,11 +5,11 @@ from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration.actuators import Gains, actuator_gains
 from fluctua.insitu.calibration.drift import DriftFit, fit_drift
 from fluctua.insitu.calibration.fit import Calibration, calibrate
-from fluctua.insitu.calibration.hidden import Visibility, visibility
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
+from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured

@@ -24,10 +24,10 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Params, Process, Trajectories
-from fluctua.insitu.calibration.hidden import observed_model, visibility
 from fluctua.insitu.calibration.noise import fit_noise, jacobians
 from fluctua.insitu.calibration.table import apply_calibration, read_noise
 from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
+from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS, Repetitions, repetitions
@@ -155,7 +155,7 @@ def sampling(
 
     error: wanted of the gradient, relative. local_linear: whether that score is used, and not Euler's.
 
-    >>> sampling(process, theta, recording.trajectories(0, 8, load=True), q).longest
+    >>> sampling(process, theta, recording.trajectories(0, 8, load=True), diffusion).longest
     """
     process, theta = check.process(process), check.parameters(theta)
     q = np.asarray(diffusion, float)

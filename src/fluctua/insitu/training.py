@@ -6,10 +6,8 @@ recordings/     every batch, bad ones too     incidents.csv  what went wrong, an
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
 calibration.txt what the probes said of the instrument, before the training
 
->>> for row, record in begin(connect, model, Plan(iterations=60), "runs/bench"):
-...     print(row.iteration, row.J)
->>> for row, record in resume(connect, model, "runs/bench"):
-...     ...
+`begin(connect, model, Plan(iterations=60), folder)` yields a row and a record an iteration; `resume(connect, model,
+folder)` goes on after a stop.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 
 
     parts: (PARTS, P), estimates from every tenth trajectory, as `insitu.estimate` gives them.
 
-    >>> found = insitu.estimate(recording, process, objective)
-    >>> repetitions(found.estimate, found.parts, error=0.2).whole
+    `estimate` and `parts` are those of `fluctua.insitu.estimate(recording, process, objective)`.
     """
     if not error > 0 or not 0 < share <= 1:
         raise ValueError(f"`error` must be positive and `share` in (0, 1]; got {error:g} and {share:g}.")

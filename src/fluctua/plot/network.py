@@ -98,7 +98,7 @@ def draw_network(
 
     theta: some of omega, kappa, chi; the others are the network's. source, to: leads of input and output.
 
-    >>> draw_network(figure.subplots(), network, theta)
+    >>> draw_network(mpl.figure.Figure().subplots(), network, theta)
     """
     scale = scale or scales(network, theta)
     p = {name: np.asarray(value, float) for name, value in parameters(network, theta).items()}
@@ -223,7 +223,7 @@ def draw_panel(figure: Figure | SubFigure, where: SubplotSpec, network: Network,
 def diagram(network: Network, theta: Params) -> Figure:
     """A figure of one network, for any use.
 
-    >>> diagram(run.task.network, run.trained).savefig("network.pdf")
+    >>> diagram(network, theta).savefig("network.pdf")
     """
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(3.5, 3.5), layout="constrained")

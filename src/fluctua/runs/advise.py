@@ -77,8 +77,6 @@ def advise(
     return_bias: most of J(0) that noise may add to the return. sigma_w: amplitudes to measure at; 1/4 to 4 times the
     task's if not given. pilot: trajectories at each. directions: random ones along which the bias of the gradient is
     differenced.
-
-    >>> advise(jax.random.key(0), transmission(paper()), theta, error=0.3).best
     """
     own = float(task.network.sigma_r[0])
     grid = np.array(sorted(sigma_w if sigma_w else [own * f for f in FACTORS]))

@@ -41,7 +41,7 @@ def variances(
 
     baseline: a name or a record, as `Task.estimator` takes it.
 
-    >>> variances(key, transmission(paper()), theta, [0.1, 0.5]).mean(axis=1)
+    >>> variances(key, task, theta, [0.1, 0.5]).mean(axis=1)
     """
     rows = []
     for sigma in sigma_w:

@@ -54,11 +54,7 @@ def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Everything in a run folder, checked.
-
-    >>> run = read_run("runs/demo")
-    >>> run.history.J[-1], run.task.network
-    """
+    """Everything in a run folder, checked."""
     folder = Path(folder)
     columns = effective(read_history(folder))
     path = folder / "parameters.h5"

@@ -1,10 +1,7 @@
 """Lattice trainings: a configuration trained into a folder, row by row, so that a kill loses nothing but time.
 
->>> for row, record in run(PRESETS["demo"], "runs/first"):
-...     print(row.iteration, row.J)
->>> summary = complete(PRESETS["demo"], "runs/second", callback=lambda row, record: ...)
->>> for row, record in resume("runs/first", {"iterations": 200}):
-...     ...
+`run(config, folder)` yields a row and a record an iteration, `complete` runs to the end, and
+`resume(folder, {"iterations": 200})` goes on.
 """
 
 from __future__ import annotations

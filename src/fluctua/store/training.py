@@ -1,7 +1,7 @@
 """Any process trained into a folder: history, checkpoints, a summary, and nothing but time lost to a kill.
 
->>> result = run("runs/trap", estimator, theta, optax.adam(0.05), count=500, iterations=200)
->>> result = resume("runs/trap", estimator, theta, optax.adam(0.05), count=500, iterations=200)   # after a kill
+>>> result = run("runs/trap", estimator, theta, optax.adam(0.05), count=50, iterations=3)
+>>> result = resume("runs/trap", estimator, theta, optax.adam(0.05), count=50, iterations=5)  # after a kill
 
 `fluctua plot runs/trap` draws the learning curve.
 """

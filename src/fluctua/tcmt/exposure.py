@@ -29,8 +29,8 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, bac
 
     count: trajectories of the average; without modulation all are alike, and one is run.
 
-    >>> exposure(0, transmission(paper(), sigma_kappa=0.2), theta).kappa.shape
-    (262,)
+    >>> exposure(0, transmission(network, sigma_kappa=0.2, horizon=0.2), theta).kappa.shape
+    (7,)
     """
     if task.copies > 1:
         raise ValueError(f"exposure is of one experiment; this task runs {task.copies} copies of its network at once.")

@@ -224,7 +224,7 @@ def fused(
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities; the JAX
     reference bins by their sum. Both are unbiased.
 
-    >>> fused(transmission(paper()), device="cpu")(jax.random.key(0), theta, 1000)
+    >>> fused(task, device="cpu")(jax.random.key(0), theta, 1000)
     """
     if task.weights is None:
         raise ValueError(

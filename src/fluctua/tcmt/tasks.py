@@ -5,9 +5,9 @@ Another task is a few lines: `outputs` gives s⁻ at a state, and the rest is JA
 >>> network = rectangular(4, 5)
 >>> drive = Drive(lead=0, amplitude=10.0)
 >>> s_minus = outputs(network, drive)
->>> reward = lambda theta, x, t: 1 - abs2(s_minus(theta, x, t)[0]) / 100    # as little reflection as possible
->>> task = custom(network, drive, reward, horizon=20.0, dt=1e-3)
->>> task.estimator()(jax.random.key(0), initial_parameters(jax.random.key(1), network), 1000)
+>>> reward = lambda theta, x, t: 1 - jnp.abs(s_minus(theta, x, t)[0]) ** 2 / 100  # as little reflection as possible
+>>> task = custom(network, drive, reward, horizon=2.0, dt=1e-2)
+>>> task.estimator()(jax.random.key(0), initial_parameters(jax.random.key(1), network), 50)
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def transmission(
     "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
     lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
 
-    >>> transmission(paper()).estimator()(jax.random.key(0), theta, 1000)
-    >>> transmission(paper(), guard="dark").estimator("cpu")(jax.random.key(0), {"gamma_e": jnp.ones(2)}, 1000)
+    >>> transmission(network, horizon=2.0).estimator("cpu")(key, theta, 50)
+    >>> transmission(network, horizon=2.0, guard="dark").estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
     """
     _a_lead(network, source=source, to=to)
     leads = network.leads

@@ -44,9 +44,10 @@ class VirtualBench:
         points: samples a trajectory, or None to leave them as they are.
         timeout: seconds to wait for an answer.
 
-    >>> bench = VirtualBench("TCPIP::127.0.0.1::5025::SOCKET", points=601)
-    >>> bench.set({"omega": omega, "kappa": kappa}); bench.arm(100); bench.acquire().x.shape
-    (100, 601, 24)
+    >>> with background(Bench()) as port:
+    ...     bench = VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
+    ...     bench.arm(20)
+    ...     bench.acquire().x.shape
 
     """
 

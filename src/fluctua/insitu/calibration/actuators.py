@@ -34,10 +34,7 @@ class Gains(NamedTuple):
 
 
 def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[DriftFit]) -> Gains:
-    """Gains from R recordings, each with its settings and its fit of the drift.
-
-    >>> actuator_gains([{"heater": 1.0}, {"heater": 2.0}, {"heater": 3.0}], fits).gain
-    """
+    """Gains from R recordings, each with its settings and its fit of the drift."""
     if len(settings) != len(fits):
         raise ValueError(f"{len(settings)} settings for {len(fits)} fits; each recording has one of both.")
     known = tuple(sorted(set().union(*settings)))
@@ -95,10 +92,7 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
 
 
 def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> dict[str, OwnGains]:
-    """Family by family, what knobs do that are called as the parameters they move, one for each.
-
-    >>> knob_gains([{"omega": u} for u in settings], fits)["omega"].gain
-    """
+    """Family by family, what knobs do that are called as the parameters they move, one for each."""
     stack = lambda rows: np.stack([np.asarray(row, float) for row in rows])
     return {
         name: own_gains(

@@ -83,7 +83,7 @@ def fit_drift(
     diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known,
     if channels are hidden. noisy_states: the states carry observation noise; both errors are then those of the scatter.
 
-    >>> fit_drift(recording, process, theta).stderr["k"]
+    >>> fit_drift(recording, process, theta).stderr["omega"]
     """
     process, theta = check.process(process), check.parameters(theta)
     flat, unravel = ravel_pytree(theta)

@@ -14,11 +14,11 @@ from fluctua.core.guard import Residuals, examine
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Estimate, Params, Process, Trajectories
 from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
-from fluctua.insitu.calibration.hidden import observed_model, visibility
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
 from fluctua.insitu.estimating import SCORES, estimate
+from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
 
@@ -50,7 +50,7 @@ def fit_system(
     its drift lacked sat in the rough noise, made weights and errors too large, and hid observation noise: both are then
     fitted again with the noise that was found.
 
-    >>> fit_system(Trajectories(t, x), model.process, model.theta).drift.theta["omega"]
+    >>> fit_system(recording.trajectories(load=True), model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
     noise = fit_noise(source, process, theta, transition=transition, usable=usable)

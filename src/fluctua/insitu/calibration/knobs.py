@@ -72,8 +72,6 @@ def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sy
     """What the knobs do, from trajectories at several settings, at least two different ones of every knob.
 
     fits: of these runs, if there are any yet.
-
-    >>> fit_knobs(task, [(settings, substrate(key, settings, 50)) for settings in plan])
     """
     fits = fit_runs(task, runs) if fits is None else fits
     lines = gains(runs, fits)

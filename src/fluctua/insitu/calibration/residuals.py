@@ -79,7 +79,7 @@ def examine_residuals(
     before, which shares no noise with r. The p-values are too large then, never too small.
 
     >>> report = examine_residuals(recording, process, objective, theta)
-    >>> report.p_values.min(), report.bias["k"], report.bias_stderr["k"]
+    >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]
     """
     process, rewards, theta = check.process(process), check.objective(objective), check.parameters(theta)
     count, _, width = source.x.shape

@@ -58,7 +58,7 @@ class NoiseTable(NamedTuple):
 def table_of(found: Calibration, trajectories: int) -> dict[str, Any]:
     """What `put_table(path, "noise", …)` takes.
 
-    >>> put_table("run.nc", "noise", table_of(calibration, recording.count))
+    >>> put_table("run.nc", "noise", table_of(calibrate(recording, model), recording.count))
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
     table: dict[str, Any] = {name: getattr(found.noise, name) for name in names}
@@ -72,6 +72,7 @@ def table_of(found: Calibration, trajectories: int) -> dict[str, Any]:
 def read_noise(description: Description) -> NoiseTable | None:
     """The calibration in a recording's head; None if there is none.
 
+    >>> put_table("run.nc", "noise", {"diffusion": np.full(12, 0.1)})
     >>> with open_recording("run.nc") as recording:
     ...     read_noise(recording.description).diffusion
     """

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a sample that reaches
     it was clipped. Samples that the instrument marks as invalid are NaN in x: `invalid` is their code.
 
-    >>> Batch(t, codes, scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
+    >>> Batch(t, np.zeros((4, 3, 2), np.int16), scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
     dtype('float32')
     """
 

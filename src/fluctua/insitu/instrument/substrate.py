@@ -191,8 +191,9 @@ def measured(
     cost. archive: where everything acquired is kept. context: E -> the context of E trajectories, such as the
     calibration of the day. report: told of every incident.
 
-    >>> substrate = measured(lambda: VirtualBench("tcp://127.0.0.1:5025", points=601))
-    >>> ppgt(process, objective, substrate)(key, settings, 200)
+    >>> with background(Bench()) as port:
+    ...     substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11))
+    ...     substrate(None, settings, 20).x.shape
     """
     if batch < 1:
         raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")

@@ -151,7 +151,7 @@ class Visa:
     """SCPI through PyVISA. backend: "" takes a vendor's library where there is one and else
     pure Python, which "@py" takes always.
 
-    >>> Visa("TCPIP::127.0.0.1::5025::SOCKET").query("*IDN?")
+    Addresses are VISA's: "TCPIP::127.0.0.1::5025::SOCKET".
     """
 
     def __init__(self, address: str, *, timeout: float = 30.0, backend: str = ""):

@@ -40,8 +40,9 @@ def convert(
         progress: called with (done, total).
     Returns: a `Converted`, how many were kept and which were not.
 
+    >>> np.save("scope.npy", np.zeros((4, 20, 2), np.int16))
     >>> with open_recording("scope.npy", dt=1e-6, scale=3.05e-4) as recording:
-    ...     convert(recording, "run.nc")
+    ...     convert(recording, "scope.nc")
 
     """
     d = recording.description

@@ -73,7 +73,7 @@ def record(
     interrupted before it or not. `replace` overwrites it. Close the generator to stop early; the file is complete at
     any moment. What would not fit on the disk is refused before it begins.
 
-    >>> for done in record("run.nc", task, describe(task, theta, every=10), 500): ...
+    >>> for done in record("simulated.nc", task, describe(task, theta, every=10), 50): ...
     """
     check.count(count)
     if append and Path(path).exists():

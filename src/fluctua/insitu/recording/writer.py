@@ -53,9 +53,8 @@ GROWTH = 64 * 2**10
 class Writer:
     """An open recording that grows. Made by `create` and `append_to`; use it in a `with`.
 
-    >>> with create("run.nc", description) as writer:
-    ...     for x, phase in measurements:
-    ...         writer.append(x, {"phase": phase})
+    >>> with create("measured.nc", Description(t, ("left", "right"))) as writer:
+    ...     writer.append(x[0])
     """
 
     def __init__(
@@ -207,7 +206,7 @@ def create(
 def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
     """A recording from arrays that are there already. x (E, T+1, C), context leaves (E, …).
 
-    >>> save("run.nc", Description(t, ("left", "right")), x)
+    >>> save("saved.nc", Description(t, ("left", "right")), x)
     """
     path = Path(path)
     if path.exists():

@@ -78,8 +78,8 @@ def run(
 
     Returns: a `KernelResult`.
 
-    >>> run(spec, seed=0, count=1000).gradient.omega.shape
-    (143,)
+    >>> run(spec, seed=0, count=64).gradient.omega.shape
+    (6,)
 
     """
     binned = baseline if isinstance(baseline, Binned) else None

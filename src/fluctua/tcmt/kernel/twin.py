@@ -115,7 +115,7 @@ def run_twin(
     Returns: a `TwinResult`.
 
     >>> run_twin(spec, seed=0, count=64).correction.omega.shape
-    (143,)
+    (6,)
 
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)

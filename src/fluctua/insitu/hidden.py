@@ -57,7 +57,7 @@ def visibility(
 
     context: that of one trajectory, if the process needs one. A reward of hidden states is refused outright.
 
-    >>> visibility(task.process, task.objective, theta, observed=[0, 1, 2], size=8).missing
+    >>> visibility(task.process, task.objective, theta, observed=[0, 1, 5, 6, 7, 11], size=12).missing
     """
     process, rewards = check.process(process), check.objective(objective or NO_REWARD)
     theta = check.parameters(theta)

@@ -1,0 +1,81 @@
+"""Small objects by the names that examples in docstrings use, room by room."""
+
+import io
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fluctua as fl
+from fluctua import insitu, tcmt
+from fluctua.insitu.bench import device
+from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.bench.server import background
+from fluctua.tcmt.fused import kernel_spec
+
+COMMON = {"np": np, "jnp": jnp, "jax": jax, "optax": optax, "io": io, "fl": fl, "fluctua": fl, "insitu": insitu}
+
+
+@cache
+def trap():
+    """A particle in a trap in three dimensions, simulated and recorded."""
+    process = fl.Process(lambda th, x, t, c: -th["k"] * x, lambda th, x, t, c: th["s"] * jnp.ones(3))
+    objective = fl.Objective(lambda th, x: jnp.sum(x**2))
+    t = jnp.linspace(0.0, 1.0, 101)
+    theta, key = {"k": jnp.float32(0.8), "s": jnp.float32(0.4)}, jax.random.key(0)
+    simulator = fl.simulator(process, jnp.ones(3), t)
+    x = simulator(key, theta, 20).x
+    return {
+        "process": process, "objective": objective, "theta": theta, "calibrated": theta, "key": key, "t": t, "x": x,
+        "x_next": x[0, 1], "simulator": simulator, "estimator": fl.ppgt(process, objective, simulator),
+        "recorded": fl.Trajectories(t, x),
+    }  # fmt: skip
+
+
+@cache
+def lattice():
+    """A network of six resonators and its transmission over a short time."""
+    network = tcmt.rectangular(2, 3)
+    task = tcmt.transmission(network, horizon=0.2, dt=1e-2)
+    key = jax.random.key(0)
+    theta = tcmt.initial_parameters(key, network)
+    spec = kernel_spec(task, theta)
+    return {
+        "network": network,
+        "task": task,
+        "theta": theta,
+        "key": key,
+        "spec": spec,
+        **{n: getattr(tcmt, n) for n in tcmt.__all__},
+    }
+
+
+def recorded():
+    """The lattice recorded into run.nc in the current folder, and what is known of it."""
+    world = lattice()
+    description = insitu.describe(world["task"], world["theta"], every=1)
+    for _ in insitu.record("run.nc", world["task"], description, 40):
+        pass
+    recording = insitu.open_recording("run.nc")
+    model = insitu.model_of(recording)
+    known = {"process": model.process, "objective": model.objective, "theta": model.theta}
+    own = {name: getattr(insitu, name) for name in insitu.__all__}
+    arrays = {"t": np.arange(3.0), "x": np.zeros((4, 3, 2)), "omega": np.zeros(2)}
+    objects = {"recording": recording, "model": model, "description": description, "diffusion": np.full(12, 0.1)}
+    settings = device.reset_settings(device.Sheet())
+    bench = {"settings": settings, "background": background, "Bench": Bench, "Description": insitu.Description}
+    return world | own | known | arrays | bench | objects
+
+
+ROOMS = {
+    "core": trap, "learn": trap, "store": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "insitu": recorded,
+}  # fmt: skip
+
+
+def world_of(module):
+    """The names that the examples of a module may use."""
+    names = {name: getattr(fl, name) for name in dir(fl) if not name.startswith("_")}
+    room = ROOMS.get(module.split(".")[1])
+    return COMMON | names | (room() if room else {})
