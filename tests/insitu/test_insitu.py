@@ -280,6 +280,50 @@ def test_going_on_after_giving_up(tmp_path):
     assert rest[-1][0].trajectories == 100  # calibrated once, and the calibration was kept
 
 
+@pytest.mark.parametrize("kind", ["dead", "random", "frozen"])
+def test_a_box_that_dies_after_calibration_ends_the_run(tmp_path, kind):
+    """Its data are kept as left out, and no row of the history has them."""
+    bench = Bench(SHEET)
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        connect().line.write(f"DIAG:FAUL {kind},4,99")
+        rows, plan = [], small_plan(attempts=3)
+        with pytest.raises(RuntimeError, match="no usable trajectory"):
+            rows += loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope)
+        connect().line.write("DIAG:FAUL:CLE")
+        rest = list(loop.resume(connect, small_model(), tmp_path / "run", estimator=Slope))
+    assert [row.iteration for row, _ in rest] == [1, 2]
+    assert len(history.read(tmp_path / "run" / "history.csv")) == 3
+    incidents = (tmp_path / "run" / "incidents.csv").read_text()
+    assert ("repeated" if kind == "frozen" else "as much as at calibration") in incidents
+    left_out = [open_recording(f).count for f in (tmp_path / "run" / "recordings").glob("*-left-out.nc")]
+    assert sum(left_out) == 60
+
+
+def test_a_frozen_box_is_known_across_a_resume(tmp_path):
+    bench = Bench(SHEET)
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        plan = small_plan(iterations=1, attempts=2)
+        list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
+        connect().line.write("DIAG:FAUL FROZEN,1,99")
+        with pytest.raises(RuntimeError, match="40 repeated"):
+            list(loop.resume(connect, small_model(), tmp_path / "run", iterations=2, estimator=Slope))
+
+
+def test_resuming_on_another_box_is_refused(tmp_path):
+    other = Bench(dataclasses.replace(SHEET, seed=4))
+    with server.background(Bench(SHEET)) as port, server.background(other) as elsewhere:
+        connect = lambda at: lambda: VirtualBench(f"tcp://127.0.0.1:{at}", points=21)
+        list(loop.begin(connect(port), small_model(), small_plan(iterations=1), tmp_path / "run", estimator=Slope))
+        go_on = lambda at: list(
+            loop.resume(connect(at), small_model(), tmp_path / "run", iterations=2, estimator=Slope)
+        )
+        with pytest.raises(RuntimeError, match="'fluctua,virtual bench,4'.*'fluctua,virtual bench,3'"):
+            go_on(elsewhere)
+        assert len(go_on(port)) == 1
+
+
 def test_going_on_after_a_kill(tmp_path):
     """The command, killed without warning in the middle of an acquisition or wherever it is; the bench lives on."""
     bench, folder = Bench(SHEET), tmp_path / "run"

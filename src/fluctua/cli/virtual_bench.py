@@ -34,7 +34,8 @@ def virtual_bench(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="KIND@ACQUISITION, such as drop@3; may be repeated. drop, stall, short, nan, clip, reboot, brownout"
+            help="KIND@ACQUISITION, such as drop@3; may be repeated. drop, stall, short, nan, clip, reboot, brownout, "
+            "dead, frozen, random"
         ),
     ] = None,
     fault_rate: Annotated[

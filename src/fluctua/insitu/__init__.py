@@ -11,6 +11,7 @@ from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibrat
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
@@ -51,6 +52,7 @@ __all__ = [
     "RecordingFile",
     "RecordingModel",
     "Refused",
+    "ResidualGuard",
     "ResidualReport",
     "Retry",
     "Transport",

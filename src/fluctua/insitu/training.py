@@ -33,6 +33,7 @@ from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.types import Estimator, PyTree
 from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 from fluctua.insitu.model import Model
@@ -211,6 +212,7 @@ class _Session:
         self.calibration: dict[str, Any] = {}
         self.iteration = "calibration"
         self.incidents: list[Incident] = []
+        self.guard = ResidualGuard(model.process)
         decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
         self.rule = optax.with_extra_args_support(optax.adam(decay))
         self.project = box(model.lower, model.upper)
@@ -228,6 +230,7 @@ class _Session:
             batch=plan.batch,
             retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause),
             archive=Archive(self.place.path / "recordings", self.model.head) if plan.record else None,
+            guard=self.guard,
             report=self.note,
         )
         self.estimator = as_estimator(self.make(self.model.process, self.model.objective, self.substrate))
@@ -260,6 +263,7 @@ class _Session:
             runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))
         fit = self.model.calibrate(runs)
         self.calibration = fit.values
+        self.guard.calibrate(runs, fit.values)
         if fit.report:
             checkpoint.replace(self.place.path / "calibration.txt", fit.report.encode())
 
@@ -277,16 +281,22 @@ class _Session:
         return sum(n for kind, n in self.substrate.counts.items() if kind != "failures")
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Calibration and counts, for a checkpoint."""
+        """Calibration, counts and what is known of the instrument, for a checkpoint."""
         archive = self.substrate.archive
-        return {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()} | {
-            "counts": np.array(json.dumps(self.substrate.counts)),
-            "batches": np.array(archive.number if archive else 0),
-        }
+        calibration = {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()}
+        return (
+            calibration
+            | self.substrate.memory()
+            | {
+                "counts": np.array(json.dumps(self.substrate.counts)),
+                "batches": np.array(archive.number if archive else 0),
+            }
+        )
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Put the `arrays` of a checkpoint back."""
         self.substrate.counts = Counter(json.loads(str(arrays["counts"])))
+        self.substrate.remember(arrays)
         self.count_cut_off(int(arrays["batches"]))
         self.calibration = {n.removeprefix(CALIBRATION): v for n, v in arrays.items() if n.startswith(CALIBRATION)}
 

@@ -1,17 +1,20 @@
 """An instrument as a substrate, and one test for each way in which it can fail."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fluctua.insitu import open_recording
+from fluctua.core.types import Trajectories
+from fluctua.insitu import network_model, open_recording
 from fluctua.insitu.bench import device, driver, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.faults import KINDS, Fault, Plan, parse
 from fluctua.insitu.instrument import transport
 from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Retry, measured
 
@@ -34,8 +37,24 @@ class Still:
         return self.batch
 
 
-def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
+@functools.cache
+def calibrated():
+    """A guard of the bench, and the context of its trajectories, from three probes."""
+    model, rng = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS), np.random.default_rng(0)
+    probes, t = [], np.arange(POINTS) * SHEET.interval
+    for k in range(3):
+        settings = model.probe(rng)
+        codes = device.measure(SHEET, device.hidden(SHEET), settings, count=50, points=POINTS, shots=10**6 + 50 * k)
+        probes.append((settings, Trajectories(t, codes * SHEET.scale)))
+    values = model.calibrate(probes).values
+    guard = ResidualGuard(model.process)
+    guard.calibrate(probes, values)
+    return guard, lambda count: {name: np.broadcast_to(v, (count, *np.shape(v))) for name, v in values.items()}
+
+
+def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guarded=False):
     """(trajectories, substrate, incidents, pauses, bench) of one call to a bench with these faults."""
+    guard, context = calibrated() if guarded else (None, None)
     bench = Bench(SHEET, Plan(tuple(map(parse, faults)), seed=1))
     incidents, pauses = [], []
     with server.background(bench) as port:
@@ -50,7 +69,8 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None):
 
         substrate = measured(
             lambda: VirtualBench(address, points=POINTS, timeout=timeout),
-            batch=10, archive=Archive(tmp_path), report=incidents.append, sleep=rest, retry=retry,
+            batch=10, archive=Archive(tmp_path), report=incidents.append, sleep=rest, retry=retry, guard=guard,
+            context=context,
         )  # fmt: skip
         try:
             return substrate(None, SETTINGS, count), substrate, incidents, pauses, bench
@@ -152,6 +172,45 @@ def test_settings_lost_in_silence_are_noticed(tmp_path):
     assert len(x) == 30
     assert at_the_settings(x)
     assert substrate.counts == {"good": 30, "at other settings": 10}
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [("dead@2", "unlike the calibration"), ("random@2", "unlike the calibration"), ("frozen@2", "repeated")],
+)
+def test_what_the_box_cannot_have_measured_is_set_aside(tmp_path, fault, verdict):
+    (_, x, _), substrate, incidents, *_ = run(tmp_path, fault, guarded=True)
+    assert len(x) == 30
+    assert at_the_settings(x)
+    lost = substrate.counts[verdict] + (substrate.counts["repeated"] if fault == "dead@2" else 0)  # zeros are both
+    assert lost == 10 == sum(incident.trajectories for incident in incidents)
+    files = recorded(tmp_path)
+    assert [int(good.sum()) for good, *_ in files] == [10, 0, 10, 10]
+    assert verdict in files[1][1]
+
+
+@pytest.mark.parametrize("kind", ["dead", "random", "frozen"])
+def test_a_box_that_stays_dead_ends_the_run(tmp_path, kind):
+    with pytest.raises(InstrumentError, match="3 acquisitions in a row held no usable trajectory"):
+        run(tmp_path, f"{kind}@2x99", guarded=True, retry=Retry(attempts=3))
+    assert [int(good.sum()) for good, *_ in recorded(tmp_path)] == [10, 0, 0, 0]
+
+
+def test_honest_trajectories_pass_the_guard(tmp_path):
+    _, substrate, incidents, *_ = run(tmp_path, guarded=True, count=300)
+    assert substrate.counts == {"good": 300}
+    assert not incidents
+
+
+def test_another_box_is_refused(tmp_path):
+    with server.background(Bench(SHEET)) as one, server.background(Bench(device.Sheet(2, 2, seed=9))) as other:
+        ports = iter([one, other])
+        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{next(ports)}", points=POINTS), sleep=pytest.fail)
+        substrate(None, SETTINGS, 3)
+        assert substrate.identity == "fluctua,virtual bench,2"
+        substrate.close()
+        with pytest.raises(Refused, match="'fluctua,virtual bench,9'.*'fluctua,virtual bench,2'"):
+            substrate(None, SETTINGS, 3)
 
 
 class Noisy:

@@ -49,7 +49,7 @@ class Bench:
         size = 4 * self.count * self.points * self.sheet.nominal.sites
         if size > MOST_BYTES:
             raise Problem(-225, f"{size} bytes, at most {MOST_BYTES}; lower ACQ:COUN or ACQ:POIN")
-        self.codes, self.fault = None, self.faults.next()
+        before, self.codes, self.fault = self.codes, None, self.faults.next()
         if self.fault == "reboot":
             self.boot()
             self.fault = "reboot"
@@ -64,4 +64,4 @@ class Bench:
         except FloatingPointError:
             raise Problem(-200, "the network is unstable at these settings; nothing was acquired") from None
         self.shots += self.count
-        self.codes = self.faults.spoil(self.fault, codes, self.sheet.full_code, INVALID)
+        self.codes = self.faults.spoil(self.fault, codes, before, self.sheet.full_code, INVALID)

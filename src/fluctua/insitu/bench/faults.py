@@ -7,6 +7,9 @@ nan       some trajectories have invalid samples
 clip      some trajectories are clipped at the converter's full scale
 reboot    the box restarts: connections closed, settings lost
 brownout  settings are lost and the box does not say
+dead      every sample is zero
+frozen    the acquisition before comes again
+random    every sample is a random code
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-KINDS = ("drop", "stall", "short", "nan", "clip", "reboot", "brownout")
+AT_RANDOM = ("drop", "stall", "short", "nan", "clip", "reboot", "brownout")
+"""What `rate` draws from."""
+KINDS = (*AT_RANDOM, "dead", "frozen", "random")
 SPOILT = 0.3
 """Share of the trajectories that `nan` and `clip` spoil; at least one."""
 
@@ -66,11 +71,27 @@ class Plan:
         ]
         self.pending = [fault for fault in self.pending if fault.times > 0]
         if not due and self.rate and self.rng.random() < self.rate:
-            due = str(self.rng.choice(KINDS))
+            due = str(self.rng.choice(AT_RANDOM))
         return due
 
-    def spoil(self, kind: str, codes: np.ndarray, full: int, invalid: int) -> np.ndarray:
-        """Codes (E, …) with some trajectories made invalid or clipped."""
+    def spoil(self, kind: str, codes: np.ndarray, before: np.ndarray | None, full: int, invalid: int) -> np.ndarray:
+        """Codes (E, …) as the fault leaves them.
+
+        Args:
+            kind: of the fault, or "".
+            codes: that were measured.
+            before: of the acquisition before this one, if there was one.
+            full: the largest code.
+            invalid: the code of a sample that is not one.
+
+        """
+        if kind == "dead" or (kind == "frozen" and before is None):
+            return np.zeros_like(codes)
+        if kind == "frozen":
+            assert before is not None
+            return np.resize(before, codes.shape)
+        if kind == "random":
+            return self.rng.integers(-full + 1, full, codes.shape, dtype=codes.dtype)
         if kind not in ("nan", "clip"):
             return codes
         codes = codes.copy()

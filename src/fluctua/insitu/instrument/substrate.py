@@ -1,8 +1,9 @@
 """An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument does meanwhile.
 
 Lines fail, boxes restart, samples are missing. A failed acquisition is made again after a pause that doubles, on a
-new connection, with the settings sent afresh. Trajectories with missing or clipped samples, and whole batches that were
-not run at the settings that were asked for, are counted, kept on disk, and never averaged.
+new connection, with the settings sent afresh. Trajectories with missing or clipped samples, that came before, or that
+are not the calibrated noise, and whole batches that were not run at the settings that were asked for, are counted, kept
+on disk, and never averaged. If nothing else comes, the run ends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,18 @@ import numpy as np
 
 from fluctua.core.types import Array, Params, Trajectories
 from fluctua.insitu.instrument.archive import Archive
+from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Health, Instrument, InstrumentError, Refused
 
-CLIPPED_WARNING = 0.01
-"""Share of clipped trajectories above which their removal is a selection that biases the estimate."""
+SELECTION_WARNING = 0.01
+"""Share of clipped or odd trajectories above which their removal is a selection that biases the estimate."""
+CLIPPED, REPEATED, UNLIKE = "clipped", "repeated", "unlike the calibration"
+IDENTITY, REPEATS, NOISE = "instrument/identity", "instrument/repeats", "instrument/noise"
+ADVICE = {
+    CLIPPED: "Leaving them out prefers runs with small amplitudes, which biases J and its gradient: raise the range of "
+    "the digitiser.",
+    UNLIKE: "Leaving them out biases J and its gradient if they belong to the physics: look at them, calibrate anew.",
+}
 
 
 class Incident(NamedTuple):
@@ -45,7 +54,11 @@ class Retry(NamedTuple):
 
 
 class Measured:
-    """The substrate made by `measured`. `counts`: trajectories by verdict, and failures by kind."""
+    """The substrate made by `measured`.
+
+    `counts`: trajectories by verdict, and failures by kind. `identity`: of the instrument, once it is known; another
+    one is refused. `last`: settings and trajectories of the last call.
+    """
 
     def __init__(
         self,
@@ -55,15 +68,19 @@ class Measured:
         retry: Retry,
         archive: Archive | None,
         context: Callable[[int], Any] | None,
+        guard: ResidualGuard | None,
         report: Callable[[Incident], None],
         sleep: Callable[[float], None],
     ):
         self.connect, self.batch, self.retry, self.archive = connect, batch, retry, archive
-        self.context, self.report, self.sleep = context, report, sleep
+        self.context, self.guard, self.report, self.sleep = context, guard, report, sleep
         self.counts: Counter[str] = Counter()
         self.instrument: Instrument | None = None
-        self.warned = False
+        self.identity = ""
+        self.repeats = Repeats()
+        self.warned: set[str] = set()
         self.last: tuple[Params, Trajectories] | None = None
+        self.reason = ""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """`count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
@@ -83,8 +100,9 @@ class Measured:
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
                 raise InstrumentError(
-                    f"{wasted} acquisitions in a row held no usable trajectory ({self.describe()}). Look at the last "
-                    "ones" + (f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them.")
+                    f"{wasted} acquisitions in a row held no usable trajectory ({self.describe()}). Of the last one "
+                    f"{self.reason}. Look at them"
+                    + (f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them.")
                 )
         x = np.concatenate(good)
         context = None if self.context is None else self.context(len(x))
@@ -141,38 +159,81 @@ class Measured:
             )
         if not batch.full_scale > 0:
             raise Refused(f"`full_scale` of a batch must be positive (np.inf if unknown); got {batch.full_scale!r}")
-        verdicts = {
-            "invalid": ~np.isfinite(x).all(axis=(1, 2)),
-            "clipped": (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2)),
-        }
-        if health.rebooted or not _same(settings, health.settings):
-            verdicts = {"at other settings": np.ones(size, bool)}
+        self._recognise(health.identity)
         good = np.ones(size, bool)
-        for kind, bad in verdicts.items():
+        reasons = []
+        for kind, bad, detail in self._verdicts(batch, x, settings, health):
             lost = int((bad & good).sum())
             good &= ~bad
             if lost:
                 self.counts[kind] += lost
-                self.report(Incident(kind, lost, f"{lost} of {size} trajectories {kind}"))
+                self.reason = f"{lost} of {size} trajectories {kind}" + (f": {detail}" if detail else "")
+                self.report(Incident(kind, lost, self.reason))
+                reasons.append(f"{kind} ({detail})" if detail else kind)
         for complaint in health.errors:
             self.report(Incident("complaint", 0, complaint))
         self.counts["good"] += int(good.sum())
         if self.archive is not None:
-            words = ", ".join(kind for kind, bad in verdicts.items() if bad.any())
-            self.archive.add(batch, settings, good, words)
-        self._watch_clipping()
+            self.archive.add(batch, settings, good, ", ".join(reasons))
+        self._watch_selection()
         return good
 
-    def _watch_clipping(self) -> None:
-        seen = self.counts["good"] + self.counts["clipped"]
-        if not self.warned and seen >= 200 and self.counts["clipped"] > CLIPPED_WARNING * seen:
-            self.warned = True
-            warnings.warn(
-                f"{self.counts['clipped']:,} of {seen:,} trajectories were clipped. Leaving them out prefers runs with "
-                "small amplitudes, which biases J and its gradient: raise the range of the digitiser.",
-                RuntimeWarning,
-                stacklevel=2,
+    def _verdicts(
+        self, batch: Batch, x: np.ndarray, settings: Params, health: Health
+    ) -> Iterator[tuple[str, np.ndarray, str]]:
+        """What may be wrong, which trajectories it is wrong with (E,), and what exactly."""
+        size = len(x)
+        if health.rebooted or not _same(settings, health.settings):
+            yield "at other settings", np.ones(size, bool), ""
+            return
+        invalid = ~np.isfinite(x).all(axis=(1, 2))
+        clipped = (np.abs(x) >= batch.full_scale * (1 - 1e-6)).any(axis=(1, 2))
+        yield "invalid", invalid, ""
+        yield CLIPPED, clipped, ""
+        whole = ~(invalid | clipped)
+        repeated = self.repeats(x) & whole
+        yield REPEATED, repeated, ""
+        fresh = np.flatnonzero(whole & ~repeated)
+        if self.guard is not None and fresh.size:
+            context = None if self.context is None else self.context(fresh.size)
+            verdict = self.guard(settings, Trajectories(np.asarray(batch.t), x[fresh], context))
+            unlike = np.zeros(size, bool)
+            unlike[fresh] = verdict.bad
+            yield UNLIKE, unlike, verdict.reason
+
+    def _recognise(self, identity: str) -> None:
+        """Hold on to the instrument that was met first."""
+        if self.identity and identity and identity != self.identity:
+            raise Refused(
+                f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, which was calibrated. "
+                "Connect that one, or begin another run."
             )
+        self.identity = self.identity or identity
+
+    def _watch_selection(self) -> None:
+        for kind, advice in ADVICE.items():
+            seen = self.counts["good"] + self.counts[kind]
+            if kind not in self.warned and seen >= 200 and self.counts[kind] > SELECTION_WARNING * seen:
+                self.warned.add(kind)
+                warnings.warn(
+                    f"{self.counts[kind]:,} of {seen:,} trajectories were {kind}. {advice}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """What has to outlive the process: the instrument's identity, its noise at calibration, what came already."""
+        arrays = {IDENTITY: np.array(self.identity), REPEATS: self.repeats.marks()}
+        if self.guard is not None and self.guard.noise is not None:
+            arrays[NOISE] = self.guard.noise
+        return arrays
+
+    def remember(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on where `memory` left off; an entry that is not there is not known."""
+        self.identity = str(arrays.get(IDENTITY, ""))
+        self.repeats = Repeats(arrays.get(REPEATS, ()))
+        if self.guard is not None:
+            self.guard.noise = arrays.get(NOISE)
 
 
 def measured(
@@ -182,14 +243,22 @@ def measured(
     retry: Retry | None = None,
     archive: Archive | None = None,
     context: Callable[[int], Any] | None = None,
+    guard: ResidualGuard | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Measured:
     """An instrument as a substrate, for `ppgt`.
 
-    connect: opens it; called again after every failure. batch: trajectories an acquisition, all that a failure can
-    cost. archive: where everything acquired is kept. context: E -> the context of E trajectories, such as the
-    calibration of the day. report: told of every incident.
+    Args:
+        connect: opens it; called again after every failure.
+        batch: trajectories an acquisition, all that a failure can cost.
+        retry: how often and after which pauses a failed acquisition is made again.
+        archive: where everything acquired is kept.
+        context: E -> the context of E trajectories, such as the calibration of the day.
+        guard: sets aside what is not the calibrated noise.
+        report: told of every incident.
+        sleep: waits for so many seconds.
+    Returns: the substrate, which is closed with its `close`.
 
     >>> with background(Bench()) as port:
     ...     substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11))
@@ -198,8 +267,9 @@ def measured(
     if batch < 1:
         raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")
     return Measured(
-        connect, batch=batch, retry=retry or Retry(), archive=archive, context=context, report=report, sleep=sleep
-    )
+        connect, batch=batch, retry=retry or Retry(), archive=archive, context=context, guard=guard, report=report,
+        sleep=sleep,
+    )  # fmt: skip
 
 
 def _same(asked: Params, told: Params | None) -> bool:
