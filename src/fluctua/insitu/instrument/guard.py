@@ -79,11 +79,6 @@ class ResidualGuard:
         noise: ν of each component at calibration (M,); 1 where diffusion is all that moves a sample, more with readout
             noise. `calibrate` measures it; without it every trajectory passes.
 
-    >>> guard = ResidualGuard(process)
-    >>> guard.calibrate(probes, values)
-    >>> guard(settings, trajectories).reason
-    ''
-
     """
 
     def __init__(self, process: Process, noise: np.ndarray | None = None):

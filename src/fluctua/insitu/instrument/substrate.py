@@ -263,6 +263,7 @@ def measured(
     >>> with background(Bench()) as port:
     ...     substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11))
     ...     substrate(None, settings, 20).x.shape
+
     """
     if batch < 1:
         raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")
