@@ -14,7 +14,7 @@ and the estimator is split into what follows from the guess and what is left for
 
 Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λₙ₊₁ + Σ_{k>n}{V_{k+1}(X_{k+1}) − E[V_{k+1}(X_{k+1})|X_k]}, and
 given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
-variance, never bias.
+variance and no bias, as long as μ and Q of the score are right.
 
 Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin_sweep` takes all trajectories
 of a run or a recording back through time.

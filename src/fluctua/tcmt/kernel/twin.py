@@ -4,8 +4,8 @@
     Λ_{n+1} = λ̂_{n+1} − V_{n+1}(X_{n+1}) − Σ_{k>n} q_{k+1}·r_k,     V_k(x) = ν_k + q_k·(x − x̄_k)
 
 x̄ is a twin's noise-free path, ν its remaining return and q the gradient of that (one reverse sweep); r the residual
-that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin costs variance, never bias. The first sum is
-`direct`, the second `correction`.
+that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin costs variance and no bias as long as μ and Q
+of the score are right. The first sum is `direct`, the second `correction`.
 """
 
 from __future__ import annotations
