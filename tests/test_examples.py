@@ -28,6 +28,14 @@ def test_own_process_is_short_and_prints_a_gradient():
     assert "∂J/∂stiffness" in run(path)
 
 
+def test_own_run_goes_on_with_its_folder(tmp_path):
+    path = ROOT / "examples" / "own_run.py"
+    first = run(path, tmp_path / "run")
+    J = float(re.search(r"J after\s+(\S+) ±", first)[1])
+    assert abs(J + 0.045) < 0.02  # σ²/2 = 0.045 is what the noise leaves
+    assert run(path, tmp_path / "run") == first
+
+
 def test_recorded_arrays():
     out = run(ROOT / "examples" / "recorded_arrays.py")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))

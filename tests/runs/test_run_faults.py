@@ -98,6 +98,10 @@ def test_a_twin_that_is_wrong_on_purpose_is_no_configuration():
         changed(CONFIG, {"baseline.twin_error": 0.05})
 
 
+def test_a_summary_says_what_its_estimator_knew(finished):
+    assert "no model beyond the score's, carried baseline, Adam" in (finished / "summary.txt").read_text()
+
+
 # ------------------------------------------------------------------------------------------------- set-up
 
 

@@ -51,7 +51,23 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
         **fallen(history.effective(rows), final, config.baseline.kind == "twin"),
         **_certified(place, config, theta),
+        "how": how(config),
     }
+
+
+KNOWN = {
+    "twin": "the exact model as twin",
+    "carried": "no model beyond the score's, carried baseline",
+    "time": "no model beyond the score's, time-only baseline",
+    "binned": "no model beyond the score's, binned baseline",
+    "none": "no model beyond the score's, no baseline",
+}
+
+
+def how(config: Config) -> str:
+    """How J was reached: what the estimator knew, and the rule."""
+    rule = "the paper's rule" if config.optimiser.rule == "paper" else config.optimiser.rule.capitalize()
+    return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
 
 
 def as_text(summary: dict[str, Any]) -> str:
@@ -60,6 +76,7 @@ def as_text(summary: dict[str, Any]) -> str:
         *lines_of_J(summary),
         f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} trajectories, "
         f"{summary['seconds']:.1f} s on the {summary['backend']} backend",
+        f"how        {summary['how']}",
     ]
     if summary["escalations"]:
         lines.append(f"schedule   {summary['escalations']} escalations, {summary['rewinds']} of them with a rewind")
