@@ -86,12 +86,20 @@ def compare(
 ) -> Comparison:
     """Spend the same number of trajectories on every estimator and see what each makes of them.
 
-    trajectories: for one call of each; an estimator that costs c trajectories per sample gets
-    trajectories // c samples. reference: the exact gradient, an `Estimate`, or the name of the estimator
-    to trust. repeats: independent calls, from which bias and the honesty of the error bars are judged.
+    Args:
+        key: of all noise.
+        theta: where the gradient is estimated.
+        estimators: by the names that the table shows.
+        trajectories: for one call of each; an estimator that costs c trajectories per sample gets trajectories // c
+            samples.
+        reference: the exact gradient, an `Estimate`, or the name of the estimator to trust.
+        repeats: independent calls, from which bias and the honesty of the error bars are judged.
+
+    Returns: a `Comparison`, which prints itself as a table.
 
     >>> both = {"ppgt": estimator, "spsa": spsa(objective, simulator)}
     >>> print(compare(key, theta, both, trajectories=400, reference="ppgt"))
+
     """
     if repeats < 1:
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")

@@ -121,8 +121,6 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
     """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as `score=`.
 
     Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q over it.
-
-    >>> gradient(process, objective, theta, Trajectories(t[::50], x[:, ::50]), score=local_linear_score)
     """
 
     def log_density(theta: Params) -> Array:

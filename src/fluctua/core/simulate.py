@@ -67,12 +67,15 @@ def simulator(
 ) -> Simulator:
     """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
 
-    start: a fixed state (M,), a `Density`, or a `Reparameterised` start. context: key -> pytree, drawn
-    once a trajectory, or `Counted`. wiener: the source of z.
+    Args:
+        process: drift and noise.
+        start: a fixed state (M,), a `Density`, or a `Reparameterised` start.
+        t: the time grid.
+        context: key -> pytree, drawn once a trajectory, or `Counted`.
+        wiener: the source of z.
 
-    >>> run = simulator(process, jnp.zeros(3), jnp.linspace(0, 1, 101))
-    >>> run(jax.random.key(0), theta, 1000).x.shape
-    (1000, 101, 3)
+    Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
+
     """
     process = check.process(process)
     if process.noise is None:
