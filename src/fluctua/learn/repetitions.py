@@ -125,10 +125,10 @@ def _components(z2: np.ndarray, count: int, error: float, share: float) -> Neede
 
 def _families(gradient: Any, stderr: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(which can be estimated, gradient, error) of each leaf of θ, flat."""
-    found = []
+    usable = []
     for g, s in zip(jax.tree.leaves(gradient), jax.tree.leaves(stderr), strict=True):
         g, s = np.ravel(np.asarray(g, np.float64)), np.ravel(np.asarray(s, np.float64))
-        found.append((np.isfinite(g) & (s > 0), g, s))
-    if not any(ok.any() for ok, _, _ in found):
+        usable.append((np.isfinite(g) & (s > 0), g, s))
+    if not any(ok.any() for ok, _, _ in usable):
         raise ValueError("no component of the gradient could be estimated from this recording.")
-    return found
+    return usable

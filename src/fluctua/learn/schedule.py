@@ -66,8 +66,8 @@ def onset(values: Sequence[float] | np.ndarray, window: int = WINDOW) -> int | N
     crossing = rising_root(*np.polyfit((x - middle) / half, np.asarray(values[begin:end], float) - level, 2))
     if crossing is None:
         return None
-    found = middle + half * crossing
-    return math.floor(found) if begin <= found <= l - window else None
+    crossing_at = middle + half * crossing
+    return math.floor(crossing_at) if begin <= crossing_at <= l - window else None
 
 
 def rising_root(a: float, b: float, c: float) -> float | None:
@@ -94,8 +94,8 @@ def escalation(
         return None
     if l < FIT_FROM * window:
         return l
-    found = onset(values, window)
-    breakpoint_ = l - window if found is None else found
+    begin_of_plateau = onset(values, window)
+    breakpoint_ = l - window if begin_of_plateau is None else begin_of_plateau
     return tier_start if breakpoint_ < tier_start + window else breakpoint_
 
 

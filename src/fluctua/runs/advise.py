@@ -136,15 +136,15 @@ def _gradients(
     keys: Array, task: Task, theta: Params, grid: np.ndarray, pilot: int, baseline: Any, backend: str, done: noise.Done
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
     """Estimates and variances of one trajectory, {family: (S, P)}, at every σ; seconds a trajectory, the fastest."""
-    found, seconds = [], []
+    estimates, seconds = [], []
     for key, sigma in zip(keys, grid, strict=True):
         estimator: Any = with_noise(task, sigma_w=float(sigma)).estimator(backend, baseline=baseline)
         begun = time.perf_counter()
-        found.append(estimator(key, theta, pilot))
-        jax.block_until_ready(found[-1].gradient)
+        estimates.append(estimator(key, theta, pilot))
+        jax.block_until_ready(estimates[-1].gradient)
         seconds.append((time.perf_counter() - begun) / (pilot + estimator.pilot))
         done(pilot)
-    rows = lambda of: {n: np.array([np.asarray(of(e)[n], float) for e in found]) for n in theta}
+    rows = lambda of: {n: np.array([np.asarray(of(e)[n], float) for e in estimates]) for n in theta}
     errors = rows(lambda e: e.stderr)
     return rows(lambda e: e.gradient), {n: pilot * v**2 for n, v in errors.items()}, min(seconds)
 

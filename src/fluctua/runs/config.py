@@ -22,9 +22,9 @@ from fluctua.runs.rules import Rule
 from fluctua.store.folder import fingerprint
 
 
-def _key(default: Any, rule: Rule, told: str) -> Any:
+def _key(default: Any, rule: Rule, comment: str) -> Any:
     extra: dict[str, Any] = {"default_factory": lambda: dict(default)} if isinstance(default, dict) else {}
-    return field(**(extra or {"default": default}), metadata={"rule": rule, "told": told})
+    return field(**(extra or {"default": default}), metadata={"rule": rule, "comment": comment})
 
 
 SITES, ENSEMBLE, LARGE = 10_000, 100_000_000, 1e9
@@ -292,7 +292,7 @@ def _rule(kind: type, name: str) -> Rule:
 
 def _line(record: Any, f: Any) -> str:
     line = f"{f.name} = {_toml(getattr(record, f.name))}"
-    return f"{line:<32}  # {f.metadata['told']}" if f.metadata["told"] else line
+    return f"{line:<32}  # {f.metadata['comment']}" if f.metadata["comment"] else line
 
 
 def _toml(value: Any) -> str:

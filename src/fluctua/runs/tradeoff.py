@@ -46,11 +46,11 @@ def fit_variance(sigma: np.ndarray, variance: np.ndarray) -> VarianceLaw:
     best, least = np.zeros(3), np.inf
     for size in range(1, min(3, len(sigma)) + 1):
         for chosen in itertools.combinations(range(3), size):
-            found = np.linalg.lstsq(terms[:, chosen], np.ones(len(sigma)), rcond=None)[0]
-            rest = float(np.sum((terms[:, chosen] @ found - 1) ** 2))
-            if (found >= 0).all() and rest < least * (1 - 1e-9):
+            coefficients = np.linalg.lstsq(terms[:, chosen], np.ones(len(sigma)), rcond=None)[0]
+            rest = float(np.sum((terms[:, chosen] @ coefficients - 1) ** 2))
+            if (coefficients >= 0).all() and rest < least * (1 - 1e-9):
                 best, least = np.zeros(3), rest
-                best[list(chosen)] = found
+                best[list(chosen)] = coefficients
     return VarianceLaw(*best.tolist())
 
 

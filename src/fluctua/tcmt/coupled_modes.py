@@ -48,15 +48,15 @@ class Drive(NamedTuple):
 def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[Drive, ...]:
     """One drive or several, on leads that exist."""
     many = isinstance(drives, list | tuple) and not isinstance(drives, Drive)
-    given: tuple[Any, ...] = tuple(drives) if many else (drives,)
-    for drive in given:
+    several: tuple[Any, ...] = tuple(drives) if many else (drives,)
+    for drive in several:
         if not isinstance(drive, Drive):
             raise TypeError(f"a drive is a Drive(lead, amplitude, ...); got {type(drive).__name__}: {drive!r}.")
         if not 0 <= drive.lead < network.leads:
             raise ValueError(f"a drive is on lead {drive.lead}, but the network has leads 0…{network.leads - 1}.")
         if not np.all(np.isfinite([drive.amplitude, drive.phase, drive.frequency])):
             raise ValueError(f"amplitude, phase and frequency of a drive must be finite numbers; got {drive}.")
-    return given
+    return several
 
 
 def carrier(drives: Sequence[Drive]) -> float:

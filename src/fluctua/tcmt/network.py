@@ -180,12 +180,12 @@ def from_edges(
     if count < 1:
         raise ValueError("a network needs at least one resonator; give `edges` or `sites`.")
     bonds, order = _sorted_bonds(pairs, count)
-    given = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
+    of_leads = [Lead(0), Lead(count - 1)] if leads is None else [_as_lead(lead) for lead in leads]
     return Network(
         bonds=bonds,
-        lead_weights=_lead_weights(given, count),
-        gamma_e=np.array([lead.gamma_e for lead in given]),
-        sigma_e=np.array([sigma_w if lead.sigma_e is None else lead.sigma_e for lead in given]),
+        lead_weights=_lead_weights(of_leads, count),
+        gamma_e=np.array([lead.gamma_e for lead in of_leads]),
+        sigma_e=np.array([sigma_w if lead.sigma_e is None else lead.sigma_e for lead in of_leads]),
         gamma=_filled("gamma", gamma, (count,)),
         sigma_r=_filled("sigma_r", sigma_w if sigma_r is None else sigma_r, (count,)),
         omega=_filled("omega", omega, (count,)),
@@ -296,12 +296,12 @@ def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray
     return bonds, order
 
 
-def _as_lead(given: Lead | int) -> Lead:
-    if isinstance(given, Lead):
-        return given
-    if isinstance(given, int | np.integer) and not isinstance(given, bool):
-        return Lead(int(given))
-    raise TypeError(f"a lead is a site index or a Lead(site, gamma_e); got {type(given).__name__}: {given!r}.")
+def _as_lead(lead: Lead | int) -> Lead:
+    if isinstance(lead, Lead):
+        return lead
+    if isinstance(lead, int | np.integer) and not isinstance(lead, bool):
+        return Lead(int(lead))
+    raise TypeError(f"a lead is a site index or a Lead(site, gamma_e); got {type(lead).__name__}: {lead!r}.")
 
 
 def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:

@@ -196,9 +196,9 @@ def _quadratic(
 ) -> Task:
     """A task whose reward is a weighted sum of output powers."""
     simulated = network if count == 1 else copies(network, count)
-    given = tuple(weights.tolist())
-    reward = WeightedPower(outputs(simulated, drives, frame=frame), given)
-    return assembled(network, count, drives, reward, given, grid(horizon, dt), Modulation(sigma_kappa), frame)
+    fixed_weights = tuple(weights.tolist())
+    reward = WeightedPower(outputs(simulated, drives, frame=frame), fixed_weights)
+    return assembled(network, count, drives, reward, fixed_weights, grid(horizon, dt), Modulation(sigma_kappa), frame)
 
 
 def assembled(

@@ -85,10 +85,10 @@ def stability(task: Experiment, theta: Params) -> Stability:
 
 def warn_if_unstable(task: Experiment, theta: Params) -> Stability:
     """Say so before a run that would grow without reason."""
-    found = stability(task, theta)
-    if not found.stable:
-        warnings.warn(str(found), RuntimeWarning, stacklevel=2)
-    return found
+    verdict = stability(task, theta)
+    if not verdict.stable:
+        warnings.warn(str(verdict), RuntimeWarning, stacklevel=2)
+    return verdict
 
 
 @dataclass

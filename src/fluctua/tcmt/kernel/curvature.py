@@ -64,7 +64,7 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
     h, weight, every, steps, dt = response
     basis = _leading((h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1]).T, rank)
     y = h @ basis.conj()  # B†h (M, R, r)
-    found = np.zeros((len(ends), rank, rank), complex)
+    projected = np.zeros((len(ends), rank, rank), complex)
     total, reached = np.zeros((rank, rank), complex), 0
 
     def summed(i: int, j: int, share: int) -> np.ndarray:
@@ -74,8 +74,8 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
     for place in range(len(ends) - 1, -1, -1):
         whole, part = divmod(steps - int(ends[place]), every)
         total, reached = total + summed(reached, whole, every), whole
-        found[place] = total + (summed(whole, whole + 1, part) if part else 0.0)
-    return Quadratic(basis, found)
+        projected[place] = total + (summed(whole, whole + 1, part) if part else 0.0)
+    return Quadratic(basis, projected)
 
 
 def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
@@ -84,11 +84,11 @@ def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
     if n <= DENSE:
         return np.linalg.eigh(columns @ columns.conj().T)[1][:, : -rank - 1 : -1]
     width = min(n, rank + 8)  # a few more than are wanted, and two rounds of subspace iteration
-    found = np.random.default_rng(0).standard_normal((n, width)) + 0j
+    directions = np.random.default_rng(0).standard_normal((n, width)) + 0j
     for _ in range(3):
-        found = np.linalg.qr(columns @ (columns.conj().T @ found))[0]
-    inside = found.conj().T @ columns
-    return found @ np.linalg.eigh(inside @ inside.conj().T)[1][:, : -rank - 1 : -1]
+        directions = np.linalg.qr(columns @ (columns.conj().T @ directions))[0]
+    inside = directions.conj().T @ columns
+    return directions @ np.linalg.eigh(inside @ inside.conj().T)[1][:, : -rank - 1 : -1]
 
 
 def arriving(response: Responses, noise: np.ndarray, basis: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -343,8 +343,8 @@ def memory() -> int:
 # --------------------------------------------------------------------------------------- the boundary
 
 
-def _bonds(given: np.ndarray, sites: int) -> np.ndarray:
-    bonds = _indices("bonds", np.asarray(given).reshape(-1, 2), sites)
+def _bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
+    bonds = _indices("bonds", np.asarray(pairs).reshape(-1, 2), sites)
     if bonds.size and (bonds[:, 0] == bonds[:, 1]).any():
         raise ValueError(f"bond {int(np.argmax(bonds[:, 0] == bonds[:, 1]))} connects a site with itself.")
     pairs = np.sort(bonds, axis=1)

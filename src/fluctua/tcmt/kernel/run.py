@@ -205,6 +205,6 @@ def families(e: Ensemble, columns: np.ndarray) -> Families:
     n, b, d, m = spec.sites, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
     sizes = [n, n, b] + ([n, n, d, m] if e.rates else [])
     omega, chi, kappa, *rest = np.split(columns, np.cumsum(sizes)[:-1], axis=-1)
-    given = np.empty_like(kappa)
-    given[..., neighbours(n, spec.bonds).order] = kappa
-    return Families(omega, given, chi, *rest)
+    in_order = np.empty_like(kappa)
+    in_order[..., neighbours(n, spec.bonds).order] = kappa
+    return Families(omega, in_order, chi, *rest)
