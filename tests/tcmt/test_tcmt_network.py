@@ -124,7 +124,7 @@ def test_parameters_that_are_not_trained_come_from_the_network():
         (lambda: transmission(chain(3), s=0.0), "`s` must be a positive number"),
         (lambda: transmission(chain(3), sigma_kappa=-0.1), "must not be negative"),
         (lambda: transmission(chain(3)).estimator("gpu"), '"jax", "cpu" or "cuda"'),
-        (lambda: transmission(chain(3)).estimator(baseline="best"), '"none", "time", "binned"'),
+        (lambda: transmission(chain(3)).estimator(baseline="best"), r"'best'.*none, time,.*binned"),
         (lambda: transmission(chain(3)).estimator(threads=2), "no option 'threads'"),
     ],
 )
