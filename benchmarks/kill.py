@@ -400,7 +400,7 @@ class Tally:
         self.seconds = 0.0
         if path.exists() and not fresh:
             table = tables.read(path)
-            self.rounds, self.seconds, self.notes = (table.told[n] for n in ("rounds", "seconds", "notes"))
+            self.rounds, self.seconds, self.notes = (table.header[n] for n in ("rounds", "seconds", "notes"))
             columns = table.columns
             for k, key in enumerate(zip(columns["what"], columns["killed_at"], strict=True)):
                 self.numbers[key] = [int(columns[n][k]) for n in ("kills", "losses", "differences")]

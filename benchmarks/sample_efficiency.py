@@ -2,6 +2,9 @@
 
 From run folders: `python benchmarks/sample_efficiency.py --runs RUNS... --out results/sample_efficiency`, which also
 writes curves.csv and table.txt there. Without --runs the figure is drawn again from that curves.csv.
+
+A training with a twin that is wrong on purpose: `python benchmarks/sample_efficiency.py --train-wrong 0.05 --seed 0
+--learning-rate 0.02 --out RUNS/fast5_0_0`.
 """
 
 from __future__ import annotations
@@ -9,17 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import fluctua as fl
+from estimators import wrong_by
+from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
-from fluctua.runs.config import Config, parse
+from fluctua.runs.build import build
+from fluctua.runs.config import PRESETS, Config, changed, parse
 from fluctua.runs.reading import find_runs, rolling_mean
 from fluctua.store import history, tables
 
@@ -59,8 +66,33 @@ class Band(NamedTuple):
     finer: list[float]
 
 
+WRONG = "wrong_twin.json"
+"""In the folder of a training whose twin is wrong on purpose: by how much, and what else the figure needs."""
+
+
+def train_wrong(
+    folder: Path, error: float, seed: int, learning_rate: float, changes: Mapping[str, Any] | None = None
+) -> None:
+    """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact, uncorrected over time."""
+    config = changed(PRESETS["fast"], {"seed": seed, "optimiser.learning_rate": learning_rate, "iterations": 780,
+                                       "ensemble.trajectories": 64, "backend": "cpu", **(changes or {})})  # fmt: skip
+    parts = build(config)
+    twin: Any = parts.task.estimator("cpu", baseline=tcmt.KernelTwin(theta=wrong_by(error, seed)))
+    estimator = fl.Averaged(twin, memory=1, carry=True)
+    size, iterations = config.ensemble.trajectories, config.iterations
+    fl.run(
+        folder, estimator, parts.theta, parts.rule, count=size, iterations=iterations, seed=seed, project=parts.project
+    )
+    (folder / WRONG).write_text(json.dumps({"error": error, "seed": seed, "sigma_kappa": config.task.sigma_kappa}))
+
+
 def read_curve(folder: Path) -> Curve:
     """A run folder as a curve."""
+    if (folder / WRONG).exists():
+        about, rows = json.loads((folder / WRONG).read_text()), history.read(folder / "history.csv")
+        spent, J = (np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J"))
+        label = f"twin {100 * about['error']:g} % wrong, score exact, Adam"
+        return Curve(label, about["sigma_kappa"], about["seed"], spent, rolling_mean(J, SMOOTHED), None)
     tree = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     wrong = tree.get("baseline", {}).pop("twin_error", 0.0)
     config, rows = parse(tree), history.effective(history.read(folder / "history.csv"))
@@ -185,7 +217,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, nargs="+", help="folders of run folders; only σ_κ = 0 and 0.2 are shown")
     parser.add_argument("--out", type=Path, default=Path("results/sample_efficiency"))
+    parser.add_argument(
+        "--train-wrong", type=float, metavar="ERROR", help="train with a twin wrong by this, into --out"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
     options = parser.parse_args()
+    if options.train_wrong is not None:
+        train_wrong(options.out, options.train_wrong, options.seed, options.learning_rate)
+        return
     if options.runs:
         read = (read_curve(run) for folder in options.runs for run in find_runs(folder))
         curves = [curve for curve in read if curve.sigma_kappa in (0.0, 0.2)]

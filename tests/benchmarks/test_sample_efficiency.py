@@ -46,6 +46,15 @@ def test_a_run_folder_becomes_a_curve_that_says_what_its_estimator_knew(tmp_path
     assert made.finer is not None
 
 
+def test_a_training_with_a_wrong_twin_says_how_wrong(tmp_path):
+    tiny = {"lattice.rows": 2, "lattice.columns": 3, "task.horizon": 0.5, "task.dt": 5e-3, "iterations": 3,
+            "ensemble.trajectories": 8}  # fmt: skip
+    study.train_wrong(tmp_path / "run", 0.05, 1, 0.02, tiny)
+    made = study.read_curve(tmp_path / "run")
+    assert made.label == "twin 5 % wrong, score exact, Adam"
+    assert (made.seed, made.spent.tolist()) == (1, [8, 16, 24])
+
+
 def test_the_kept_table_is_read_and_drawn(tmp_path):
     curves = study.read_curves(KEPT)
     assert {c.sigma_kappa for c in curves} == {0.0, 0.2}
