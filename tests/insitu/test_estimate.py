@@ -271,6 +271,6 @@ def test_estimate_with_a_model_file(tmp_path, recording):
     )
     done = CliRunner().invoke(app, ["estimate", str(recording.path), "--model", str(model), "--json"])
     assert done.exit_code == 0, done.output
-    assert set(json.loads(done.output)["gradient"]) == {"k", "c"}
+    assert set(json.loads(done.stdout)["gradient"]) == {"k", "c"}
     bare = CliRunner().invoke(app, ["estimate", str(recording.path)])
     assert "--model FILE.py" in bare.output

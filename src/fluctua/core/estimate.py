@@ -98,7 +98,7 @@ def _reduce(samples: Samples) -> tuple[Any, ...]:
 def _moments(v: Array) -> Moments:
     """Over the first axis. A sample without spread has neither skewness nor kurtosis."""
     mean, deviation = v.mean(axis=0), v.std(axis=0, ddof=1)
-    z = (v - mean) / jnp.where(deviation > 0, deviation, 1)
+    z = (v - mean) / jnp.where(deviation > 0, v.std(axis=0), 1)  # as `RunningSums` has it
     return Moments(mean, deviation, jnp.mean(z**3, axis=0), jnp.where(deviation > 0, jnp.mean(z**4, axis=0) - 3, 0))
 
 

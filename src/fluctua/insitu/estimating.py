@@ -102,6 +102,8 @@ def estimate(
         view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
         process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
         score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+    if observation_noise is not None:
+        observation_noise = observation_variance(observation_noise, recording.x.shape[2])
     if law is not None and view is None:
         residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
     plan = chosen(baseline, door="a recording", serves=BASELINES)
@@ -154,7 +156,7 @@ def _by_chunks(
         if progress:
             progress(done, total)
 
-    s = None if noise is None else observation_variance(noise, recording.x.shape[2])
+    s: np.ndarray | None = noise
     used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
     sums = RunningSums(theta, PARTS)
     for chunk, samples in chunked_samples(
