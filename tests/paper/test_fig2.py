@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from figures import assert_legible, texts
 from fluctua import tcmt
 from fluctua.cli.app import app
-from fluctua.learn.scaling import into_batches, jackknife, power_law
-from fluctua.paper import fig2, lattices, panels, properties
+from fluctua.learn.repetitions import into_batches, jackknife, power_law
+from fluctua.paper import fig2, panels, properties, training
 from fluctua.runs import noise
 from fluctua.runs.reading import read_run
 from fluctua.store import tables
@@ -100,19 +100,19 @@ def test_groups_go_on_where_the_last_ended(key):
 def test_the_middle_of_a_training_is_where_half_of_its_gain_is(tmp_path):
     write_figure_runs(tmp_path, network=SMALL, iterations=160, dt=1e-2)
     run = read_run(tmp_path / "sigma-0")
-    lattice = lattices.midway(run)
+    lattice = training.midway(run)
     history = run.history
     half = (history.J[0] + history.J.max()) / 2
     first = history.iteration[np.argmax(half < history.J)]
     assert abs(lattice.iteration - first) < 20  # records every 5 iterations, J smoothed
-    assert lattices.midway(run, 50).iteration == 50
+    assert training.midway(run, 50).iteration == 50
     with pytest.raises(ValueError, match="asked for 900"):
-        lattices.midway(run, 900)
-    all_runs = lattices.from_runs(tmp_path, 50)
+        training.midway(run, 900)
+    all_runs = training.from_runs(tmp_path, 50)
     assert [one.sigma_kappa for one in all_runs] == [0, 0.05, 0.1, 0.2]
-    assert lattices.nearest(all_runs, 0.19).task.modulation.sigma_kappa == 0.19
+    assert training.nearest(all_runs, 0.19).task.modulation.sigma_kappa == 0.19
     np.savez(tmp_path / "theta.npz", omega=np.zeros(143))
-    (one,) = lattices.from_file(tmp_path / "theta.npz")
+    (one,) = training.from_file(tmp_path / "theta.npz")
     assert one.task.network == tcmt.paper()
 
 

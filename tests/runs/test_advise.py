@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.runs.advise import advise
-from fluctua.runs.tradeoff import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
+from fluctua.runs.noise import Tradeoff, VarianceLaw, fit_variance, optimum, squared_norm
 from fluctua.tcmt import exact
 
 TASK = tcmt.transmission(tcmt.rectangular(2, 3), horizon=4.0, dt=1e-2)

@@ -9,8 +9,20 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, npz_file, opened, parameters, plain, precision, refuse_if
+from fluctua.cli.common import (
+    EXPECTED,
+    Interval,
+    Map,
+    Rate,
+    Scale,
+    fail,
+    npz_file,
+    opened,
+    parameters,
+    plain,
+    precision,
+    refuse_if,
+)
 
 
 def calibrate(

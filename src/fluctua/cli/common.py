@@ -1,13 +1,16 @@
-"""What the commands share."""
+"""What the commands share, and those on recordings."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import numpy as np
 import typer
 
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
@@ -40,3 +43,127 @@ def free_folder(name: str) -> Path:
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return folder
+
+
+# ------------------------------------------------------------------------- commands on recordings
+
+
+if TYPE_CHECKING:
+    from fluctua.core.guard import Residuals
+    from fluctua.insitu.recording.reader import RecordingFile
+
+
+Map = Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")]
+Interval = Annotated[float | None, typer.Option("--dt", help="interval of the samples, if the file has no times")]
+Rate = Annotated[float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time")]
+Scale = Annotated[str | None, typer.Option("--scale", help="units a count, for integer samples; or one a channel")]
+
+
+def opened(
+    file: Path,
+    map_: list[str] | None = None,
+    dt: float | None = None,
+    rate: float | None = None,
+    scale: str | None = None,
+    *,
+    damaged: bool = False,
+) -> RecordingFile:
+    """The file as the options say."""
+    from fluctua.insitu.recording.reader import open_recording
+
+    if dt is not None and rate is not None:
+        raise ValueError("--dt and --rate are two ways to say one thing: give one of them.")
+    if rate is not None:
+        if not rate > 0:
+            raise ValueError(f"--rate must be positive; got {rate:g}.")
+        dt = 1 / rate
+    try:
+        each = None if scale is None else [float(word) for word in scale.split(",")]
+    except ValueError:
+        raise ValueError(f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}.") from None
+    return open_recording(
+        file, mapping(map_), dt=dt, scale=each[0] if each and len(each) == 1 else each, damaged=damaged
+    )
+
+
+def mapping(given: list[str] | None) -> dict[str, str]:
+    """`--map x=Data/psi` as {"x": "Data/psi"}."""
+    found = {}
+    for text in given or []:
+        name, equals, where = text.partition("=")
+        if not equals or not name or not where:
+            raise ValueError(f"--map is NAME=PLACE, such as x=Data/psi or parameters.omega=w0; got {text!r}.")
+        found[name] = where
+    return found
+
+
+def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
+    """θ from an .npz."""
+    if path is None:
+        return None
+    wanted = "it is an .npz with an array for each parameter, as `fluctua calibrate --out` and numpy.savez write"
+    if not path.is_file():
+        raise ValueError(f"--params: there is no file {path}; {wanted}.")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"--params: {path} is not an .npz; {wanted}.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: np.asarray(file[name], np.float64) for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"--params: {path} cannot be read ({error}); {wanted}.") from None
+
+
+def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
+    """Say on stderr that residuals are not the noise of the model; with `strict` exit 1."""
+    wrong = [one for one in residuals if one is not None and one.cause]
+    for one in wrong:
+        typer.secho(f"→ the file is not of this model: {one!r}", err=True, fg=typer.colors.YELLOW)
+    if wrong and strict:
+        raise typer.Exit(1)
+
+
+def npz_file(path: Path) -> Path:
+    """Where --out goes: numpy adds .npz to a name that has none, so the name that is told must have it too."""
+    path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+    if path.is_dir():
+        raise ValueError(f"--out names an .npz file; {path} is a folder.")
+    return path
+
+
+def precision(dtype: str) -> None:
+    """A recording in double precision is worked on in double precision."""
+    if dtype in ("float64", "complex128"):
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+
+
+@contextmanager
+def bar(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, (done, total) -> None; nothing where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield lambda done, total: None
+        return
+    columns: Any = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def plain(value: Any) -> Any:
+    """Arrays and records as JSON has them; NaN, which JSON has not, as null."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, bar, opened, parameters
+from fluctua.cli.common import EXPECTED, Interval, Map, Rate, Scale, bar, fail, opened, parameters
 
 
 def convert(

@@ -11,8 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, bar, npz_file, opened, parameters, plain, precision, refuse_if
+from fluctua.cli.common import (
+    EXPECTED,
+    Interval,
+    Map,
+    Rate,
+    Scale,
+    bar,
+    fail,
+    npz_file,
+    opened,
+    parameters,
+    plain,
+    precision,
+    refuse_if,
+)
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result

@@ -48,7 +48,7 @@ def demo(
     from fluctua.insitu.bench import demo as play
     from fluctua.insitu.bench.device import Sheet
     from fluctua.insitu.training import Plan
-    from fluctua.plot import in_situ
+    from fluctua.plot.training import draw_in_situ
 
     out = free_folder("insitu-demo") if out is None else out
     try:
@@ -65,7 +65,7 @@ def demo(
         fail(str(error))
     typer.echo(_verdict(result))
     picture = figure or out / "in_situ.png"
-    in_situ.draw(result).savefig(picture, dpi=150)
+    draw_in_situ(result).savefig(picture, dpi=150)
     typer.echo(f"figure     {picture}")
     if record:
         size = sum(p.stat().st_size for p in (out / "recordings").iterdir())

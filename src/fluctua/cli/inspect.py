@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail
-from fluctua.cli.files import Interval, Map, Rate, Scale, opened, plain
+from fluctua.cli.common import EXPECTED, Interval, Map, Rate, Scale, fail, opened, plain
 
 if TYPE_CHECKING:
     from fluctua.insitu.recording.inspection import Inspection

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fluctua.cli.common import EXPECTED, fail, lattice_size
-from fluctua.cli.files import bar, parameters
+from fluctua.cli.common import EXPECTED, bar, fail, lattice_size, parameters
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""

@@ -126,7 +126,7 @@ def _measure(
     out: Path, runs: Path | None, settings: Settings, quick: bool, iteration: int | None, config: str, backend: str,
     replace: bool,
 ) -> None:  # fmt: skip
-    from fluctua.paper import lattices, panels
+    from fluctua.paper import panels, training
     from fluctua.runs.build import resolve_backend
 
     if backend not in ("auto", "cpu", "cuda"):
@@ -134,11 +134,11 @@ def _measure(
     if runs is None and not quick:
         raise ValueError("--runs is missing: a folder of run folders, or --quick for a small lattice.")
     if runs is None:
-        measured_on = [lattices.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
+        measured_on = [training.trained_here(k, sigma) for k, sigma in enumerate((0.0, 0.2))]
     elif runs.suffix == ".npz":
-        measured_on = lattices.from_file(runs, config)
+        measured_on = training.from_file(runs, config)
     else:
-        measured_on = lattices.from_runs(runs, iteration)
+        measured_on = training.from_runs(runs, iteration)
     sites = measured_on[0].task.network.sites
     if not -1 <= settings.site < sites:
         raise ValueError(f"--site must be one of 0 … {sites - 1}; got {settings.site}.")

@@ -17,7 +17,7 @@ import numpy as np
 from fluctua.core.types import Array, Params
 from fluctua.core.wiener import silent
 from fluctua.core.yardsticks import pathwise
-from fluctua.paper.lattices import Lattice, nearest
+from fluctua.paper.training import Lattice, nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference, ignore
 from fluctua.store import tables

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.learn.scaling import Measured, PowerLaw, jackknife, power_law
+from fluctua.learn.repetitions import Measured, PowerLaw, jackknife, power_law
 from fluctua.paper.panels import Running
 from fluctua.store import tables
 from fluctua.store.tables import Table

@@ -1,7 +1,7 @@
 """How much noise, how many trajectories, how long: measured with small ensembles, before a long training is paid for.
 
 For a network that can be simulated; a recording is asked by `fluctua.insitu.advise_file`. The criterion is in
-`fluctua.runs.tradeoff`, its derivation in docs/noise.md.
+`fluctua.runs.noise`, its derivation in docs/noise.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Array, Params
-from fluctua.learn.scaling import Measured, jackknife
+from fluctua.learn.repetitions import Measured, jackknife
 from fluctua.runs import noise
-from fluctua.runs.tradeoff import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, signal, squared_norm
+from fluctua.runs.noise import Optimum, Tradeoff, VarianceLaw, fit_variance, optimum, signal, squared_norm
 from fluctua.tcmt.tasks import Task, with_noise
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
