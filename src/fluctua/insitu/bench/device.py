@@ -155,9 +155,11 @@ def measure(
     psi = run.trajectories
     x = np.concatenate([psi.real, psi.imag], axis=-1)
     rng = np.random.default_rng([sheet.seed, 3, shots])
-    x += sheet.readout * rng.standard_normal(x.shape, dtype=np.float32)
-    full = sheet.full_code
-    return np.clip(np.rint(x / np.float32(sheet.scale)), -full, full).astype(np.int16)
+    full, codes = sheet.full_code, np.empty(x.shape, np.int16)
+    for seen, code in zip(x, codes, strict=True):  # one by one: an acquisition is large, and its copies are larger
+        seen += sheet.readout * rng.standard_normal(seen.shape, dtype=np.float32)
+        code[...] = np.clip(np.rint(seen / np.float32(sheet.scale)), -full, full)
+    return codes
 
 
 @lru_cache(maxsize=8)

@@ -91,8 +91,9 @@ class Session:
                     break
             if self.then in ("stall", "reboot"):
                 return Reply(b"", self.then)
-        data = b";".join(answers) + b"\n" if answers else b""
-        return Reply(data, self.then)
+        if answers:
+            answers[-1] += b"\n"
+        return Reply(b";".join(answers), self.then)
 
     def complain(self, entry: ScpiError) -> None:
         """Queue an error; a full queue says so in its last entry."""
