@@ -54,7 +54,7 @@ class MyInstrument:
         return Batch(T, np.stack([psi.real, psi.imag], axis=-1), full_scale=5.0)
 
     def health(self):
-        return Health(settings=self.settings)  # read back from the instrument, if it can tell
+        return Health(settings=self.settings, identity="box 7")  # as the instrument tells, if it can
 
     def close(self):
         pass
