@@ -57,7 +57,7 @@ def test_sums_of_chunks_have_the_interval_of_the_whole():
         sums.add(jax.tree.map(lambda v: v[low:high], samples))  # noqa: B023
     ours = sums.estimate()
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-3)  # moments with and without the unbiased variance
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_the_text_says_how_they_were_made():

@@ -97,7 +97,10 @@ def examine(
     x = np.stack([np.asarray(data.x[int(j)]) for j in rows])
     x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
     context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
-    s = jnp.broadcast_to(jnp.asarray(0.0 if readout is None else readout, x.dtype), x.shape[2:])
+    given = np.asarray(0.0 if readout is None else readout, float)
+    if given.shape not in ((), x.shape[2:]) or not np.all(given >= 0):
+        raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
+    s = jnp.broadcast_to(jnp.asarray(given, x.dtype), x.shape[2:])
 
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         times = check.grid(t)
