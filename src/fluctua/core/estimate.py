@@ -166,7 +166,7 @@ class RunningSums:
         _, d, d2, d3, d4 = self.powers / self.count
         variance = np.maximum(d2 - d**2, 0)
         unbiased = variance * self.count / max(self.count - 1, 1)
-        unit = np.where(variance > 0, unbiased, 1)
+        unit = np.where(variance > 0, variance, 1)
         skewness = np.where(variance > 0, (d3 - 3 * d * d2 + 2 * d**3) / unit**1.5, 0)
         kurtosis = np.where(variance > 0, (d4 - 4 * d * d3 + 6 * d**2 * d2 - 3 * d**4) / unit**2 - 3, 0)
         return Moments(*(jnp.asarray(v) for v in (self.origin + d, np.sqrt(unbiased), skewness, kurtosis)))
