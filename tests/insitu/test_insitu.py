@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     files = [str(path) for path in sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))]
     done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)["gains"]
+    told = json.loads(done.stdout)["gains"]
     for name in knobs.KNOBS:
         g = {part: np.array(told[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
         z = [
@@ -322,6 +323,18 @@ def test_resuming_on_another_box_is_refused(tmp_path):
         with pytest.raises(RuntimeError, match="'fluctua,virtual bench,4'.*'fluctua,virtual bench,3'"):
             go_on(elsewhere)
         assert len(go_on(port)) == 1
+
+
+def test_rows_without_a_checkpoint_are_kept(tmp_path):
+    """Measured once, they cannot be had again."""
+    bench, folder = Bench(SHEET), tmp_path / "run"
+    with server.background(bench) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        first = [row.J for row, _ in loop.begin(connect, small_model(), small_plan(), folder, estimator=Slope)]
+        shutil.rmtree(folder / "checkpoints")
+        assert len(list(loop.resume(connect, small_model(), folder, estimator=Slope))) == 3
+    assert [row.J for row in history.read(folder / "history.damaged")] == first
+    assert "history.damaged" in (folder / "incidents.csv").read_text()
 
 
 def test_going_on_after_a_kill(tmp_path):

@@ -52,7 +52,7 @@ def test_it_is_the_training_that_train_gives(whole):
     np.testing.assert_array_equal(result.theta["f"], records[-1].next_theta["f"])
     rows = history.read(folder / "history.csv")
     assert [row.J for row in rows] == [float(r.estimate.value) for r in records]
-    assert rows[-1].trajectories == 800
+    assert rows[-1].trajectories == records[-1].trajectories
     with h5py.File(folder / "parameters.h5") as file:
         np.testing.assert_array_equal(file["theta/f"][:], [r.theta["f"] for r in records])
 

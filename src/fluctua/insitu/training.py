@@ -38,7 +38,7 @@ from fluctua.insitu.instrument.protocol import Instrument
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 from fluctua.insitu.model import Model
 from fluctua.learn.train import Record, box, train
-from fluctua.store import checkpoint, journal
+from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -159,6 +159,9 @@ def resume(
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
         run = run or secrets.token_hex(8)
         state = journal.standing(place, run, session.beginning(), warn)
+        if state.row == 0 and place.history.exists() and len(history.read(place.history)) > 1:
+            name = checkpoint.set_aside(place.history)  # an instrument does not repeat itself
+            warn(f"no checkpoint is left: calibrated and trained anew; the rows so far are kept as {name}")
         book = journal.reopen(
             place, lock, _settings(plan, run), run, state, journal.named_leaves, keep=KEEP, report=warn
         )
