@@ -18,6 +18,7 @@ import ctypes
 import faulthandler
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -158,8 +159,13 @@ def child(work: Callable[[Callable[[str], None]], None], kill: Kill, shim: Any) 
     if failed:
         return Ended("failed", words, message=failed[0].removeprefix("failed "))
     if status:
-        return Ended("failed", words, message="it hung: " + " < ".join(w.strip() for w in words if "File " in w)[:500])
+        return Ended("failed", words, message="it hung: " + " < ".join(_short(w) for w in words if "File " in w)[:500])
     return Ended("done", words, int(words[-1].split()[1]))
+
+
+def _short(line: str) -> str:
+    """A line of a traceback without its folders."""
+    return re.sub(r'File ".*/([^/"]+)", line (\d+) in (\w+)', r"\1:\2 \3", line.strip())
 
 
 # --------------------------------------------------------------------------------------------- lattices
