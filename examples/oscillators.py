@@ -88,7 +88,7 @@ def train(iterations: int, count: int) -> list[fl.Record]:
 
 def power(theta, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(t, power at the far corner driven from the left, and from the right), mean over fresh runs."""
-    t, x, forward = simulator(jax.random.key(99), theta, count)
+    t, x, forward = simulator(jax.random.key(99), theta, count)[:3]
     at = lambda site: np.asarray(x[..., site] ** 2 + x[..., SITES + site] ** 2) / DRIVE**2
     forward = np.asarray(forward)
     return np.asarray(t), at(RIGHT)[forward].mean(0), at(LEFT)[~forward].mean(0)

@@ -15,7 +15,7 @@ def drift(theta, x):
 
 
 def noise(theta, x):  # one amplitude per component: angle and speed
-    return jnp.array([0.05, theta["shaking"]])
+    return jnp.array([0.0, theta["shaking"]])
 
 
 process = fl.Process(drift, noise)

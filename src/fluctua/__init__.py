@@ -28,6 +28,19 @@ from fluctua.core.yardsticks import finite_differences, pathwise, spsa
 from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.train import Record, box, train
+from fluctua.processes.augmented import (
+    Coloured,
+    Filter,
+    Filtered,
+    coloured,
+    filtered,
+    linear_filter,
+    lock_in,
+    low_pass,
+    moving_average,
+)
+from fluctua.processes.jumps import Events, Jumps, Sized, events_on
+from fluctua.processes.stationary import Stationary, stationary
 from fluctua.store.training import resume, run
 
 __version__ = _version("fluctua")
@@ -36,11 +49,16 @@ __all__ = [
     "Averaged",
     "Baseline",
     "Certificate",
+    "Coloured",
     "Comparison",
     "Density",
     "Estimate",
     "Estimator",
     "Evaluation",
+    "Events",
+    "Filter",
+    "Filtered",
+    "Jumps",
     "Kick",
     "NoiseProduct",
     "Objective",
@@ -49,6 +67,8 @@ __all__ = [
     "Reparameterised",
     "Samples",
     "Score",
+    "Sized",
+    "Stationary",
     "Step",
     "Substrate",
     "Trajectories",
@@ -58,15 +78,22 @@ __all__ = [
     "binned",
     "box",
     "carried",
+    "coloured",
     "compare",
     "drift_score",
     "evaluate",
+    "events_on",
+    "filtered",
     "finite_differences",
     "full_score",
     "gradient",
+    "linear_filter",
     "local_linear_score",
+    "lock_in",
+    "low_pass",
     "mean",
     "mean_return_to_go",
+    "moving_average",
     "none",
     "optimal",
     "pathwise",
@@ -80,6 +107,7 @@ __all__ = [
     "samples_of",
     "simulator",
     "spsa",
+    "stationary",
     "time_only",
     "train",
 ]

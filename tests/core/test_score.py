@@ -66,7 +66,7 @@ class Case:
 
     def by_autodiff(self, form: str, shift=None):
         """∂θ ln N(x'; x + μΔt, 2QΔt), the density written out by the statistics library."""
-        x, x_next, t, dt, context = self.step
+        x, x_next, t, dt, context = self.step[:5]
 
         def log_density(theta):
             a, b = (x, x_next) if shift is None else (x + shift(theta)[0], x_next + shift(theta)[1])

@@ -212,7 +212,7 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> C
     twin = method.twin
     assert twin.process is not None
     at = twin.theta or (lambda theta: theta)
-    drift, noise, diffusion = twin.process
+    drift, noise, diffusion = twin.process[:3]
     if isinstance(noise, NoiseProduct):
         product = noise.product
         own_noise: Any = NoiseProduct(lambda th, *rest: product(at(th), *rest), noise.width)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.text import close_match
-from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times
+from fluctua.core.types import AnyProcess, Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times
 
 # ------------------------------------------------------------------------------- user's callables
 
@@ -52,10 +52,15 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     return f if len(required) == len(parameters) == most else _Leading(f, len(required))
 
 
-def process(given: Process) -> Process:
-    """Callables of four arguments (five for products)."""
+def process(given: Any) -> Any:
+    """Callables of four arguments (five for products); a process of another kind has checked itself."""
     if not isinstance(given, Process):
-        raise TypeError(f"`process` must be a fluctua.Process(drift, noise); got {type(given).__name__}.")
+        if isinstance(given, type) or not all(hasattr(given, name) for name in ("advance", "score", "check")):
+            raise TypeError(
+                f"`process` must be a fluctua.Process(drift, noise), or of another kind such as fluctua.Jumps; got "
+                f"{type(given).__name__}."
+            )
+        return given
     noise: Any = given.noise
     if isinstance(noise, NoiseProduct):
         if int(noise.width) < 1:
@@ -69,7 +74,7 @@ def process(given: Process) -> Process:
         )
     for name, f in (("drift", given.drift), ("noise", noise)):
         _in_order(name, f)
-    return Process(leading(given.drift, 4), noise, given.diffusion)
+    return given._replace(drift=leading(given.drift, 4), noise=noise)
 
 
 STATE, PARAMETERS = ("x", "state"), ("theta", "th", "params", "parameters")
@@ -187,7 +192,7 @@ def parameters(theta: Params) -> Params:
 # ------------------------------------------------------------------------------ process and state
 
 
-def model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Shapes of drift, noise and rewards at the first states x (E, M)."""
     one = jax.tree.map(lambda leaf: leaf[0], context)
     shapes(process, theta, x[0], t[0], one)
@@ -221,8 +226,10 @@ def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
     return got
 
 
-def shapes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """μ is (M,); σ is (M,) or (M, W); products are (M,)."""
+    if not isinstance(process, Process):
+        return process.check(theta, x, t, context)
     m = x.shape[0]
     drift = _shape("the drift", process.drift, theta, x, t, context)
     if drift.shape != (m,):

@@ -1,5 +1,8 @@
 """The diffusion Q = σσᵀ/2 in its three forms: diagonal, dense, and matrix-free.
 
+Where a component has no noise of its own, or fewer Wiener processes drive the state than it has components, Q⁻¹ is the
+inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that range.
+
 A form knows three things at one state: products Q(θ')v with parameters that may be differentiated, the
 solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the full score.
 """
@@ -15,10 +18,12 @@ import jax.numpy as jnp
 import lineax
 import numpy as np
 from jax.extend.core import Var
+from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Rewards
+from fluctua.core.text import names
+from fluctua.core.types import AnyProcess, Array, NoiseProduct, Params, Process, PyTree, Rewards
 
 
 class Diffusion(NamedTuple):
@@ -40,33 +45,48 @@ def diffusion_at(
     """
     at = (lambda th: x) if moved is None else moved
     if process.diffusion is not None:
-        return _matrix_free(lambda th, v: process.diffusion(th, at(th), t, context, v), theta, x)  # type: ignore[misc]
+        product = lambda th, v: process.diffusion(th, at(th), t, context, v)
+        return _matrix_free(product, theta, x, process.silent)
     if isinstance(process.noise, NoiseProduct):
-        product, width = process.noise
+        noise_product, width = process.noise
 
         def q_product(th: Params, v: Array) -> Array:
-            kick = lambda dw: product(th, at(th), t, context, dw)
+            kick = lambda dw: noise_product(th, at(th), t, context, dw)
             (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
             return kick(back) / 2
 
-        return _matrix_free(q_product, theta, x)
+        return _matrix_free(q_product, theta, x, process.silent)
 
     assert process.noise is not None  # checked at the boundary
     noise = process.noise
     sigma = lambda th: noise(th, at(th), t, context)
     if jnp.ndim(sigma(theta)) == 1:
-        return _diagonal(sigma, theta)
+        return _diagonal(sigma, theta, process.silent)
     constant = moved is None and not depends(lambda *state: noise(theta, *state), x, t, context)
-    return _dense(sigma, theta, constant)
+    return _dense(sigma, theta, constant, process.silent)
 
 
-def _diagonal(sigma: Callable[[Params], Array], theta: Params) -> Diffusion:
+def _mask(silent: tuple[int, ...], size: int) -> np.ndarray:
+    return np.isin(np.arange(size), silent)
+
+
+def _diagonal(sigma: Callable[[Params], Array], theta: Params, silent: tuple[int, ...]) -> Diffusion:
     q_of = lambda th: sigma(th) ** 2 / 2
     q = q_of(theta)
+    if not silent:
+        return Diffusion(
+            apply=lambda th, v: q_of(th) * v,
+            solve=lambda v: v / q,
+            trace=lambda th: jnp.sum(q_of(th) / q),
+            kind="diagonal",
+        )
+    mask = _mask(silent, q.size)
+    nothing = jnp.where(q > 0, jnp.nan, 0)  # a component that turns out to have noise must not pass for silent
+    safe = jnp.where(mask, 1, q)
     return Diffusion(
         apply=lambda th, v: q_of(th) * v,
-        solve=lambda v: v / q,
-        trace=lambda th: jnp.sum(q_of(th) / q),
+        solve=lambda v: jnp.where(mask, nothing, v / safe),
+        trace=lambda th: jnp.sum(jnp.where(mask, 0, q_of(th) / safe)),
         kind="diagonal",
     )
 
@@ -81,31 +101,50 @@ def depends(f: Callable[..., Array], *arguments: PyTree) -> bool:
     return any(isinstance(v, Var) and v in dependent for v in program.outvars)
 
 
-def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool) -> Diffusion:
+def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, silent: tuple[int, ...]) -> Diffusion:
     """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and its use one product."""
 
     def q_of(th: Params) -> Array:
         s = sigma(th)
         return s @ s.T / 2
 
-    q = q_of(theta)
-    factor = cho_factor(q)
-    inverse = cho_solve(factor, jnp.eye(q.shape[0], dtype=q.dtype))
+    components, wieners = jnp.shape(sigma(theta))
+    if wieners < components:  # some directions have no noise: the inverse is that on the others
+        inverse = _pseudo_inverse(sigma(theta))
+        solve = lambda v: inverse @ v
+    else:
+        mask = _mask(silent, components)
+        factor = cho_factor(q_of(theta) + jnp.diag(mask) if silent else q_of(theta))
+        inverse = cho_solve(factor, jnp.eye(components, dtype=factor[0].dtype))
+        inverse = jnp.where(mask[:, None], 0, inverse) if silent else inverse
+        solve = (lambda v: inverse @ v) if constant or silent else (lambda v: cho_solve(factor, v))
     return Diffusion(
         apply=lambda th, v: q_of(th) @ v,
-        solve=(lambda v: inverse @ v) if constant else (lambda v: cho_solve(factor, v)),
+        solve=solve,
         trace=lambda th: jnp.sum(inverse * q_of(th)),
         kind="dense",
     )
 
 
-def _matrix_free(product: Callable[[Params, Array], Array], theta: Params, x: Array) -> Diffusion:
+def _pseudo_inverse(sigma: Array) -> Array:
+    """(σσᵀ/2)⁺ on the range of σ (M, W), W < M. (M, M)"""
+    sigma = jax.lax.stop_gradient(sigma)
+    directions, size, _ = jnp.linalg.svd(sigma, full_matrices=False)
+    there = size > sigma.shape[0] * jnp.finfo(sigma.dtype).eps * jnp.max(size)
+    return (directions * jnp.where(there, 2 / jnp.where(there, size, 1) ** 2, 0)) @ directions.T
+
+
+def _matrix_free(
+    product: Callable[[Params, Array], Array], theta: Params, x: Array, silent: tuple[int, ...]
+) -> Diffusion:
+    mask = _mask(silent, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
     operator = lineax.FunctionLinearOperator(lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag)
     tolerance = 100 * float(jnp.finfo(x.dtype).eps)  # two digits above rounding, where the iteration can stall
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
 
     def solve(v: Array) -> Array:
+        v = jnp.where(mask, 0, v) if silent else v
         scale = jnp.max(jnp.abs(v))  # lineax compares component by component: only at unit scale is `atol` relative
         scale = jnp.where(scale > 0, scale, 1)
         solution = lineax.linear_solve(operator, v / scale, solver, throw=False)
@@ -163,31 +202,89 @@ def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTre
     return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
 
 
-def check_regular(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
-    """Raise if Q is singular, and name the component without noise."""
-    q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
+def _null_space(q: np.ndarray, precision: float) -> np.ndarray:
+    """Directions of the state that have no noise, from Q (M,) or (M, M). (M, K)"""
+    if q.ndim == 1:
+        return np.eye(q.size)[:, q <= 0]
+    scale, vectors = np.linalg.eigh((q + q.T) / 2)
+    return vectors[:, scale <= q.shape[0] * precision * max(scale[-1], 0)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slopes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+    """∂μ/∂θ (M, P) and ∂Q/∂θ (M, M, P)."""
+    flat, unravel = ravel_pytree(theta)
+    drift = lambda v: process.drift(unravel(v), x, t, context)
+    return jax.jacfwd(drift)(flat), jax.jacfwd(lambda v: diffusion_matrix(process, unravel(v), x, t, context))(flat)
+
+
+def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
+    """Raise unless the score exists: ∂θμ and ∂θQ have no part in a direction without noise (Girsanov)."""
     place = where or "at the first state"
+    if not isinstance(process, Process):
+        return process.check(theta, x, t, context, place)
+    q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
     if not np.all(np.isfinite(q)):
         raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
-    if q.ndim == 1:
-        weak = np.flatnonzero(q <= 0)
-    else:
-        scale, vectors = np.linalg.eigh((q + q.T) / 2)
-        floor = q.shape[0] * np.finfo(x.dtype).eps * max(scale[-1], 0)
-        weak = np.unique([np.argmax(np.abs(vectors[:, k])) for k in np.flatnonzero(scale <= floor)])
-    if weak.size:
-        names = ", ".join(map(str, weak[:8])) + (", …" if weak.size > 8 else "")
-        raise ValueError(
-            f"the diffusion is singular {place}: state component{'s' if weak.size > 1 else ''} {names} "
-            f"{'have' if weak.size > 1 else 'has'} no noise of {'their' if weak.size > 1 else 'its'} own, so "
-            "the score diverges. Noise must be instrumented there (a physical channel or an injected one) and "
-            "appear in `noise`."
-        )
+    without = _null_space(q, np.finfo(x.dtype).eps)
+    if not without.size:
+        return
+    drift, noise = (np.asarray(v, float) for v in _slopes(process, theta, x, t, context))
+    for what, slopes in (("drift", drift[:, None]), ("noise", noise)):  # (M, ·, P)
+        lost = np.einsum("ik,jk,jcp->icp", without, without, slopes)
+        floor = 100 * len(q) * np.finfo(x.dtype).eps * np.abs(slopes).max(initial=0)
+        if np.abs(lost).max(initial=0) > floor:
+            i, _, p = np.unravel_index(np.argmax(np.abs(lost)), lost.shape)
+            raise ValueError(
+                f"the diffusion is singular {place}: state component {i} has no noise of its own, and its {what} "
+                f"depends on `{names(theta)[p]}`, so there is no score for that parameter. Noise must be instrumented "
+                "there (a physical channel or an injected one) and appear in `noise`; or change the state so that the "
+                "parameter enters a component with noise."
+            )
 
 
-def check_model(process: Process, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
-    """Shapes of drift, noise and rewards at the first states x (E, M), and that the diffusion is regular."""
+def _elsewhere(x: Array) -> list[Array]:
+    """States off the first one, in which nothing vanishes by chance."""
+    rng = np.random.default_rng(0)
+    return [x + jnp.asarray((1 + np.abs(np.asarray(x))) * rng.normal(size=x.size) / 2, x.dtype) for _ in range(3)]
+
+
+def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree) -> AnyProcess:
+    """The process with its silent components named, after a check at the first state and at others beside it.
+
+    A component is silent where its noise vanishes at all of them. One that has none at the first state alone would
+    have a score that comes and goes: it is refused.
+    """
+    check_regular(process, theta, x, t, context)
+    if not isinstance(process, Process):
+        return process
+    rows = lambda q: np.abs(q.reshape(len(q), -1)).max(axis=1)
+    silent = rows(np.asarray(q_matrix(process, theta, x, t, context), float)) == 0
+    if not silent.any():
+        return process
+    for other in _elsewhere(x):
+        q = np.asarray(q_matrix(process, theta, other, t, context), float)
+        if not np.isfinite(q).all() or not np.isfinite(np.asarray(_drift_at(process, theta, other, t, context))).all():
+            continue
+        comes = np.flatnonzero(silent & (rows(q) > 0))
+        if comes.size:
+            raise ValueError(
+                f"the diffusion is singular at the first state: state component {comes[0]} has no noise there, and has "
+                "some elsewhere. Start where it has, or instrument noise that does not vanish."
+            )
+        check_regular(process, theta, other, t, context, f"near the first state, at x = {np.round(other, 3).tolist()}")
+    return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+
+
+def check_model(
+    process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
+) -> AnyProcess:
+    """Shapes of drift, noise and rewards at the first states x (E, M), and that the score exists.
+
+    Returns: the process, with its silent components named.
+    """
     check.model(process, rewards, theta, x, t, context)
     one = jax.tree.map(lambda leaf: leaf[0], context)
-    check_finite(process, theta, x[0], t[0], one, "at the first state")
-    check_regular(process, theta, x[0], t[0], one)
+    if isinstance(process, Process):
+        check_finite(process, theta, x[0], t[0], one, "at the first state")
+    return with_silent(process, theta, x[0], t[0], one)

@@ -212,9 +212,16 @@ def _moments(
         step = Step(x, x_next, t, dt, context)
         if transition is None:
             q = diffusion_at(process, theta, x, t, context)
-            return residual(process, theta, step) ** 2 / (2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout)
+            expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
+            # a component without noise has no residual to compare: nothing is said against it
+            return jnp.where(
+                expected > 0, residual(process, theta, step) ** 2 / jnp.where(expected > 0, expected, 1), 1
+            )
         mean, covariance = transition(process, theta, step)
-        return (x_next - mean) * jnp.linalg.solve(covariance + 2 * jnp.diag(readout), x_next - mean)
+        whole = covariance + 2 * jnp.diag(readout)
+        silent = jnp.diagonal(whole) <= 0
+        r = jnp.where(silent, 0, x_next - mean)
+        return jnp.where(silent, 1, r * jnp.linalg.solve(whole + jnp.diag(silent.astype(whole.dtype)), r))
 
     count, steps = x.shape[0], t.shape[0]
     each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)

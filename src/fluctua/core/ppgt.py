@@ -39,11 +39,24 @@ from fluctua.core.twin import (
     checked_twin,
     twin_parameters,
 )
-from fluctua.core.types import Array, Estimate, Objective, Params, Process, Rewards, Score, Substrate, Trajectories
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    Estimate,
+    Objective,
+    Params,
+    Process,
+    Rewards,
+    Score,
+    Step,
+    Substrate,
+    Trajectories,
+    Transition,
+)
 
 
 def gradient(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
@@ -79,7 +92,7 @@ def gradient(
 
 
 def samples_of(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
@@ -96,7 +109,7 @@ def samples_of(
 
 
 def split_of(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
@@ -113,7 +126,7 @@ def split_of(
 
 
 def ppgt(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     substrate: Substrate,
     *,
@@ -234,7 +247,7 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
 
 
 def _method(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     start: Density | Reparameterised | None,
     score: Score,
@@ -242,8 +255,9 @@ def _method(
     initial_baseline: Baseline | str | None,
 ) -> Method:
     moving = None if start is None else checked_start(start)[0]
-    check_score(score, moving)
     process, rewards = check.process(process), check.objective(objective)
+    score = score_of(process, score)
+    check_score(score, moving)
     plan = chosen(baseline, door="an estimator of any process")
     check_unsorted(plan, "an estimator of any process")
     initial: Baseline | Twin
@@ -257,6 +271,19 @@ def _method(
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
     return Method(Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin)
+
+
+def score_of(process: AnyProcess, score: Score) -> Score:
+    """Itô processes have several scores to choose from; others bring their own."""
+    if isinstance(process, Process):
+        return score
+    if score is not full_score:
+        raise ValueError(f"a {type(process).__name__} brings its own score: leave `score` off.")
+    return _own_score
+
+
+def _own_score(process: Transition, theta: Params, step: Step) -> Params:
+    return process.score(theta, step)
 
 
 def _recorded(
@@ -391,9 +418,9 @@ def _guard(
     process, objective, score = method.model[:3]
     check_model(process, objective, theta, recording.first, recording.t, recording.context)
     law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
-    if law is local_linear:
+    if law is local_linear and isinstance(process, Process):
         check_linearisation(process, theta, trajectories)
-    if law is not None:
+    if law is not None and isinstance(process, Process):
         warn_of_residuals(process, theta, trajectories, transition=law, stacklevel=4)
 
 

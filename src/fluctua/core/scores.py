@@ -99,18 +99,18 @@ class Gaussian(NamedTuple):
 
 def euler(process: Process, theta: Params, step: Step) -> Gaussian:
     """N(x + μΔt, 2QΔt): one Euler–Maruyama step."""
-    x, _, t, dt, context = step
+    x, _, t, dt, context, _ = step
     drift = process.drift(theta, x, t, context)
     return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
 
 
 def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     """The transition of the linearised process, the diffusion held at its value at x."""
-    x, _, t, dt, context = step
+    x, _, t, dt, context, _ = step
     drift = lambda x, t: process.drift(theta, x, t, context)
     mu, jacobian = drift(x, t), jax.jacfwd(drift)(x, t)
     q = diffusion_matrix(process, theta, x, t, context)
-    a = _ramp(drift, x, jnp.asarray(t, x.dtype), q)
+    a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
     (f, forced, c, _), _ = jax.lax.scan(lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS)
@@ -132,11 +132,18 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
     return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
 
 
-def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q: Array) -> Array:
+def _root(q: Array) -> Array:
+    """R with RᵀR = Q, also where Q is singular."""
+    factor = jnp.linalg.cholesky(q).T
+    scale, vectors = jnp.linalg.eigh(q)
+    return jnp.where(jnp.all(jnp.isfinite(factor)), factor, (vectors * jnp.sqrt(jnp.maximum(scale, 0))).T)
+
+
+def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Array) -> Array:
     """∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l, the mean rate of change of μ that J does not see (Itô). (M,)"""
     in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
     along = lambda v: jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]
-    return in_time + jnp.sum(jax.vmap(along)(jnp.linalg.cholesky(q).T), axis=0)
+    return in_time + jnp.sum(jax.vmap(along)(root), axis=0)
 
 
 def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:

@@ -11,7 +11,17 @@ import jax.numpy as jnp
 
 from fluctua.core import check
 from fluctua.core.start import Density, Reparameterised, Start, checked_start
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Times, Trajectories, working_dtype
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    NoiseProduct,
+    Params,
+    Process,
+    PyTree,
+    Times,
+    Trajectories,
+    working_dtype,
+)
 from fluctua.core.wiener import Wiener, philox_seed, threefry
 
 
@@ -27,7 +37,7 @@ class Counted(NamedTuple):
 class Recipe(NamedTuple):
     """The part of a simulator that is code and not numbers; hashable, so that compilations are shared."""
 
-    process: Process
+    process: AnyProcess
     start: Density | Reparameterised | None
     context: Callable[..., PyTree] | Counted | None
     wiener: Wiener
@@ -52,13 +62,17 @@ class Simulator(NamedTuple):
         theta = check.parameters(theta)
         first, context = first_state(self, key, theta)
         check.shapes(self.recipe.process, theta, first[0], self.t[0], jax.tree.map(lambda leaf: leaf[0], context))
-        x, context = _record(self.recipe, count, key, theta, self.times, self.x0)
+        x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
-        return Trajectories(self.t, x, context)
+        events = None
+        if left is not None:
+            most = max(1, int(left.count.max()))
+            events = _events(self.recipe, most, key, theta, self.times, self.x0, x)
+        return Trajectories(self.t, x, context, events)
 
 
 def simulator(
-    process: Process,
+    process: AnyProcess,
     start: Start,
     t: Array,
     *,
@@ -78,7 +92,7 @@ def simulator(
 
     """
     process = check.process(process)
-    if process.noise is None:
+    if isinstance(process, Process) and process.noise is None:
         raise ValueError(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
             "recorded trajectories with `gradient`."
@@ -168,19 +182,50 @@ def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensem
     return begin(recipe, 1, key, theta, x0)
 
 
-def advance_one(
-    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+def euler_step(
+    process: Process,
+    theta: Params,
+    x: Array,
+    context: PyTree,
+    stream: PyTree,
+    draw: Callable,
+    n: Array,
+    t: Array,
+    dt: Array,
 ) -> Array:
-    """x + μΔt + σ√Δt z, the state of one trajectory after step n. (M,)"""
-    process = recipe.process
-    z = recipe.wiener.draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
+    """x + μΔt + σ√Δt z. (M,)"""
+    z = draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
     step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
     return (x + step).astype(x.dtype)
 
 
+def transition_one(
+    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+) -> tuple[Array, PyTree]:
+    """The state of one trajectory after step n (M,), and what happened between, if the score needs it."""
+    process, draw = recipe.process, recipe.wiener.draw
+    if isinstance(process, Process):
+        return euler_step(process, theta, x, context, stream, draw, n, t, dt), None
+    return process.advance(theta, x, context, stream, draw, n, t, dt)
+
+
+def advance_one(
+    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+) -> Array:
+    """The state of one trajectory after step n. (M,)"""
+    return transition_one(recipe, theta, x, context, stream, n, t, dt)[0]
+
+
+def transition(
+    recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array
+) -> tuple[Array, PyTree]:
+    """The states of all trajectories after step n (E, M), and what happened between."""
+    return jax.vmap(lambda x, context, stream: transition_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
+
+
 def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array) -> Array:
     """The states of all trajectories after step n. (E, M)"""
-    return jax.vmap(lambda x, context, stream: advance_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
+    return transition(recipe, theta, ensemble, n, t, dt)[0]
 
 
 def grid(times: Times) -> tuple[Array, Array, Array]:
@@ -191,15 +236,29 @@ def grid(times: Times) -> tuple[Array, Array, Array]:
 @partial(jax.jit, static_argnums=(0, 1))
 def _record(
     recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
-) -> tuple[Array, PyTree]:
+) -> tuple[Array, PyTree, PyTree]:
     ensemble = begin(recipe, count, key, theta, x0)
 
-    def body(x: Array, step: Any) -> tuple[Array, Array]:
-        x = advance(recipe, theta, ensemble._replace(x=x), *step)
-        return x, x
+    def body(x: Array, step: Any) -> tuple[Array, tuple[Array, PyTree]]:
+        x, events = transition(recipe, theta, ensemble._replace(x=x), *step)
+        return x, (x, events)
 
-    _, path = jax.lax.scan(body, ensemble.x, grid(times))
-    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
+    _, (path, events) = jax.lax.scan(body, ensemble.x, grid(times))
+    by_trajectory = lambda v: jnp.swapaxes(v, 0, 1)
+    x = jnp.concatenate([ensemble.x[:, None], by_trajectory(path)], axis=1)
+    return x, ensemble.context, jax.tree.map(by_trajectory, events)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _events(recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array) -> PyTree:
+    """What happened within each step of the trajectories x that a run gave; leaves (E, T, ...)."""
+    ensemble, process = begin(recipe, x.shape[0], key, theta, x0), recipe.process
+    assert not isinstance(process, Process)
+    of_step = lambda x, context, stream, when: process.events(
+        theta, x, context, stream, when[0], when[1], when[2], most
+    )
+    of_trajectory = jax.vmap(of_step, in_axes=(0, None, None, 0))
+    return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(x[:, :-1], ensemble.context, ensemble.streams, grid(times))
 
 
 def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int) -> tuple[Array, PyTree]:

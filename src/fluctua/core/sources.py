@@ -21,9 +21,9 @@ import numpy as np
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
-from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key, sampled
-from fluctua.core.sweep import Model, Sums, Tables, returns_to_go
-from fluctua.core.types import Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
+from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key, sampled, transition
+from fluctua.core.sweep import Model, Sums, Tables, returns_to_go, silenced
+from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
 from fluctua.core.wiener import philox_key_words
 
 BLOCK_BYTES = 256 * 2**20
@@ -102,12 +102,16 @@ class Recording:
             )
         return Times(self.t[n : stop + 1], self.times.dt[n:stop]), jnp.asarray(np.concatenate(parts), self.dtype)
 
+    def events(self, n: int, stop: int) -> PyTree:
+        """What happened within the steps from n to `stop`, leaves (E, b, ...); None where nothing is known of it."""
+        parts = [jax.tree.map(lambda leaf: np.asarray(leaf[:, n:stop]), chunk.events) for chunk in self._chunks]
+        return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *parts)
+
     def trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""
         for chunk in self._chunks:
             if j < len(chunk.x):
-                one = jax.tree.map(lambda leaf: leaf[j : j + 1], chunk.context)  # noqa: B023
-                return Trajectories(self.t, np.asarray(chunk.x[j : j + 1]), one)
+                return only(chunk._replace(t=self.t), j)
             j -= len(chunk.x)
         raise IndexError(j)
 
@@ -178,7 +182,8 @@ def recorded_samples(
 ) -> tuple[Array, Array]:
     """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
     context = recording.context
-    check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+    process = check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+    model = silenced(model, process)
     check_rounding(model.process, theta, recording)
 
     reward = jnp.zeros(recording.count, recording.dtype)
@@ -189,7 +194,8 @@ def recorded_samples(
 
     sums = sweep.initial_sums(model, theta, recording.first, recording.t[0], context, returns, tables)
     for n, times, x in recording.blocks(block_bytes):
-        sums = _sweep_block(model, theta, sums, n, times, x, context, returns, tables, recording.t[:2])
+        events = recording.events(n, n + len(times.dt))
+        sums = _sweep_block(model, theta, sums, n, times, x, (context, events), returns, tables, recording.t[:2])
     flat = sweep.finish(model, theta, sums, last, recording.t, context)
     check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
     return flat, returns
@@ -214,19 +220,21 @@ def _sweep_block(
     n: Array,
     times: Times,
     x: Array,
-    context: PyTree,
+    beside: tuple[PyTree, PyTree],
     returns: Array,
     tables: Tables,
     origin: Array,
 ) -> Sums:
-    path = jnp.swapaxes(x, 0, 1)
+    context, events = beside
+    in_time = lambda v: jnp.swapaxes(v, 0, 1)
+    path = in_time(x)
     index, t, dt = grid(times)
 
     def body(sums: Sums, step: Any) -> tuple[Sums, None]:
-        x, x_next, when = step
-        return sweep.sweep_step(model, theta, sums, returns, tables, (x, x_next, context), when, origin), None
+        x, x_next, happened, when = step
+        return sweep.sweep_step(model, theta, sums, returns, tables, (x, x_next, context, happened), when, origin), None
 
-    return jax.lax.scan(body, sums, (path[:-1], path[1:], (n + index, t, dt)))[0]
+    return jax.lax.scan(body, sums, (path[:-1], path[1:], jax.tree.map(in_time, events), (n + index, t, dt)))[0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -279,7 +287,7 @@ def streamed_samples(
     for plan in plans:
         check_baseline(plan, count, substrate.t)
     first, context = first_state(substrate, k_run, theta)
-    check_model(model.process, model.objective, theta, first, substrate.t, context)
+    model = silenced(model, check_model(model.process, model.objective, theta, first, substrate.t, context))
     run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0)
 
     pilot = max(plan.pilot for plan in plans)
@@ -299,8 +307,8 @@ def streamed_samples(
 
 def only(trajectories: Trajectories, j: int) -> Trajectories:
     """Trajectory j alone."""
-    t, x, context = trajectories
-    return Trajectories(t, x[j : j + 1], jax.tree.map(lambda leaf: leaf[j : j + 1], context))
+    alone = lambda tree: jax.tree.map(lambda leaf: leaf[j : j + 1], tree)
+    return Trajectories(trajectories.t, *map(alone, trajectories[1:]))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -356,8 +364,8 @@ def _sweep(
 
     def body(carry: tuple[Array, Sums], step: Any) -> tuple[tuple[Array, Sums], None]:
         x, sums = carry
-        x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
-        states = (x, x_next, ensemble.context)
+        x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
+        states = (x, x_next, ensemble.context, events)
         return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2])), None
 
     (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(times))
@@ -369,12 +377,14 @@ def _sweep(
 # ---------------------------------------------------------------------- checks
 
 
-def check_rounding(process: Process, theta: Params, recording: Recording) -> None:
+def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> None:
     """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
+    if not isinstance(process, Process):
+        return
     t, one = recording.t, jax.tree.map(lambda leaf: leaf[0], recording.context)
     q = np.asarray(q_matrix(process, theta, recording.first[0], t[0], one))
     kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
-    coarse = np.flatnonzero(recording.rounding > 0.01 * kick)
+    coarse = np.flatnonzero((recording.rounding > 0.01 * kick) & (kick > 0))
     if coarse.size:
         i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
         warnings.warn(
@@ -386,10 +396,10 @@ def check_rounding(process: Process, theta: Params, recording: Recording) -> Non
         )
 
 
-def check_path(process: Process, substrate: Simulator, key: Array, theta: Params, last: Array) -> None:
+def check_path(process: AnyProcess, substrate: Simulator, key: Array, theta: Params, last: Array) -> None:
     """Simulated states are finite; if not, tell a drift that is not a number from a time step that is too large."""
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
-    if bad.size:
+    if bad.size and isinstance(process, Process):
         j = int(bad[0])
         x, context = sampled(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
@@ -400,7 +410,12 @@ def check_path(process: Process, substrate: Simulator, key: Array, theta: Params
 
 
 def check_scores(
-    flat: Array, process: Process, theta: Params, trajectory: Callable[[int], Trajectories], t: Array, offset: int = 0
+    flat: Array,
+    process: AnyProcess,
+    theta: Params,
+    trajectory: Callable[[int], Trajectories],
+    t: Array,
+    offset: int = 0,
 ) -> None:
     """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
     if bool(jnp.all(jnp.isfinite(flat))):

@@ -18,18 +18,28 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core.baselines import Kick
 from fluctua.core.start import Density, Reparameterised
-from fluctua.core.types import Array, Params, Process, PyTree, Rewards, Score, Step
+from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Score, Step
 
 
 class Model(NamedTuple):
     """What the estimator knows about the substrate: code, not numbers; hashable."""
 
-    process: Process
+    process: AnyProcess
     objective: Rewards
     score: Score
     start: Density | Reparameterised | None
     baseline: Callable[[Kick], Array]
     initial_baseline: Callable[[Kick], Array]
+
+
+def silenced(model: Model, process: AnyProcess) -> Model:
+    """The model with a process whose silent components are named."""
+    if isinstance(process, Process) and process.silent and isinstance(model.start, Reparameterised):
+        raise ValueError(
+            f"a `Reparameterised` start displaces the path, and state component {process.silent[0]}, which has no "
+            "noise, cannot be displaced. Give the start a `Density` in the components with noise, or instrument noise."
+        )
+    return model._replace(process=process)
 
 
 class Tables(NamedTuple):
@@ -79,12 +89,15 @@ def sweep_step(
     sums: Sums,
     returns: Array,
     tables: Tables,
-    ensemble: tuple[Array, Array, PyTree],
+    ensemble: tuple[Array, Array, PyTree, PyTree],
     when: tuple[Array, Array, Array],
     origin: Array,
 ) -> Sums:
-    """Add step n of the whole ensemble: (λ̂ₙ₊₁ − λ̄ₙ)Uₙ and ∂θ g Δt. `origin`: the first two times."""
-    x, x_next, context = ensemble
+    """Add step n of the whole ensemble, (x, x_next, context, events): (λ̂ₙ₊₁ − λ̄ₙ)Uₙ and ∂θ g Δt.
+
+    origin: the first two times.
+    """
+    x, _, context, _ = ensemble
     n, t, dt = when
     reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
     score, explicit = scores(model, theta, ensemble, when, origin)
@@ -95,24 +108,24 @@ def sweep_step(
 
 
 def scores(
-    model: Model, theta: Params, ensemble: tuple[Array, Array, PyTree], when: tuple[Array, ...], origin: Array
+    model: Model, theta: Params, ensemble: tuple[Array, Array, PyTree, PyTree], when: tuple[Array, ...], origin: Array
 ) -> tuple[Array, Array]:
     """Uₙ and ∂θ g Δt of every trajectory, each (E, P)."""
     _, t, dt = when
 
-    def fixed(x: Array, x_next: Array, context: PyTree) -> tuple[Array, Array]:
-        score = model.score(model.process, theta, Step(x, x_next, t, dt, context))
+    def fixed(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
+        score = model.score(model.process, theta, Step(x, x_next, t, dt, context, events))
         explicit = jax.grad(lambda th: model.objective.running(th, x, t, context) * dt)(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
-    def moving(x: Array, x_next: Array, context: PyTree) -> tuple[Array, Array]:
+    def moving(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
         assert isinstance(model.start, Reparameterised)
         d = model.start.shift(theta, context)
         w = [model.start.weight(s, origin[0], origin[1] - origin[0]) for s in (t, t + dt)]
         score = model.score(
             model.process,
             theta,
-            Step(x, x_next, t, dt, context),
+            Step(x, x_next, t, dt, context, events),
             shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
         explicit = jax.grad(lambda th: model.objective.running(th, x + w[0] * d(th), t, context) * dt)(theta)

@@ -140,7 +140,8 @@ def direct_term(
     of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see `Reparameterised`).
     """
     t, dt, origin = when
-    model, theta = twin.model, numbers.theta
+    model, theta, process = twin.model, numbers.theta, twin.model.process
+    assert isinstance(process, Process)  # `checked_twin` saw to it
     ahead = jax.lax.stop_gradient(twin.process.drift(numbers.twin, xbar, t, context))
     # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must do so too
     of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
@@ -153,9 +154,9 @@ def direct_term(
     def expected(th: Params) -> tuple[Array, Array]:
         state = x + before(th)
         # differences of like numbers first: d and the drifts are small against x, and single precision shows it
-        e = (state - xbar) + (model.process.drift(th, state, t, context) - ahead) * dt - after(th)
+        e = (state - xbar) + (process.drift(th, state, t, context) - ahead) * dt - after(th)
         g = model.objective.running(th, state, t, context)
-        worth = noise_worth(model.process, of_noise(th), guess, state, t, context)
+        worth = noise_worth(process, of_noise(th), guess, state, t, context)
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
 
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
@@ -165,8 +166,12 @@ def direct_term(
 # ------------------------------------------------------------------------------------------ checks
 
 
-def checked_twin(given: Twin, score: Callable[..., Any], process: Process) -> Twin:
+def checked_twin(given: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin with its process filled in, if it makes sense and the score is one that a twin can stand in for."""
+    if not isinstance(process, Process):
+        raise ValueError(
+            f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use another baseline."
+        )
     if given.order not in (1, 2):
         raise ValueError(f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {given.order!r}.")
     if int(given.batch) != given.batch or given.batch < 1:

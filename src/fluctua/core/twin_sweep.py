@@ -132,7 +132,7 @@ def _step_back(
     x, _, context = ensemble
     n, t, dt = when
     model, theta = twin.model, numbers.theta
-    score, _ = sweep.scores(model, theta, ensemble, when, origin)
+    score, _ = sweep.scores(model, theta, (*ensemble, None), when, origin)
     kick = Kick(n, theta, x, t, context, carry.residual, score, numbers.table)
     correction = (carry.residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
 
@@ -193,7 +193,8 @@ def streamed_parts(
     """The two parts of the gradients of `count` simulated trajectories. key: of the run, not of the estimate."""
     theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
     first, context = first_state(substrate, key, theta)
-    check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
+    process = check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
+    twin = twin._replace(model=sweep.silenced(twin.model, process))
     check_fit(twin, numbers, first, substrate.t, context, batch)
     # one noise-free path serves all where nothing tells the trajectories apart before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
@@ -232,7 +233,8 @@ def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Rec
     often as without a twin.
     """
     theta, times, context = numbers.theta, recording.times, recording.context
-    check_model(twin.model.process, twin.model.objective, theta, recording.first, recording.t, context)
+    process = check_model(twin.model.process, twin.model.objective, theta, recording.first, recording.t, context)
+    twin = twin._replace(model=sweep.silenced(twin.model, process))
     check_rounding(twin.model.process, theta, recording)
     check_fit(twin, numbers, recording.first, recording.t, context, batch)
     steps = len(times.dt)

@@ -52,6 +52,8 @@ class Process(NamedTuple):
     diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2. Needed only
     when `noise` is None; the score then uses conjugate gradients.
 
+    silent: components that never have noise of their own. The library finds them; leave it off.
+
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta * x`.
 
     >>> Process(drift=lambda k, x: -k * x, noise=lambda k, x: 0.3 * jnp.ones_like(x))
@@ -60,6 +62,31 @@ class Process(NamedTuple):
     drift: Callable[..., Array]
     noise: Callable[..., Array] | NoiseProduct | None
     diffusion: Callable[..., Array] | None = None
+    silent: tuple[int, ...] = ()
+
+
+class Transition(Protocol):
+    """A process of another kind, in the place of a `Process`: hashable, for one trajectory over one step."""
+
+    def advance(
+        self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array, t: Array, dt: Array
+    ) -> tuple[Array, PyTree]:
+        """The next state, and what the score needs besides the two ends, or None. stream, draw: of a `Wiener`."""
+
+    def events(
+        self, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array, most: int
+    ) -> PyTree:
+        """What a record of that step holds besides its two ends; `most`: the largest `count` that `advance` left."""
+
+    def score(self, theta: Params, step: Step) -> Params:
+        """U of one step; the structure of θ."""
+
+    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
+        """Raise, if the process cannot be right at this state."""
+
+
+AnyProcess = Process | Transition
+"""What a simulator runs and a score is of."""
 
 
 class Objective(NamedTuple):
@@ -87,11 +114,14 @@ class Trajectories(NamedTuple):
 
     t: (T+1,) increasing, not necessarily uniform. x: (E, T+1, M).
     context: pytree with leaves (E, ...), whatever was drawn or set once a trajectory, or None.
+    events: what happened within each step, a pytree with leaves (E, T, ...), for processes whose score needs more than
+    the states (`Jumps`); else None.
     """
 
     t: Array
     x: Array
     context: PyTree = None
+    events: PyTree = None
 
 
 class Times(NamedTuple):
@@ -102,13 +132,14 @@ class Times(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One transition x -> x_next of one trajectory, at time t, over dt."""
+    """One transition x -> x_next of one trajectory, at time t, over dt. events: what happened between, if known."""
 
     x: Array
     x_next: Array
     t: Array
     dt: Array
     context: PyTree = None
+    events: PyTree = None
 
 
 class Estimate(NamedTuple):
@@ -143,7 +174,7 @@ class Substrate(Protocol):
 class Score(Protocol):
     """U = ∂θ ln p(x'|x) of one transition; the structure of θ."""
 
-    def __call__(self, process: Process, theta: Params, step: Step) -> Params: ...
+    def __call__(self, process: Any, theta: Params, step: Step) -> Params: ...
 
 
 class Estimates(Protocol):

@@ -133,7 +133,7 @@ def _simulated(
 
 
 def _recorded(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
-    t, x, context = trajectories
+    t, x, context = trajectories[:3]
     t, x = jnp.asarray(t), jnp.asarray(x)
 
     def one(path: Array, context: Any) -> Array:

@@ -214,7 +214,7 @@ def assembled(
     """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all, x, t)."""
     simulated = network if count == 1 else copies(network, count)
     modulation = checked(modulation)
-    drift, noise, _ = process(simulated, drives, frame=frame, modulation=modulation)
+    drift, noise = process(simulated, drives, frame=frame, modulation=modulation)[:2]
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift, reward = Tied(drift, count), Tied(leading(reward, 4), count)

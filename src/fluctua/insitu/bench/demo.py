@@ -130,7 +130,7 @@ def simulated(
 
 def power(model: Model, substrate: Measured, settings: Params, count: int) -> Level:
     """J on the bench, afresh."""
-    t, x, _ = substrate(None, settings, count)
+    t, x = substrate(None, settings, count)[:2]
     running = model.objective.running
     assert running is not None
     rate = jax.vmap(jax.vmap(lambda x: running(settings, x, 0.0)))(jnp.asarray(x[:, :-1]))

@@ -96,7 +96,7 @@ class ResidualGuard:
 
         """
         each = []
-        for settings, (t, x, _) in probes:
+        for settings, (t, x, *_) in probes:
             row = partial(_rows, len(x))
             noise = self.measure(settings, Trajectories(t, x, jax.tree.map(row, context)))
             each.append(np.median(noise, axis=0))

@@ -1,0 +1,1 @@
+"""Markov processes that are not plain Itô processes: each supplies a transition and its score."""

@@ -1,0 +1,248 @@
+"""Jump processes: events at random times, each with a rate and a change of state, with or without diffusion between.
+
+Event i happens at the rate a_i(X, t; θ) and takes X to X + ν_i. Over one step of the time grid, with events i₁ … i_K
+after waits τ₁ … τ_K, the path has the density Π_k a_{i_k}(X⁻) exp(−∫ Σ_i a_i(X_s) ds), so its score is
+
+    U = Σ_k ∂θ ln a_{i_k}(X⁻) − ∫ ∂θ Σ_i a_i(X_s) ds  [+ Σ_k ∂θ ln f(ν_k | X⁻)],
+
+the last term where the sizes of the changes are drawn from a density f. Rates see the time at which the step begins:
+a protocol is a staircase on the grid. Without diffusion the simulation is exact (Gillespie). With it, the events of a
+step and its Euler–Maruyama kick start from the same state and add up; the score is exact for that chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.scores import full_score
+from fluctua.core.simulate import euler_step
+from fluctua.core.types import Array, Params, Process, PyTree, Step
+
+
+class Sized(NamedTuple):
+    """Changes of random size.
+
+    sample: (key, theta, x, t, context, channel) -> ν (M,).
+    log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to what does not depend on θ.
+    """
+
+    sample: Callable[..., Array]
+    log_density: Callable[..., Array]
+
+
+class Events(NamedTuple):
+    """The events within each step, in order; K is the most that any step has.
+
+    after: time from the beginning of the step (…, K). channel: which event, −1 where there is none (…, K).
+    change: ν (…, K, M).
+    """
+
+    after: Array
+    channel: Array
+    change: Array
+
+
+class Scored(NamedTuple):
+    """What a simulated step leaves for its score: ν summed over its events (M,), their score, how many there were."""
+
+    change: Array
+    score: Params
+    count: Array
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """A process with events: reactions, photon counts, shot noise, failures. Takes the place of a `Process`.
+
+    rates: (theta, x, t, context) -> a (R,), events a unit of time; arguments at the end may be left off.
+    changes: ν (R, M), what each event adds to the state; or `Sized`, where that is random.
+    diffusion: what happens between events, an Itô `Process`; None for nothing.
+    """
+
+    rates: Callable[..., Array]
+    changes: Any
+    diffusion: Process | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", check.leading(self.rates, 4))
+        if self.diffusion is not None:
+            object.__setattr__(self, "diffusion", check.process(self.diffusion))
+        if isinstance(self.changes, Sized):
+            return
+        table = np.asarray(self.changes, float)
+        if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
+            raise ValueError(f"`changes` must be finite numbers (events, state); got shape {table.shape}.")
+        object.__setattr__(self, "changes", tuple(map(tuple, table.tolist())))  # hashable: compilations are shared
+
+    def advance(
+        self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array, t: Array, dt: Array
+    ) -> tuple[Array, Scored]:
+        """The state after a step, and what its score needs besides the two ends."""
+        run = _run(self, theta, x, t, dt, context, _key(stream, n), 0)
+        left = Scored(run.x - x, run.score, run.count)
+        if self.diffusion is None:
+            return run.x, left
+        return euler_step(self.diffusion, theta, x, context, stream, draw, n, t, dt) + left.change, left
+
+    def events(
+        self, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array, most: int
+    ) -> Events:
+        """The events themselves of a step that `advance` ran, `most` of them at the most."""
+        return _run(self, theta, x, t, dt, context, _key(stream, n), most).events
+
+    def score(self, theta: Params, step: Step) -> Params:
+        """U of one step, simulated or recorded."""
+        if isinstance(step.events, Scored):
+            change, score, _ = step.events
+        else:
+            there = step.events.channel >= 0
+            change = jnp.sum(jnp.where(there[:, None], step.events.change, 0), axis=0)
+            score = jax.grad(lambda th: log_likelihood(self, th, step))(theta)
+        if self.diffusion is None:
+            return score
+        smooth = full_score(self.diffusion, theta, step._replace(x_next=step.x_next - change, events=None))
+        return jax.tree.map(jnp.add, score, smooth)
+
+    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> None:
+        """Rates are one number for each event, finite and not negative; changes have the shape of the state."""
+        rates = np.asarray(self.rates(theta, x, t, context))
+        known = None if isinstance(self.changes, Sized) else len(self.changes)
+        if rates.ndim != 1 or known not in (None, rates.size):
+            wanted = "(events,)" if known is None else f"({known},), one for each change"
+            raise ValueError(f"`rates` must have shape {wanted}; got {rates.shape}.")
+        bad = np.flatnonzero(~(rates >= 0) | ~np.isfinite(rates))
+        if bad.size:
+            raise ValueError(
+                f"the rate of event {bad[0]} is {rates[bad[0]]:g} {where}, x = {np.asarray(x).tolist()}: rates must be "
+                "finite and not negative. Write one that is zero where the event cannot happen, such as k * x[0]."
+            )
+        if known is not None and len(self.changes[0]) != x.size:
+            raise ValueError(f"each change must have the {x.size} components of the state; got {len(self.changes[0])}.")
+        if self.diffusion is not None:
+            check.shapes(self.diffusion, theta, x, t, context)
+
+
+def events_on(t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]) -> Events:
+    """Recorded events laid on a time grid, for `Trajectories(t, x, events=...)`.
+
+    Args:
+        t: the grid (T+1,).
+        times: for each trajectory, when its events happened, in order.
+        channels: for each trajectory, which events they were, 0 … R−1.
+        changes: ν (R, M) of the events; or for each trajectory one row an event, where their sizes are random.
+
+    Returns: `Events` with leaves (E, T, K, …).
+
+    """
+    grid = np.asarray(t, float)
+    fixed = (np.ndim(changes) == 2 and len(changes) != len(times)) or not isinstance(changes, list | tuple)
+    table = np.asarray(changes, float) if fixed else None
+    width = table.shape[1] if table is not None else np.shape(changes[0])[1]
+    steps = [np.searchsorted(grid, np.asarray(when, float), side="right") - 1 for when in times]
+    for j, (when, step) in enumerate(zip(times, steps, strict=True)):
+        if len(when) != len(channels[j]):
+            raise ValueError(f"trajectory {j} has {len(when)} event times and {len(channels[j])} channels.")
+        if len(when) and (np.any(np.diff(when) < 0) or step.min() < 0 or step.max() >= grid.size - 1):
+            raise ValueError(
+                f"the events of trajectory {j} must be in order and lie on the grid, from {grid[0]:g} to below "
+                f"{grid[-1]:g}; they run from {np.min(when):g} to {np.max(when):g}."
+            )
+    most = max([1, *(int(np.bincount(step).max()) for step in steps if len(step))])
+    shape = (len(times), grid.size - 1, most)
+    after, channel, change = np.zeros(shape), np.full(shape, -1), np.zeros((*shape, width))
+    for j, step in enumerate(steps):
+        rank = np.arange(len(step)) - np.searchsorted(step, step)  # first, second, … of its step
+        after[j, step, rank] = np.asarray(times[j], float) - grid[step]
+        channel[j, step, rank] = channels[j]
+        change[j, step, rank] = table[np.asarray(channels[j], int)] if table is not None else changes[j]
+    return Events(after, channel, change)
+
+
+def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
+    """ln of the density of the recorded events of one step, as a function of θ."""
+    x, _, t, dt, context, events = step
+
+    def one(carry: tuple[Array, Array, Array], event: Events) -> tuple[tuple[Array, Array, Array], None]:
+        x, since, total = carry
+        after, channel, change = event
+        there = channel >= 0
+        a = process.rates(theta, x, t, context)
+        rate = jnp.where(there, a[channel], 1.0)  # before the logarithm: its derivative at 0 is not a number
+        term = jnp.log(rate) - jnp.sum(a) * (after - since) + _log_size(process, theta, change, x, t, context, channel)
+        carry = jnp.where(there, x + change, x), jnp.where(there, after, since), total + jnp.where(there, term, 0.0)
+        return carry, None
+
+    zero = jnp.zeros((), x.dtype)
+    events = jax.tree.map(lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events)
+    (x, since, total), _ = jax.lax.scan(one, (x, zero, zero), events)
+    return total - jnp.sum(process.rates(theta, x, t, context)) * (dt - since)
+
+
+class _Run(NamedTuple):
+    """Events of one step, as they happen. time: of the last; the end of the step once there are no more."""
+
+    x: Array
+    count: Array
+    time: Array
+    score: Params
+    events: Events
+
+
+def _run(process: Jumps, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, key: Array, most: int) -> _Run:
+    """One step of events alone, from x, with the score of those events. most: how many of them are kept."""
+
+    def log_density(theta: Params, x: Array, channel: Array, wait: Array, change: Array) -> Array:
+        a = process.rates(theta, x, t, context)
+        return jnp.log(a[channel]) - jnp.sum(a) * wait + _log_size(process, theta, change, x, t, context, channel)
+
+    def one(run: _Run) -> _Run:
+        x, k, time = run.x, run.count, run.time
+        k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, k), 3)
+        a = process.rates(theta, x, t, context)
+        total = jnp.where(jnp.all(a >= 0), jnp.sum(a), jnp.nan)  # a negative rate must not pass for a small one
+        wait = (jax.random.exponential(k_wait, dtype=x.dtype) / total).astype(x.dtype)
+        over = ~(time + wait < dt)  # also where the rates are not numbers, or all zero
+        below = jax.random.uniform(k_channel, dtype=x.dtype) * total
+        channel = jnp.clip(jnp.searchsorted(jnp.cumsum(a), below, side="right"), 0, a.size - 1)
+        if isinstance(process.changes, Sized):
+            change = process.changes.sample(k_size, theta, x, t, context, channel).astype(x.dtype)
+        else:
+            change = jnp.asarray(process.changes, x.dtype)[channel]
+        of_event = jax.grad(log_density)(theta, x, channel, wait, change)
+        of_rest = jax.grad(lambda th: -jnp.sum(process.rates(th, x, t, context)) * (dt - time))(theta)
+        kept = run.events
+        if most:
+            place = jnp.where(over, most, k)  # out of bounds is dropped
+            new = Events(time + wait, channel, change)
+            kept = jax.tree.map(lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, new)
+        return _Run(
+            jnp.where(jnp.isnan(total), jnp.nan, jnp.where(over, x, x + change)),
+            jnp.where(over, k, k + 1),
+            jnp.where(over, dt, time + wait).astype(time.dtype),
+            jax.tree.map(lambda s, e, r: s + jnp.where(over, r, e), run.score, of_event, of_rest),
+            kept,
+        )
+
+    none = Events(jnp.zeros(most, x.dtype), jnp.full(most, -1), jnp.zeros((most, x.size), x.dtype))
+    begin = _Run(x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none)
+    return jax.lax.while_loop(lambda run: run.time < dt, one, begin)
+
+
+def _log_size(
+    process: Jumps, theta: Params, change: Array, x: Array, t: Array, context: PyTree, channel: Array
+) -> Array:
+    if not isinstance(process.changes, Sized):
+        return jnp.zeros((), x.dtype)
+    return process.changes.log_density(theta, change, x, t, context, channel)
+
+
+def _key(stream: PyTree, n: Array) -> Array:
+    """Of the events of step n; the kick of that step has `fold_in(stream, n)` to itself."""
+    return jax.random.fold_in(jax.random.fold_in(stream, n), 1)

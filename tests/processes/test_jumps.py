@@ -1,0 +1,167 @@
+"""Jump processes against exact answers: closed moments, and truncated master equations by the matrix exponential."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua.core.ppgt import samples_of
+from fluctua.core.sources import run_and_pilot
+from fluctua.processes.jumps import Jumps, Sized, events_on
+
+T = jnp.linspace(0.0, 2.0, 11)
+
+
+def z_scores(estimate, exact):
+    z = jax.tree.map(lambda g, e, s: (g - e) / s, estimate.gradient, exact, estimate.stderr)
+    return np.array(jax.tree.leaves(z))
+
+
+def master_equation(process, theta, states, start, objective):
+    """J on the grid: p(t + Δt) = p(t) exp(AΔt), from the rates and changes of a process without diffusion."""
+    place = {state: i for i, state in enumerate(states)}
+    x = jnp.asarray(states, float)
+    rates = jax.vmap(lambda x: process.rates(theta, x, 0.0, None))(x)
+    generator = jnp.zeros((len(states), len(states)))
+    for i, state in enumerate(states):
+        for r, change in enumerate(process.changes):
+            target = place.get(tuple(np.add(state, change)))
+            if target is not None:  # what leaves the truncated space is turned back
+                generator = generator.at[i, target].add(rates[i, r]).at[i, i].add(-rates[i, r])
+    step = jax.scipy.linalg.expm(generator * (T[1] - T[0]))
+    p = jnp.zeros(len(states)).at[place[tuple(start)]].set(1.0)
+    value = 0.0
+    for dt in np.diff(T):
+        if objective.running is not None:
+            value = value + dt * p @ jax.vmap(lambda x: objective.running(theta, x))(x)
+        p = p @ step
+    return value + (p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0)
+
+
+BIRTH_DEATH = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
+RATES = {"birth": jnp.array(5.0), "death": jnp.array(1.0)}
+COUNT = fl.Objective(terminal=lambda th, x: x[0], running=lambda th, x: 0.3 * x[0])
+
+
+def birth_death_value(theta):
+    m = lambda t: (
+        3 * jnp.exp(-theta["death"] * t) + theta["birth"] / theta["death"] * (1 - jnp.exp(-theta["death"] * t))
+    )
+    return m(T[-1]) + 0.3 * jnp.sum(m(T[:-1]) * jnp.diff(T))
+
+
+BASELINES = {"none": fl.none(), "time": fl.time_only(), "mean": fl.mean(), "optimal": fl.optimal(),
+             "binned": fl.binned(lambda th, x: x[0])}  # fmt: skip
+
+
+@pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
+def test_birth_and_death(key, baseline):
+    run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
+    estimate = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=baseline)(key, RATES, 4000)
+    assert np.abs(z_scores(estimate, jax.grad(birth_death_value)(RATES))).max() < 4
+    assert abs(estimate.value - birth_death_value(RATES)) < 4 * estimate.value_stderr
+
+
+def test_recorded_events_have_the_score_of_the_run_they_came_from(key):
+    run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
+    streamed = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.mean()).samples(key, RATES, 200)
+    record = run(run_and_pilot(key)[0], RATES, 200)
+    recorded = samples_of(BIRTH_DEATH, COUNT, RATES, record, baseline=fl.mean())
+    for name in RATES:
+        np.testing.assert_allclose(recorded.gradient[name], streamed.gradient[name], rtol=1e-9, atol=1e-9)
+    some = lambda part: fl.Trajectories(record.t, *(jax.tree.map(lambda v: v[part], tree) for tree in record[1:]))
+    halves = [some(slice(0, 70)), some(slice(70, 200))]
+    chunked = samples_of(BIRTH_DEATH, COUNT, RATES, halves, baseline=fl.mean(), block_bytes=4000)
+    np.testing.assert_allclose(chunked.gradient["death"], recorded.gradient["death"], rtol=1e-9, atol=1e-9)
+
+
+def test_lists_of_events_are_laid_on_the_grid(key):
+    record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 20)
+    after, channel, _ = record.events
+    there = np.asarray(channel) >= 0
+    times = [np.asarray(T[:-1, None] + after[j])[there[j]] for j in range(20)]
+    channels = [np.asarray(channel[j])[there[j]] for j in range(20)]
+    laid = events_on(T, times, channels, [[1.0], [-1.0]])
+    np.testing.assert_array_equal(laid.channel, channel)
+    np.testing.assert_allclose(laid.after, np.where(there, after, 0), atol=1e-12)
+
+
+def test_two_state_promoter(key):
+    """Off <-> on; on makes product, which decays: (on, product)."""
+    process = Jumps(
+        lambda th, x: jnp.array([th["on"] * (1 - x[0]), th["off"] * x[0], th["make"] * x[0], th["decay"] * x[1]]),
+        [[1, 0], [-1, 0], [0, 1], [0, -1]],
+    )
+    theta = {"on": jnp.array(0.8), "off": jnp.array(1.1), "make": jnp.array(6.0), "decay": jnp.array(0.9)}
+    spread = fl.Objective(terminal=lambda th, x: (x[1] - 3.0) ** 2)
+    states = [(on, n) for on in (0, 1) for n in range(40)]
+    exact = jax.grad(lambda th: master_equation(process, th, states, (0, 0), spread))(theta)
+    run = fl.simulator(process, jnp.zeros(2), T)
+    estimate = fl.ppgt(process, spread, run, baseline=fl.mean())(key, theta, 8000)
+    assert np.abs(z_scores(estimate, exact)).max() < 4
+
+
+def test_dimerisation(key):
+    """2A -> B and back, a rate that is quadratic in the state."""
+    process = Jumps(
+        lambda th, x: jnp.array([th["bind"] * x[0] * (x[0] - 1) / 2, th["split"] * x[1]]), [[-2, 1], [2, -1]]
+    )
+    theta = {"bind": jnp.array(0.05), "split": jnp.array(0.5)}
+    dimers = fl.Objective(running=lambda th, x: x[1])
+    exact = jax.grad(lambda th: master_equation(process, th, [(20 - 2 * b, b) for b in range(11)], (20, 0), dimers))
+    run = fl.simulator(process, jnp.array([20.0, 0.0]), T)
+    estimate = fl.ppgt(process, dimers, run, baseline=fl.mean())(key, theta, 4000)
+    assert np.abs(z_scores(estimate, exact(theta))).max() < 4
+
+
+def test_diffusion_with_jumps_of_random_size(key):
+    """dX = −kX dt + s dW + ν dN, ν ~ N(m, 1) at rate a: the moments of the Euler chain are closed."""
+    size = Sized(
+        sample=lambda key, th, x, t, c, i: th["m"] + jax.random.normal(key, (1,)),
+        log_density=lambda th, change, x, t, c, i: -jnp.sum((change - th["m"]) ** 2) / 2,
+    )
+    smooth = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
+    process = Jumps(lambda th, x: jnp.array([th["a"]]), size, smooth)
+    theta = {"k": jnp.array(0.7), "s": jnp.array(0.5), "a": jnp.array(1.5), "m": jnp.array(0.4)}
+    square = fl.Objective(terminal=lambda th, x: x[0] ** 2)
+    steps, dt = len(T) - 1, float(T[1] - T[0])
+
+    def value(th):
+        mean, variance = 1.0, 0.0
+        for _ in range(steps):
+            decay = 1 - th["k"] * dt
+            mean = decay * mean + th["a"] * th["m"] * dt
+            variance = decay**2 * variance + (th["s"] ** 2 + th["a"] * (th["m"] ** 2 + 1)) * dt
+        return mean**2 + variance
+
+    run = fl.simulator(process, jnp.array([1.0]), T)
+    estimate = fl.ppgt(process, square, run, baseline=fl.mean())(key, theta, 8000)
+    assert np.abs(z_scores(estimate, jax.grad(value)(theta))).max() < 4
+    assert abs(estimate.value - value(theta)) < 4 * estimate.value_stderr
+    recorded = fl.gradient(process, square, theta, run(key, theta, 4000), baseline=fl.mean())
+    assert np.abs(z_scores(recorded, jax.grad(value)(theta))).max() < 4
+
+
+def test_bad_input_is_named(key):
+    run = lambda process: fl.simulator(process, jnp.array([3.0]), T)(key, RATES, 2)
+    with pytest.raises(ValueError, match=r"rate of event 1 is -3"):
+        run(Jumps(lambda th, x: jnp.array([1.0, -x[0]]), [[1.0], [-1.0]]))
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        run(Jumps(lambda th, x: jnp.ones(3), [[1.0], [-1.0]]))
+    with pytest.raises(ValueError, match=r"1 components.*2"):
+        run(Jumps(lambda th, x: jnp.ones(1), [[1.0, 2.0]]))
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        Jumps(lambda th, x: jnp.ones(2), [1.0, -1.0])
+    with pytest.raises(ValueError, match=r"Jumps.*score"):
+        fl.ppgt(BIRTH_DEATH, COUNT, run, score=fl.drift_score)
+    with pytest.raises(ValueError, match=r"Twin.*Jumps"):
+        fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.Twin())
+    with pytest.raises(ValueError, match=r"trajectory 0.*from 0 to below 2.*5"):
+        events_on(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
+
+
+def test_a_rate_that_turns_negative_on_the_way_is_not_averaged(key):
+    process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * (4 - x[0])]), [[1.0], [-1.0]])
+    with pytest.raises((ValueError, FloatingPointError)):
+        fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
