@@ -361,3 +361,38 @@ def test_shapes_of_terabytes_in_numpy_files_are_refused(tmp_path, ending):
             file.writestr("x.npy", data)
     with pytest.raises(ValueError, match=r"20000000000|larger than|mmap|greater"):
         insitu.open_recording(path, dt=1.0)
+
+
+WRITES_AND_DIES = """
+import os, sys, numpy as np
+from fluctua import insitu
+writer = insitu.create(sys.argv[1], insitu.Description(np.linspace(0, 1, 51), ("x",), "float64"))
+for _ in range(20):
+    writer.append(np.ones((51, 1)))
+os._exit(9)
+"""
+
+OPENS = """
+import sys
+from fluctua import insitu
+try:
+    insitu.open_recording(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_torn_page_of_a_dead_writer_is_named_at_once(tmp_path):
+    """In single-writer mode HDF5 would read the page again for minutes, as if its writer were about to mend it."""
+    path = tmp_path / "run.nc"
+    assert python(WRITES_AND_DIES, path).wait() == 9
+    assert ownership.mark(path) & ownership.SINGLE_WRITER
+    contents = bytearray(path.read_bytes())
+    contents[contents.rindex(b"EAHD") + 12] ^= 0xFF
+    path.write_bytes(contents)
+    child = python(OPENS, path)
+    try:
+        message, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert "checksum" in str(message)

@@ -120,6 +120,20 @@ class Claim:
             self._file = None
 
 
+def being_written(path: Path) -> bool:
+    """Whether a writer of the file lives, on this machine or, as far as its lock file says, on another."""
+    try:
+        file = open(path.with_name(f".{path.name}.writer"), encoding="utf-8")  # noqa: SIM115, closed below
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return alive(file.read().strip())
+
+
 def left_behind(path: Path) -> bool:
     """Whether a writer of the file was killed: its lock file is still there."""
     return path.with_name(f".{path.name}.writer").exists()

@@ -217,9 +217,10 @@ def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
     waited = time.monotonic() + 1.0
     while True:
         mark = ownership.mark(path)
-        plain = mark and not mark & ownership.SINGLE_WRITER
+        # beside a writer HDF5 asks for minutes for a page that is torn, and where the writer is gone it stays torn
+        alone = mark and not (mark & ownership.SINGLE_WRITER and ownership.being_written(path))
         try:
-            if plain:
+            if alone:
                 return h5py.File(ownership.Unmarked(path), "r"), True
             return h5py.File(path, "r", swmr=bool(mark)), bool(mark)
         except OSError as error:
