@@ -41,6 +41,8 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     of the sample, which tells too little of tails that it has not met. `python benchmarks/intervals.py` has the cover.
     """
     mean, deviation, skewness, kurtosis = moments
+    if count < 2:  # one sample has no spread
+        return jnp.full_like(mean, jnp.nan), jnp.full_like(mean, jnp.nan)
     if count < FEWEST:  # nothing is known of the tails
         skewness = kurtosis = jnp.zeros_like(mean)
     tail = 2 * jnp.maximum(kurtosis, 0) / count

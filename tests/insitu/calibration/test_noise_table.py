@@ -38,7 +38,7 @@ def recorded(path, task, count, **options):
 def told(*arguments):
     done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
     assert done.exit_code == 0, done.output
-    return json.loads(done.output)
+    return json.loads(done.stdout)
 
 
 def z_of(answer, gradient):

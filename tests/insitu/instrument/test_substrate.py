@@ -101,7 +101,7 @@ def at_the_settings(x):
 
 
 def test_without_faults(tmp_path):
-    (t, x, context), substrate, incidents, pauses, bench = run(tmp_path)
+    (t, x, context, *_), substrate, incidents, pauses, bench = run(tmp_path)
     assert x.shape == (30, POINTS, 8)
     assert context is None
     assert at_the_settings(x)
@@ -117,7 +117,7 @@ def test_without_faults(tmp_path):
 def test_a_dropped_connection_is_opened_again(tmp_path, visa):
     if visa:
         pytest.importorskip("pyvisa_py")
-    (_, x, _), substrate, incidents, pauses, bench = run(tmp_path, "drop@2", visa=visa, timeout=2.0 if visa else 20.0)
+    (_, x, *_), substrate, incidents, pauses, bench = run(tmp_path, "drop@2", visa=visa, timeout=2.0 if visa else 20.0)
     assert len(x) == 30
     assert at_the_settings(x)
     assert substrate.counts["good"] == 30
@@ -126,21 +126,21 @@ def test_a_dropped_connection_is_opened_again(tmp_path, visa):
 
 
 def test_a_stalled_answer_is_given_up(tmp_path):
-    (_, x, _), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=1.0)
+    (_, x, *_), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=1.0)
     assert len(x) == 30
     assert substrate.counts["failures"] >= 1  # more on a machine so busy that an honest answer takes a second
     assert "timed out" in incidents[0].message
 
 
 def test_a_short_block_is_not_used(tmp_path):
-    (_, x, _), substrate, incidents, *_ = run(tmp_path, "short@1")
+    (_, x, *_), substrate, incidents, *_ = run(tmp_path, "short@1")
     assert len(x) == 30
     assert at_the_settings(x)
     assert "short block" in incidents[0].message
 
 
 def test_invalid_samples_are_discarded_counted_and_kept(tmp_path):
-    (_, x, _), substrate, incidents, *_ = run(tmp_path, "nan@2")
+    (_, x, *_), substrate, incidents, *_ = run(tmp_path, "nan@2")
     assert len(x) == 30
     assert np.isfinite(x).all()
     assert substrate.counts == {"good": 30, "invalid": 3}
@@ -152,13 +152,13 @@ def test_invalid_samples_are_discarded_counted_and_kept(tmp_path):
 
 
 def test_clipped_trajectories_are_discarded_and_counted(tmp_path):
-    (_, x, _), substrate, *_ = run(tmp_path, "clip@1")
+    (_, x, *_), substrate, *_ = run(tmp_path, "clip@1")
     assert np.abs(x).max() < SHEET.adc_range
     assert substrate.counts == {"good": 30, "clipped": 3}
 
 
 def test_after_a_reboot_the_settings_are_sent_again(tmp_path):
-    (_, x, _), substrate, incidents, pauses, bench = run(tmp_path, "reboot@2")
+    (_, x, *_), substrate, incidents, pauses, bench = run(tmp_path, "reboot@2")
     assert bench.boots == 2
     assert len(x) == 30
     assert at_the_settings(x)
@@ -168,7 +168,7 @@ def test_after_a_reboot_the_settings_are_sent_again(tmp_path):
 
 def test_settings_lost_in_silence_are_noticed(tmp_path):
     """The batch was run at other settings: it is whole and finite, and must not be averaged."""
-    (_, x, _), substrate, incidents, *_ = run(tmp_path, "brownout@2")
+    (_, x, *_), substrate, incidents, *_ = run(tmp_path, "brownout@2")
     assert len(x) == 30
     assert at_the_settings(x)
     assert substrate.counts == {"good": 30, "at other settings": 10}
@@ -179,7 +179,7 @@ def test_settings_lost_in_silence_are_noticed(tmp_path):
     [("dead@2", "unlike the calibration"), ("random@2", "unlike the calibration"), ("frozen@2", "repeated")],
 )
 def test_what_the_box_cannot_have_measured_is_set_aside(tmp_path, fault, verdict):
-    (_, x, _), substrate, incidents, *_ = run(tmp_path, fault, guarded=True)
+    (_, x, *_), substrate, incidents, *_ = run(tmp_path, fault, guarded=True)
     assert len(x) == 30
     assert at_the_settings(x)
     lost = substrate.counts[verdict] + (substrate.counts["repeated"] if fault == "dead@2" else 0)  # zeros are both
