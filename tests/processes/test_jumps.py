@@ -8,6 +8,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.ppgt import samples_of
 from fluctua.core.sources import run_and_pilot
+from fluctua.core.wiener import philox
 from fluctua.processes.jumps import Jumps, Sized, events_on
 
 T = jnp.linspace(0.0, 2.0, 11)
@@ -157,11 +158,16 @@ def test_bad_input_is_named(key):
         fl.ppgt(BIRTH_DEATH, COUNT, run, score=fl.drift_score)
     with pytest.raises(ValueError, match=r"Twin.*Jumps"):
         fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.Twin())
+    record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 4)
+    with pytest.raises(ValueError, match=r"events=events_on"):
+        fl.gradient(BIRTH_DEATH, COUNT, RATES, fl.Trajectories(record.t, record.x))
+    with pytest.raises(ValueError, match=r"`wiener`"):
+        fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T, wiener=philox)(key, RATES, 2)
     with pytest.raises(ValueError, match=r"trajectory 0.*from 0 to below 2.*5"):
         events_on(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
 
 
 def test_a_rate_that_turns_negative_on_the_way_is_not_averaged(key):
     process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * (4 - x[0])]), [[1.0], [-1.0]])
-    with pytest.raises((ValueError, FloatingPointError)):
+    with pytest.raises((ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"):
         fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)

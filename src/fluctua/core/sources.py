@@ -399,11 +399,18 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
 def check_path(process: AnyProcess, substrate: Simulator, key: Array, theta: Params, last: Array) -> None:
     """Simulated states are finite; if not, tell a drift that is not a number from a time step that is too large."""
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
-    if bad.size and isinstance(process, Process):
+    if bad.size:
         j = int(bad[0])
         x, context = sampled(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
         one = jax.tree.map(lambda leaf: leaf[0], context)
+        if not isinstance(process, Process):
+            where = f"on trajectory {j} at time index {n}"
+            process.check(theta, x[0, n], substrate.t[n], one, where)
+            raise FloatingPointError(
+                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that is not finite: a "
+                "rate was negative or not finite within it."
+            )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")
     check.finite_simulation(last, substrate.t)

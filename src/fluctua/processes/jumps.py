@@ -99,6 +99,10 @@ class Jumps:
 
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step, simulated or recorded."""
+        if step.events is None:
+            raise ValueError(
+                "the score of `Jumps` needs the events, not only the states: Trajectories(t, x, events=events_on(...))."
+            )
         if isinstance(step.events, Scored):
             change, score, _ = step.events
         else:
@@ -245,4 +249,6 @@ def _log_size(
 
 def _key(stream: PyTree, n: Array) -> Array:
     """Of the events of step n; the kick of that step has `fold_in(stream, n)` to itself."""
+    if not isinstance(stream, jax.Array):
+        raise ValueError("`Jumps` are simulated with JAX's own generator: leave `wiener` of the simulator off.")
     return jax.random.fold_in(jax.random.fold_in(stream, n), 1)
