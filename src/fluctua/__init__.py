@@ -4,7 +4,6 @@ from importlib.metadata import version as _version
 
 from fluctua.core.averaged import Averaged, Certificate
 from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
-from fluctua.core.compare import Comparison, compare
 from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
 from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
@@ -24,7 +23,7 @@ from fluctua.core.types import (
     Trajectories,
 )
 from fluctua.core.wiener import Wiener
-from fluctua.core.yardsticks import finite_differences, pathwise, spsa
+from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
 from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.train import Record, box, train

@@ -23,8 +23,19 @@ from fluctua.tcmt import (
     rectangular,
     transmission,
 )
-from fluctua.tcmt.coupled_modes import abs2, channel_product, coefficients, incoming, incoming_on_grid, to_psi, to_x
-from fluctua.tcmt.modulation import FIRST_SITE, PAIR, Draw, delta_kappa
+from fluctua.tcmt.coupled_modes import (
+    FIRST_SITE,
+    PAIR,
+    Draw,
+    abs2,
+    channel_product,
+    coefficients,
+    delta_kappa,
+    incoming,
+    incoming_on_grid,
+    to_psi,
+    to_x,
+)
 from fluctua.tcmt.native import _native
 
 

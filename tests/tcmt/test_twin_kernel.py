@@ -186,7 +186,7 @@ def test_a_twin_that_is_told_the_state_at_every_step_leaves_next_to_nothing():
 
 
 def test_the_quadratic_term_is_the_references():
-    from fluctua.tcmt.kernel.curvature import quadratic, responses
+    from fluctua.tcmt.kernel.twin import quadratic, responses
 
     spec = rectangle(steps=40)
     for rank in (4, 12):
@@ -198,31 +198,29 @@ def test_the_quadratic_term_is_the_references():
 
 
 def test_leading_directions_of_a_large_network_are_nearly_those_of_a_small_one(monkeypatch):
-    from fluctua.tcmt.kernel import curvature
+    from fluctua.tcmt.kernel import twin
 
-    response = curvature.responses(rectangle(5, 6, steps=400, dt=0.02), dtype="float64")
-    exactly = curvature.quadratic(response, 6, np.array([100]))
-    monkeypatch.setattr(curvature, "DENSE", 4)
-    nearly = curvature.quadratic(response, 6, np.array([100]))
+    response = twin.responses(rectangle(5, 6, steps=400, dt=0.02), dtype="float64")
+    exactly = twin.quadratic(response, 6, np.array([100]))
+    monkeypatch.setattr(twin, "DENSE", 4)
+    nearly = twin.quadratic(response, 6, np.array([100]))
     np.testing.assert_allclose(nearly.basis.conj().T @ nearly.basis, np.eye(6), atol=1e-12)
     assert np.trace(nearly.curvature[0]).real > 0.999 * np.trace(exactly.curvature[0]).real
 
 
 def test_responses_at_every_few_steps_are_enough(monkeypatch):
-    from fluctua.tcmt.kernel import curvature
+    from fluctua.tcmt.kernel import twin
 
     spec = rectangle(steps=1000, dt=2e-3)
     ends = np.array([96, 500, 990])
-    _, whole = curvature.quadratic(curvature.responses(spec), 12, ends)
-    table = curvature.mean_lambda(*curvature.arriving(curvature.responses(spec), spec.noise), 1000)
-    monkeypatch.setattr(curvature, "RECORDS", 125)
-    few = curvature.responses(spec)
+    _, whole = twin.quadratic(twin.responses(spec), 12, ends)
+    table = twin.mean_lambda(*twin.arriving(twin.responses(spec), spec.noise), 1000)
+    monkeypatch.setattr(twin, "RECORDS", 125)
+    few = twin.responses(spec)
     assert few.every == 8
-    found = curvature.quadratic(few, 12, ends)[1]
+    found = twin.quadratic(few, 12, ends)[1]
     assert np.abs(np.linalg.eigvalsh(found) - np.linalg.eigvalsh(whole)).max() < 0.02 * np.abs(whole).max()
-    np.testing.assert_allclose(
-        curvature.mean_lambda(*curvature.arriving(few, spec.noise), 1000), table, atol=1e-3 * table[0]
-    )
+    np.testing.assert_allclose(twin.mean_lambda(*twin.arriving(few, spec.noise), 1000), table, atol=1e-3 * table[0])
 
 
 @pytest.mark.parametrize(("rank", "segment"), [(0, None), (12, 40), (12, 7)])

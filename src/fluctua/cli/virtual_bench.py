@@ -48,9 +48,8 @@ def virtual_bench(
     Connect with PyVISA (TCPIP::127.0.0.1::5025::SOCKET) or netcat (nc 127.0.0.1 5025, then *IDN?). The box is not what
     its data sheet says; docs/virtual_bench.md lists its commands.
     """
-    from fluctua.insitu.bench.box import Bench
+    from fluctua.insitu.bench.box import Bench, Plan, parse
     from fluctua.insitu.bench.device import Sheet
-    from fluctua.insitu.bench.faults import Plan, parse
     from fluctua.insitu.bench.server import Server, serve
 
     try:

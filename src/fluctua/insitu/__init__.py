@@ -10,10 +10,9 @@ from fluctua.insitu.calibration.residuals import ResidualReport, examine_residua
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
-from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
-from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
+from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Retry, measured
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model

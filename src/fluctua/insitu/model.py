@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.core.types import Array, Objective, Params, Process, Trajectories
-from fluctua.insitu.instrument.archive import Head
+from fluctua.insitu.instrument.substrate import Head
 
 
 class DeviceFit(NamedTuple):

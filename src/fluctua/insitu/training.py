@@ -32,19 +32,18 @@ from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.types import Estimator, PyTree
-from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
-from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
+from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Retry, measured
 from fluctua.insitu.model import Model
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
+from fluctua.store.checkpoint import State, after
+from fluctua.store.checkpoint import begin as begin_state
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, Keep, Step
-from fluctua.store.state import State, after
-from fluctua.store.state import begin as begin_state
 
 Rows = Iterator[tuple[Row, Record]]
 Connect = Callable[[], Instrument]

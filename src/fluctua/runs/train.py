@@ -23,10 +23,10 @@ from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load,
 from fluctua.runs.summary import conclude
 from fluctua.store import checkpoint, journal
 from fluctua.store import folder as runfolder
+from fluctua.store.checkpoint import State, after, begin, remember, rewind, to_arrays
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, Keep, Step
-from fluctua.store.state import State, after, begin, remember, rewind, to_arrays
 
 Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
 """Rows with their records; what the generator returns is the summary."""

@@ -22,10 +22,9 @@ import numpy as np
 from fluctua.core.types import Params
 from fluctua.learn.train import Record
 from fluctua.store import checkpoint, course, folder, history
-from fluctua.store.checkpoint import Damaged
+from fluctua.store.checkpoint import Damaged, State, from_arrays, to_arrays
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.state import State, from_arrays, to_arrays
 
 Rows = Generator[tuple[Row, Record], None, None]
 Names = Callable[[Params], Mapping[str, np.ndarray]]

@@ -25,11 +25,10 @@ from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.train import Record, train
 from fluctua.store import folder as runfolder
 from fluctua.store import history, journal
-from fluctua.store.checkpoint import checksum, replace
+from fluctua.store.checkpoint import State, after, begin, checksum, replace
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, Keep, Step
-from fluctua.store.state import State, after, begin
 from fluctua.store.summary import course_of, fallen, line_of_peak, lines_of_J, on_the_grid
 
 OnRow = Callable[[Row, Record], None]

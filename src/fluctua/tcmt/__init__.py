@@ -1,9 +1,8 @@
 """Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact answers."""
 
-from fluctua.tcmt.coupled_modes import Drive, condition, process
+from fluctua.tcmt.coupled_modes import Drive, Modulation, condition, process
 from fluctua.tcmt.experiment import outputs
 from fluctua.tcmt.kernel.twin import KernelTwin
-from fluctua.tcmt.modulation import Modulation
 from fluctua.tcmt.network import (
     Lead,
     Network,

@@ -15,8 +15,7 @@ import numpy as np
 from fluctua.core.simulate import Counted, Simulator, simulator
 from fluctua.core.types import Array, Objective, Params, Process, PyTree
 from fluctua.core.wiener import Wiener, philox
-from fluctua.tcmt.coupled_modes import Drive, Frame, abs2, checked_drives, incoming, outgoing, to_psi
-from fluctua.tcmt.modulation import Draw, Modulation
+from fluctua.tcmt.coupled_modes import Draw, Drive, Frame, Modulation, abs2, checked_drives, incoming, outgoing, to_psi
 from fluctua.tcmt.network import Network, parameters
 
 

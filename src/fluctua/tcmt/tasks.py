@@ -22,11 +22,10 @@ from fluctua.core.check import leading
 from fluctua.core.ppgt import ppgt
 from fluctua.core.types import Array, Estimator, NoiseProduct, Objective, Process, PyTree
 from fluctua.core.wiener import Wiener, philox
-from fluctua.tcmt.coupled_modes import Drive, Frame, checked_drives, condition, process
+from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, checked_drives, condition, process
 from fluctua.tcmt.experiment import CrossPower, Experiment, Tied, TiedCondition, WeightedPower, grid, outputs, positive
 from fluctua.tcmt.fused import fused
 from fluctua.tcmt.kernel.twin import KernelTwin
-from fluctua.tcmt.modulation import Modulation, checked
 from fluctua.tcmt.network import Network, copies
 
 Guard = Literal["dark", "coherent"]

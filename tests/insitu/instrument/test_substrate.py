@@ -9,14 +9,12 @@ import pytest
 from fluctua.core.types import Trajectories
 from fluctua.insitu import network_model, open_recording
 from fluctua.insitu.bench import device, driver, server
-from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.bench.box import KINDS, Bench, Fault, Plan, parse
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.bench.faults import KINDS, Fault, Plan, parse
 from fluctua.insitu.instrument import transport
-from fluctua.insitu.instrument.archive import Archive
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
-from fluctua.insitu.instrument.substrate import Retry, measured
+from fluctua.insitu.instrument.substrate import Archive, Retry, measured
 
 SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}

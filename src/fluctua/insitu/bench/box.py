@@ -1,11 +1,27 @@
-"""The box on the virtual bench as it stands there: settings, age, what it acquired last. Nothing of messages."""
+"""The box on the virtual bench as it stands there: settings, age, what it acquired last. Nothing of messages.
+
+Faults go wrong on purpose: `drop@3` is a dropped connection at the third acquisition.
+
+drop      the connection is closed in the middle of an answer
+stall     no answer comes
+short     the block holds less than was asked for, and says so
+nan       some trajectories have invalid samples
+clip      some trajectories are clipped at the converter's full scale
+reboot    the box restarts: connections closed, settings lost
+brownout  settings are lost and the box does not say
+dead      every sample is zero
+frozen    the acquisition before comes again
+random    every sample is a random code
+"""
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 import numpy as np
 
 from fluctua.insitu.bench.device import INVALID, Sheet, hidden, measure, reset_settings
-from fluctua.insitu.bench.faults import Plan
 from fluctua.insitu.instrument.scpi import error
 
 MOST_BYTES = 64 * 2**20
@@ -65,3 +81,88 @@ class Bench:
             raise Problem(-200, "the network is unstable at these settings; nothing was acquired") from None
         self.shots += self.count
         self.codes = self.faults.spoil(self.fault, codes, before, self.sheet.full_code, INVALID)
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+AT_RANDOM = ("drop", "stall", "short", "nan", "clip", "reboot", "brownout")
+"""What `rate` draws from."""
+KINDS = (*AT_RANDOM, "dead", "frozen", "random")
+SPOILT = 0.3
+"""Share of the trajectories that `nan` and `clip` spoil; at least one."""
+
+
+class Fault(NamedTuple):
+    """kind: one of `KINDS`. after: at which acquisition from now, from 1. times: how many in a row."""
+
+    kind: str
+    after: int = 1
+    times: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.after}" + (f"x{self.times}" if self.times > 1 else "")
+
+
+def parse(text: str) -> Fault:
+    """`drop@3` or `nan@5x2`.
+
+    >>> parse("nan@5x2")
+    Fault(kind='nan', after=5, times=2)
+    """
+    match = re.fullmatch(r"([a-z]+)@(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
+    if not match or match[1] not in KINDS or int(match[2]) < 1:
+        raise ValueError(
+            f"a fault is KIND@ACQUISITION, such as drop@3, or nan@5x2 for two in a row; KIND is one of "
+            f"{', '.join(KINDS)}; got {text!r}."
+        )
+    return Fault(match[1], int(match[2]), int(match[3] or 1))
+
+
+class Plan:
+    """Which fault meets which acquisition. rate: that of a random one, for endurance tests."""
+
+    def __init__(self, faults: tuple[Fault, ...] = (), *, rate: float = 0.0, seed: int = 0):
+        if not 0 <= rate <= 1:
+            raise ValueError(f"the rate of random faults is a probability, 0 to 1; got {rate}.")
+        self.pending = list(faults)
+        self.rate = rate
+        self.rng = np.random.default_rng([seed, 1])
+
+    def next(self) -> str:
+        """The fault of the acquisition that begins now, or nothing."""
+        due = next((fault.kind for fault in self.pending if fault.after <= 1), "")
+        self.pending = [
+            fault._replace(after=fault.after - 1) if fault.after > 1 else fault._replace(times=fault.times - 1)
+            for fault in self.pending
+        ]
+        self.pending = [fault for fault in self.pending if fault.times > 0]
+        if not due and self.rate and self.rng.random() < self.rate:
+            due = str(self.rng.choice(AT_RANDOM))
+        return due
+
+    def spoil(self, kind: str, codes: np.ndarray, before: np.ndarray | None, full: int, invalid: int) -> np.ndarray:
+        """Codes (E, …) as the fault leaves them.
+
+        Args:
+            kind: of the fault, or "".
+            codes: that were measured.
+            before: of the acquisition before this one, if there was one.
+            full: the largest code.
+            invalid: the code of a sample that is not one.
+
+        """
+        if kind == "dead" or (kind == "frozen" and before is None):
+            return np.zeros_like(codes)
+        if kind == "frozen":
+            assert before is not None
+            return np.resize(before, codes.shape)
+        if kind == "random":
+            return self.rng.integers(-full + 1, full, codes.shape, dtype=codes.dtype)
+        if kind not in ("nan", "clip"):
+            return codes
+        codes = codes.copy()
+        which = self.rng.choice(len(codes), max(1, int(SPOILT * len(codes))), replace=False)
+        from_ = codes.shape[1] // 2
+        codes[which, from_ : from_ + 3] = invalid if kind == "nan" else full
+        return codes

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.bench.box import MOST_BYTES, Bench, Problem
+from fluctua.insitu.bench.box import KINDS, MOST_BYTES, Bench, Fault, Problem
 from fluctua.insitu.bench.device import FAMILIES, LIMITS
-from fluctua.insitu.bench.faults import KINDS, Fault
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.scpi import ScpiError, Unit, error
 

@@ -25,8 +25,17 @@ import numpy as np
 from fluctua import tcmt
 from fluctua.core.types import Array, Params, Process, PyTree
 from fluctua.insitu.calibration.drift import Entries
-from fluctua.tcmt.coupled_modes import Frame, abs2, carrier, coefficients, coupled, to_psi, to_x
-from fluctua.tcmt.modulation import Modulation, delta_kappa
+from fluctua.tcmt.coupled_modes import (
+    Frame,
+    Modulation,
+    abs2,
+    carrier,
+    coefficients,
+    coupled,
+    delta_kappa,
+    to_psi,
+    to_x,
+)
 from fluctua.tcmt.tasks import Task
 
 
