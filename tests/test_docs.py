@@ -39,3 +39,12 @@ def test_pages_that_are_linked_exist():
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\b", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_titles_are_nouns():
+    """At least they do not begin as questions, instructions or clauses do."""
+    verbs = re.compile(r"^#+ (What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b", re.M)
+    pages = [*DOCS.glob("*.md"), *(DOCS.parent / "results").rglob("README.md")]
+    pages += [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md")]
+    prose = {page.name: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
+    assert {name: title.group() for name, text in prose.items() if (title := verbs.search(text))} == {}
