@@ -206,7 +206,7 @@ def advise_from(
 
     with open_recording(source, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
         precision(recording.description.dtype)
-        found = advise_file(
+        advice = advise_file(
             recording,
             model_of(recording, model, parameters(params)),
             error=error,
@@ -215,18 +215,19 @@ def advise_from(
         )
         d, shape, network = recording.description, recording.x.shape, model is None
     if as_json:
-        typer.echo(json.dumps(plain({"source": source, **found._asdict(), "rate": rate})))
+        numbers = advice._asdict()
+        typer.echo(json.dumps(plain({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})))
         return
     kind = "complex channels" if d.is_complex else "channels"
     typer.echo(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
-    for line in (*found.said, "", *_repetitions(found, rate), "", *_readout(found, d.components, d.units)):
+    for line in (*advice.notes, "", *_repetitions(advice, rate), "", *_readout(advice, d.components, d.units)):
         typer.echo(line)
-    for line in ("", *_interval(found, d.time_units, score, network, int(d.simulation.get("every", 0)) == 1)):
+    for line in ("", *_interval(advice, d.time_units, score, network, int(d.simulation.get("every", 0)) == 1)):
         typer.echo(line)
 
 
-def _repetitions(found: FileAdvice, rate: float | None) -> list[str]:
-    r = found.repetitions
+def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
+    r = advice.repetitions
     lines = ["HOW MANY REPETITIONS"]
     if r.reached is None:
         lines.append(f"  The gradient does not stand out yet from the noise of {r.recorded:,} trajectories.")
@@ -241,15 +242,15 @@ def _repetitions(found: FileAdvice, rate: float | None) -> list[str]:
     return lines
 
 
-def _readout(found: FileAdvice, components: tuple[str, ...], units: str) -> list[str]:
-    lines, s = ["READOUT NOISE"], found.sampling
+def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> list[str]:
+    lines, s = ["READOUT NOISE"], advice.sampling
     unit = f" {units}" if units else ""
-    if found.observation is None:
-        bound = "" if found.observation_bound is None else f": below {found.observation_bound:.2g}{unit}"
+    if advice.observation is None:
+        bound = "" if advice.observation_bound is None else f": below {advice.observation_bound:.2g}{unit}"
         return [*lines, f"  None seen{bound}. What moves between two samples is the system."]
     worst, middle = int(np.argmax(s.readout)), float(np.median(s.readout))
     lines.append(
-        f"  {np.sqrt(np.mean(found.observation)):.3g}{unit} (rms). Between two samples it adds to the variance"
+        f"  {np.sqrt(np.mean(advice.observation)):.3g}{unit} (rms). Between two samples it adds to the variance"
     )
     lines.append(
         f"  {_percent(s.readout[worst])} in {components[worst]}, the worst, and {_percent(middle)} in the median one."
@@ -262,8 +263,8 @@ def _readout(found: FileAdvice, components: tuple[str, ...], units: str) -> list
     return lines
 
 
-def _interval(found: FileAdvice, units: str, score: str, network: bool, stepped: bool) -> list[str]:
-    s, error = found.sampling, found.repetitions.error
+def _interval(advice: FileAdvice, units: str, score: str, network: bool, stepped: bool) -> list[str]:
+    s, error = advice.sampling, advice.repetitions.error
     lines = ["SAMPLING INTERVAL" + (f", times in {units}" if units else "")]
     lines.append(f"  A sample every {s.interval:.2g}; the system's fastest rate is w = {s.rate:.3g}, wΔt = "
                  f"{s.rate * s.interval:.2g}.")  # fmt: skip
@@ -302,9 +303,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
-def refuse(given: dict[str, Any]) -> None:
+def refuse(options: dict[str, Any]) -> None:
     """Options that are for simulated networks only."""
-    wrong = [name for name, value in given.items() if value is not None]
+    wrong = [name for name, value in options.items() if value is not None]
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)}: a recording has the noise that it has. These are for a network that can be simulated."

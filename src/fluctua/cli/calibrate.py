@@ -55,7 +55,7 @@ def calibrate(
     from fluctua.insitu.recording.model import model_of
 
     status = Console(stderr=True).status("opening")
-    told: dict[str, Any] = {"files": []}
+    report: dict[str, Any] = {"files": []}
     fits: list[Any] = []
     settings: list[Any] = []
     guards: list[Any] = []
@@ -67,31 +67,31 @@ def calibrate(
                 with opened(file, map_, dt, rate, scale) as recording:
                     precision(recording.description.dtype)
                     m = model_of(recording, model, parameters(params))
-                    found = run(
+                    calibration = run(
                         recording, m, transition=transition, bias=bias and len(files) == 1,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
                     )  # fmt: skip
                     components, kind, count = recording.description.components, recording.kind, recording.count
                     settings.append(dict(recording.description.settings))
-                fits.append(found.fit)
-                guards.append(found.guard)
-                told["files"].append({"file": str(file), "components": components, **_numbers(found)})
+                fits.append(calibration.fit)
+                guards.append(calibration.guard)
+                report["files"].append({"file": str(file), "components": components, **_numbers(calibration)})
                 if not as_json:
                     status.stop()
-                    typer.echo(f"{file}\n\n{describe(found, components)}\n")
+                    typer.echo(f"{file}\n\n{describe(calibration, components)}\n")
                     status.start()
                 if write:
-                    _write(file, kind, found, count)
+                    _write(file, kind, calibration, count)
             gains: Any = None
             knobs = len(files) > 1 and are_knobs(settings, fits)
             if len(files) > 1 and any(settings):
                 gains = knob_gains(settings, fits) if knobs else actuator_gains(settings, fits)
         if out is not None:
-            _save(out, found.fit, m.theta)
+            _save(out, calibration.fit, m.theta)
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        typer.echo(json.dumps(plain({**told, "gains": gains})))
+        typer.echo(json.dumps(plain({**report, "gains": gains})))
         refuse_if(strict, *guards)
         return
     if write:
@@ -105,16 +105,24 @@ def calibrate(
     refuse_if(strict, *guards)
 
 
-def _numbers(found: Any) -> dict[str, Any]:
-    fit = {name: getattr(found.fit, name) for name in ("theta", "stderr", "robust_stderr", "unresolved", "transitions")}
-    told = {"fit": fit, "expected": found.expected, "noise": found.noise, "model_diffusion": found.model_diffusion}
-    told |= {"guard": found.guard}
-    if found.residuals is not None:
-        r = found.residuals
-        told |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}
-        told |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
-        told |= {"gradient": found.estimate.gradient, "gradient_stderr": found.estimate.stderr}
-    return told
+def _numbers(calibration: Any) -> dict[str, Any]:
+    fit = {
+        name: getattr(calibration.fit, name)
+        for name in ("theta", "stderr", "robust_stderr", "unresolved", "transitions")
+    }
+    numbers = {
+        "fit": fit,
+        "expected": calibration.expected,
+        "noise": calibration.noise,
+        "model_diffusion": calibration.model_diffusion,
+    }
+    numbers |= {"guard": calibration.guard}
+    if calibration.residuals is not None:
+        r = calibration.residuals
+        numbers |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}
+        numbers |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
+        numbers |= {"gradient": calibration.estimate.gradient, "gradient_stderr": calibration.estimate.stderr}
+    return numbers
 
 
 def _save(out: Path, fit: Any, theta: Any) -> None:
@@ -128,7 +136,7 @@ def _save(out: Path, fit: Any, theta: Any) -> None:
     np.savez(out, **values)
 
 
-def _write(file: Path, kind: str, found: Any, count: int) -> None:
+def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
     from fluctua.insitu.calibration.table import table_of
     from fluctua.insitu.recording.writer import put_table
 
@@ -137,4 +145,4 @@ def _write(file: Path, kind: str, found: Any, count: int) -> None:
             f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put noise.diffusion and "
             "noise.observation_variance into it yourself (docs/recordings.md), or use --out and --params."
         )
-    put_table(file, "noise", table_of(found, count))
+    put_table(file, "noise", table_of(calibration, count))

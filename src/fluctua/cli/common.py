@@ -86,15 +86,15 @@ def opened(
     )
 
 
-def mapping(given: list[str] | None) -> dict[str, str]:
+def mapping(texts: list[str] | None) -> dict[str, str]:
     """`--map x=Data/psi` as {"x": "Data/psi"}."""
-    found = {}
-    for text in given or []:
+    places = {}
+    for text in texts or []:
         name, equals, where = text.partition("=")
         if not equals or not name or not where:
             raise ValueError(f"--map is NAME=PLACE, such as x=Data/psi or parameters.omega=w0; got {text!r}.")
-        found[name] = where
-    return found
+        places[name] = where
+    return places
 
 
 def parameters(path: Path | None) -> dict[str, np.ndarray] | None:

@@ -116,13 +116,13 @@ def estimate(
             "diffusion_ratio": applied.ratio,
             "observation_variance": variance,
             "theta": theta,
-            "said": applied.said,
+            "said": applied.notes,
         }
-        typer.echo(json.dumps(plain({**_told(result, seconds), "used": used})))
+        typer.echo(json.dumps(plain({**_numbers(result, seconds), "used": used})))
         refuse_if(strict, result.residuals)
         return
     _print(result, label)
-    for line in applied.said:
+    for line in applied.notes:
         typer.echo(line)
     if observation_noise is not None:
         typer.echo(f"observation noise: {observation_noise:g}, as given")
@@ -130,12 +130,12 @@ def estimate(
     refuse_if(strict, result.residuals)
 
 
-def _told(result: Result, seconds: float) -> dict[str, Any]:
+def _numbers(result: Result, seconds: float) -> dict[str, Any]:
     e = result.estimate
-    told: dict[str, Any] = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
-    told |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
-    told |= {"residuals": result.residuals}
-    return {**told, "refused": list(result.view.missing) if result.view else []}
+    numbers: dict[str, Any] = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
+    numbers |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
+    numbers |= {"residuals": result.residuals}
+    return {**numbers, "refused": list(result.view.missing) if result.view else []}
 
 
 def _print(result: Result, label: Any) -> None:
@@ -163,10 +163,10 @@ def _asked(only: list[str], theta: Any) -> list[str]:
     from fluctua.core.text import names
 
     every = names(theta)
-    found = []
+    components = []
     for name in only:
         match = [n for n in every if n == name or n.split("[")[0] == name]
         if not match:
             raise ValueError(f"--parameter: there is no {name!r}; parameters are {', '.join(theta)} and their entries.")
-        found += match
-    return found
+        components += match
+    return components

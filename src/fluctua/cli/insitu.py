@@ -143,15 +143,15 @@ def train(
 
 def _refuse_changes(context: typer.Context) -> None:
     """Options that a resumed run would not follow are not passed over in silence."""
-    given = [
+    changed = [
         f"--{name.replace('_', '-')}"
         for name in ("out", "trajectories", "learning_rate", "probes", "baseline", "points", "attempts", "record")
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
-    if given:
+    if changed:
         raise ValueError(
-            f"{', '.join(given)} cannot be changed with --resume, which keeps to the plan in the folder; --iterations, "
-            "--timeout and the address can. For another plan begin another run: --out."
+            f"{', '.join(changed)} cannot be changed with --resume, which keeps to the plan in the folder; "
+            "--iterations, --timeout and the address can. For another plan begin another run: --out."
         )
 
 
@@ -218,7 +218,7 @@ def _shown(rows: Rows, plan: Plan) -> Iterator[Any]:
 def _verdict(result: Result) -> str:
     from fluctua.core.text import with_error
 
-    told = lambda level: with_error(level.J, level.stderr)
+    shown = lambda level: with_error(level.J, level.stderr)
     better = result.in_situ.J > result.nominal.J
     rows = (
         ("before training", result.before, ""),
@@ -231,7 +231,7 @@ def _verdict(result: Result) -> str:
         ("trained with the bench's true parameters", result.true, ""),
     )
     lines = ["", "J measured on the bench"]
-    lines += [f"  {what:<49} {told(level):<18} {note and f'({note})'}".rstrip() for what, level, note in rows]
+    lines += [f"  {what:<49} {shown(level):<18} {note and f'({note})'}".rstrip() for what, level, note in rows]
     times = f", and {result.in_situ.J / result.nominal.J:.1f} times the nominal training" if better else ""
     lines += ["", f"In situ reaches {result.share:.0%} of what the true parameters reach{times}."]
     known = ", ".join(f"{name} to {error:.3f}" for name, error in result.calibration_error.items())

@@ -30,24 +30,24 @@ def inspect(
 
     try:
         with opened(file, map_, dt, rate, scale, damaged=True) as recording:
-            found = look(recording)
+            inspection = look(recording)
             components = recording.description.components
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        statistics = {name: getattr(found, name) for name in ("mean", "spread", "lowest", "highest")}
-        told = {**found.summary, "components": components, **statistics, "findings": found.findings}
-        typer.echo(json.dumps(plain({**told, "serious": found.serious})))
+        statistics = {name: getattr(inspection, name) for name in ("mean", "spread", "lowest", "highest")}
+        report = {**inspection.summary, "components": components, **statistics, "findings": inspection.findings}
+        typer.echo(json.dumps(plain({**report, "serious": inspection.serious})))
     else:
-        _print(found, components)
-    if found.serious:
+        _print(inspection, components)
+    if inspection.serious:
         raise typer.Exit(SERIOUS)
 
 
-def _print(found: Inspection, components: tuple[str, ...]) -> None:
+def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
     from fluctua.insitu.recording.description import counted
 
-    s = found.summary
+    s = inspection.summary
     units = f", times in {s['time_units']}" if s["time_units"] else ""
     kind = "complex channels" if s["complex"] else "channels"
     typer.echo(f"{s['file']}  ({s['kind']}, {s['dtype']})")
@@ -66,14 +66,14 @@ def _print(found: Inspection, components: tuple[str, ...]) -> None:
     typer.echo(f"\n  {'component':<14} {'mean':>10} {'spread':>10} {'lowest':>10} {'highest':>10}{unit}")
     most = 12
     for i, name in list(enumerate(components))[:most]:
-        numbers = (found.mean[i], found.spread[i], found.lowest[i], found.highest[i])
+        numbers = (inspection.mean[i], inspection.spread[i], inspection.lowest[i], inspection.highest[i])
         typer.echo(f"  {name:<14} " + " ".join(f"{v:>10.4g}" for v in numbers))
     if len(components) > most:
         typer.echo(f"  … {len(components)} components in all; --json has every one")
     typer.echo("")
-    for finding in sorted(found.findings, key=lambda f: not f.serious):
+    for finding in sorted(inspection.findings, key=lambda f: not f.serious):
         colour = typer.colors.RED if finding.serious else typer.colors.YELLOW
         typer.secho(f"{'SERIOUS' if finding.serious else 'note'}  {finding.what}: ", fg=colour, nl=False, bold=True)
         typer.echo(finding.text)
-    if not found.findings:
+    if not inspection.findings:
         typer.echo("Nothing is wrong with it, as far as the numbers tell.")

@@ -104,33 +104,33 @@ seed: int ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     return task, tcmt.initial_parameters(start, task.network, chi_std=chi_std)
 
 
-def _with(theta: dict[str, Any], given: dict[str, np.ndarray] | None) -> dict[str, Any]:
-    for name, value in (given or {}).items():
+def _with(theta: dict[str, Any], changes: dict[str, np.ndarray] | None) -> dict[str, Any]:
+    for name, value in (changes or {}).items():
         if name not in theta or value.shape != theta[name].shape:
             shapes = ", ".join(f"{k} {v.shape}" for k, v in theta.items())
             raise ValueError(f"--params holds some of {shapes}; got {name} {value.shape}.")
-    return {**theta, **(given or {})}
+    return {**theta, **(changes or {})}
 
 
 def _sites(text: str | None) -> list[int] | None:
     """`0,1,4-7` as [0, 1, 4, 5, 6, 7]."""
     if text is None:
         return None
-    found: list[int] = []
+    sites: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError(f"--observe is a list of resonators such as 0,1,4-7; got {text!r}.")
-        found += range(int(first), int(last if dash else first) + 1)
-    return found
+        sites += range(int(first), int(last if dash else first) + 1)
+    return sites
 
 
-def _settings(given: list[str] | None) -> dict[str, float]:
-    found = {}
-    for text in given or []:
+def _settings(texts: list[str] | None) -> dict[str, float]:
+    settings = {}
+    for text in texts or []:
         name, _, number = text.partition("=")
         try:
-            found[name] = float(number)
+            settings[name] = float(number)
         except ValueError:
             raise ValueError(f"--setting is NAME=NUMBER, such as heater=1.5; got {text!r}.") from None
-    return found
+    return settings

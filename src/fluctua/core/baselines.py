@@ -215,7 +215,7 @@ JAX = ("none", "time", "mean", "optimal", "binned", "twin", "own")
 
 
 def chosen(
-    given: Baseline | Twin | str | None,
+    choice: Baseline | Twin | str | None,
     *,
     door: str,
     serves: Collection[str] = JAX,
@@ -224,15 +224,15 @@ def chosen(
     """The record that a door was asked for, by name or as itself; `DEFAULT` if nothing was.
 
     Args:
-        given: a name of `TABLE`, a record, or None.
+        choice: a name of `TABLE`, a record, or None.
         door: what asks, for messages.
         serves: names that it can serve.
         condition: for "binned" without one of its own.
 
     """
-    if given is Twin:
+    if choice is Twin:
         raise TypeError("`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin().")
-    record: Any = DEFAULT if given is None else given
+    record: Any = DEFAULT if choice is None else choice
     listed = ", ".join(name for name in serves if name != "own")
     if isinstance(record, str):
         if record not in TABLE:
@@ -256,12 +256,16 @@ def chosen(
     return record
 
 
-def check_unsorted(given: Baseline | Twin, door: str) -> None:
+def check_unsorted(baseline: Baseline | Twin, door: str) -> None:
     """Refuse the options of `binned` that only kernels serve."""
-    if isinstance(given, Baseline) and isinstance(given.of, Bins) and (given.of.every, given.of.group) != (1, None):
+    if (
+        isinstance(baseline, Baseline)
+        and isinstance(baseline.of, Bins)
+        and (baseline.of.every, baseline.of.group) != (1, None)
+    ):
         raise ValueError(
-            f"{door} sorts all trajectories into bins at every step: `every` = {given.of.every} and `group` = "
-            f"{given.of.group} are options of the fused kernels."
+            f"{door} sorts all trajectories into bins at every step: `every` = {baseline.of.every} and `group` = "
+            f"{baseline.of.group} are options of the fused kernels."
         )
 
 
@@ -318,17 +322,17 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
     return jnp.searchsorted(edges, sorted_values, side="right")
 
 
-def check_baseline(given: Baseline, trajectories: int, t: Array) -> None:
+def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
     """Enough trajectories to leave one out; a table that fits the grid."""
-    if trajectories < given.fewest:
+    if trajectories < baseline.fewest:
         raise ValueError(
-            f"a leave-one-out baseline needs at least {given.fewest} trajectories; got {trajectories}. "
+            f"a leave-one-out baseline needs at least {baseline.fewest} trajectories; got {trajectories}. "
             "Take more, or use baseline=none() or time_only(values)."
         )
-    if given.values is not None and given.values.shape != (len(t),):
+    if baseline.values is not None and baseline.values.shape != (len(t),):
         raise ValueError(
             f"the values of a time-only baseline must be the mean return-to-go at each of the {len(t)} times, "
-            f"shape ({len(t)},); got {given.values.shape}."
+            f"shape ({len(t)},); got {baseline.values.shape}."
         )
 
 

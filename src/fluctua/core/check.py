@@ -52,29 +52,29 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     return f if len(required) == len(parameters) == most else _Leading(f, len(required))
 
 
-def process(given: Any) -> Any:
+def process(candidate: Any) -> Any:
     """Callables of four arguments (five for products); a process of another kind has checked itself."""
-    if not isinstance(given, Process):
-        if isinstance(given, type) or not all(hasattr(given, name) for name in ("advance", "score", "check")):
+    if not isinstance(candidate, Process):
+        if isinstance(candidate, type) or not all(hasattr(candidate, name) for name in ("advance", "score", "check")):
             raise TypeError(
                 f"`process` must be a fluctua.Process(drift, noise), or of another kind such as fluctua.Jumps; got "
-                f"{type(given).__name__}."
+                f"{type(candidate).__name__}."
             )
-        return given
-    noise: Any = given.noise
+        return candidate
+    noise: Any = candidate.noise
     if isinstance(noise, NoiseProduct):
         if int(noise.width) < 1:
             raise ValueError(f"`NoiseProduct.width` must be the number of Wiener processes, ≥ 1; got {noise.width}.")
     elif noise is not None:
         noise = leading(noise, 4)
-    elif given.diffusion is None:
+    elif candidate.diffusion is None:
         raise ValueError(
             "`Process` needs `noise`, or `diffusion` for a process that is only measured: without the "
             "diffusion there is no score."
         )
-    for name, f in (("drift", given.drift), ("noise", noise)):
+    for name, f in (("drift", candidate.drift), ("noise", noise)):
         _in_order(name, f)
-    return given._replace(drift=leading(given.drift, 4), noise=noise)
+    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise)
 
 
 STATE, PARAMETERS = ("x", "state"), ("theta", "th", "params", "parameters")
@@ -97,39 +97,41 @@ def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def objective(given: Objective | Rewards) -> Rewards:
+def objective(candidate: Objective | Rewards) -> Rewards:
     """Both rewards as callables; a missing one is zero."""
-    if isinstance(given, Rewards):
-        return given
-    if not isinstance(given, Objective):
-        raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(given).__name__}.")
-    if given.running is None and given.terminal is None:
+    if isinstance(candidate, Rewards):
+        return candidate
+    if not isinstance(candidate, Objective):
+        raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(candidate).__name__}.")
+    if candidate.running is None and candidate.terminal is None:
         raise ValueError("`Objective` needs a `running` reward, a `terminal` reward, or both; got neither.")
     return Rewards(
-        _no_reward if given.running is None else leading(given.running, 4),
-        _no_reward if given.terminal is None else leading(given.terminal, 3),
+        _no_reward if candidate.running is None else leading(candidate.running, 4),
+        _no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
     )
 
 
 # --------------------------------------------------------------------------------------- numbers
 
 
-def count(given: int, fewest: int = 1) -> None:
+def count(trajectories: int, fewest: int = 1) -> None:
     """A number of trajectories."""
-    whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    if not whole or given < fewest:
-        number: Any = given
+    whole = isinstance(trajectories, int | np.integer) and not isinstance(trajectories, bool)
+    if not whole or trajectories < fewest:
+        number: Any = trajectories
         hint = f" Write {int(number)}." if isinstance(number, float) and number.is_integer() else ""
-        raise ValueError(f"`count` must be a whole number of trajectories, at least {fewest}; got {given!r}.{hint}")
+        raise ValueError(
+            f"`count` must be a whole number of trajectories, at least {fewest}; got {trajectories!r}.{hint}"
+        )
 
 
-def key(given: Any) -> None:
+def key(candidate: Any) -> None:
     """A key of `jax.random`."""
-    dtype = getattr(given, "dtype", None)
+    dtype = getattr(candidate, "dtype", None)
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == np.uint32):
         raise TypeError(
-            f"`key` must be a key of jax.random, which fixes all noise; got {given!r}. Write jax.random.key("
-            f"{given if isinstance(given, int) else 0})."
+            f"`key` must be a key of jax.random, which fixes all noise; got {candidate!r}. Write jax.random.key("
+            f"{candidate if isinstance(candidate, int) else 0})."
         )
 
 
@@ -155,14 +157,14 @@ def grid(t: Array) -> Times:
 
     In float32 the times near t = 20 are 2e-6 apart at best: differences of them would make Δt = 1e-3 jitter by 0.2 %.
     """
-    given = times(t)
-    exact = np.asarray(given, np.float64)
+    instants = times(t)
+    exact = np.asarray(instants, np.float64)
     dt = np.diff(exact)
     even = (exact[-1] - exact[0]) / dt.size
-    unit = np.finfo(given.dtype).eps if np.issubdtype(given.dtype, np.floating) else 0.0
+    unit = np.finfo(instants.dtype).eps if np.issubdtype(instants.dtype, np.floating) else 0.0
     if np.abs(dt - even).max() <= 2 * unit * np.abs(exact).max():
         dt = np.full(dt.size, even)
-    return Times(jnp.asarray(given, jnp.result_type(float)), jnp.asarray(dt, jnp.result_type(float)))
+    return Times(jnp.asarray(instants, jnp.result_type(float)), jnp.asarray(dt, jnp.result_type(float)))
 
 
 def parameters(theta: Params) -> Params:
@@ -264,11 +266,11 @@ def few(indices: Sequence[int] | np.ndarray) -> str:
 def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
     """(trajectory, time index, component) of the first non-finite number of each bad trajectory."""
     bad = ~np.isfinite(x)
-    found = []
+    places = []
     for j in np.flatnonzero(bad.any(axis=(1, 2))):
         n, i = np.argwhere(bad[j])[0]
-        found.append((int(j) + offset, int(n), int(i)))
-    return found
+        places.append((int(j) + offset, int(n), int(i)))
+    return places
 
 
 def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> None:

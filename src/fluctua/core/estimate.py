@@ -201,18 +201,18 @@ class Bare(NamedTuple):
         """Nothing to put back."""
 
 
-def as_estimator(given: Estimator | Estimates) -> Estimator:
+def as_estimator(candidate: Estimator | Estimates) -> Estimator:
     """An `Estimator` as it is; a bare function (key, theta, count) -> Estimate wrapped as one."""
-    if not callable(given):
-        raise TypeError(f"an estimator is called as (key, theta, count) -> Estimate; got {type(given).__name__}.")
-    here = [name for name in ("cost", "pilot", "state", "restore") if hasattr(given, name)]
+    if not callable(candidate):
+        raise TypeError(f"an estimator is called as (key, theta, count) -> Estimate; got {type(candidate).__name__}.")
+    here = [name for name in ("cost", "pilot", "state", "restore") if hasattr(candidate, name)]
     if not here:
-        return Bare(given)
+        return Bare(candidate)
     missing = sorted({"cost", "pilot", "state", "restore"} - set(here))
     if missing:
         raise TypeError(
-            f"{type(given).__name__} has {', '.join(map(repr, here))} and lacks {', '.join(map(repr, missing))}: an "
-            "`Estimator` has all four, a bare function none of them."
+            f"{type(candidate).__name__} has {', '.join(map(repr, here))} and lacks {', '.join(map(repr, missing))}: "
+            "an `Estimator` has all four, a bare function none of them."
         )
-    estimator: Any = given
+    estimator: Any = candidate
     return estimator

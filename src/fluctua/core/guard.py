@@ -97,10 +97,10 @@ def examine(
     x = np.stack([np.asarray(data.x[int(j)]) for j in rows])
     x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
     context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
-    given = np.asarray(0.0 if readout is None else readout, float)
-    if given.shape not in ((), x.shape[2:]) or not np.all(given >= 0):
+    variance = np.asarray(0.0 if readout is None else readout, float)
+    if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
-    s = jnp.broadcast_to(jnp.asarray(given, x.dtype), x.shape[2:])
+    s = jnp.broadcast_to(jnp.asarray(variance, x.dtype), x.shape[2:])
 
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         times = check.grid(t)
@@ -108,13 +108,15 @@ def examine(
         v, stderr = _moments(process, kind, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
         return np.asarray(v, float), np.asarray(stderr, float)
 
-    found = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1))
-    if not found.wrong.size or not np.isfinite(found.v).all():  # singular noise is located by the estimate itself
-        return found
-    found = found._replace(doubled=measure(x[:, ::2], t[::2])[0] if x.shape[1] > 2 else None)
+    residuals = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1))
+    if (
+        not residuals.wrong.size or not np.isfinite(residuals.v).all()
+    ):  # singular noise is located by the estimate itself
+        return residuals
+    residuals = residuals._replace(doubled=measure(x[:, ::2], t[::2])[0] if x.shape[1] > 2 else None)
     whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(context)
     turned = np.asarray(data.x).swapaxes(0, 1)[rows].astype(x.dtype) if whole else None
-    return found._replace(cause=_cause(found, x, t, turned, measure))
+    return residuals._replace(cause=_cause(residuals, x, t, turned, measure))
 
 
 def warn_of_residuals(
@@ -127,10 +129,10 @@ def warn_of_residuals(
     stacklevel: int = 2,
 ) -> Residuals:
     """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong. Its arguments."""
-    found = examine(process, theta, trajectories, transition=transition, readout=readout)
-    if found.cause:
-        warnings.warn(f"the trajectories are not those of the process: {found!r}", RuntimeWarning, stacklevel + 1)
-    return found
+    residuals = examine(process, theta, trajectories, transition=transition, readout=readout)
+    if residuals.cause:
+        warnings.warn(f"the trajectories are not those of the process: {residuals!r}", RuntimeWarning, stacklevel + 1)
+    return residuals
 
 
 def check_linearisation(process: Process, theta: Params, trajectories: Trajectories | Iterable[Trajectories]) -> None:
@@ -235,17 +237,17 @@ def _wrong(v: np.ndarray, stderr: np.ndarray) -> np.ndarray:
 
 
 def _cause(
-    found: Residuals, x: np.ndarray, t: np.ndarray, turned: np.ndarray | None, measure: Callable[..., Any]
+    residuals: Residuals, x: np.ndarray, t: np.ndarray, turned: np.ndarray | None, measure: Callable[..., Any]
 ) -> str:
     """What makes the residuals fit when it is changed; else how they deviate."""
     fits = [what for what, (other, times) in _changes(x, t, turned) if not _wrong(*measure(other, times)).any()]
     if fits:
         return f"They fit {' or '.join(fits)}."
-    parts, v = found.wrong, found.v
+    parts, v = residuals.wrong, residuals.v
     which = "every component" if len(parts) == len(v) else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
     growth = np.nan
-    if found.doubled is not None:
-        growth = float(np.median((found.doubled[parts] - 1) / (v[parts] - 1)))
+    if residuals.doubled is not None:
+        growth = float(np.median((residuals.doubled[parts] - 1) / (v[parts] - 1)))
     factor = ", ".join(f"{np.sqrt(v[i]):.3g}" for i in parts[:5])
     if 1.25 < growth < 3:
         return (

@@ -116,11 +116,11 @@ class Recording:
         raise IndexError(j)
 
 
-def _checked(given: Trajectories) -> tuple[np.ndarray, Array]:
+def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
     """Shapes that fit together."""
-    if not isinstance(given, Trajectories):
-        raise TypeError(f"expected fluctua.Trajectories(t, x, context); got {type(given).__name__}.")
-    t, x = check.times(given.t), given.x
+    if not isinstance(trajectories, Trajectories):
+        raise TypeError(f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}.")
+    t, x = check.times(trajectories.t), trajectories.x
     if not hasattr(x, "dtype"):
         raise TypeError(
             f"`x` must be an array (trajectories, {len(t)}, state); got a {type(x).__name__}. Write np.asarray(x)."
@@ -140,7 +140,7 @@ def _checked(given: Trajectories) -> tuple[np.ndarray, Array]:
             f"`x` must be real floating point; it is {x.dtype}."
             + (" Stack real and imaginary parts as components." if np.issubdtype(x.dtype, np.complexfloating) else "")
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(given.context):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trajectories.context):
         if np.shape(leaf)[:1] != shape[:1]:
             raise ValueError(
                 f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, ({shape[0]}, ...); got "

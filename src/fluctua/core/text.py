@@ -26,12 +26,12 @@ def with_error(value: float, error: float) -> str:
 
 def names(theta: Any) -> list[str]:
     """`kappa[3, 1]` and the like for every component, in the order of the flattened parameters."""
-    found = []
+    labels = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(theta):
         stem = jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
         shape = np.shape(leaf)
-        found += [stem + (str(list(i)) if shape else "") for i in np.ndindex(*shape)]
-    return found
+        labels += [stem + (str(list(i)) if shape else "") for i in np.ndindex(*shape)]
+    return labels
 
 
 def describe_estimate(estimate: Any, most: int = 12) -> str:
@@ -82,5 +82,5 @@ def certificate_table(rows: list[tuple[str, float, float, float]], trajectories:
 
 def close_match(word: str, known: Iterable[str]) -> str:
     """` Did you mean "sigma_kappa"?`, or nothing. With a space before, to follow another sentence."""
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f' Did you mean "{found[0]}"?' if found else ""
+    matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{matches[0]}"?' if matches else ""

@@ -166,19 +166,19 @@ def direct_term(
 # ------------------------------------------------------------------------------------------ checks
 
 
-def checked_twin(given: Twin, score: Callable[..., Any], process: Any) -> Twin:
+def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
     """The twin with its process filled in, if it makes sense and the score is one that a twin can stand in for."""
     if not isinstance(process, Process):
         raise ValueError(
             f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use another baseline."
         )
-    if given.order not in (1, 2):
-        raise ValueError(f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {given.order!r}.")
-    if int(given.batch) != given.batch or given.batch < 1:
-        raise ValueError(f"`Twin.batch` must be a whole number of trajectories, at least 1; got {given.batch!r}.")
-    if given.theta is not None and not callable(given.theta):
+    if twin.order not in (1, 2):
+        raise ValueError(f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {twin.order!r}.")
+    if int(twin.batch) != twin.batch or twin.batch < 1:
+        raise ValueError(f"`Twin.batch` must be a whole number of trajectories, at least 1; got {twin.batch!r}.")
+    if twin.theta is not None and not callable(twin.theta):
         raise TypeError(
-            f"`Twin.theta` is a function θ -> θ̃; got {type(given.theta).__name__}. For fixed parameters write "
+            f"`Twin.theta` is a function θ -> θ̃; got {type(twin.theta).__name__}. For fixed parameters write "
             "Twin(theta=lambda theta: fixed)."
         )
     if score not in (full_score, drift_score):
@@ -187,21 +187,21 @@ def checked_twin(given: Twin, score: Callable[..., Any], process: Any) -> Twin:
             "work that the score did: use score=full_score (or drift_score), and put what your own score knows into "
             "the process."
         )
-    baseline = table_for(given.baseline)
-    own = process if given.process is None else given.process
+    baseline = table_for(twin.baseline)
+    own = process if twin.process is None else twin.process
     if not isinstance(own, Process) or own.drift is None:
         raise TypeError(
             "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no `process` at all to use the "
             f"one of the score; got {type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
-    return given._replace(process=check.process(own), order=int(given.order), baseline=baseline)
+    return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
 
 
-def table_for(given: Baseline | str | None) -> Baseline:
+def table_for(choice: Baseline | str | None) -> Baseline:
     """A baseline for Λ: nothing is run besides."""
-    if given is None:
+    if choice is None:
         raise TypeError("`Twin.baseline` must be a fluctua.Baseline or a name, such as mean(); got None.")
-    baseline = chosen(given, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own"))
+    baseline = chosen(choice, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own"))
     assert isinstance(baseline, Baseline)
     if baseline.pilot:
         raise ValueError(
@@ -211,9 +211,9 @@ def table_for(given: Baseline | str | None) -> Baseline:
     return baseline
 
 
-def checked_initial(given: Baseline | str) -> Baseline:
+def checked_initial(choice: Baseline | str) -> Baseline:
     """A baseline for the draw of X₀, which meets V₀ and Λ₀ one after the other."""
-    baseline = chosen(given, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
+    baseline = chosen(choice, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
     if not isinstance(baseline, Baseline) or baseline.pilot or baseline.values is not None:
         raise ValueError(
             "with a Twin the `initial_baseline` is one that needs no table, such as optimal(), mean() or none(): it is "
@@ -234,12 +234,12 @@ def check_batches(baseline: Baseline, first: Baseline, start: Any, count: int, b
         )
 
 
-def twin_parameters(given: Twin, theta: Params) -> Params:
+def twin_parameters(twin: Twin, theta: Params) -> Params:
     """θ̃."""
-    if given.theta is None:
+    if twin.theta is None:
         return theta
     try:
-        return check.parameters(given.theta(theta))
+        return check.parameters(twin.theta(theta))
     except ValueError as error:
         raise ValueError(f"the twin's parameters, Twin.theta(theta): {error}") from None
 

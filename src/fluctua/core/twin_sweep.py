@@ -200,7 +200,7 @@ def streamed_parts(
     shared = recipe.context is None and not isinstance(recipe.start, Density)
     bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
 
-    found = []
+    pieces = []
     for low, high in batches(count, batch):
         ensemble = _begin(recipe, high - low, key, theta, substrate.x0, low)
         xbar = ensemble.x[:1] if shared else ensemble.x
@@ -219,8 +219,8 @@ def streamed_parts(
             path = _replay(recipe, theta, ensemble, x, n, steps)
             carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, times.t[:2])
             lambdas.append(block)
-        found.append(_finish(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
-    parts = _joined(found)
+        pieces.append(_finish(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
+    parts = _joined(pieces)
     trajectory = lambda j: only(substrate(key, theta, j + 1), j)
     check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t)
     return parts
@@ -351,8 +351,8 @@ def _finish(
     return direct, correction, carry.reward, jnp.concatenate(lambdas[::-1])
 
 
-def _joined(found: list[Parts]) -> Parts:
-    direct, correction, returns, means = zip(*found, strict=True)
+def _joined(pieces: list[Parts]) -> Parts:
+    direct, correction, returns, means = zip(*pieces, strict=True)
     sizes = np.array([len(r) for r in returns])
     mean = jnp.tensordot(jnp.asarray(sizes / sizes.sum(), means[0].dtype), jnp.stack(means), 1)
     return jnp.concatenate(direct), jnp.concatenate(correction), jnp.concatenate(returns), mean

@@ -343,8 +343,8 @@ def compare(
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")
     theta = check.parameters(theta)
     runs = {}
-    for index, (name, given) in enumerate(estimators.items()):
-        estimator = as_estimator(given)
+    for index, (name, candidate) in enumerate(estimators.items()):
+        estimator = as_estimator(candidate)
         cost = estimator.cost(theta)
         samples = trajectories // cost
         if samples < 2:

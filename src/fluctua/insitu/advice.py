@@ -39,14 +39,14 @@ ENOUGH = 200
 class FileAdvice(NamedTuple):
     """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none was seen.
 
-    observation_bound: standard deviation that would have been seen, where it was measured here. said: what was used.
+    observation_bound: standard deviation that would have been seen, where it was measured here. notes: what was used.
     """
 
     repetitions: Repetitions
     sampling: Sampling
     observation: np.ndarray | None
     observation_bound: float | None
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def advise_file(
@@ -80,7 +80,7 @@ def advise_file(
             "a recording, of two at least. Record more."
         )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
-    m, said, bound = applied.model, list(applied.said), None
+    m, notes, bound = applied.model, list(applied.notes), None
     process, objective = check.process(m.process), m.objective
     usable = None
     if m.hidden:
@@ -98,7 +98,7 @@ def advise_file(
         q = np.where(fit.diffusion > 0, fit.diffusion, fit.quadratic_variation)
         s2 = np.maximum(fit.observation_variance, 0) if fit.observation_seen else None
         bound = float(np.sqrt(max(np.max(fit.observation_variance + 2 * fit.observation_stderr), 0)))
-        said.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} trajectories")
+        notes.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} trajectories")
     else:
         table = read_noise(recording.description)
         assert table is not None
@@ -108,7 +108,7 @@ def advise_file(
     )
     interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
     needed = repetitions(result.estimate, result.parts, error=error, share=share)
-    return FileAdvice(needed, interval, s2, bound, tuple(said))
+    return FileAdvice(needed, interval, s2, bound, tuple(notes))
 
 
 # ------------------------------------------------------------------------------------------ the interval

@@ -111,16 +111,16 @@ def estimate(
         if observation_noise is not None:
             raise ValueError('correcting for observation noise works with baseline "time" or "none".')
         parts = None
-        found = gradient(
+        result = gradient(
             process, objective, theta, recording.trajectories(), score=score, baseline=plan, block_bytes=chunk_bytes
         )
     else:
         if residuals is not None and residuals.cause:
             warnings.warn(f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2)
-        found, parts = _by_chunks(
+        result, parts = _by_chunks(
             recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
         )
-    return Result(found if view is None else _blank(found, view), view, parts, residuals)
+    return Result(result if view is None else _blank(result, view), view, parts, residuals)
 
 
 def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = "euler", **options: Any) -> Result:
@@ -175,13 +175,13 @@ def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
     return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context)
 
 
-def _blank(found: Estimate, view: Visibility) -> Estimate:
+def _blank(result: Estimate, view: Visibility) -> Estimate:
     """NaN in place of what means nothing."""
 
     def masked(tree: Params) -> Params:
         flat, unravel = ravel_pytree(tree)
         return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))
 
-    return found._replace(
-        gradient=masked(found.gradient), stderr=masked(found.stderr), second_moment=masked(found.second_moment)
+    return result._replace(
+        gradient=masked(result.gradient), stderr=masked(result.stderr), second_moment=masked(result.second_moment)
     )

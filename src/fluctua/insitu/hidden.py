@@ -87,11 +87,11 @@ def visibility(
     for _ in range(PROBES):
         # θ is moved off its value too: κ = 0 at the moment still couples two sites
         p = flat + jnp.asarray(0.1 * rng.normal(size=flat.size), flat.dtype)
-        found = [np.asarray(part) for part in probe(p, jnp.asarray(rng.normal(size=size), flat.dtype))]
-        on_state |= found[0] | found[3]
-        on_theta |= found[1]
-        coupled |= found[2]
-        reward |= found[4] | found[5]
+        touched = [np.asarray(part) for part in probe(p, jnp.asarray(rng.normal(size=size), flat.dtype))]
+        on_state |= touched[0] | touched[3]
+        on_theta |= touched[1]
+        coupled |= touched[2]
+        reward |= touched[4] | touched[5]
     if (reward & ~seen).any():
         raise ValueError(
             f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are not observed: no "

@@ -49,13 +49,13 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
 
     """
     tau = _positive("tau", tau)
-    given = check.process(process)
-    if not isinstance(given, Process) or given.noise is None or isinstance(given.noise, NoiseProduct):
+    checked = check.process(process)
+    if not isinstance(checked, Process) or checked.noise is None or isinstance(checked.noise, NoiseProduct):
         raise ValueError("coloured noise needs a `Process` whose `noise` is one amplitude per component, (M,).")
     x0 = jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype))
     if x0.ndim != 1:
         raise ValueError(f"`start` must be one state (M,); got shape {x0.shape}.")
-    rows = _Coloured(given.drift, given.noise, tau)
+    rows = _Coloured(checked.drift, checked.noise, tau)
     return Coloured(
         Process(rows.drift, rows.noise), Density(_StartDensity(rows), _StartSample(rows, tuple(x0.tolist())))
     )
@@ -206,13 +206,13 @@ def filtered(process: Process, objective: Objective, start: Start, filter: Filte
     Returns: a `Filtered`, for `simulator(filtered.process, filtered.start, t)` and `ppgt`.
 
     """
-    given, rewards = check.process(process), check.objective(objective)
-    if not isinstance(given, Process) or given.noise is None or isinstance(given.noise, NoiseProduct):
+    checked, rewards = check.process(process), check.objective(objective)
+    if not isinstance(checked, Process) or checked.noise is None or isinstance(checked.noise, NoiseProduct):
         raise ValueError("a filter is added to a `Process` whose `noise` is (M,) or (M, W).")
     if objective.running is None:
         raise ValueError("a filter acts on the `running` reward, and this objective has none.")
     through = filter if isinstance(filter, Filter) else linear_filter(filter)
-    rows = _Filtered(given.drift, given.noise, rewards.running, through)
+    rows = _Filtered(checked.drift, checked.noise, rewards.running, through)
     end = None
     if objective.terminal is not None:
         end = lambda theta, x, context: rewards.terminal(theta, x[: x.size - through.size], context)

@@ -153,7 +153,7 @@ def test_a_table_of_somebody_else_will_do(tmp_path):
     np.testing.assert_allclose(applied.ratio, [4.0, 1.0])  # 2 over σ²/2 = 0.5 and 2
     np.testing.assert_allclose(applied.observation_variance, [0.1, 0.2])
     np.testing.assert_allclose(applied.model.process.noise(MODEL.theta, jnp.ones(2), 0.0, None), [2.0, 2.0])
-    assert "of unknown origin" in applied.said[0]
+    assert "of unknown origin" in applied.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def background(bench: Bench, **options: float) -> Iterator[int]:
     ready: list[int] = []
     begun = threading.Event()
 
-    def told(port: int) -> None:
+    def share_port(port: int) -> None:
         ready.append(port)
         begun.set()
 
@@ -182,7 +182,7 @@ def background(bench: Bench, **options: float) -> Iterator[int]:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
-    task = loop.create_task(serve(Server(bench, **options), "127.0.0.1", 0, told))
+    task = loop.create_task(serve(Server(bench, **options), "127.0.0.1", 0, share_port))
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     if not begun.wait(60):

@@ -89,11 +89,11 @@ def fit_drift(
     flat, unravel = ravel_pytree(theta)
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     drift, q = process.drift, diffusion
-    told = transition is euler and q is not None and isinstance(drift, FeatureDrift)
-    stop = source.x.shape[0] if told else _enough(source, flat.size)
+    exact = transition is euler and q is not None and isinstance(drift, FeatureDrift)
+    stop = source.x.shape[0] if exact else _enough(source, flat.size)
 
     def sums(x: Array, times: Times, context: PyTree) -> Any:
-        if told:
+        if exact:
             assert isinstance(drift, FeatureDrift)
             assert q is not None
             return feature_sums(drift, unravel(flat), x, times, context, q, np.asarray(mask), noisy_states)

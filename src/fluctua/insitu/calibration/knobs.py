@@ -130,14 +130,14 @@ def follow(
     expected = parameters(values, {name: np.asarray(settings[name]) for name in KNOBS})
     start = {**model.theta, **expected, **{name: np.asarray(values[name]) for name in REST}}
     seen = bool(values["readout_seen"])
-    found = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
+    fit = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
 
     def step(name: str) -> np.ndarray:
-        error = np.asarray(found.stderr[name], float)
+        error = np.asarray(fit.stderr[name], float)
         trusted = TRUST * np.asarray(values.get(f"{name}_stderr", np.inf))
         known = np.isfinite(error)  # where not, the batch does not determine it, and its value means nothing
         share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
-        return rate * share * (np.asarray(found.theta[name]) - start[name])
+        return rate * share * (np.asarray(fit.theta[name]) - start[name])
 
     moved = {f"{name}_offset": values[f"{name}_offset"] + step(name) for name in KNOBS}
     moved |= {name: values[name] + step(name) for name in REST}

@@ -103,8 +103,8 @@ def fit_noise(
     _noisy(sums["rate"].mean(axis=0))
     mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
     mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
-    found = _reduced(sums, cross, transitions, mixed, mask)
-    return found if mask.all() else _only(found, mask, sums["model"].mean(axis=0))
+    fit = _reduced(sums, cross, transitions, mixed, mask)
+    return fit if mask.all() else _only(fit, mask, sums["model"].mean(axis=0))
 
 
 def _noisy(rate: np.ndarray) -> None:
@@ -170,29 +170,29 @@ def _together(variance: np.ndarray, stderr: np.ndarray) -> float:
     return float(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)))
 
 
-def _only(found: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
+def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
-    weight = usable / found.observation_stderr**2
-    s2, error = np.sum(weight * found.observation_variance) / weight.sum(), weight.sum() ** -0.5
+    weight = usable / fit.observation_stderr**2
+    s2, error = np.sum(weight * fit.observation_variance) / weight.sum(), weight.sum() ** -0.5
 
     def here(value: np.ndarray, other: np.ndarray | float) -> np.ndarray:
         return np.where(usable, value, other)
 
     pair = usable & usable[:, None]
-    return found._replace(
-        diffusion=here(found.diffusion, model),
-        diffusion_stderr=here(found.diffusion_stderr, model),
-        quadratic_variation=here(found.quadratic_variation, model),
-        quadratic_variation_stderr=here(found.quadratic_variation_stderr, model),
-        observation_variance=here(found.observation_variance, s2),
-        observation_stderr=here(found.observation_stderr, error),
-        ratio=here(found.ratio, 1.0),
-        ratio_stderr=here(found.ratio_stderr, 1.0),
-        correlation=np.where(pair, found.correlation, np.eye(len(usable))),
-        autocorrelation=here(found.autocorrelation, 0.0),
-        whiteness=here(found.whiteness, 1.0),
-        state_dependence=here(found.state_dependence.T, 0.0).T,
-        state_dependence_z=here(found.state_dependence_z.T, 0.0).T,
+    return fit._replace(
+        diffusion=here(fit.diffusion, model),
+        diffusion_stderr=here(fit.diffusion_stderr, model),
+        quadratic_variation=here(fit.quadratic_variation, model),
+        quadratic_variation_stderr=here(fit.quadratic_variation_stderr, model),
+        observation_variance=here(fit.observation_variance, s2),
+        observation_stderr=here(fit.observation_stderr, error),
+        ratio=here(fit.ratio, 1.0),
+        ratio_stderr=here(fit.ratio_stderr, 1.0),
+        correlation=np.where(pair, fit.correlation, np.eye(len(usable))),
+        autocorrelation=here(fit.autocorrelation, 0.0),
+        whiteness=here(fit.whiteness, 1.0),
+        state_dependence=here(fit.state_dependence.T, 0.0).T,
+        state_dependence_z=here(fit.state_dependence_z.T, 0.0).T,
     )
 
 
@@ -235,13 +235,13 @@ def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
     The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties neighbours together
     (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
     """
-    found = []
+    statistics = []
     for first, later in zip(rho[0] if seen else np.zeros(rho.shape[1]), rho[1:].T, strict=True):
         first = np.clip(first, -0.5, 0.5)  # as far as a moving average goes
         tie = toeplitz(np.pad([1 + 2 * first**2, 2 * first, first**2], (0, LAGS - 4)))
         z = later * np.sqrt(products[1:])
-        found.append(z @ np.linalg.solve(tie, z))
-    return np.array(found)
+        statistics.append(z @ np.linalg.solve(tie, z))
+    return np.array(statistics)
 
 
 def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -278,20 +278,20 @@ def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
 
     >>> spreading(process, theta, recording.trajectories(0, 1, load=True)).weights
     """
-    found = [_over(jacobian, dt) for jacobian, dt in jacobians(process, theta, data)]
-    return Spreading(*(np.mean(part, axis=0) for part in zip(*found, strict=True)))
+    parts = [_over(jacobian, dt) for jacobian, dt in jacobians(process, theta, data)]
+    return Spreading(*(np.mean(part, axis=0) for part in zip(*parts, strict=True)))
 
 
 def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
     """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
     rng, dtype = np.random.default_rng(0), jnp.result_type(float)
     slope = jax.jit(jax.jacfwd(lambda x, t, context: process.drift(theta, x, t, context)))
-    found = []
+    matrices = []
     for j, n in zip(rng.integers(len(data.x), size=STATES), rng.integers(len(data.t) - 1, size=STATES), strict=True):
         context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
         at = slope(jnp.asarray(data.x[j, n], dtype), jnp.asarray(data.t[n], dtype), context)
-        found.append((np.asarray(at, np.float64), float(data.t[n + 1] - data.t[n])))
-    return found
+        matrices.append((np.asarray(at, np.float64), float(data.t[n + 1] - data.t[n])))
+    return matrices
 
 
 def _over(jacobian: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

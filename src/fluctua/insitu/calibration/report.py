@@ -139,10 +139,10 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         size = off[a, b] * np.sqrt(n.transitions)
         tail = f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
         seen = size > limit(m * (m - 1) // 2)
-        said = "→ is shared between components" if seen and off[a, b] > SHARED else "independent in each component"
+        verdict = "→ is shared between components" if seen and off[a, b] > SHARED else "independent in each component"
         if seen and off[a, b] <= SHARED:  # an interval that is not short shares that much by itself
-            said = "nearly independent in each component"
-        lines.append(f"  {said} {tail}")
+            verdict = "nearly independent in each component"
+        lines.append(f"  {verdict} {tail}")
     return lines
 
 
@@ -221,9 +221,9 @@ def describe_gains(g: Gains, most: int = 16) -> str:
     lines = ["ACTUATOR GAINS   dθ / d(setting)", f"  {'':<12} {'setting':<12} {'gain':>22} {'linear? p':>10}"]
     order = np.argsort(-z, axis=None, kind="stable")[:most]
     for p, s in zip(*np.unravel_index(order, z.shape), strict=True):
-        said = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
+        p_value = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
         lines.append(
-            f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {said:>10}"
+            f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {p_value:>10}"
         )
     if z.size > most:
         lines.append(f"  … the {most} clearest of {z.size}; --json has all")

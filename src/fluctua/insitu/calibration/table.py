@@ -55,17 +55,17 @@ class NoiseTable(NamedTuple):
     origin: str
 
 
-def table_of(found: Calibration, trajectories: int) -> dict[str, Any]:
+def table_of(calibration: Calibration, trajectories: int) -> dict[str, Any]:
     """What `put_table(path, "noise", …)` takes.
 
     >>> put_table("run.nc", "noise", table_of(calibrate(recording, model), recording.count))
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
-    table: dict[str, Any] = {name: getattr(found.noise, name) for name in names}
-    table["observation_seen"] = int(found.noise.observation_seen)
-    for name, value, error in _flat(found.fit.theta, found.fit.stderr):
+    table: dict[str, Any] = {name: getattr(calibration.noise, name) for name in names}
+    table["observation_seen"] = int(calibration.noise.observation_seen)
+    for name, value, error in _flat(calibration.fit.theta, calibration.fit.stderr):
         table |= {f"{DRIFT}{name}": value, f"{DRIFT}{name}{ERROR}": error}
-    how = {"transition": found.transition, "trajectories": trajectories}
+    how = {"transition": calibration.transition, "trajectories": trajectories}
     return {**table, **how, "created": now(), "software": software_name()}
 
 
@@ -134,13 +134,13 @@ SAMPLES = 256
 
 class Applied(NamedTuple):
     """model: as it is to be used. observation_variance: s² (M,) to correct for, or None. ratio: Q̂/Q (M,) of the file's
-    calibration, None if the model's noise was left alone. said: what was used, a line each, for people.
+    calibration, None if the model's noise was left alone. notes: what was used, a line each, for people.
     """
 
     model: RecordingModel
     observation_variance: np.ndarray | None
     ratio: np.ndarray | None
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def apply_calibration(
@@ -155,28 +155,28 @@ def apply_calibration(
     >>> m = applied.model
     >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=applied.observation_variance)
     """
-    for name, given, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
-        if given not in known:
-            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {given!r}.")
+    for name, choice, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
+        if choice not in known:
+            raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {choice!r}.")
     table = read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
     if table is None and (noise == "file" or theta == "calibrated"):
         raise ValueError(
             f"{recording.path} has no calibration in it. Make one: fluctua calibrate {recording.path} --write"
         )
-    said = []
+    notes = []
     ratio = variance = None
     if theta == "calibrated":
         assert table is not None
         model, line = _with_drift(recording, model, table)
-        said.append(line)
+        notes.append(line)
     if table is None or noise == "nominal":
-        said.insert(0, "noise: the model's own Q" + ("" if noise == "nominal" else "; the file has no calibration"))
+        notes.insert(0, "noise: the model's own Q" + ("" if noise == "nominal" else "; the file has no calibration"))
     else:
         model, ratio = _with_noise(recording, model, table.diffusion)
         variance = table.observation_variance
-        said.insert(0, _noise_line(table, ratio, variance))
-        said += _off(recording, model, table) if theta == "set" else []
-    return Applied(model, variance, ratio, tuple(said))
+        notes.insert(0, _noise_line(table, ratio, variance))
+        notes += _off(recording, model, table) if theta == "set" else []
+    return Applied(model, variance, ratio, tuple(notes))
 
 
 # ------------------------------------------------------------------------------------------- the noise

@@ -42,12 +42,12 @@ def read_block(read: Callable[[int], bytes], most: int) -> bytes:
     digits = read(1)
     if not b"1" <= digits <= b"9":
         raise ValueError(f"after '#' a block says how many digits its length has, 1 to 9; got {digits!r}.")
-    told = read(int(digits))
-    if not told.isdigit():
-        raise ValueError(f"the length of a block must be decimal digits; got {told!r}.")
-    if int(told) > most:
-        raise ValueError(f"a block announces {int(told):,} bytes where at most {most:,} were expected.")
-    return read(int(told))
+    length = read(int(digits))
+    if not length.isdigit():
+        raise ValueError(f"the length of a block must be decimal digits; got {length!r}.")
+    if int(length) > most:
+        raise ValueError(f"a block announces {int(length):,} bytes where at most {most:,} were expected.")
+    return read(int(length))
 
 
 def numbers(values: Array) -> str:

@@ -283,11 +283,11 @@ def measured(
     )  # fmt: skip
 
 
-def _same(asked: Params, told: Params | None) -> bool:
+def _same(asked: Params, answered: Params | None) -> bool:
     """Settings read back are those that were sent, to the rounding of a decimal number."""
-    if told is None:
+    if answered is None:
         return True
-    pairs = zip(jax.tree.leaves(asked), jax.tree.leaves(told), strict=True)
+    pairs = zip(jax.tree.leaves(asked), jax.tree.leaves(answered), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)
 
 
@@ -309,10 +309,10 @@ class Archive:
     def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str) -> None:
         """Write one batch. good: (E,), which of its trajectories may be averaged. verdict: why not the others."""
         head = self.head(batch, settings)
-        for which, end, told in ((good, "", ""), (~good, "-left-out", f"left out: {verdict}")):
+        for which, end, provenance in ((good, "", ""), (~good, "-left-out", f"left out: {verdict}")):
             if which.any():
                 path = self.folder / f"batch-{self.number:06d}{end}.nc"
-                save(path, dataclasses.replace(head, provenance=told), batch.x[which])
+                save(path, dataclasses.replace(head, provenance=provenance), batch.x[which])
         self.number += 1
 
     def trajectories_since(self, number: int) -> int:

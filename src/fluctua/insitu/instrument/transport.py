@@ -167,8 +167,8 @@ class Visa:
         try:
             resource: Any = pyvisa.ResourceManager(backend).open_resource(address, open_timeout=int(1000 * timeout))
         except Exception as error:
-            said = " ".join(str(error).split())  # some are of several lines
-            raise InstrumentError(f"no connection to {address}: {said}") from error
+            message = " ".join(str(error).split())  # some are of several lines
+            raise InstrumentError(f"no connection to {address}: {message}") from error
         resource.timeout = 1000 * timeout
         resource.write_termination = resource.read_termination = "\n"
         resource.chunk_size = 2**20

@@ -84,13 +84,13 @@ class Description:
 
 def names_of(channels: Sequence[str]) -> tuple[str, ...]:
     """Distinct names, one at least."""
-    given = tuple(channels)
-    if not given or not all(isinstance(name, str) and name for name in given):
-        raise ValueError(f"`channels` must be one name or more, each a text; got {given!r}.")
-    if len(set(given)) != len(given):
-        twice = sorted({name for name in given if given.count(name) > 1})
+    names = tuple(channels)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"`channels` must be one name or more, each a text; got {names!r}.")
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"channels must have names of their own; {', '.join(twice)} appears more than once.")
-    return given
+    return names
 
 
 def plain_name(name: Any, group: str) -> str:

@@ -156,10 +156,10 @@ def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str], units: Un
     places: list[str] = []
     file.visititems(lambda name, item: places.append(name) if isinstance(item, h5py.Dataset) else None)
     shown = [name for name in places if not name.startswith("#")]
-    found = _find(path, shown, mapping, separator="/", needs_times=units.dt is None)
+    mapped = _find(path, shown, mapping, separator="/", needs_times=units.dt is None)
     text: Callable[[Any], Any] = (lambda d: _matlab_text(file, d)) if matlab else (lambda d: d[()])
     values: dict[str, Any] = {}
-    for name, where in found.items():
+    for name, where in mapped.items():
         data = file[where]
         if name == "x":
             continue
@@ -167,7 +167,7 @@ def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str], units: Un
             values[name] = text(data)
         else:
             values[name] = _squeezed(name, data[()].T if matlab else data[()])
-    x = file[found["x"]]
+    x = file[mapped["x"]]
     if (x.dtype.names and set(x.dtype.names) >= {"real", "imag"}) or matlab:
         x = _Reversed(x) if matlab else _Compound(x)
     return _contents(path, "MATLAB v7.3" if matlab else "HDF5", values, x, units)
@@ -226,20 +226,20 @@ def _find(
             )
         if where.strip("/") not in places:
             raise ValueError(f"{path} has no {where!r} for {name}; it has {_few(places)}.{close_match(where, places)}")
-    found = {name: where.strip("/") for name, where in mapping.items()}
+    mapped = {name: where.strip("/") for name, where in mapping.items()}
     for place in places:
         name = place.replace(separator, ".") if separator != "." else place
-        if name not in found and (name in KNOWN or (name.count(".") == 1 and name.split(".")[0] in TABLES)):
-            found[name] = place
+        if name not in mapped and (name in KNOWN or (name.count(".") == 1 and name.split(".")[0] in TABLES)):
+            mapped[name] = place
     wanted = [("x", "the states (trajectory, time, channel)")] + [("t", "the times")] * needs_times
     for name, meaning in wanted:
-        if name not in found:
+        if name not in mapped:
             interval = ", or give the interval of the samples, --dt or --rate" if name == "t" else ""
             raise ValueError(
                 f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: --map {name}=PLACE "
                 f"(in Python, mapping={{{name!r}: ...}}){interval}."
             )
-    return found
+    return mapped
 
 
 def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Units) -> Contents:

@@ -168,22 +168,24 @@ def _nanmean(x: np.ndarray) -> np.ndarray:
 
 
 def _whole(recording: RecordingFile) -> list[Finding]:
-    found = [Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.") for text in recording.damage]
+    findings = [
+        Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.") for text in recording.damage
+    ]
     if recording.count == 0:
-        found.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
+        findings.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
     if recording.interrupted:
         text = (
             "the file is being written, or its writer was killed: other programs will not open it. Go on with "
             "--append, or make it an ordinary file with fluctua.insitu.repair."
         )
-        found.append(Finding("interrupted", False, text))
+        findings.append(Finding("interrupted", False, text))
     if recording.incomplete:
         text = f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the others are whole."
-        found.append(Finding("incomplete", False, text))
+        findings.append(Finding("incomplete", False, text))
     if not recording.description.parameters:
         text = "the parameters that were set are not in the file: pass them to `estimate` (--params)."
-        found.append(Finding("no parameters", False, text))
-    return found
+        findings.append(Finding("no parameters", False, text))
+    return findings
 
 
 def _grid(t: np.ndarray) -> list[Finding]:
@@ -236,7 +238,7 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     takes its last step less often than the last but one; so: at least `CLIPPED` samples, and three times the next.
     """
     moving = seen.moments()[1] > 0
-    found = []
+    findings = []
     for side, at in (("below", 0), ("above", 1)):
         which = np.flatnonzero(seen.railed[at])
         if which.size:
@@ -246,9 +248,9 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
                 f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's range. Lower the gain "
                 "and record again."
             )
-            found.append(Finding("clipping", True, text))
-    if found:
-        return found
+            findings.append(Finding("clipping", True, text))
+    if findings:
+        return findings
     for side, end, sign in (("above", seen.top, 1), ("below", seen.bottom, -1)):
         piled = (end.times >= CLIPPED) & (end.times > 3 * end.second_times) & moving
         which = np.flatnonzero(piled)
@@ -259,8 +261,8 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
                 f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, {end.times[worst]:,} "
                 f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and record again."
             )
-            found.append(Finding("clipping", True, text))
-    return found
+            findings.append(Finding("clipping", True, text))
+    return findings
 
 
 def _repeats(seen: _Seen) -> list[Finding]:

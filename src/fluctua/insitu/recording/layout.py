@@ -105,8 +105,7 @@ def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
 
 def read_head(file: h5py.File, path: Path) -> Description:
     """The description in an open file, whose format is checked first."""
-    said = file.attrs.get("format")
-    if said != FORMAT:
+    if file.attrs.get("format") != FORMAT:
         raise ValueError(
             f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If it holds "
             "trajectories, say where: --map x=PATH --map t=PATH (in Python, mapping={'x': ..., 't': ...})."

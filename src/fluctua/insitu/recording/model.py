@@ -96,14 +96,14 @@ def observed_sites(description: Description, sites: int) -> np.ndarray:
 
 
 def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
-    table, found = d.drive, []
+    table, drives = d.drive, []
     for k in range(len(np.atleast_1d(table["lead"]))):
         at = lambda name: float(np.atleast_1d(table[name])[k])  # noqa: B023
         envelope = None
         if "envelope" in table:
             envelope = SampledEnvelope(tuple(d.t.tolist()), tuple(np.atleast_2d(table["envelope"])[k].tolist()))
-        found.append(tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope))
-    return tuple(found)
+        drives.append(tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope))
+    return tuple(drives)
 
 
 # ---------------------------------------------------------------------------------------- any other system
@@ -124,17 +124,17 @@ class RecordingModel(NamedTuple):
         return self.observed is not None and self.size is not None and len(self.observed) < self.size
 
 
-def model_of(recording: RecordingFile, source: Path | None = None, given: Params | None = None) -> RecordingModel:
+def model_of(recording: RecordingFile, source: Path | None = None, changes: Params | None = None) -> RecordingModel:
     """The model of a recording.
 
     source: a Python file with `process`, `objective` and, if the recording has no parameters, `theta`. Without one,
-    the recording's own `network`. given: parameters that take the place of the recording's.
+    the recording's own `network`. changes: parameters that take the place of the recording's.
     """
     d = recording.description
-    theta = dict(d.theta) if given is None else {**d.theta, **given}
+    theta = dict(d.theta) if changes is None else {**d.theta, **changes}
     if source is not None:
         module = _loaded(source)
-        if given is None and hasattr(module, "theta"):
+        if changes is None and hasattr(module, "theta"):
             theta = module.theta
         model = RecordingModel(module.process, module.objective, theta)
     else:

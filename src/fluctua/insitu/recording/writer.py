@@ -353,8 +353,8 @@ def _reason(error: BaseException) -> str:
     return words.get(number or 0, os.strerror(number) if number else str(error).splitlines()[0])
 
 
-def _states(d: Description, given: Any) -> np.ndarray:
-    x = np.asarray(given)
+def _states(d: Description, states: Any) -> np.ndarray:
+    x = np.asarray(states)
     want = (len(d.t), len(d.channels))
     if d.is_complex and x.dtype.kind == "f" and x.shape == (want[0], 2 * want[1]):
         x = x[:, : want[1]] + 1j * x[:, want[1] :]
@@ -365,8 +365,8 @@ def _states(d: Description, given: Any) -> np.ndarray:
     return x.astype(d.dtype)
 
 
-def _context(d: Description, given: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    known, came = dict(d.context or {}), dict(given or {})
+def _context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    known, came = dict(d.context or {}), dict(context or {})
     if set(known) != set(came):
         raise ValueError(
             f"the context of every trajectory of this recording is {', '.join(known) or 'empty'}; got "
