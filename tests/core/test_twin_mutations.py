@@ -15,7 +15,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.ppgt import split_of, total
+from fluctua.core.ppgt import samples_of
 from problems import exact_return, flat, multiplicative, problem, tolerance
 
 E, FEW, REJECTED = 20_000, 500, 6.0
@@ -130,7 +130,7 @@ def test_written_out_it_is_the_librarys():
     twin = fl.Twin(WRONG, order=2, baseline=fl.none())
     data = fl.Trajectories(THE.t, paths()[:FEW, :, None])
     options = {"start": THE.start, "baseline": twin, "initial_baseline": fl.none()}
-    theirs = total(split_of(THE.process, THE.objective, THE.theta, data, **options)).gradient
+    theirs = samples_of(THE.process, THE.objective, THE.theta, data, **options).gradient
     ours = sum(samples(parts()))[:FEW]
     np.testing.assert_allclose(
         np.concatenate([v.reshape(FEW, -1) for v in jax.tree.leaves(theirs)], 1), ours, rtol=1e-8

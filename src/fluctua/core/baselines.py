@@ -85,6 +85,7 @@ def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
         values: (T+1,), the mean return-to-go at each time, if it is known already: of an earlier iteration, say.
         pilot: trajectories of the pilot.
 
+    Returns: the record to pass as `baseline=`.
     """
     if values is None:
         if isinstance(pilot, bool) or int(pilot) != pilot or pilot < 1:
@@ -170,6 +171,7 @@ def binned(
         group: split a larger ensemble into groups of at most so many trajectories, each with bins of its own; None for
             all together. Fused kernels only.
 
+    Returns: the record to pass as `baseline=`.
     """
     for name, value, least in (("bins", bins, 1), ("every", every, 1), ("group", 2 if group is None else group, 2)):
         if isinstance(value, bool) or int(value) != value or value < least:

@@ -5,7 +5,7 @@ estimator that runs a substrate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +87,17 @@ def gradient(
     Returns: an `Estimate`.
 
     """
-    method = _method(process, objective, start, score, baseline, initial_baseline)
-    return reduce_samples(_recorded(method, theta, trajectories, block_bytes))
+    choices: Choices = {"start": start, "score": score, "baseline": baseline, "initial_baseline": initial_baseline}
+    return reduce_samples(samples_of(process, objective, theta, trajectories, block_bytes=block_bytes, **choices))
+
+
+class Choices(TypedDict, total=False):
+    """Options that the doors of the theorem share; `gradient` explains them."""
+
+    start: Density | Reparameterised | None
+    score: Score
+    baseline: Baseline | Twin | str | None
+    initial_baseline: Baseline | str | None
 
 
 def samples_of(
@@ -97,32 +106,22 @@ def samples_of(
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
-    start: Density | Reparameterised | None = None,
-    score: Score = full_score,
-    baseline: Baseline | Twin | str | None = None,
-    initial_baseline: Baseline | str | None = None,
     block_bytes: int = BLOCK_BYTES,
+    **choices: Unpack[Choices],
 ) -> Samples:
-    """The gradients of the single trajectories, whose mean is `gradient(...)`; its arguments."""
-    method = _method(process, objective, start, score, baseline, initial_baseline)
-    return _recorded(method, theta, trajectories, block_bytes)
+    """The gradients of the single trajectories, whose mean is `gradient(...)`.
 
+    Args:
+        process: drift and noise that the score uses.
+        objective: what is maximised.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: one record, or an iterable of them.
+        block_bytes: how much of the trajectories is held at a time.
+        **choices: `start`, `score`, `baseline` and `initial_baseline` as for `gradient`.
 
-def split_of(
-    process: AnyProcess,
-    objective: Objective,
-    theta: Params,
-    trajectories: Trajectories | Iterable[Trajectories],
-    *,
-    baseline: Twin | str = "twin",
-    start: Density | Reparameterised | None = None,
-    score: Score = full_score,
-    initial_baseline: Baseline | str | None = None,
-    block_bytes: int = BLOCK_BYTES,
-) -> TwinSamples:
-    """The gradients of given trajectories in two parts, direct and correction; the arguments of `gradient`."""
-    method = _method(process, objective, start, score, baseline, initial_baseline)
-    return _recorded_split(method, theta, trajectories, None, block_bytes)
+    Returns: `Samples`.
+    """
+    return _recorded(_method(process, objective, **choices), theta, trajectories, block_bytes)
 
 
 def ppgt(
@@ -237,7 +236,15 @@ def total(parts: TwinSamples) -> Samples:
 
 
 def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectories: Trajectories) -> Array:
-    """E[λ̂ₙ] at every time (T+1,): the `values` of a time-only baseline, from other trajectories."""
+    """E[λ̂ₙ] at every time: the `values` of a time-only baseline, from other trajectories.
+
+    Args:
+        objective: what is maximised.
+        theta: θ, a pytree of floats.
+        trajectories: recorded or simulated at θ.
+
+    Returns: (T+1,).
+    """
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
     return sources.mean_return_to_go(check.objective(objective), theta, recording.times, x, recording.context)
@@ -249,10 +256,10 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
 def _method(
     process: AnyProcess,
     objective: Objective,
-    start: Density | Reparameterised | None,
-    score: Score,
-    baseline: Baseline | Twin | str | None,
-    initial_baseline: Baseline | str | None,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    baseline: Baseline | Twin | str | None = None,
+    initial_baseline: Baseline | str | None = None,
 ) -> Method:
     moving = None if start is None else checked_start(start)[0]
     process, rewards = check.process(process), check.objective(objective)

@@ -40,7 +40,15 @@ ORDER = 6
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
-    """r = x' − x − μ(x, t)Δt, the kick that the noise gave. (M,)"""
+    """r = x' − x − μ(x, t)Δt, the kick that the noise gave.
+
+    Args:
+        process: its drift.
+        theta: θ, a pytree of floats.
+        step: the two ends of one step of one trajectory.
+
+    Returns: (M,).
+    """
     return step.x_next - step.x - process.drift(theta, step.x, step.t, step.context) * step.dt
 
 
@@ -48,6 +56,13 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     """U = ½ rᵀ Q⁻¹ ∂μ/∂θ (Eq. 11), for parameters that enter the drift only.
 
     Parameters that also enter the noise get a wrong gradient here; `full_score` is right for both.
+
+    Args:
+        process: its drift and noise.
+        theta: θ, a pytree of floats.
+        step: the two ends of one step of one trajectory.
+
+    Returns: U, a pytree like θ.
 
     >>> drift_score(process, theta, Step(x[0, 0], x[0, 1], t=0.0, dt=0.01))
     """
@@ -63,8 +78,14 @@ def full_score(
 
     Costs nothing more than `drift_score` when the noise does not depend on θ: the compiler drops the terms.
 
-    `shift(theta) -> (δx, δx')` moves the two ends of the step with θ. It is zero in value and carries only
-    a derivative: the way a start that depends on θ enters (see `fluctua.core.start.Reparameterised`).
+    Args:
+        process: its drift and noise.
+        theta: θ, a pytree of floats.
+        step: the two ends of one step of one trajectory.
+        shift: θ -> (δx, δx') moves the two ends of the step with θ. It is zero in value and carries only a
+            derivative: the way a start that depends on θ enters (see `Reparameterised`).
+
+    Returns: U, a pytree like θ.
     """
     if shift is None:
         ends = lambda th: (step.x, step.x_next)
@@ -121,6 +142,13 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
     """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as `score=`.
 
     Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q over it.
+
+    Args:
+        process: its drift and noise.
+        theta: θ, a pytree of floats.
+        step: the two ends of one interval of one trajectory.
+
+    Returns: U, a pytree like θ.
     """
 
     def log_density(theta: Params) -> Array:

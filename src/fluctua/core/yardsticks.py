@@ -65,7 +65,13 @@ def pathwise(objective: Objective, substrate: Simulator) -> Yardstick:
     """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the reverse
-    sweep recomputes what it does not keep. One trajectory a sample.
+    sweep recomputes what it does not keep.
+
+    Args:
+        objective: what is maximised.
+        substrate: a `simulator`.
+
+    Returns: the estimator; one trajectory a sample.
     """
     return Yardstick(_pathwise, _one, check.objective(objective), _simulated(substrate, "pathwise"))
 

@@ -64,8 +64,19 @@ def advise_file(
 ) -> FileAdvice:
     """What the recording says about the next one. The noise is that of its calibration, or else is measured here.
 
-    error: wanted of the gradient, relative. share: of the components, each to that error. score: "euler" or
-    "local-linear". noise, theta: as for `apply_calibration`.
+    Args:
+        recording: an open one.
+        model: what `model_of(recording)` gives.
+        error: wanted of the gradient, relative.
+        share: of the components, each to that error.
+        score: "euler" or "local-linear".
+        baseline: a name.
+        noise: as for `apply_calibration`.
+        theta: as for `apply_calibration`.
+        chunk_bytes: memory of a chunk.
+        progress: (trajectories done, all) -> None.
+
+    Returns: repetitions, interval and readout noise.
 
     >>> with open_recording("run.nc") as recording:
     ...     advise_file(recording, model_of(recording), error=0.2).repetitions.whole

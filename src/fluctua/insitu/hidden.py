@@ -53,9 +53,19 @@ def visibility(
     context: PyTree = None,
     seed: int = 0,
 ) -> Visibility:
-    """What can be trained from the components `observed` of a state of `size` components.
+    """What can be trained from some components of a state. A reward of hidden states is refused outright.
 
-    context: that of one trajectory, if the process needs one. A reward of hidden states is refused outright.
+    Args:
+        process: its drift and noise.
+        objective: what is maximised; None leaves rewards out.
+        theta: θ, a pytree of floats.
+        observed: components that are seen.
+        size: M, of the state.
+        t: time at which the couplings are looked at.
+        context: that of one trajectory, if the process needs one.
+        seed: of the states that they are looked at.
+
+    Returns: the parameters that can be trained, and those that are missing.
 
     >>> visibility(task.process, task.objective, theta, observed=[0, 1, 5, 6, 7, 11], size=12).missing
     """

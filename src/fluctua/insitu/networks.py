@@ -29,8 +29,16 @@ def network_model(
 ) -> Model:
     """A resonator network with knobs for ω and κ, trained for the power that it transmits (`tcmt.transmission`).
 
-    network: by the data sheet; of it only the graph and the lead couplings are believed. interval, points: of the
-    samples. s: amplitude of the drive. rate: how fast the calibration follows; 0 leaves it. omega, kappa: bounds.
+    Args:
+        network: by the data sheet; of it only the graph and the lead couplings are believed.
+        interval: between two samples.
+        points: samples of a trajectory.
+        s: amplitude of the drive.
+        rate: how fast the calibration follows; 0 leaves it.
+        omega: bounds.
+        kappa: bounds.
+
+    Returns: the model that `begin` takes.
 
     >>> network_model(tcmt.rectangular(3, 4), interval=0.01)
     """

@@ -36,6 +36,14 @@ def rms_ascent(
     starts at the first h, so the first clamp does nothing. It takes in h itself and not the clamped h̃, so a
     lasting change of scale is followed.
 
+    Args:
+        learning_rate: α.
+        rho: the factor by which h may leave its average before it is clamped.
+        beta: memory of the average.
+        epsilon: keeps the denominator from zero.
+
+    Returns: an optax rule.
+
     >>> train(key, theta, estimator, rms_ascent(0.05), count=1000, iterations=75, project=box(0, 2))
     """
     for name, value, fits in (

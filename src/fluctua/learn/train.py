@@ -118,7 +118,13 @@ def _iterate(
 
 
 def box(lower: Params, upper: Params) -> Callable[[Params], Params]:
-    """Π onto lower ≤ θ ≤ upper. Bounds are pytrees like θ, or prefixes of it down to two numbers.
+    """Π onto lower ≤ θ ≤ upper.
+
+    Args:
+        lower: a pytree like θ, or a prefix of it down to one number.
+        upper: the same.
+
+    Returns: the function θ -> Πθ.
 
     >>> project = box({"kappa": 0.0, "omega": -2.0}, {"kappa": 2.0, "omega": 2.0})
     """

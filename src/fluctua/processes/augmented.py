@@ -166,14 +166,28 @@ def low_pass(tau: float) -> Filter:
 
 
 def lock_in(frequency: float, tau: float) -> Filter:
-    """A lock-in amplifier: g times 2cos ωt and 2sin ωt, each through a low-pass τ. It shows X² + Y²."""
+    """A lock-in amplifier: g times 2cos ωt and 2sin ωt, each through a low-pass τ.
+
+    Args:
+        frequency: ω, an angular frequency.
+        tau: τ, the time constant of both low-passes.
+
+    Returns: the filter, which shows X² + Y².
+    """
     omega, tau = 2 * np.pi * frequency, _positive("tau", tau)
     reference = lambda t: jnp.array([2 * jnp.cos(omega * t), 2 * jnp.sin(omega * t)])
     return Filter(2, lambda y, g, t: (reference(t) * g - y) / tau, lambda y, g, t: jnp.sum(y**2))
 
 
 def moving_average(window: float, dt: float) -> Filter:
-    """The mean of g over the last `window`, exact on a grid of steps `dt`: a delay line of window/dt components."""
+    """The mean of g over the last `window`, exact on a grid: a delay line of window/dt components.
+
+    Args:
+        window: time over which g is averaged.
+        dt: step of the grid, which divides the window.
+
+    Returns: the filter.
+    """
     taps = round(_positive("window", window) / _positive("dt", dt))
     if taps < 1 or abs(taps * dt / window - 1) > 1e-6:
         raise ValueError(f"`window` must be a whole number of steps `dt`; got {window} / {dt} = {window / dt:g}.")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -103,14 +103,27 @@ def run(
     Returns: a `Result`: θ after the last step, and the summary.
 
     """
-    keep = Keep(3, checkpoint_seconds, parameters_every, "theta/")
-    task = _task(folder, estimator, theta, optimiser, count, iterations, seed, project, keep)
+    task = _task(
+        folder, estimator, theta, optimiser, count=count, iterations=iterations, seed=seed, project=project,
+        checkpoint_seconds=checkpoint_seconds, parameters_every=parameters_every,
+    )  # fmt: skip
     settings, identity = _settings(task)
     book = journal.create(
-        task.place, _written(settings), identity, task.start, journal.named_leaves, need=_space(task), keep=keep,
+        task.place, _written(settings), identity, task.start, journal.named_leaves, need=_space(task), keep=task.keep,
         replace=replace, advice="record less often (parameters_every)",
     )  # fmt: skip
     return _complete(task, book, task.start, on_row)
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that `run` and `resume` share; `run` explains them."""
+
+    count: Required[int | Callable[[int], int]]
+    iterations: Required[int]
+    seed: int
+    project: Callable[[Params], Params] | None
+    checkpoint_seconds: float
+    parameters_every: int
 
 
 def resume(
@@ -119,38 +132,27 @@ def resume(
     theta: Params,
     optimiser: optax.GradientTransformation,
     *,
-    count: int | Callable[[int], int],
-    iterations: int,
-    seed: int = 0,
-    project: Callable[[Params], Params] | None = None,
     on_row: OnRow | None = None,
     report: Callable[[str], None] = print,
-    checkpoint_seconds: float = 20.0,
-    parameters_every: int = 1,
+    **options: Unpack[Options],
 ) -> Result:
     """Go on with a `run` from its newest good checkpoint, to the bit as if it had not been cut off.
 
-    The arguments are those of `run`; `iterations` may be more. Estimator, optimiser and `project` are code, which a
-    folder does not hold: they are taken as they are given. A run that is complete is read and returned.
+    Estimator, optimiser and `project` are code, which a folder does not hold: they are taken as they are given. A run
+    that is complete is read and returned.
 
     Args:
         folder: of the run.
         estimator: of ∇θJ, as it was.
         theta: parameters that the run started from.
         optimiser: as it was.
-        count: trajectories an iteration, or a function of the iteration.
-        iterations: how many, those before included.
-        seed: of the noise, as it was.
-        project: Π, as it was.
         on_row: is given every row of the history with its `Record`, once it is written.
         report: is told of damaged files.
-        checkpoint_seconds: between two checkpoints; 0 is every iteration.
-        parameters_every: iterations between two records of θ in parameters.h5; 0 is none.
-    Returns: a `Result`: θ after the last step, and the summary.
+        **options: those of `run`, as they were; `iterations`, those before included, may be more.
 
+    Returns: a `Result`: θ after the last step, and the summary.
     """
-    keep = Keep(3, checkpoint_seconds, parameters_every, "theta/")
-    task = _task(folder, estimator, theta, optimiser, count, iterations, seed, project, keep)
+    task = _task(folder, estimator, theta, optimiser, **options)
     place = runfolder.existing(folder, task.place)
     with runfolder.holding(place) as lock:
         settings, identity = _settings(task)
@@ -163,7 +165,7 @@ def resume(
             lock.close()
             return Result(place.path, state.now.theta, json.loads(done.read_text()))
         book = journal.reopen(
-            place, lock, _written(settings), identity, state, journal.named_leaves, keep=keep, report=report,
+            place, lock, _written(settings), identity, state, journal.named_leaves, keep=task.keep, report=report,
             over=bool(over),
         )  # fmt: skip
         if state.memory:
@@ -187,12 +189,15 @@ def _task(
     estimator: Estimator | Estimates,
     theta: Params,
     optimiser: optax.GradientTransformation,
+    *,
     count: int | Callable[[int], int],
     iterations: int,
-    seed: int,
-    project: Callable[[Params], Params] | None,
-    keep: Keep,
+    seed: int = 0,
+    project: Callable[[Params], Params] | None = None,
+    checkpoint_seconds: float = 20.0,
+    parameters_every: int = 1,
 ) -> Task:
+    keep = Keep(3, checkpoint_seconds, parameters_every, "theta/")
     if not callable(count):
         check.count(count)
     for name, value, least in (("iterations", iterations, 1), ("seed", seed, 0), ("parameters_every", keep.every, 0)):

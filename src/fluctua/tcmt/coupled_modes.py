@@ -213,8 +213,15 @@ def process(
 ) -> Process:
     """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see `network.FAMILIES`).
 
-    Noise is diagonal where every lead sits on one resonator, and a matrix or a product otherwise. A modulated
-    process needs `context` (see `modulation.Draw`); `tasks` put the two together.
+    Noise is diagonal where every lead sits on one resonator, and a matrix or a product otherwise.
+
+    Args:
+        network: graph, losses and leads.
+        drive: one or several.
+        frame: "rotating" with the drive, or "lab".
+        modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`), which `tasks` add.
+
+    Returns: the process.
 
     >>> process(paper(), Drive(lead=0, amplitude=10.0))
     """

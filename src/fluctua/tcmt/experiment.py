@@ -74,7 +74,15 @@ class Outputs:
 
 
 def outputs(network: Network, drive: Drive | Sequence[Drive], *, frame: Frame = "rotating") -> Outputs:
-    """s⁻ as a function of (theta, x, t), for rewards."""
+    """s⁻, the waves that leave, for rewards.
+
+    Args:
+        network: its leads.
+        drive: one or several.
+        frame: of the state, "rotating" or "lab".
+
+    Returns: (theta, x, t) -> s⁻.
+    """
     return Outputs(network, checked_drives(network, drive), frame)
 
 

@@ -123,7 +123,14 @@ class Network:
 
 
 def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]:
-    """All five families: those in θ from θ, the others from the network."""
+    """All five families: those in θ from θ, the others from the network.
+
+    Args:
+        network: for the families that are not trained.
+        theta: {family: values}.
+
+    Returns: {family: values}.
+    """
     unknown = sorted(set(theta) - set(FAMILIES))
     if unknown:
         raise ValueError(
@@ -141,7 +148,16 @@ def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]
 def initial_parameters(
     key: Array, network: Network, *, chi_std: float = 1e-4, train: Sequence[str] = ("omega", "kappa", "chi")
 ) -> dict[str, jax.Array]:
-    """θ to start from: the network's own values, and χ_n ~ N(χ_n, chi_std²) (Optimization Details)."""
+    """θ to start from: the network's own values, and χ_n ~ N(χ_n, chi_std²) (Optimization Details).
+
+    Args:
+        key: for the draw of χ.
+        network: whose values they are.
+        chi_std: spread of χ.
+        train: families that θ has.
+
+    Returns: {family: values}.
+    """
     unknown = sorted(set(train) - set(FAMILIES))
     if unknown or not train:
         raise ValueError(f"`train` names some of {', '.join(FAMILIES)}; got {tuple(train)}.")
@@ -167,11 +183,21 @@ def from_edges(
     chi: Array | float = 0.0,
     positions: Array | None = None,
 ) -> Network:
-    """Any undirected graph. All options of the other builders are these.
+    """Any undirected graph.
 
-    edges: pairs of sites, each bond once; `kappa`, if an array, is in their order. sites: N, if the last ones
-    have no bonds. leads: the first and the last site if not given. sigma_w: noise amplitude of every channel
-    that has none of its own (`Lead.sigma_e`, `sigma_r`).
+    Args:
+        edges: pairs of sites, each bond once.
+        sites: N, if the last ones have no bonds.
+        leads: channels, each a `Lead` or a site; the first and the last site if not given.
+        gamma: losses, one or (N,).
+        sigma_w: noise amplitude of every channel that has none of its own (`Lead.sigma_e`, `sigma_r`).
+        sigma_r: noise amplitude of the losses, one or (N,).
+        omega: frequencies, one or (N,).
+        kappa: couplings, one or in the order of `edges`.
+        chi: Kerr coefficients, one or (N,).
+        positions: (N, 2), for figures.
+
+    Returns: the network.
 
     >>> from_edges([(0, 1), (1, 2), (0, 2)], leads=[0, Lead(2, gamma_e=0.5)])
     """
@@ -196,7 +222,15 @@ def from_edges(
 
 
 def rectangular(rows: int, columns: int, **options: object) -> Network:
-    """A rows × columns lattice with nearest-neighbour bonds; site = row·columns + column."""
+    """A lattice with nearest-neighbour bonds; site = row·columns + column.
+
+    Args:
+        rows: number of rows.
+        columns: sites in a row.
+        **options: those of `from_edges`.
+
+    Returns: the network.
+    """
     _at_least(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
     edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1], site[1:])
@@ -205,7 +239,15 @@ def rectangular(rows: int, columns: int, **options: object) -> Network:
 
 
 def honeycomb(rows: int, columns: int, **options: object) -> Network:
-    """Zigzag chains, one a row, of `columns` sites; every second site has a bond to the next row."""
+    """Zigzag chains, one a row; every second site has a bond to the next row.
+
+    Args:
+        rows: number of chains.
+        columns: sites in a chain.
+        **options: those of `from_edges`.
+
+    Returns: the network.
+    """
     _at_least(rows=(rows, 1), columns=(columns, 1))
     site = np.arange(rows * columns).reshape(rows, columns)
     row, column = np.divmod(site, columns)
@@ -217,14 +259,28 @@ def honeycomb(rows: int, columns: int, **options: object) -> Network:
 
 
 def ring(sites: int, **options: object) -> Network:
-    """A closed chain, with leads on sites 0 and ⌊N/2⌋ if not given."""
+    """A closed chain, with leads on sites 0 and ⌊N/2⌋ if not given.
+
+    Args:
+        sites: N.
+        **options: those of `from_edges`.
+
+    Returns: the network.
+    """
     _at_least(sites=(sites, 3))
     site = np.arange(sites)
     return _build(_pairs(site, np.roll(site, -1)), sites, _circle(sites), {"leads": (0, sites // 2), **options})
 
 
 def chain(sites: int, **options: object) -> Network:
-    """An open chain, with leads on its ends if not given."""
+    """An open chain, with leads on its ends if not given.
+
+    Args:
+        sites: N.
+        **options: those of `from_edges`.
+
+    Returns: the network.
+    """
     _at_least(sites=(sites, 1))
     site = np.arange(sites)
     return _build(_pairs(site[:-1], site[1:]), sites, np.stack([site, 0 * site], axis=1), options)

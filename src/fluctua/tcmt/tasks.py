@@ -79,14 +79,24 @@ def transmission(
 ) -> Task:
     """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power transmitted.
 
-    source, to: leads; equal ones make it a reflection. s, frequency, envelope: the drive; power is counted
-    relative to s², whatever the envelope. sigma_kappa: antagonistic modulation.
+    Args:
+        network: what is driven.
+        source: lead that is driven.
+        to: lead that is read; the source itself makes it a reflection.
+        horizon: T, the time of a trajectory.
+        dt: Δt, the time step.
+        s: amplitude of the drive; power is counted relative to s², whatever the envelope.
+        frequency: of the drive.
+        envelope: t -> factor of the drive.
+        sigma_kappa: σ_κ of the antagonistic modulation.
+        frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
+        guard: how noise is kept from counting as transmitted power, which matters where θ can amplify it (γ_e, γ; the
+            paper's "wireheading"). A trajectory is then two runs of the device, and its score the sum of theirs.
+            "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
+            "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power
+            that a lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
 
-    guard: how noise is kept from counting as transmitted power, which matters where θ can amplify it (γ_e, γ; the
-    paper's "wireheading"). A trajectory is then two runs of the device, and its score the sum of theirs.
-    "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
-    "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
-    lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
+    Returns: the task.
 
     >>> transmission(network, horizon=2.0).estimator("cpu")(key, theta, 50)
     >>> transmission(network, horizon=2.0, guard="dark").estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
@@ -128,6 +138,20 @@ def isolation(
     mix. They run side by side as two unconnected copies of the network, one driven forward and the other
     backward, with independent noise and modulation and one shared θ. A trajectory is such a pair, and its
     score the sum of the two copies' scores.
+
+    Args:
+        network: one copy.
+        source: lead that is driven.
+        to: lead that is read.
+        horizon: T, the time of a trajectory.
+        dt: Δt, the time step.
+        s: amplitude of the drive; power is counted relative to s², whatever the envelope.
+        frequency: of the drive.
+        envelope: t -> factor of the drive.
+        sigma_kappa: σ_κ of the antagonistic modulation.
+        frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
+
+    Returns: the task.
     """
     _a_lead(network, source=source, to=to)
     if source == to:
@@ -141,7 +165,14 @@ def isolation(
 
 
 def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None) -> Task:
-    """The same experiment under another noise: σ_W on every channel, σ_κ on every bond; None leaves it as it is.
+    """The same experiment under another noise.
+
+    Args:
+        task: what stays.
+        sigma_w: σ_W of every channel; None leaves it.
+        sigma_kappa: σ_κ of every bond; None leaves it.
+
+    Returns: the task.
 
     >>> with_noise(transmission(paper()), sigma_w=0.1, sigma_kappa=0.05)
     """
@@ -167,7 +198,19 @@ def custom(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
 ) -> Task:
-    """A task with any reward rate running(theta, x, t), in JAX. Divide by `horizon` for an average."""
+    """A task with any reward rate.
+
+    Args:
+        network: what is driven.
+        drive: one or several.
+        running: (theta, x, t) -> the rate, in JAX. Divide by `horizon` for an average.
+        horizon: T, the time of a trajectory.
+        dt: Δt, the time step.
+        sigma_kappa: σ_κ of the antagonistic modulation.
+        frame: "rotating" with the drive, or "lab".
+
+    Returns: the task.
+    """
     modulation = checked(Modulation(sigma_kappa))
     drives = checked_drives(network, drive)
     return Task(

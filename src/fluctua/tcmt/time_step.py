@@ -61,6 +61,12 @@ def stability(task: Experiment, theta: Params) -> Stability:
 
     Above `DENSE_LIMIT` resonators the eigenvalues are bounded by Bendixson's and Gershgorin's theorems:
     |Im λ| by the largest row sum of |ω| + |κ|, −Re λ by the smallest loss.
+
+    Args:
+        task: its network, drive and time step.
+        theta: {family: values}.
+
+    Returns: growth of the modes and the time steps that are safe.
     """
     network = task.network
     p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(network, theta).items()}

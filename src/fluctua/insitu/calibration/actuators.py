@@ -34,7 +34,14 @@ class Gains(NamedTuple):
 
 
 def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[DriftFit]) -> Gains:
-    """Gains from R recordings, each with its settings and its fit of the drift."""
+    """Gains of the actuators.
+
+    Args:
+        settings: of R recordings, {name: value} each.
+        fits: of their drifts, in the same order.
+
+    Returns: gains, with errors, from every setting to every parameter.
+    """
     if len(settings) != len(fits):
         raise ValueError(f"{len(settings)} settings for {len(fits)} fits; each recording has one of both.")
     known = tuple(sorted(set().union(*settings)))

@@ -78,10 +78,19 @@ def fit_drift(
     noisy_states: bool = False,
     most_passes: int = 8,
 ) -> DriftFit:
-    """θ̂ with errors, starting from `theta`. All of θ is fitted; put what is known into the process.
+    """θ̂ with errors. All of θ is fitted; put what is known into the process.
 
-    diffusion: Q (M,), for the weights, in place of the process's own. usable: (M,) components whose residual is known,
-    if channels are hidden. noisy_states: the states carry observation noise; both errors are then those of the scatter.
+    Args:
+        source: a recording or trajectories.
+        process: its drift is fitted.
+        theta: where the fit starts.
+        transition: of the model between two samples.
+        diffusion: Q (M,), for the weights, in place of the process's own.
+        usable: (M,) components whose residual is known, if channels are hidden.
+        noisy_states: the states carry observation noise; both errors are then those of the scatter.
+        most_passes: over the data.
+
+    Returns: the parameters with their errors.
 
     >>> fit_drift(recording, process, theta).stderr["omega"]
     """

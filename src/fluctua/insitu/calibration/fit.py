@@ -108,8 +108,15 @@ def calibrate(
 ) -> Calibration:
     """Calibrate from one recording of a network, or of any process of `model_of(recording, source)`.
 
-    transition: "euler", or "local-linear" for samples far apart. bias: whether to examine the residuals against the
-    state and what they do to the gradient, which takes about as long as the gradient.
+    Args:
+        recording: an open one.
+        model: what `model_of(recording)` gives.
+        transition: "euler", or "local-linear" for samples far apart.
+        bias: whether to examine the residuals against the state and what they do to the gradient, which takes about as
+            long as the gradient.
+        progress: (what is being done) -> None.
+
+    Returns: drift, noise and residuals.
 
     >>> with open_recording("run.nc") as recording:
     ...     calibration = calibrate(recording, model_of(recording))

@@ -81,8 +81,16 @@ def fit_noise(
 ) -> NoiseFit:
     """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
 
-    diffusion: Q (M,) in place of the process's own, which `ratio` is relative to. usable: (M,) components whose
-    residual is known, if channels are hidden. Of the others nothing is: they get that Q ± all of it, and the mean s².
+    Args:
+        source: a recording or trajectories.
+        process: whose drift is known.
+        theta: its parameters.
+        transition: of the model between two samples.
+        diffusion: Q (M,) in place of the process's own, which `ratio` is relative to.
+        usable: (M,) components whose residual is known, if channels are hidden. Of the others nothing is: they get
+            that Q ± all of it, and the mean s².
+
+    Returns: each with its error.
 
     >>> fit_noise(recording, process, theta).diffusion
     """

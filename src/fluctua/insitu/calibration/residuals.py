@@ -75,8 +75,18 @@ def examine_residuals(
 ) -> ResidualReport:
     """The test and the bias. Needs four trajectories at least; the more, the finer.
 
-    noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the sample
-    before, which shares no noise with r. The p-values are too large then, never too small.
+    Args:
+        source: a recording or trajectories.
+        process: the model under test.
+        objective: what is maximised, for the bias.
+        theta: θ at which it was recorded.
+        components: their names, for the report.
+        transition: of the model between two samples.
+        usable: (M,) components whose residual is known, if channels are hidden.
+        noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the
+            sample before, which shares no noise with r. The p-values are too large then, never too small.
+
+    Returns: p-values of the components, and the bias of the gradient with its error.
 
     >>> report = examine_residuals(recording, process, objective, theta)
     >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]

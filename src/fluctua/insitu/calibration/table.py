@@ -58,6 +58,12 @@ class NoiseTable(NamedTuple):
 def table_of(calibration: Calibration, trajectories: int) -> dict[str, Any]:
     """What `put_table(path, "noise", …)` takes.
 
+    Args:
+        calibration: of `calibrate`.
+        trajectories: that it was made from.
+
+    Returns: the table.
+
     >>> put_table("run.nc", "noise", table_of(calibrate(recording, model), recording.count))
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
@@ -148,8 +154,14 @@ def apply_calibration(
 ) -> Applied:
     """The model with what the recording's `noise` table says.
 
-    noise: "file" takes the table's Q and observation noise, "nominal" the model's, "auto" the table's if there is one.
-    theta: "set" as the recording says it was set, "calibrated" as it was fitted.
+    Args:
+        recording: an open one.
+        model: what `model_of(recording)` gives.
+        noise: "file" takes the table's Q and observation noise, "nominal" the model's, "auto" the
+            table's if there is one.
+        theta: "set" as the recording says it was set, "calibrated" as it was fitted.
+
+    Returns: the model, and what was used of the table.
 
     >>> applied = apply_calibration(recording, model_of(recording))
     >>> m = applied.model

@@ -40,15 +40,16 @@ NOT_A_NUMBER = 9.9e37
 
 
 def query_numbers(line: Transport, message: str, count: int | None = None) -> np.ndarray:
-    """The comma-separated numbers that answer a message. (K,)
+    """The comma-separated numbers that answer a message.
+
+    Raises `Garbled` where the answer is no such list, `Refused` where the instrument has no value (nan, inf, 9.91e37).
 
     Args:
         line: to the instrument.
         message: such as "SOUR:OMEG?".
         count: how many are expected; None takes any.
 
-    Raises `Garbled` where the answer is no such list, `Refused` where the instrument has no value (nan, inf, 9.91e37).
-
+    Returns: (K,).
     """
     answer = line.query(message)
     values = []
@@ -65,7 +66,15 @@ def query_numbers(line: Transport, message: str, count: int | None = None) -> np
 
 
 def query_number(line: Transport, message: str, *, least: float = -np.inf) -> float:
-    """The number that answers a message; see `query_numbers`. least: a smaller one is refused."""
+    """The number that answers a message; see `query_numbers`.
+
+    Args:
+        line: to the instrument.
+        message: such as "SOUR:OMEG?".
+        least: a smaller number is refused.
+
+    Returns: the number.
+    """
     value = float(query_numbers(line, message, 1)[0])
     if value < least:
         raise Refused(f"{message} was answered by {value:g}, where {least:g} or more was expected")
@@ -73,7 +82,14 @@ def query_number(line: Transport, message: str, *, least: float = -np.inf) -> fl
 
 
 def query_whole(line: Transport, message: str) -> int:
-    """The whole number that answers a message; see `query_numbers`."""
+    """The whole number that answers a message; see `query_numbers`.
+
+    Args:
+        line: to the instrument.
+        message: such as "ACQ:COUN?".
+
+    Returns: the number.
+    """
     value = query_number(line, message)
     if value != int(value):
         raise Garbled(f"{message} was answered by {value:g}, where a whole number was expected")
@@ -81,7 +97,14 @@ def query_whole(line: Transport, message: str) -> int:
 
 
 def connect(address: str, *, timeout: float = 30.0) -> Transport:
-    """A line to `tcp://host:port`, or to any VISA resource. timeout: seconds without an answer."""
+    """A line to an instrument.
+
+    Args:
+        address: `tcp://host:port`, or any VISA resource.
+        timeout: seconds without an answer.
+
+    Returns: the line, open.
+    """
     if address.lower().startswith("tcp://"):
         return Socket(address, timeout=timeout)
     if "::" not in address:

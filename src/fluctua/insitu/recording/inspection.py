@@ -49,6 +49,12 @@ class Inspection(NamedTuple):
 def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Inspection:
     """Look at every number of a recording once.
 
+    Args:
+        recording: an open one.
+        chunk_bytes: memory of a chunk.
+
+    Returns: what was found, with the serious findings marked.
+
     >>> with open_recording("run.nc") as recording:
     ...     for finding in inspect(recording).findings: print(finding.text)
     """

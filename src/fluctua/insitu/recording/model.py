@@ -127,8 +127,13 @@ class RecordingModel(NamedTuple):
 def model_of(recording: RecordingFile, source: Path | None = None, changes: Params | None = None) -> RecordingModel:
     """The model of a recording.
 
-    source: a Python file with `process`, `objective` and, if the recording has no parameters, `theta`. Without one,
-    the recording's own `network`. changes: parameters that take the place of the recording's.
+    Args:
+        recording: an open one.
+        source: a Python file with `process`, `objective` and, if the recording has no parameters, `theta`. Without one,
+            the recording's own `network`.
+        changes: parameters that take the place of the recording's.
+
+    Returns: process, objective and θ.
     """
     d = recording.description
     theta = dict(d.theta) if changes is None else {**d.theta, **changes}

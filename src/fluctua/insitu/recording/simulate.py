@@ -33,7 +33,21 @@ def describe(
     provenance: str = "",
     settings: dict[str, Any] | None = None,
 ) -> Description:
-    """The head of a simulated recording of a network's task: every `every`-th step, of the sites in `observe`."""
+    """The head of a simulated recording of a network's task.
+
+    Args:
+        task: what is simulated.
+        theta: its parameters.
+        every: steps between two samples.
+        observe: sites that are recorded; all if not given.
+        observation_noise: standard deviation of the readout.
+        seed: of the noise.
+        dtype: of the file.
+        provenance: where the data come from, for people.
+        settings: of the actuators.
+
+    Returns: the description that `record` and `create` take.
+    """
     steps, sites = len(task.t) - 1, task.simulated.sites
     if every < 1 or steps % every:
         raise ValueError(f"`every` must divide the {steps} steps of the simulation; got {every}.")
@@ -67,11 +81,20 @@ def describe(
 def record(
     path: str | Path, task: Task, description: Description, count: int, *, append: bool = False, replace: bool = False
 ) -> Iterator[int]:
-    """Simulate until the recording has `count` trajectories, and yield their number after each.
+    """Simulate until the recording has `count` trajectories. The file is complete at any moment.
 
-    With `append` an existing recording is continued: trajectory j is the same whether the recording was
-    interrupted before it or not. `replace` overwrites it. Close the generator to stop early; the file is complete at
-    any moment. What would not fit on the disk is refused before it begins.
+    Trajectory j is the same whether the recording was interrupted before it or not. What would not fit on the disk is
+    refused before it begins.
+
+    Args:
+        path: the file.
+        task: what is simulated.
+        description: of `describe`.
+        count: trajectories in the end.
+        append: continue an existing recording.
+        replace: overwrite an existing recording.
+
+    Returns: a generator of the number of trajectories after each; close it to stop early.
 
     >>> for done in record("simulated.nc", task, describe(task, theta, every=10), 50): ...
     """

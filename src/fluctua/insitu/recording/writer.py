@@ -178,11 +178,17 @@ def create(
     trajectories: int | None = None,
     durable: bool | float = False,
 ) -> Writer:
-    """A new recording without trajectories. An existing file is left alone unless `replace`.
+    """A new recording without trajectories.
 
-    trajectories: how many are to come, if that is known: a recording that would not fit on the disk is then refused.
-    durable: True waits for the disk at every trajectory, which then survives a power cut; a number of seconds waits no
-    more often than that, and a cut may take what came since (see docs/recordings.md).
+    Args:
+        path: the file.
+        description: times, channels, units and parameters.
+        replace: an existing file, which is otherwise left alone.
+        trajectories: how many are to come, if known: a recording that would not fit on the disk is then refused.
+        durable: True waits for the disk at every trajectory, which then survives a power cut; a number of seconds waits
+            no more often than that, and a cut may take what came since (see docs/recordings.md).
+
+    Returns: the writer.
     """
     path = Path(path)
     _checked(durable)
@@ -204,7 +210,13 @@ def create(
 
 
 def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
-    """A recording from arrays that are there already. x (E, T+1, C), context leaves (E, …).
+    """A recording from arrays that are there already.
+
+    Args:
+        path: the file.
+        description: times, channels, units and parameters.
+        x: (E, T+1, C).
+        context: leaves (E, …).
 
     >>> save("saved.nc", Description(t, ("left", "right")), x)
     """
@@ -244,8 +256,12 @@ def _begin(path: Path, description: Description, states: list[np.ndarray], conte
 def append_to(path: str | Path, *, trajectories: int | None = None, durable: bool | float = False) -> Writer:
     """An existing recording, to go on with. One whose writer was killed is repaired first.
 
-    trajectories: how many it is to have in the end, if that is known; refused if the rest would not fit on the disk.
-    durable: as for `create`.
+    Args:
+        path: the file.
+        trajectories: how many it is to have in the end, if known; refused if the rest would not fit on the disk.
+        durable: as for `create`.
+
+    Returns: the writer.
     """
     path = Path(path)
     _checked(durable)
@@ -261,10 +277,16 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
 
 
 def repair(path: str | Path, *, force: bool = False) -> bool:
-    """Make a recording whose writer was killed an ordinary file again. Returns whether that was needed.
+    """Make a recording whose writer was killed an ordinary file again.
 
-    The trajectory that was being written is dropped. Refuses while the writer is still alive; `force` is for a writer
-    on another machine that is known to be dead. A file that is damaged in another way is left as it is.
+    The trajectory that was being written is dropped. Refuses while the writer is still alive. A file that is damaged in
+    another way is left as it is.
+
+    Args:
+        path: the recording.
+        force: for a writer on another machine that is known to be dead.
+
+    Returns: whether that was needed.
     """
     path = Path(path)
     claim = _claimed(path, force=force)
@@ -385,6 +407,11 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
     In a copy, which then takes the file's place in one step: HDF5 adds a table by rewriting parts of its index in the
     place where they are, and a kill in the middle would cost the trajectories. So the file is the old one or the new
     one at every moment, after a kill and after a power cut; it takes as much room again while it is done.
+
+    Args:
+        path: the recording.
+        name: of the table.
+        table: {name: number, text or array}.
 
     >>> put_table("run.nc", "noise", {"diffusion": np.array([0.1, 0.1])})
     """
