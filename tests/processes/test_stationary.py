@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.processes.stationary import autocorrelation_time, stationary
+from fluctua import tcmt
+from fluctua.core import check
+from fluctua.processes.stationary import autocorrelation_time, memory_time, stationary
+from fluctua.tcmt import exact as exact_moments
+from steady import steady_average, steady_record
 
 OU = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
 THETA = {"k": jnp.array(1.5), "s": jnp.array(0.8)}
@@ -19,13 +23,15 @@ def stationary_square(theta):
     return theta["s"] ** 2 * DT / (1 - (1 - theta["k"] * DT) ** 2)
 
 
+START = fl.Density(
+    log_density=lambda th, x: jnp.zeros(()),
+    sample=lambda key, th: jnp.sqrt(stationary_square(THETA)) * jax.random.normal(key, (1,)),
+)
+
+
 def record(key, steps, traces=1):
     """From the stationary law on."""
-    start = fl.Density(
-        log_density=lambda th, x: jnp.zeros(()),
-        sample=lambda key, th: jnp.sqrt(stationary_square(THETA)) * jax.random.normal(key, (1,)),
-    )
-    return fl.simulator(OU, start, DT * jnp.arange(steps + 1))(key, THETA, traces)
+    return fl.simulator(OU, START, DT * jnp.arange(steps + 1))(key, THETA, traces)
 
 
 @pytest.mark.parametrize("traces", [1, 4])
@@ -74,6 +80,132 @@ def test_autocorrelation_time_of_an_autoregression():
     )  # Sokal's error
 
 
+def test_an_oscillating_series_remembers_longer_than_its_integral_says():
+    """ρ(k) = rᵏcos ωk: the sum over k is small, the envelope is not; Σ|ρ| = (2/π) of the envelope's for small ω."""
+    rng, r, omega = np.random.default_rng(1), 0.98, 0.5
+    z = np.zeros(200_000, complex)
+    for n in range(1, z.size):
+        z[n] = r * np.exp(1j * omega) * z[n - 1] + rng.normal() + 1j * rng.normal()
+    envelope = 1 + 2 * r / (1 - r)
+    assert autocorrelation_time(z.real[None]) < 0.1 * envelope
+    assert abs(memory_time(z.real[None]) / (2 / np.pi * envelope) - 1) < 0.25
+
+
+def test_auto_doubles_its_window_until_the_next_adds_nothing(key):
+    """A reward of a fast and a slow component is correlated like the fast one, and answers kicks like the slow one."""
+    process = fl.Process(
+        lambda th, x: jnp.stack([th["slow"] * (th["set"] - x[0]), -8.0 * x[1]]), lambda th, x: jnp.array([0.3, 4.0])
+    )
+    theta = {"slow": jnp.array(0.25), "set": jnp.array(1.0)}
+    reward = lambda th, x: x[0] + x[1]
+    data = steady_record(process, theta, 0.05, 2, key, 200_000)
+    short = stationary(process, reward, theta, data, window=1.0)
+    assert abs(short.estimate.gradient["set"] - 1) > 8 * short.estimate.stderr["set"]
+    assert short.missing["set"] > 8 * short.missing_stderr["set"]
+    assert short.bias_bound["set"] > 1 - short.estimate.gradient["set"] - 2 * short.estimate.stderr["set"]
+    answer = stationary(process, reward, theta, data)
+    assert answer.window > 4 * 5 * answer.autocorrelation_time / 2
+    assert abs(answer.estimate.gradient["set"] - 1) < 4 * answer.estimate.stderr["set"]
+
+
+# ------------------------------------------------------------------------------------------------ twin
+
+
+@pytest.mark.parametrize(("order", "wrong"), [(1, 1.0), (2, 1.0), (1, 1.3), (2, 1.3)])
+def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
+    """dJ/dk = −σ²/2k² on a fine grid; measured gains of one trace: 8 with order 1 and 20 with order 2."""
+    data = record(key, 80_000)
+    twin = fl.Twin(theta=lambda th: jax.tree.map(lambda v: wrong * v, th), order=order)
+    plain, answer = (stationary(OU, SQUARE, THETA, data, baseline=b) for b in ("time", twin))
+    exact = jax.grad(stationary_square)(THETA)
+    assert abs(exact["k"] / (-(THETA["s"] ** 2) / (2 * THETA["k"] ** 2)) - 1) < 2 * DT
+    for name in THETA:
+        gap, error = answer.estimate.gradient[name] - exact[name], answer.estimate.stderr[name]
+        assert abs(gap) < 4 * error + 1e-6, name  # an exact twin leaves no noise, only what is beyond two windows
+        assert (plain.estimate.stderr[name] / error) ** 2 > 3, name
+    assert answer.estimate.value == plain.estimate.value
+
+
+def test_a_twin_fills_in_what_a_short_window_cuts_off(key):
+    """The tail of the kicks beyond the window is in the twin's guess."""
+    answer = stationary(OU, SQUARE, THETA, record(key, 80_000), window=4 * DT, baseline=fl.Twin(order=2))
+    whole, decay = jax.grad(stationary_square)(THETA)["k"], float(1 - THETA["k"] * DT)
+    cut = decay ** (2 * 8) * whole  # a path of one window, on top of the window of the score
+    assert abs(answer.estimate.gradient["k"] - whole) < 4 * answer.estimate.stderr["k"] + abs(cut)
+    assert abs(cut) < 0.3 * abs(whole)
+
+
+CHAIN = tcmt.transmission(tcmt.chain(3, sigma_w=0.5), horizon=1.0, dt=0.02)
+
+
+def test_a_driven_network_in_its_steady_state(key):
+    """Against the Lyapunov equation, which agrees with the exact moments of a long run."""
+    theta = {"omega": jnp.array([0.3, -0.2, 0.1]), "kappa": jnp.array([1.0, 0.8])}
+    rewards = check.objective(CHAIN.objective)
+    power = lambda th, x: rewards.running(th, x, jnp.zeros(()), None)
+    average = lambda th: steady_average(CHAIN.process, power, th, 0.02, 6)
+    exact = jax.grad(average)(theta)
+    long = tcmt.transmission(CHAIN.network, horizon=400.0, dt=0.02)
+    late = exact_moments.rewards(long, {**theta, "chi": np.zeros(3)})[-1] * 400.0  # a task's reward is per horizon
+    assert abs(float(average(theta)) / late - 1) < 1e-6
+
+    data = steady_record(CHAIN.process, theta, 0.02, 6, key, 60_000)
+    plain = stationary(CHAIN.process, power, theta, data)
+    twin = stationary(CHAIN.process, power, theta, data, baseline=fl.Twin(order=2))
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    for answer in (plain, twin):
+        z = (flat(answer.estimate.gradient) - flat(exact)) / flat(answer.estimate.stderr)
+        assert np.abs(z).max() < 4.5, z  # five components
+    assert np.median((flat(plain.estimate.stderr) / flat(twin.estimate.stderr)) ** 2) > 30
+
+
+def test_errors_with_a_twin_cover():
+    z, exact = [], jax.grad(stationary_square)(THETA)
+    twin = fl.Twin(theta=lambda th: {"k": 1.2 * th["k"], "s": 0.8 * th["s"]})
+    for seed in range(60):
+        answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0, baseline=twin)
+        z.append([(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA])
+    z = np.array(z)
+    assert np.all(np.abs(z.mean(axis=0)) < 4 / np.sqrt(60))
+    assert np.all(np.mean(z**2, axis=0) < 1 + 4 * np.sqrt(3 / 60))
+    assert np.all(np.mean(z**2, axis=0) > 1 - 4 * np.sqrt(3 / 60) / 1.5)
+
+
+def test_twins_that_cannot_be_are_named(key):
+    short = record(key, 4000)
+    with pytest.raises(ValueError, match=r"optimal.*time, twin"):
+        stationary(OU, SQUARE, THETA, short, baseline="optimal")
+    with pytest.raises(ValueError, match=r"Twin\(baseline='optimal'\)"):
+        stationary(OU, SQUARE, THETA, short, baseline=fl.Twin(baseline="optimal"))
+    grows = fl.Twin(theta=lambda th: {"k": -1e30 * th["k"], "s": th["s"]})
+    with pytest.raises(FloatingPointError, match=r"twin's path .* not finite"):
+        stationary(OU, SQUARE, THETA, short, baseline=grows)
+
+
+# ------------------------------------------------------------------------------------------ steadiness
+
+
+def test_a_record_that_changes_is_noticed(key):
+    data = record(key, 40_000)
+    assert not stationary(OU, SQUARE, THETA, data).change.seen
+    drifting = data._replace(x=data.x + 0.5 * jnp.linspace(0, 1, 40_001)[:, None])
+    with pytest.warns(RuntimeWarning, match=r"the mean of component 0 differs by 0\.2\d+ .* standard errors"):
+        assert stationary(OU, SQUARE, THETA, drifting).change.seen
+    hotter = data._replace(x=data.x * jnp.where(jnp.arange(40_001) < 20_000, 1.0, 1.15)[:, None])
+    with pytest.warns(RuntimeWarning, match=r"(the reward|the mean square of component 0) differs by 0\.0\d+"):
+        stationary(OU, SQUARE, THETA, hotter)
+
+
+def test_a_steady_record_is_seldom_said_to_change():
+    worst = [stationary(OU, SQUARE, THETA, record(jax.random.key(s), 8000), window=2.0).change for s in range(40)]
+    assert not any(change.seen for change in worst)
+
+
+def test_a_record_of_another_process_is_noticed(key):
+    with pytest.warns(RuntimeWarning, match=r"not those of the process"):
+        stationary(OU, SQUARE, THETA | {"s": THETA["s"] * 2}, record(key, 8000))
+
+
 def test_a_reward_that_depends_on_theta_has_its_explicit_term(key):
     answer = stationary(OU, lambda th, x: th["k"] * x[0] ** 2, THETA, record(key, 40_000))
     exact = jax.grad(lambda th: th["k"] * stationary_square(th))(THETA)
@@ -85,6 +217,8 @@ def test_bad_records_are_named(key):
     short = record(key, 40)
     with pytest.raises(ValueError, match=r"longer than two windows|too short"):
         stationary(OU, SQUARE, THETA, short)
+    with pytest.raises(ValueError, match=r"too short: 1 × 10 .* autocorrelation time of .* 10 make an error bar"):
+        stationary(OU, SQUARE, THETA, record(key, 200), window=0.5)
     with pytest.raises(ValueError, match=r"`window`.*soon"):
         stationary(OU, SQUARE, THETA, short, window="soon")
     with pytest.raises(ValueError, match=r"`window`.*0\.05.*0"):

@@ -7,11 +7,14 @@ In the steady state every kick is answered by all rewards that follow it, so tha
 of which the record gives the sum up to a window w, as the mean over n of (gₙ − ḡ) zₙ with the eligibility trace
 zₙ = Uₙ₋₁ + … + Uₙ₋w (Baxter and Bartlett). What later rewards would add is lost: too short a window is a bias, too
 long a one is noise. The sum over the window that follows, w … 2w, measures that bias.
+
+A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,10 +25,12 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from fluctua.core import check
+from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
+from fluctua.core.guard import TRANSITIONS, warn_of_residuals
 from fluctua.core.ppgt import score_of
-from fluctua.core.scores import full_score
-from fluctua.core.sources import Recording
+from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
+from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error
 from fluctua.core.types import (
     AnyProcess,
@@ -33,19 +38,47 @@ from fluctua.core.types import (
     Estimate,
     Objective,
     Params,
+    Process,
     PyTree,
     Rewards,
     Score,
     Step,
     Trajectories,
 )
+from fluctua.processes.lookahead import Lookahead, lookahead
 
 PLATEAU = 5.0
-"""The window that "auto" takes, in integrated autocorrelation times of the reward (twice what errors need)."""
+"""The window that "auto" begins with, in times that the reward is correlated over (twice what errors need)."""
+DOUBT = 0.01
+"""Probability that "auto" doubles a window that is long enough."""
 FEWEST = 10
 """Batches that an error is taken from, at the least; each is longer than the window and the correlations."""
 BLOCK = 4096
 """Steps whose scores are computed together."""
+PARTS = 20
+"""Parts of either half of a record whose means are compared, at the most."""
+ALARM = 1e-4
+"""Probability that a steady record is said to change."""
+
+
+class Change(NamedTuple):
+    """How far the halves of a record differ. what: the quantity that does most. difference: second half − first.
+
+    z: in standard errors, from the scatter of parts of each half. limit: what chance exceeds with `ALARM`.
+    """
+
+    what: str
+    difference: float
+    z: float
+    limit: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether it is more than chance."""
+        return self.z > self.limit
+
+    def __repr__(self) -> str:
+        return f"{self.what} differs by {self.difference:.3g} between its halves, {self.z:.1f} standard errors"
 
 
 class Stationary(NamedTuple):
@@ -54,6 +87,8 @@ class Stationary(NamedTuple):
     estimate: `stderr` by batch means; `count` is the number of batches. window: in units of time.
     autocorrelation_time: of the reward, integrated, in units of time. missing: what the window that follows would add
     to the gradient, as θ; missing_stderr: its error. A plateau is where the one is within a few of the other.
+    duration: of the record, all traces together. batches: the gradients of single batches (B, P). change: between the
+    halves of the record; None where it is too short to tell.
     """
 
     estimate: Estimate
@@ -61,15 +96,39 @@ class Stationary(NamedTuple):
     autocorrelation_time: float
     missing: Params
     missing_stderr: Params
+    duration: float
+    batches: np.ndarray
+    change: Change | None
+
+    @property
+    def effective(self) -> float:
+        """Independent samples of the reward that the record is worth."""
+        return self.duration / self.autocorrelation_time
+
+    @property
+    def bias_bound(self) -> Params:
+        """What the window may have left out, with 95 %: (|missing| + 2 missing_stderr) / (1 − r), as θ.
+
+        Every window that follows adds r times what the one before it did, r being how much smaller `missing` is than
+        the gradient, all components together and without their noise; e^{−w/τ} at the least.
+        """
+        flat = lambda tree: np.asarray(ravel_pytree(tree)[0], np.float64)
+        unit = np.maximum(flat(self.missing_stderr), np.finfo(float).tiny)
+        missing, near, error = (flat(v) / unit for v in (self.missing, self.estimate.gradient, self.estimate.stderr))
+        signal = float(np.sum(near**2 - error**2))
+        ratio = np.sqrt(max(np.sum(missing**2 - 1), 0) / signal) if signal > 0 else 0.0
+        left = 1 - min(max(ratio, np.exp(-self.window / self.autocorrelation_time)), 0.99)
+        return jax.tree.map(lambda m, e: (abs(m) + 2 * e) / left, self.missing, self.missing_stderr)
 
     def __repr__(self) -> str:
-        flat = lambda tree: ravel_pytree(tree)[0]
-        missing, error = flat(self.missing), flat(self.missing_stderr)
+        missing, error = (ravel_pytree(tree)[0] for tree in (self.missing, self.missing_stderr))
         worst = int(np.argmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
         return (
             describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
-            + f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}; "
+            + f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
+            + f"{self.effective:,.0f} independent samples; "
             + f"the next window would add {with_error(float(missing[worst]), float(error[worst]))} at most"
+            + (f"\n  → not steady: {self.change!r}" if self.change is not None and self.change.seen else "")
         )
 
 
@@ -81,6 +140,7 @@ def stationary(
     *,
     window: float | str = "auto",
     score: Score = full_score,
+    baseline: Twin | str | None = None,
 ) -> Stationary:
     """∇θ of the long-run average of a reward, from one trace or a few.
 
@@ -88,9 +148,13 @@ def stationary(
         process: drift and noise that the score uses, or another kind of process.
         reward: (theta, x, t, context) -> g, a number; or an `Objective` with `running` alone.
         theta: the parameters at which the record was taken.
-        record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1.
-        window: time over which a kick is remembered; "auto" takes five autocorrelation times of the reward.
+        record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An array that loads
+            when sliced is read a block of steps at a time.
+        window: time over which a kick is remembered; "auto" begins with five autocorrelation times of the reward and
+            doubles it until the window that follows adds nothing beyond chance.
         score: ∂θ ln p(x'|x) of one step.
+        baseline: "time" if not given, the mean reward; "twin" or a `Twin`, whose noise-free path from the measured
+            states explains most of the rewards of a window.
 
     Returns: a `Stationary`, with the gradient, its error by batch means, and what the window leaves out.
 
@@ -101,53 +165,88 @@ def stationary(
         raise ValueError("a long-run average has a `running` reward and no `terminal` one.")
     rewards = check.objective(objective)
     recording = Recording(record, theta)
-    times = recording.times
-    dt = float(times.dt[0])
-    if np.ptp(np.asarray(times.dt)) > 1e-6 * dt:
-        raise ValueError("a continuing record needs a uniform time grid: its correlations are taken by lag.")
-    check_model(process, rewards, theta, recording.first, recording.t, recording.context)
-    g, explicit, u = _traces(process, rewards, score_of(process, score), theta, recording)
+    steps, dt = len(recording.t) - 1, _interval(recording)
+    process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
+    plan = chosen(baseline, door="a long-run average", serves=("time", "twin"))
+    used = score_of(process, score)
+    ahead = lookahead(plan, process, rewards, used, theta, recording) if isinstance(plan, Twin) else None
+    check_rounding(process, theta, recording)
+    _guard(process, score, theta, record)
 
-    steps = g.shape[1]
-    memory = autocorrelation_time(g)
+    source = _Source(process, rewards, used, theta, recording, ahead)
+    g, parts = _rewards(source)
+    own, memory = autocorrelation_time(g), memory_time(g)
     lags = _window(window, memory, dt, steps)
-    length = max(2 * lags, int(np.ceil(10 * memory)))  # of a batch: correlations across its ends are a tenth of it
-    batches = (steps - 2 * lags) // length * len(g)
-    if batches < FEWEST:
-        raise ValueError(
-            f"the record is too short: {len(g)} × {steps * dt:.4g} units of time hold {max(batches, 0)} stretches of "
-            f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation time of "
-            f"{memory * dt:.3g} need; {FEWEST} make an error bar. Record for longer, or give a shorter `window`."
-        )
-    near = _batch_means(g, u, explicit, 0, lags, length)
-    far = _batch_means(g, u, 0 * explicit, lags, 2 * lags, length)
+    while True:
+        length = max(2 * lags, int(np.ceil(10 * memory)))  # of a batch: correlations across its ends are a tenth of it
+        _long_enough(len(g), steps, lags, length, memory, dt)
+        near, far = _batch_means(source, g, lags, length)
+        room = (steps - 4 * lags) // max(4 * lags, length) * len(g) >= FEWEST
+        if window != "auto" or not room or not _stands_out(far):
+            break
+        lags *= 2
     flat, unravel = ravel_pytree(theta)
     shaped = lambda v: unravel(jnp.asarray(v, flat.dtype))
-    student = stats.t.ppf(0.8413447, len(near) - 1)  # one standard error of a few batches
-    error = lambda means: student * means.std(axis=0, ddof=1) / np.sqrt(len(means))
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
     estimate = Estimate(
         shaped(near.mean(axis=0)),
-        shaped(error(near)),
+        shaped(_error(near)),
         shaped((near**2).mean(axis=0)),
         jnp.asarray(g.mean()),
-        jnp.asarray(error(blocks)),
+        jnp.asarray(_error(blocks)),
         len(near),
     )
-    return Stationary(estimate, lags * dt, memory * dt, shaped(far.mean(axis=0)), shaped(error(far)))
+    change = _change(parts, memory * PARTS * 2 / steps)
+    if change is not None and change.seen:
+        warnings.warn(f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2)
+    missing, missing_error = shaped(far.mean(axis=0)), shaped(_error(far))
+    return Stationary(
+        estimate, lags * dt, own * dt, missing, missing_error, len(g) * steps * dt, near, change
+    )  # fmt: skip
 
 
 def autocorrelation_time(g: np.ndarray) -> float:
     """1 + 2Σ_k ρ(k), in steps, of series g (E, T): summed to five times its own value (Sokal's window)."""
+    return _summed(_correlations(g))
+
+
+def memory_time(g: np.ndarray) -> float:
+    """1 + 2Σ_k |ρ(k)|, in steps: how long an oscillating series g (E, T) is correlated, which Σρ does not tell."""
+    return _summed(np.abs(_correlations(g)))
+
+
+def _correlations(g: np.ndarray) -> np.ndarray:
+    """ρ(k) of series g (E, T), k = 0 … T−1."""
     centred = g - g.mean()
     size = 2 ** int(np.ceil(np.log2(2 * g.shape[1])))
     power = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
     covariance = np.fft.irfft(power, size, axis=1)[:, : g.shape[1]].sum(axis=0)
     if not covariance[0] > 0:
         raise ValueError("the reward does not vary along the record: there is nothing to learn from.")
-    total = 2 * np.cumsum(covariance / covariance[0]) - 1
+    return covariance / covariance[0]
+
+
+def _summed(rho: np.ndarray) -> float:
+    total = 2 * np.cumsum(rho) - 1
     done = np.arange(total.size) >= 5 * total
     return float(total[np.argmax(done)] if done.any() else total[-1])
+
+
+def _interval(recording: Recording) -> float:
+    dt = float(recording.times.dt[0])
+    if np.ptp(np.asarray(recording.times.dt)) > 1e-6 * dt:
+        raise ValueError("a continuing record needs a uniform time grid: its correlations are taken by lag.")
+    return dt
+
+
+def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectories) -> None:
+    """Whether the residuals of the beginning are the noise of the process."""
+    law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
+    if law is None or not isinstance(process, Process):
+        return
+    few = max(2, min(len(record.t), TRANSITIONS // len(record.x) + 1))
+    some = Trajectories(np.asarray(record.t)[:few], np.asarray(record.x[:, :few]), record.context)
+    warn_of_residuals(process, theta, some, transition=law, stacklevel=3)
 
 
 def _window(window: float | str, memory: float, dt: float, steps: int) -> int:
@@ -167,28 +266,119 @@ def _window(window: float | str, memory: float, dt: float, steps: int) -> int:
     return lags
 
 
-def _batch_means(g: np.ndarray, u: np.ndarray, explicit: np.ndarray, first: int, last: int, length: int) -> np.ndarray:
-    """Means over stretches of (gₙ − ḡ)(Uₙ₋₁₋first + … + Uₙ₋last) + ∂θ g. (B, P)"""
-    total = np.concatenate([np.zeros_like(u[:, :1]), np.cumsum(u, axis=1)], axis=1)  # Σ_{k<n} U_k at n
-    n = np.arange(last, g.shape[1])
-    trace = total[:, n - first] - total[:, n - last]
-    each = (g[:, n] - g.mean())[..., None] * trace + explicit[:, n]
-    whole = each.shape[1] // length * length
-    return each[:, :whole].reshape(len(g), -1, length, u.shape[2]).mean(axis=2).reshape(-1, u.shape[2])
+def _long_enough(traces: int, steps: int, lags: int, length: int, memory: float, dt: float) -> None:
+    batches = (steps - 2 * lags) // length * traces
+    if batches < FEWEST:
+        raise ValueError(
+            f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {max(batches, 0)} stretches of "
+            f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation time of "
+            f"{memory * dt:.3g} need; {FEWEST} make an error bar. Record for longer, or give a shorter `window`."
+        )
+
+
+def _error(means: np.ndarray) -> np.ndarray:
+    """One standard error of the mean of a few batches, as wide as Student has it. (B, …) -> (…)"""
+    return stats.t.ppf(0.8413447, len(means) - 1) * means.std(axis=0, ddof=1) / np.sqrt(len(means))
+
+
+def _stands_out(far: np.ndarray) -> bool:
+    """Whether the window that follows adds more than chance to some component of the gradient. far: (B, P)"""
+    error = far.std(axis=0, ddof=1) / np.sqrt(len(far))
+    return bool(np.any(np.abs(far.mean(axis=0)) > stats.t.isf(DOUBT / (2 * far.shape[1]), len(far) - 1) * error))
+
+
+# ---------------------------------------------------------------------------------- passes over the record
+
+
+class _Source(NamedTuple):
+    """What is read, and with what."""
+
+    process: AnyProcess
+    rewards: Rewards
+    score: Score
+    theta: Params
+    recording: Recording
+    ahead: Lookahead | None
+
+
+def _rewards(source: _Source) -> tuple[np.ndarray, np.ndarray]:
+    """gₙ (E, T), and sums of (g, x, x²) over 2·PARTS parts of each trace, with the steps in them. (E, parts, 2M+2)"""
+    recording, steps = source.recording, len(source.recording.t) - 1
+    found, parts = [], np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
+    for n in range(0, steps, BLOCK):
+        times, x = recording.block(n, min(n + BLOCK, steps))
+        g = np.asarray(_rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64)
+        states = np.asarray(x[:, :-1], np.float64)
+        rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
+        _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
+        found.append(g)
+    return np.concatenate(found, axis=1), parts
+
+
+def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
+    """Add rows (E, b, …) to sums (E, B, …) by number; numbers outside 0 … B−1 belong to none."""
+    for k in np.unique(index[(index >= 0) & (index < sums.shape[1])]):
+        sums[:, k] += rows[:, index == k].sum(axis=1)
+
+
+def _batch_means(source: _Source, g: np.ndarray, lags: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over stretches of (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and of (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w). (B, P) each"""
+    traces, steps, mean = *g.shape, g.mean()
+    size = ravel_pytree(source.theta)[0].size
+    sums = [np.zeros((traces, (steps - first) // length, size)) for first in (lags, 2 * lags)]
+    kicks = [[np.zeros_like(part) for part in sums] for _ in range(2)]  # Σz, where a look ahead begins and elsewhere
+    levels = np.zeros((2, 2))  # count and sum of g̃ − ḡ in either place
+    before = np.zeros((traces, 2 * lags + 1, size))  # Σ_{k<m} U_k up to a constant, m = n − 2w … n
+    for n, begins, level, explicit, u in _traces(source, g, mean, lags):
+        b = u.shape[1]
+        total = np.concatenate([before, before[:, -1:] + np.cumsum(u, axis=1)], axis=1)
+        ends = [total[:, first : first + b] for first in (2 * lags, lags, 0)]
+        before = total[:, b:] - total[:, b : b + 1]
+        inside = n + np.arange(b) >= lags
+        levels += [[np.sum(at), level[:, at].sum()] for at in (inside & ~begins, inside & begins)]
+        for k in range(2):
+            trace = ends[k] - ends[k + 1]
+            index = (n + np.arange(b) - (k + 1) * lags) // length
+            _add(sums[k], level[..., None] * trace + (explicit if k == 0 else 0.0), index)
+            if source.ahead is not None:
+                for which, at in enumerate((~begins, begins)):
+                    _add(kicks[which][k], trace[:, at], index[at])
+    if source.ahead is not None:  # the level that a twin gets wrong in the same way everywhere is no reward of a kick
+        for which in range(2):
+            offset = levels[which, 1] / max(levels[which, 0] * traces, 1)
+            sums = [part - offset * z for part, z in zip(sums, kicks[which], strict=True)]
+    flat = source.recording
+    check_scores(sums[0].sum(axis=1), source.process, source.theta, flat.trajectory, flat.t)
+    near, far = (part.reshape(-1, size) / length for part in sums)
+    return near, far
 
 
 def _traces(
-    process: AnyProcess, rewards: Rewards, score: Score, theta: Params, recording: Recording
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """gₙ (E, T), ∂θ gₙ (E, T, P) and Uₙ (E, T, P) in double precision."""
-    steps = len(recording.t) - 1
-    parts = []
-    for n in range(0, steps, BLOCK):
-        times, x = recording.block(n, min(n + BLOCK, steps))
-        events = recording.events(n, min(n + BLOCK, steps))
-        parts.append(_of_block(process, rewards, score, theta, times, x, recording.context, events))
-    g, explicit, u = (np.concatenate([np.asarray(part[i], np.float64) for part in parts], axis=1) for i in range(3))
-    return g, explicit, u
+    source: _Source, g: np.ndarray, mean: float, lags: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """First step of a block, where a look ahead begins (b,), gₙ − ḡ (E, b), ∂θ gₙ and Uₙ (E, b, P), block by block."""
+    recording, ahead = source.recording, source.ahead
+    steps, block = g.shape[1], max(BLOCK, 2 * lags)
+    path = None if ahead is None else ahead.over(lags, mean)
+    if path is not None:
+        block = max(1, block // path.stride) * path.stride
+        steps = steps // path.stride * path.stride
+    for n in range(0, steps, block):
+        stop = min(n + block, steps)
+        times, x = recording.block(n, stop)
+        events = recording.events(n, stop)
+        u, explicit = _of_block(*source[:4], times, x, recording.context, events)
+        level, begins = g[:, n:stop] - mean, np.zeros(stop - n, bool)
+        if path is not None:
+            level, explicit = path.block(times, x)
+            begins[:: path.stride] = True
+        yield n, begins, level, np.asarray(explicit, np.float64), np.asarray(u, np.float64)
+
+
+@partial(jax.jit, static_argnums=0)
+def _rewards_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree) -> Array:
+    along = jax.vmap(lambda x, t, context: rewards.running(theta, x, t, context), in_axes=(0, 0, None))
+    return jax.vmap(along, in_axes=(0, None, 0))(x[:, :-1], times.t[:-1], context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -201,15 +391,38 @@ def _of_block(
     x: Array,
     context: PyTree,
     events: Any,
-) -> tuple[Array, Array, Array]:
-    def one(
-        x: Array, x_next: Array, t: Array, dt: Array, events: PyTree, context: PyTree
-    ) -> tuple[Array, Array, Array]:
-        g, explicit = jax.value_and_grad(lambda th: rewards.running(th, x, t, context).astype(x.dtype))(theta)
+) -> tuple[Array, Array]:
+    """Uₙ and ∂θ gₙ. (E, b, P)"""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, events: PyTree, context: PyTree) -> tuple[Array, Array]:
+        explicit = jax.grad(lambda th: rewards.running(th, x, t, context).astype(x.dtype))(theta)
         u = score(process, theta, Step(x, x_next, t, dt, context, events))
-        return g, ravel_pytree(explicit)[0], ravel_pytree(u)[0]
+        return ravel_pytree(u)[0], ravel_pytree(explicit)[0]
 
     along = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None))
     return jax.vmap(along, in_axes=(0, 0, None, None, 0, 0))(
         x[:, :-1], x[:, 1:], times.t[:-1], times.dt, events, context
     )
+
+
+def _change(parts: np.ndarray, memory: float) -> Change | None:
+    """Means of the first and of the second half. parts: sums (E, 2·PARTS, 2M+2). memory: in units of a part."""
+    width = 1
+    while width < min(10 * memory, PARTS):
+        width += 1
+        while PARTS % width:
+            width += 1
+    merged = parts.reshape(len(parts), 2 * PARTS // width, width, -1).sum(axis=2)
+    means = merged[..., 1:] / merged[..., :1]
+    half = means.shape[1] // 2
+    first, second = (side.reshape(-1, means.shape[2]) for side in (means[:, :half], means[:, half:]))
+    count = len(first)
+    if width < 10 * memory or count < 5:
+        return None
+    difference = second.mean(axis=0) - first.mean(axis=0)
+    error = np.sqrt((first.var(axis=0, ddof=1) + second.var(axis=0, ddof=1)) / count)
+    z = np.abs(difference) / np.where(error > 0, error, np.inf)
+    worst, size = int(np.argmax(z)), (len(z) - 1) // 2
+    names = ["the reward", *(f"the {kind} of component {i}" for kind in ("mean", "mean square") for i in range(size))]
+    limit = stats.t.isf(ALARM / (2 * len(z)), 2 * (count - 1))
+    return Change(names[worst], float(difference[worst]), float(z[worst]), float(limit))
