@@ -90,3 +90,17 @@ def test_tests_mirror_the_tree_and_do_not_import_from_each_other():
         if any(package.startswith("test") for node in imports(parsed(path)) for package in packages(node))
     }
     assert not borrowing
+
+
+def test_variables_say_what_they_hold():
+    """Not what was done to them: names as below fit everything."""
+    empty = {"told", "said", "found", "given"}
+
+    def bound(node):
+        """The name that a node gives to something, if it does."""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            return node.id
+        return getattr(node, "arg", None) if isinstance(node, ast.arg | ast.keyword) else getattr(node, "name", None)
+
+    names = {(within(path), bound(node)) for path in MODULES for node in ast.walk(parsed(path))}
+    assert not {(path, name) for path, name in names if name in empty}

@@ -46,5 +46,5 @@ def test_titles_are_nouns():
     verbs = re.compile(r"^#+ (What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b", re.M)
     pages = [*DOCS.glob("*.md"), *(DOCS.parent / "results").rglob("README.md")]
     pages += [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md")]
-    prose = {page.name: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
+    prose = {page.as_posix(): re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
     assert {name: title.group() for name, text in prose.items() if (title := verbs.search(text))} == {}

@@ -60,21 +60,21 @@ class Reparameterised(NamedTuple):
 Start = Array | Density | Reparameterised
 
 
-def checked_start(given: Any) -> tuple[Density | Reparameterised | None, Array | None]:
+def checked_start(start: Any) -> tuple[Density | Reparameterised | None, Array | None]:
     """(a start that depends on θ or chance, None) or (None, a fixed state)."""
-    if isinstance(given, Density):
-        sample = None if given.sample is None else leading(given.sample, 3)
-        return Density(leading(given.log_density, 3), sample), None
-    if isinstance(given, Reparameterised):
-        if not given.fade >= 0:
-            raise ValueError(f"`Reparameterised.fade` is a time and must not be negative; got {given.fade}.")
-        return Reparameterised(leading(given.x0, 2), given.fade), None
-    if callable(given):
+    if isinstance(start, Density):
+        sample = None if start.sample is None else leading(start.sample, 3)
+        return Density(leading(start.log_density, 3), sample), None
+    if isinstance(start, Reparameterised):
+        if not start.fade >= 0:
+            raise ValueError(f"`Reparameterised.fade` is a time and must not be negative; got {start.fade}.")
+        return Reparameterised(leading(start.x0, 2), start.fade), None
+    if callable(start):
         raise TypeError(
             "a start that is a function of theta must say how its sensitivity is to be had: wrap it in "
             "fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
         )
-    x0 = jnp.asarray(given)
+    x0 = jnp.asarray(start)
     if x0.ndim != 1:
         raise ValueError(f"a fixed start must be one state (M,); got shape {x0.shape}.")
     if not jnp.issubdtype(x0.dtype, jnp.floating):
@@ -84,9 +84,9 @@ def checked_start(given: Any) -> tuple[Density | Reparameterised | None, Array |
     return None, x0
 
 
-def check_score(score: Any, given: Any) -> None:
+def check_score(score: Any, start: Any) -> None:
     """A start that moves with θ needs a score that can move the ends of a step."""
-    if isinstance(given, Reparameterised) and "shift" not in inspect.signature(score).parameters:
+    if isinstance(start, Reparameterised) and "shift" not in inspect.signature(score).parameters:
         raise ValueError(
             "a `Reparameterised` start moves the states with θ, which this score does not differentiate; "
             "use score=full_score."

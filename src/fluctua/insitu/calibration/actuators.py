@@ -45,11 +45,11 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
     if len(settings) != len(fits):
         raise ValueError(f"{len(settings)} settings for {len(fits)} fits; each recording has one of both.")
     known = tuple(sorted(set().union(*settings)))
-    for k, given in enumerate(settings):
-        missing = [name for name in known if name not in given]
+    for k, setting in enumerate(settings):
+        missing = [name for name in known if name not in setting]
         if missing:
             raise ValueError(f"recording {k} does not say what {', '.join(missing)} was set to.")
-    s = np.array([[float(np.asarray(given[name])) for name in known] for given in settings]).reshape(len(fits), -1)
+    s = np.array([[float(np.asarray(setting[name])) for name in known] for setting in settings]).reshape(len(fits), -1)
     moved = s - s.mean(axis=0)
     rank = np.linalg.matrix_rank(moved) if known else 0
     if not known or rank < len(known):
@@ -94,8 +94,9 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
     lines = [
         _line(np.column_stack([np.ones(len(s)), k]), y, e) for k, y, e in zip(s.T, values.T, errors.T, strict=True)
     ]
-    found, error = np.array([line.solution for line in lines]), np.array([line.stderr for line in lines])
-    return OwnGains(found[:, 0], error[:, 0], found[:, 1], error[:, 1], np.array([line.p_value for line in lines]))
+    offset, gain = np.array([line.solution for line in lines]).T
+    offset_error, gain_error = np.array([line.stderr for line in lines]).T
+    return OwnGains(offset, offset_error, gain, gain_error, np.array([line.p_value for line in lines]))
 
 
 def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> dict[str, OwnGains]:
