@@ -11,7 +11,7 @@ PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu"]
 MOST_MODULES = 16
 
 # Not installed with fluctua, therefore imported where they are needed.
-OPTIONAL = {"cupy", "diffrax", "pyvisa", "pyvisa_py", "ray", "torch", "torchsde"}
+OPTIONAL = {"cupy", "diffrax", "gymnasium", "pyvisa", "pyvisa_py", "ray", "torch", "torchsde"}
 
 # To be mended: more modules than fit a screen, and how many. Numbers go down.
 CROWDED = {"core": 18, "cli": 17}

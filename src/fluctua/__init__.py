@@ -24,6 +24,7 @@ from fluctua.core.types import (
 )
 from fluctua.core.wiener import Wiener
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
+from fluctua.learn.environment import feedback_environment, settings_environment
 from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.train import Record, box, train
@@ -82,6 +83,7 @@ __all__ = [
     "drift_score",
     "evaluate",
     "events_on",
+    "feedback_environment",
     "filtered",
     "finite_differences",
     "full_score",
@@ -104,6 +106,7 @@ __all__ = [
     "rms_ascent",
     "run",
     "samples_of",
+    "settings_environment",
     "simulator",
     "spsa",
     "stationary",

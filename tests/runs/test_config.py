@@ -81,7 +81,9 @@ def test_what_is_wrong_is_named(tmp_path, text, message):
 
 
 def test_names_that_are_no_preset_and_no_file():
-    with pytest.raises(ValueError, match=r"neither a preset \(demo, fast, paper, paper-quick\).*mean \"paper\""):
+    with pytest.raises(
+        ValueError, match=r"neither a preset \(demo, fast, isolation, paper, paper-quick\).*mean \"paper\""
+    ):
         named("papre")
     with pytest.raises(ValueError, match="there is no file nowhere.toml"):
         named("nowhere.toml")

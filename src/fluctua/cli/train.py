@@ -28,7 +28,9 @@ STOPPED = 130
 def train(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET|FILE.toml", help="demo (the default), fast, paper, paper-quick, or a file"),
+        typer.Argument(
+            metavar="PRESET|FILE.toml", help="demo (the default), fast, isolation, paper, paper-quick, or a file"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,

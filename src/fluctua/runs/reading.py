@@ -101,9 +101,8 @@ def _task(path: Path, course: parameters.Course) -> tcmt.Task:
         expected, got = (len(course.iteration), *network.shape(name)), getattr(course, name).shape
         if got != expected:
             raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
-    return tcmt.transmission(
-        network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"]
-    )
+    make = tcmt.isolation if a.get("isolation") else tcmt.transmission
+    return make(network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"])
 
 
 def _network(path: Path, course: parameters.Course) -> tcmt.Network:

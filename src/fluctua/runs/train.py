@@ -242,6 +242,8 @@ def _keep(config: Config, parts: Parts) -> Keep:
         "gamma_e": config.lattice.gamma_e,
         "gamma": config.lattice.gamma,
     }
+    if task.reward == "isolation":
+        attributes["isolation"] = 1.0
     describe = parameters.describing(parts.task.network, attributes)
     return Keep(keep.checkpoints, keep.checkpoint_seconds, keep.parameters_every, describe=describe)
 
