@@ -105,7 +105,8 @@ def _several(
 def _settings(low: Params, high: Params) -> tuple[Callable[[np.ndarray], Params], int]:
     """θ of an action, and the number of its components."""
     (bottom, unravel), (top, _) = ravel_pytree(check.parameters(low)), ravel_pytree(check.parameters(high))
-    if jax.tree.structure(low) != jax.tree.structure(high) or bottom.shape != top.shape or not (bottom < top).all():
+    alike = str(jax.tree.structure(low)) == str(jax.tree.structure(high)) and bottom.shape == top.shape
+    if not alike or not (bottom < top).all():
         raise ValueError(f"`low` must lie below `high` and have its structure; got {low} and {high}.")
     return lambda action: unravel(bottom + (top - bottom) * (np.clip(action, -1, 1) + 1) / 2), bottom.size
 
