@@ -121,7 +121,7 @@ def test_shapes_and_times_that_do_not_match(t, x, message):
 
 
 def test_complex_states_are_told_to_split():
-    with pytest.raises(TypeError, match="real floating point.*real and imaginary parts"):
+    with pytest.raises(TypeError, match=r"`x` .*complex128.*imaginary"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(T, np.zeros((4, 11, 2), complex)))
 
 
@@ -137,11 +137,11 @@ def test_chunks_must_agree_and_be_re_readable():
     t, x = trajectories()[:2]
     with pytest.raises(ValueError, match=r"share one time grid.*chunk 1 has 10 and 2"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, [fl.Trajectories(t, x), fl.Trajectories(t[:-1], x[:, :-1])])
-    with pytest.raises(ValueError, match="at other times"):
+    with pytest.raises(ValueError, match="chunk 1 .* other times"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, [fl.Trajectories(t, x), fl.Trajectories(t * 2, x)])
-    with pytest.raises(TypeError, match="a generator can be only once"):
+    with pytest.raises(TypeError, match="generator"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, (piece for piece in [fl.Trajectories(t, x)]))
-    with pytest.raises(ValueError, match="source of chunks is empty"):
+    with pytest.raises(ValueError, match="no trajectories"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, [])
     with pytest.raises(TypeError, match="expected fluctua.Trajectories"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, [x])
@@ -166,7 +166,7 @@ def test_leave_one_out_needs_two(baseline):
 
 @pytest.mark.parametrize("count", [0, -3, 2.5, True])
 def test_count_is_a_whole_number(count):
-    with pytest.raises(ValueError, match="whole number of trajectories"):
+    with pytest.raises(ValueError, match=rf"`count` .*got {count}"):
         estimate(count=count)
 
 
@@ -205,7 +205,7 @@ def test_wrong_shapes_from_the_user_functions():
         fl.gradient(fl.Process(drift, None, lambda th, x, t, c, v: v[:1]), OBJECTIVE, THETA, trajectories())
     with pytest.raises(ValueError, match=r"running reward must be one number per state.*got shape \(2,\)"):
         estimate(objective=fl.Objective(running=lambda theta, x: x))
-    with pytest.raises(ValueError, match=r"terminal reward must be one number"):
+    with pytest.raises(ValueError, match=r"terminal reward .*\(2,\)"):
         estimate(objective=fl.Objective(terminal=lambda theta, x: x))
 
 
@@ -226,7 +226,7 @@ def test_records_that_say_too_little():
     with pytest.raises(ValueError, match="needs `noise`, or `diffusion`"):
         fl.gradient(fl.Process(drift, None), OBJECTIVE, THETA, trajectories())
     measured = fl.Process(drift, None, lambda theta, x, t, c, v: 0.045 * v)
-    with pytest.raises(ValueError, match="cannot be simulated"):
+    with pytest.raises(ValueError, match="no `noise`"):
         fl.simulator(measured, jnp.zeros(2), T)
 
 
@@ -239,7 +239,7 @@ def test_starts():
         fl.simulator(PROCESS, lambda theta: theta["f"], T)
     with pytest.raises(ValueError, match="needs `sample`"):
         fl.simulator(PROCESS, fl.Density(lambda theta, x0: -jnp.sum(x0**2)), T)
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match=r"`Reparameterised.fade` .*-1\.0"):
         fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"], fade=-1.0), T)
     moving = fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"]), T)
     with pytest.raises(ValueError, match="use score=full_score"):
@@ -250,7 +250,7 @@ def test_yardsticks_need_a_simulator():
     for make in (fl.pathwise, fl.finite_differences, fl.spsa):
         with pytest.raises(TypeError, match=r"needs a simulator.*use `ppgt`"):
             make(OBJECTIVE, lambda key, theta, count: trajectories(count))
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match=r"`step` .*0\.0"):
         fl.spsa(OBJECTIVE, fl.simulator(PROCESS, jnp.zeros(2), T), step=0.0)
 
 

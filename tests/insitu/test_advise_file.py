@@ -112,7 +112,7 @@ def test_readout_asks_for_slower_sampling():
     assert loud.readout_dominates
     assert (loud.shortest, loud.verdict) == (pytest.approx(0.048), "slower")
     assert turning(0.01, 100.0, observation_variance=np.array([2e-2, 0.0])).verdict == "local-linear"
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="diffusion .*-1"):
         turning(0.01, -1.0)
 
 
