@@ -7,6 +7,14 @@ Given x, the residual r = x' − x − μΔt is Gaussian with covariance 2QΔt, 
 for every component i if drift, noise, units, axes and interval are what they are thought to be; the sum over
 components is E[rᵀQ⁻¹r]/2Δt. The score divides by Q, so that v = 100 is a gradient that is wrong by about as much, with
 an error bar that does not show it.
+
+A component without noise of its own, ẋ = v, has an identity in the place of a law. Its residual is what an Euler step
+leaves out, with m and C the mean and covariance of the locally linear transition and S the variance of the readout,
+
+    d² = (m − x − μΔt)² + C + S + (1 + Δt∂μ)² S,     vᵢ = E[rᵢ²] / E[dᵢ²] ≤ 1,
+
+and less where the states were simulated in coarser steps: nothing, if the steps were the samples. What is below
+`SLACK` counts as 1.
 """
 
 from __future__ import annotations
@@ -22,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix
-from fluctua.core.scores import Gaussian, euler, residual
+from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix, q_matrix
+from fluctua.core.scores import Gaussian, euler, local_linear, residual
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Step, Trajectories, working_dtype
 
 TRANSITIONS = 20_000
@@ -37,6 +45,12 @@ FEWEST = 200
 CERTAIN = 5.0
 """Standard errors that a deviation must have."""
 
+SLACK = 2.0
+"""v of a component without noise up to which its residual is what an Euler step leaves out."""
+
+ROUNDING = 4
+"""Units in the last place by which a state that follows its drift exactly may be off."""
+
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 MOST_BEND = 0.01
 MOST_SWAPS = 6  # components of which every pair is tried
@@ -47,7 +61,8 @@ Transition = Callable[[Process, Params, Step], Gaussian]
 class Residuals(NamedTuple):
     """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there are two steps.
 
-    steps: transitions looked at. cause: what is probably wrong, in words; empty where v is 1.
+    steps: transitions looked at. cause: what is probably wrong, in words; empty where v is 1. silent: components
+    without noise of their own, whose v is 1 where they move as their drift says.
     """
 
     v: np.ndarray
@@ -55,6 +70,7 @@ class Residuals(NamedTuple):
     steps: int
     doubled: np.ndarray | None = None
     cause: str = ""
+    silent: tuple[int, ...] = ()
 
     @property
     def wrong(self) -> np.ndarray:
@@ -91,7 +107,8 @@ def examine(
     process, theta = check.process(process), check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     plain = transition is euler and _is_diagonal(process, theta, data)
-    if not plain:  # a few solves of M × M matrices a transition
+    silent = _silent(process, theta, data)
+    if not plain or silent:  # a few solves of M × M matrices a transition
         most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = _spread(data, most)
     x = np.stack([np.asarray(data.x[int(j)]) for j in rows])
@@ -101,14 +118,24 @@ def examine(
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
     s = jnp.broadcast_to(jnp.asarray(variance, x.dtype), x.shape[2:])
+    last_place = ROUNDING * float(np.finfo(np.asarray(data.x[0]).dtype).eps) * np.abs(x).max(axis=(0, 1))
 
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         times = check.grid(t)
         kind = None if plain else transition
-        v, stderr = _moments(process, kind, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
-        return np.asarray(v, float), np.asarray(stderr, float)
+        v, stderr = _moments(process, kind, bool(silent), theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+        v, stderr = np.asarray(v, float), np.asarray(stderr, float)
+        if silent and transition is euler:
+            left = _left_out(process, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+            square, spread, expected = (np.asarray(part, float) for part in left)
+            expected = np.maximum(expected + last_place**2, np.finfo(float).tiny)
+            is_silent = np.isin(np.arange(len(v)), silent)
+            with np.errstate(over="ignore"):  # where another unit is tried
+                v = np.where(is_silent, np.where(square <= SLACK * expected, 1, square / expected), v)
+                stderr = np.where(is_silent, spread / expected, stderr)
+        return v, stderr
 
-    residuals = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1))
+    residuals = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1), silent=silent)
     if (
         not residuals.wrong.size or not np.isfinite(residuals.v).all()
     ):  # singular noise is located by the estimate itself
@@ -197,10 +224,45 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
     return jax.eval_shape(process.noise, theta, first, jnp.asarray(data.t)[0], one).ndim == 1
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
+    """Components without noise at the first two states."""
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], data.context)
+    first = jnp.asarray(np.asarray(data.x[0])[:2], working_dtype(theta, data.x))
+    rows = [np.abs(np.asarray(q_matrix(process, theta, x, jnp.asarray(data.t)[0], one))) for x in first]
+    return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
+
+
+@partial(jax.jit, static_argnums=0)
+def _left_out(
+    process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, readout: Array
+) -> tuple[Array, Array, Array]:
+    """E[r²] with its standard error, and E[d²], of Euler steps along x (E, T+1, M). (M,) each"""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        step = Step(x, x_next, t, dt, context)
+        mean, covariance = local_linear(process, theta, step)
+        r = residual(process, theta, step)
+        slope = jnp.eye(x.size, dtype=x.dtype) + dt * jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
+        blur = readout + slope**2 @ readout
+        return r**2, (r - (x_next - mean)) ** 2 + jnp.diagonal(covariance) + blur
+
+    square, expected = _along(one, x, t, dt, context)
+    return square.mean(axis=0), square.std(axis=0) / np.sqrt(square.shape[0]), expected.mean(axis=0)
+
+
+def _along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTree) -> Any:
+    """`one(x, x', t, Δt, context)` of every step of x (E, T+1, M), a few at a time; leaves (E·T, …)."""
+    count, steps = x.shape[0], t.shape[0]
+    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
+    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
+    return jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _moments(
     process: Process,
     transition: Transition | None,
+    silent: bool,
     theta: Params,
     x: Array,
     t: Array,
@@ -208,28 +270,50 @@ def _moments(
     context: PyTree,
     readout: Array,
 ) -> tuple[Array, Array]:
-    """Mean and standard error of r (C⁻¹r) over all steps. transition: None for Euler steps with diagonal noise."""
+    """Mean and standard error of r (C⁻¹r) over all steps. transition: None for Euler steps with diagonal noise.
+
+    silent: whether there are components without noise, which the readout of others reaches within an interval.
+    """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
         step = Step(x, x_next, t, dt, context)
         if transition is None:
             q = diffusion_at(process, theta, x, t, context)
             expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
-            # a component without noise has no residual to compare: nothing is said against it
+            # a component without noise has an identity instead: `_left_out`
             return jnp.where(
                 expected > 0, residual(process, theta, step) ** 2 / jnp.where(expected > 0, expected, 1), 1
             )
         mean, covariance = transition(process, theta, step)
         whole = covariance + 2 * jnp.diag(readout)
-        silent = jnp.diagonal(whole) <= 0
-        r = jnp.where(silent, 0, x_next - mean)
-        return jnp.where(silent, 1, r * jnp.linalg.solve(whole + jnp.diag(silent.astype(whole.dtype)), r))
+        if transition is euler and _has_fewer_noises(process, theta, x, t, context):
+            return _on_range(whole, x_next - mean)
+        if silent:
+            slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
+            whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
+        still = jnp.diagonal(whole) <= 0
+        r = jnp.where(still, 0, x_next - mean)
+        return jnp.where(still, 1, r * jnp.linalg.solve(whole + jnp.diag(still.astype(whole.dtype)), r))
 
-    count, steps = x.shape[0], t.shape[0]
-    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
-    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
-    values = jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
+    values = _along(one, x, t, dt, context)
     return values.mean(axis=0), values.std(axis=0) / np.sqrt(values.shape[0])
+
+
+def _has_fewer_noises(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+    """Whether fewer Wiener processes than components drive the state."""
+    if process.diffusion is not None or isinstance(process.noise, NoiseProduct) or process.noise is None:
+        return False
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size
+
+
+def _on_range(covariance: Array, r: Array) -> Array:
+    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that have noise. (M,)"""
+    scale, vectors = jnp.linalg.eigh(covariance)
+    there = scale > r.size * jnp.finfo(r.dtype).eps * scale[-1]
+    share = jnp.sum(jnp.where(there, vectors**2, 0), axis=1)
+    solved = vectors @ jnp.where(there, vectors.T @ r / jnp.where(there, scale, 1), 0)
+    seen = share > r.size * jnp.finfo(r.dtype).eps
+    return jnp.where(seen, r * solved / jnp.where(seen, share, 1), 1)
 
 
 def _wrong(v: np.ndarray, stderr: np.ndarray) -> np.ndarray:
@@ -244,6 +328,17 @@ def _cause(
     if fits:
         return f"They fit {' or '.join(fits)}."
     parts, v = residuals.wrong, residuals.v
+    unmoved = [i for i in parts if i in residuals.silent]
+    if unmoved:
+        i = unmoved[0]
+        readout = (
+            residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
+        )  # what an Euler step leaves out grows as Δ³
+        return (
+            f"Component {i} has no noise of its own and does not move as its drift says: its residual is "
+            f"{np.sqrt(v[i]):.3g} times what the interval explains. "
+            + ("It looks like noise of the readout." if readout else "Its drift, or a unit, is another.")
+        )
     which = "every component" if len(parts) == len(v) else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
     growth = np.nan
     if residuals.doubled is not None:

@@ -130,7 +130,7 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     x, _, t, dt, context, _ = step
     drift = lambda x, t: process.drift(theta, x, t, context)
     mu, jacobian = drift(x, t), jax.jacfwd(drift)(x, t)
-    q = diffusion_matrix(process, theta, x, t, context)
+    q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
     a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)

@@ -7,7 +7,7 @@ within Δ, and a bent path for a straight one. In units of the kicks, with J = �
 
 The factor is a rule of thumb, from the lattice of docs/calibration.md: it gives 4 % at Δ = 0.002, 20 % at 0.01 and
 100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is large where a quiet component has a
-loud neighbour.
+loud neighbour. Components without noise have no kicks; there J is that of balanced units, and K that of the others.
 
 The readout adds 2s² to the variance 2QΔ of an increment: a share s²/(QΔ), which can be corrected for and still costs up
 to as many more trajectories. It falls with Δ, Euler's bias grows with it. Where the two leave no room, the local-linear
@@ -20,10 +20,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import matrix_balance
 
 from fluctua.core import check
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Params, Process, Trajectories
+from fluctua.insitu.calibration.fit import only_diffusions
 from fluctua.insitu.calibration.noise import fit_noise, jacobians
 from fluctua.insitu.calibration.table import apply_calibration, read_noise
 from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
@@ -85,6 +87,7 @@ def advise_file(
         raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
     if baseline not in ("time", "none"):
         raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
+    only_diffusions(model.process, "advice from a recording is on the interval and the noise")
     if recording.count < 2 * PARTS:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; advice compares {PARTS} parts of "
@@ -133,8 +136,9 @@ FROZEN = 0.25
 class Sampling(NamedTuple):
     """interval: Δ, the median one. rate: w, the fastest of the system. euler: bias of Euler's score, relative.
 
-    readout: s²/(QΔ), (M,), zero if none was seen. shortest: where `READOUT` is reached; longest: where Euler's bias is
-    half the wanted error; frozen: where wΔ = `FROZEN`. verdict: "good", "faster", "slower" or "local-linear".
+    readout: s²/(QΔ), (M,), zero if none was seen, and for components without noise of their own. shortest: where
+    `READOUT` is reached; longest: where Euler's bias is half the wanted error; frozen: where wΔ = `FROZEN`. verdict:
+    "good", "faster", "slower" or "local-linear".
     """
 
     interval: float
@@ -170,16 +174,22 @@ def sampling(
     """
     process, theta = check.process(process), check.parameters(theta)
     q = np.asarray(diffusion, float)
-    if not np.all(q > 0):
-        raise ValueError(f"the diffusion of every component must be positive; the least is {q.min():.3g}.")
+    noisy = q > 0
+    if np.any(q < 0) or not noisy.any():
+        raise ValueError(f"the diffusion of every component with noise must be positive; the least is {q.min():.3g}.")
     dt = float(np.median(np.diff(np.asarray(data.t, float))))
     slope, rate = 0.0, 0.0
     for jacobian, _ in jacobians(process, theta, data):
-        k = jacobian * np.sqrt(q) / np.sqrt(q)[:, None]
+        if not noisy.all():  # components in units of each other: a position and its velocity have different ones
+            jacobian = matrix_balance(jacobian, permute=False)[0]
+        own = jacobian[np.ix_(noisy, noisy)] if not noisy.all() else jacobian
+        k = own * np.sqrt(q[noisy]) / np.sqrt(q[noisy])[:, None]
         slope = max(slope, 1.5 * float(np.linalg.norm(k + k.T, 2)), 0.75 * float(np.linalg.norm(jacobian, 2)))
         rate = max(rate, float(np.abs(np.linalg.eigvals(jacobian)).max()))
     s2 = np.zeros_like(q) if observation_variance is None else np.broadcast_to(observation_variance, q.shape)
-    shortest = float(np.max(s2 / q)) / READOUT
+    share = np.where(noisy, s2 / np.where(noisy, q, 1), 0)
+    readout = np.where(noisy, s2 / (np.where(noisy, q, 1) * dt), 0)
+    shortest = float(np.max(share)) / READOUT
     longest = error / 2 / slope if slope else np.inf
     frozen = FROZEN / rate if rate else np.inf
     end = frozen if local_linear else longest
@@ -189,4 +199,4 @@ def sampling(
         verdict = "slower"
     else:
         verdict = "good" if dt <= end else "faster"
-    return Sampling(dt, rate, slope * dt, s2 / (q * dt), shortest, longest, frozen, verdict)
+    return Sampling(dt, rate, slope * dt, readout, shortest, longest, frozen, verdict)

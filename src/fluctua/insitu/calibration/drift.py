@@ -5,6 +5,9 @@ apart), minimise Σ rᵀC⁻¹r, r = x' − m_θ(x). Gauss–Newton, with A = �
 
     δθ = N⁻¹ Σ AᵀC⁻¹r,     N = Σ AᵀC⁻¹A,     Cov(θ̂) = N⁻¹.
 
+A component without noise of its own has no increment to weigh: C is the inverse on the others. Over an interval that
+local linearisation bears, noise reaches it through the others, and its increments count like any.
+
 For Euler and a drift that is linear in θ one step is exact, and quick if the drift tells its features (`feature_sums`).
 E[r | x] = 0 makes the estimate unbiased whatever C is; a wrong C costs accuracy, and shows where `robust_stderr`, from
 the scatter of trajectories, departs from `stderr`.
@@ -38,6 +41,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fluctua.core import check
+from fluctua.core.diffusion import with_silent
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.text import names
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
@@ -94,7 +98,8 @@ def fit_drift(
 
     >>> fit_drift(recording, process, theta).stderr["omega"]
     """
-    process, theta = check.process(process), check.parameters(theta)
+    theta = check.parameters(theta)
+    process = with_silent_named(source, process, theta)
     flat, unravel = ravel_pytree(theta)
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     drift, q = process.drift, diffusion
@@ -139,6 +144,19 @@ def fit_drift(
         len(rows),
         passes,
     )
+
+
+def with_silent_named(source: RecordingFile | Trajectories, process: Process, theta: Params) -> Process:
+    """The process, checked, with its silent components named, as they are at the first state that was recorded."""
+    process = check.process(process)
+    if process.silent:
+        return process
+    _, x, context, _ = next(pieces(source, 1))
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], context)
+    start = jnp.asarray(x[0, 0], working_dtype(theta, x))
+    named = with_silent(process, theta, start, jnp.asarray(source.t)[0], one)
+    assert isinstance(named, Process)
+    return named
 
 
 def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
@@ -191,6 +209,10 @@ def _sums(
         # in another sample's place but at this time: only its noise must be another one
         instrument = slope(before, context, t, dt) if lagged else a
         r = (x_next - mean) * mask
+        if process.silent:  # a component that no noise reaches is left out
+            still = (jnp.diagonal(covariance) <= 0).astype(covariance.dtype)
+            a, instrument, r = a * (1 - still)[:, None], instrument * (1 - still)[:, None], r * (1 - still)
+            covariance = covariance + jnp.diag(still)
         solved = cho_solve(cho_factor(covariance, lower=True), instrument) * mask[:, None]
         return instrument.T @ solved, solved.T @ a, solved.T @ r
 
@@ -214,7 +236,8 @@ def with_diffusion(process: Process, q: Array | None) -> Process:
     """The process with Q (M,) as its noise, or as it is."""
     if q is None:
         return process
-    return Process(process.drift, lambda theta, x, t, context: jnp.sqrt(2 * jnp.asarray(q, x.dtype)))
+    noise = lambda theta, x, t, context: jnp.sqrt(2 * jnp.asarray(q, x.dtype))
+    return Process(process.drift, noise, silent=process.silent)
 
 
 def _jacobian(f: Any, at: Array, outputs: int) -> Array:
@@ -282,7 +305,8 @@ def feature_sums(
 ) -> Sums:  # fmt: skip
     """The sums of trajectories x (E, T+1, M) at θ. q: Q (M,). mask: 0 for components to leave out. (M,)"""
     entry, size = drift.entries(theta), sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
-    weight = mask / (2 * np.asarray(q, float))
+    noisy = np.asarray(q, float) > 0
+    weight = np.where(noisy, mask / (2 * np.where(noisy, q, 1)), 0)
     pairs = tuple(entry.feature.tolist()), tuple(entry.row.tolist())
     k, steps = int(lagged), x.shape[1] - 1
     block = max(1, NUMBERS // (x.shape[0] * max(len(entry.row), 1)))

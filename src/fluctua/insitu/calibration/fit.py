@@ -13,7 +13,7 @@ from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.guard import Residuals, examine
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Estimate, Params, Process, Trajectories
-from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
+from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift, with_silent_named
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
@@ -73,7 +73,8 @@ def fit_system(
 
 def _alike(a: NoiseFit, b: NoiseFit) -> bool:
     """Whether the drift would be fitted in the same way with either."""
-    weights = b.quadratic_variation / a.quadratic_variation
+    noisy = a.quadratic_variation > 0  # the others have no weight in either
+    weights = b.quadratic_variation[noisy] / a.quadratic_variation[noisy]
     return a.observation_seen == b.observation_seen and bool(np.all(np.abs(weights - 1) < ALIKE))
 
 
@@ -130,7 +131,10 @@ def calibrate(
             f"{recording.path} has {recording.count} complete trajectories; a calibration needs two at least."
         )
     law = laws[transition]
-    process, theta = check.process(model.process), check.parameters(model.theta)
+    only_diffusions(model.process, "a calibration measures drift and noise")
+    assert isinstance(model.process, Process)
+    theta = check.parameters(model.theta)
+    process = check.process(model.process) if model.hidden else with_silent_named(recording, model.process, theta)
     fitted, start = process, theta
     if recording.description.network and model.observed is not None:
         linear = linear_model(task_of(recording.description), theta)
@@ -161,7 +165,7 @@ def calibrate(
         say("residuals")
         report = examine_residuals(
             recording, process, model.objective, theta, components=recording.description.components, transition=law,
-            noisy_states=noise.observation_seen,
+            usable=~np.isin(np.arange(recording.x.shape[2]), process.silent), noisy_states=noise.observation_seen,
         )  # fmt: skip
         say("gradient")
         with warnings.catch_warnings():  # the report says it in its own words
@@ -170,6 +174,15 @@ def calibrate(
                 recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
             ).estimate
     return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect, guard)
+
+
+def only_diffusions(process: Any, what: str) -> None:
+    """Refuse a process of another kind."""
+    if not isinstance(check.process(process), Process):
+        raise ValueError(
+            f"{what} of an Itô process; {type(process).__name__} has neither. `fluctua estimate` takes its events as "
+            "they are, with the rates of the model."
+        )
 
 
 def _first_context(recording: RecordingFile) -> Any:

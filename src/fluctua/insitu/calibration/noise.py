@@ -13,7 +13,9 @@ J = ∂μ/∂x, and so does the observation noise of the sample before. For a di
 
     E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i r_i'] = −F_ii s_i²,
 
-which is undone (`spreading`). For Euler's transition W = F = 1, and a residual tells of its own component alone.
+which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its residuals say is left to
+the guard (`fluctua.core.guard`). Noise of its readout is told by E[r r'] as that of any other. For Euler's transition
+W = F = 1, and a residual tells of its own component alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from scipy.stats import chi2
 from fluctua.core import check
 from fluctua.core.scores import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
-from fluctua.insitu.calibration.drift import Transition, pieces, student_factor, with_diffusion
+from fluctua.insitu.calibration.drift import Transition, pieces, student_factor, with_diffusion, with_silent_named
 from fluctua.insitu.recording.reader import RecordingFile
 
 LAGS = 8
@@ -94,7 +96,8 @@ def fit_noise(
 
     >>> fit_noise(recording, process, theta).diffusion
     """
-    process, theta = check.process(process), check.parameters(theta)
+    theta = check.parameters(theta)
+    process = with_silent_named(source, process, theta)
     parts: list[Any] = []
     cross: Any = 0.0
     transitions = 0
@@ -108,11 +111,14 @@ def fit_noise(
         cross = cross + np.asarray(products, np.float64)
         transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    _noisy(sums["rate"].mean(axis=0))
+    silent = np.isin(np.arange(sums["rate"].shape[1]), process.silent)
+    _noisy(np.where(silent, 1, sums["rate"].mean(axis=0)))
+    sums["e2"] = np.where(silent, 1, sums["e2"])  # which may be nothing at all, and is no unit for the rest
     mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
     mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
-    fit = _reduced(sums, cross, transitions, mixed, mask)
-    return fit if mask.all() else _only(fit, mask, sums["model"].mean(axis=0))
+    fit = _reduced(sums, cross, transitions, mixed, mask, silent)
+    fit = fit if mask.all() else _only(fit, mask, sums["model"].mean(axis=0))
+    return _without(fit, silent) if silent.any() else fit
 
 
 def _noisy(rate: np.ndarray) -> None:
@@ -149,6 +155,8 @@ def _sums(
 
     along = jax.vmap(residual, in_axes=(0, 0, 0, 0, None))
     r, c = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], t[:-1], dt, context)
+    if process.silent:
+        c = jnp.where(c > 0, c, 1)
     e, before = r / jnp.sqrt(c), x[:, :-1]
     lagged = [jnp.mean(e[:, k:] * e[:, :-k], axis=1) for k in range(1, LAGS + 1)]
     scaled = r / jnp.sqrt(dt)[:, None]
@@ -204,8 +212,35 @@ def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     )
 
 
+def _without(found: NoiseFit, silent: np.ndarray) -> NoiseFit:
+    """The fit with nothing about noise that components do not have, but for that of their readout."""
+
+    def here(value: np.ndarray, other: float) -> np.ndarray:
+        return np.where(silent, other, value)
+
+    pair = ~silent & ~silent[:, None]
+    return found._replace(
+        diffusion=here(found.diffusion, 0.0),
+        diffusion_stderr=here(found.diffusion_stderr, 0.0),
+        quadratic_variation=here(found.quadratic_variation, 0.0),
+        quadratic_variation_stderr=here(found.quadratic_variation_stderr, 0.0),
+        ratio=here(found.ratio, 1.0),
+        ratio_stderr=here(found.ratio_stderr, 0.0),
+        correlation=np.where(pair, found.correlation, np.eye(len(silent))),
+        autocorrelation=here(found.autocorrelation, 0.0),
+        whiteness=here(found.whiteness, 1.0),
+        state_dependence=here(found.state_dependence.T, 0.0).T,
+        state_dependence_z=here(found.state_dependence_z.T, 0.0).T,
+    )
+
+
 def _reduced(
-    sums: dict[str, np.ndarray], cross: np.ndarray, transitions: int, mixed: Spreading | None, usable: np.ndarray
+    sums: dict[str, np.ndarray],
+    cross: np.ndarray,
+    transitions: int,
+    mixed: Spreading | None,
+    usable: np.ndarray,
+    silent: np.ndarray,
 ) -> NoiseFit:
     count, size = sums["rate"].shape
     if mixed is None:
@@ -215,7 +250,14 @@ def _reduced(
     few = student_factor(count - 1)
     error = lambda v: few * v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
     s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
-    seen = observation_seen(s2[usable], s2_error[usable])
+    s2_error = np.where(silent & (s2_error == 0), np.inf, s2_error)
+    loud = usable & ~silent
+    seen = observation_seen(s2[loud], s2_error[loud])
+    # what an Euler step leaves out of a silent component makes its neighbouring residuals alike: only noise of the
+    # readout makes them opposed
+    seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & silent]))
+    if silent.any():  # their Q is zero and known: the others' residuals tell of the others'
+        mixed = mixed._replace(weights=np.where(silent | silent[:, None], np.eye(size), mixed.weights))
     blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
     own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
     corrected = np.linalg.solve(mixed.weights, own.T).T
@@ -223,13 +265,13 @@ def _reduced(
     rho = mean(sums["lags"]) / mean(sums["e2"])  # (LAGS, M)
     box = _box(rho, count * (steps - np.arange(1, LAGS + 1)), seen)
     spread = error(corrected)
-    if not seen and _together(s2[usable], s2_error[usable]) > DOUBT:
+    if not seen and _together(s2[loud], s2_error[loud]) > DOUBT:
         # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
-        rate, weight = -mean(sums["next_rate"]) / mixed.own, usable / s2_error**2
+        rate, weight = -mean(sums["next_rate"]) / mixed.own, loud / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))
         spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
     dependence, z = _dependence(sums, count)
-    scale = np.sqrt(np.diag(cross))
+    scale = np.sqrt(np.where(silent, 1, np.diag(cross)))
     return NoiseFit(
         mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
         mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,

@@ -94,15 +94,17 @@ def _interval(c: Calibration) -> str:
 def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     n = c.noise
     q, error, model = n.diffusion, n.diffusion_stderr, c.model_diffusion
-    z = (q - model) / error
+    silent = (q == 0) & (error == 0)
+    z = np.where(silent, 0, (q - model) / np.where(silent, 1, error))
     lines = ["NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
              f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}"]  # fmt: skip
-    for i in np.argsort(-np.abs(z), kind="stable")[: min(MOST, len(q))]:
+    shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not silent[i]]
+    for i in shown[:MOST]:
         lines.append(f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}")
-    if len(q) > MOST:
-        lines.append(f"  … the {MOST} that differ most of {len(q)}")
+    if len(shown) > MOST:
+        lines.append(f"  … the {MOST} that differ most of {len(shown)}")
     worst = int(np.argmax(np.abs(z)))
-    if np.abs(z[worst]) > limit(len(z), n.trajectories - 1):
+    if np.abs(z[worst]) > limit(len(shown), n.trajectories - 1):
         lines.append(
             f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
         )
@@ -110,8 +112,15 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
             lines.append("    Euler's interval makes Q look other than it is, too.")
     else:
         lines.append("  the noise is the model's, within errors.")
+    lines += _silent(c, np.flatnonzero(silent), components)
     s2, e2 = n.observation_variance, n.observation_stderr
-    if n.observation_seen:
+    if n.observation_seen and silent.any():  # in units of their own each
+        each = ", ".join(f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MOST, len(q))))
+        lines.append(f"  observation noise: standard deviations {each}; taken off Q.")
+        lines.append(
+            "  → without that the gradient would be too small. calibrate --write: estimate then corrects for it."
+        )
+    elif n.observation_seen:
         size = np.sqrt(max(np.sum(s2 / e2**2) / np.sum(1 / e2**2), 0))
         share = np.median(n.quadratic_variation / q)
         lines.append(
@@ -120,8 +129,9 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         lines.append(f"  → without that Q would be {share:.3g} times too large, and the gradient as much too small. "
                      f"Estimate with --observation-noise {size:.3g}.")  # fmt: skip
     else:
-        bound = np.sqrt(max(np.max(s2 + 2 * e2), 0))
-        lines.append(f"  observation noise: none seen (standard deviation below {bound:.2g} in every component)")
+        bound = np.sqrt(max(np.max((s2 + 2 * e2)[~silent]), 0))
+        which = "every component with noise" if silent.any() else "every component"
+        lines.append(f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})")
     coloured = "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
     lines.append(_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
@@ -132,9 +142,9 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
                      f"{what} ({zs[i, k]:+.1f} errors)")  # fmt: skip
     else:
         lines.append(f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} errors)")
-    m = len(q)
+    m = len(shown)
     if m > 1:
-        off = np.abs(n.correlation - np.eye(m))
+        off = np.abs(n.correlation - np.eye(len(q)))
         a, b = np.unravel_index(np.argmax(off), off.shape)
         size = off[a, b] * np.sqrt(n.transitions)
         tail = f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
@@ -143,6 +153,21 @@ def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
         if seen and off[a, b] <= SHARED:  # an interval that is not short shares that much by itself
             verdict = "nearly independent in each component"
         lines.append(f"  {verdict} {tail}")
+    return lines
+
+
+def _silent(c: Calibration, silent: np.ndarray, components: tuple[str, ...]) -> list[str]:
+    """Components without noise of their own: whether they move as the drift says."""
+    if not silent.size or c.guard is None:
+        return []
+    lines = []
+    for i in silent[:MOST]:
+        off = i in c.guard.wrong
+        lines.append(
+            f"  → {components[i]} has no noise of its own, and does not move as its drift says."
+            if off
+            else f"  {components[i]} has no noise of its own, and moves as its drift says, to the interval."
+        )
     return lines
 
 

@@ -38,7 +38,7 @@ from fluctua.core.types import (
     Trajectories,
     working_dtype,
 )
-from fluctua.insitu.calibration.drift import Transition, pieces
+from fluctua.insitu.calibration.drift import Transition, pieces, with_silent_named
 from fluctua.insitu.recording.reader import RecordingFile
 
 GROUPS = 10
@@ -91,7 +91,8 @@ def examine_residuals(
     >>> report = examine_residuals(recording, process, objective, theta)
     >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]
     """
-    process, rewards, theta = check.process(process), check.objective(objective), check.parameters(theta)
+    rewards, theta = check.objective(objective), check.parameters(theta)
+    process = with_silent_named(source, process, theta)
     count, _, width = source.x.shape
     if count < 4:
         raise ValueError(f"the residuals are examined on four trajectories or more; got {count}.")
@@ -180,7 +181,7 @@ def _defects(process: Process, theta: Params, x: Array, times: Times, context: P
         drift = lambda x, t: process.drift(theta, x, t, context)
         mu = drift(x, t)
         d = jax.jvp(drift, (x, t), (mu, jnp.ones_like(t)))[1] * dt**2 / 2
-        weighted = d / (2 * q * dt)
+        weighted = jnp.where(q > 0, d / (2 * jnp.where(q > 0, q, 1) * dt), 0)  # nothing is weighed without noise
         return weighted @ (x_next - x - mu * dt), weighted @ d
 
     along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, None)), in_axes=(0, 0, None, None, 0))

@@ -29,7 +29,7 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
-from fluctua.insitu.calibration.fit import Calibration
+from fluctua.insitu.calibration.fit import Calibration, only_diffusions
 from fluctua.insitu.calibration.network import LinearDrift, linear_model
 from fluctua.insitu.calibration.noise import observation_seen
 from fluctua.insitu.calibration.report import limit
@@ -86,12 +86,8 @@ def read_noise(description: Description) -> NoiseTable | None:
     if "diffusion" not in table:
         return None
     q = _vector(table, "diffusion", size)
-    if not np.all(q > 0):
-        bad = int(np.argmin(q))
-        raise ValueError(
-            f"the file's noise table has a diffusion of {q[bad]:.3g} for {description.components[bad]}; it must be "
-            "positive. Calibrate with more trajectories (fluctua calibrate --write), or use --noise nominal."
-        )
+    if not np.all(q >= 0):
+        _refuse_diffusion(q, description.components)
     s2 = _vector(table, "observation_variance", size) if "observation_variance" in table else None
     if s2 is not None and "observation_seen" in table:
         s2 = s2 if int(table["observation_seen"]) else None
@@ -102,6 +98,14 @@ def read_noise(description: Description) -> NoiseTable | None:
     drift = {n: np.asarray(table[DRIFT + n], float) for n in fitted}
     errors = {n: np.asarray(table.get(DRIFT + n + ERROR, np.zeros_like(v)), float) for n, v in drift.items()}
     return NoiseTable(q, error, None if s2 is None else np.maximum(s2, 0), drift, errors, _origin(table))
+
+
+def _refuse_diffusion(q: np.ndarray, components: tuple[str, ...]) -> None:
+    bad = int(np.argmin(q))
+    raise ValueError(
+        f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must be positive. Calibrate "
+        "with more trajectories (fluctua calibrate --write), or use --noise nominal."
+    )
 
 
 def _vector(table: Any, name: str, size: int) -> np.ndarray:
@@ -170,6 +174,10 @@ def apply_calibration(
     for name, choice, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
         if choice not in known:
             raise ValueError(f"`{name}` must be one of {', '.join(known)}; got {choice!r}.")
+    if not isinstance(check.process(model.process), Process):
+        if noise == "file" or theta == "calibrated":
+            only_diffusions(model.process, "a calibration in the file is")
+        return Applied(model, None, None, ("rates: the model's own",))
     table = read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
     if table is None and (noise == "file" or theta == "calibrated"):
         raise ValueError(
@@ -240,12 +248,16 @@ def _with_noise(
     seen = np.arange(len(diffusion)) if model.observed is None else model.observed
     size = len(diffusion) if model.size is None else model.size
     own = _mean_diffusion(recording, process, model.theta, seen, size)[seen]
-    if not np.all(own > 0):
-        bad = recording.description.components[int(np.argmin(own))]
+    components = recording.description.components
+    if np.any((own > 0) & (diffusion <= 0)):
+        _refuse_diffusion(np.where(own > 0, diffusion, np.inf), components)
+    if np.any((own <= 0) & (diffusion > 0)):
+        bad = components[int(np.argmax((own <= 0) & (diffusion > 0)))]
         raise ValueError(f"the model has no noise on {bad}, so its calibrated diffusion has nothing to scale.")
+    ratio = np.where(own > 0, diffusion / np.where(own > 0, own, 1), 1.0)  # no noise in either: it stays so
     scale = np.ones(size)
-    scale[seen] = np.sqrt(diffusion / own)
-    return model._replace(process=scaled(process, scale)), diffusion / own
+    scale[seen] = np.sqrt(ratio)
+    return model._replace(process=scaled(process, scale)), ratio
 
 
 def _mean_diffusion(
@@ -338,8 +350,11 @@ def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndar
 
 def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | None) -> str:
     known = (
-        np.nanmedian(table.diffusion_stderr / table.diffusion) if np.isfinite(table.diffusion_stderr).any() else None
+        np.nanmedian(table.diffusion_stderr / np.where(table.diffusion > 0, table.diffusion, np.nan))
+        if np.isfinite(table.diffusion_stderr).any()
+        else None
     )
+    ratio = ratio[table.diffusion > 0]
     spread = f"{np.median(ratio):.3g} times the model's (median; {ratio.min():.3g} to {ratio.max():.3g})"
     line = f"noise: Q as calibrated in the file ({table.origin}), {spread}"
     line += f", each known to {known:.1%}" if known is not None else ""
