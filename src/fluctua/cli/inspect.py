@@ -58,6 +58,11 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
     for name in ("settings", "context", "tables"):
         if s[name]:
             typer.echo(f"  {name}: {', '.join(s[name])}")
+    if s["events"]:
+        kinds = s["events"]["kinds"]
+        each = ", ".join(f"{name} {number:,}" for name, number in list(kinds.items())[:8])
+        often = f" ({sum(kinds.values()) / max(1, s['trajectories']):.3g} a trajectory)"
+        typer.echo(f"  events: {each}{', …' if len(kinds) > 8 else ''}{often}")
     made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
     origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
     if origin:

@@ -317,7 +317,7 @@ def _recorded(
 
 
 def chunked_samples(
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],

@@ -161,8 +161,8 @@ def pieces(
             high = min(low + size, count)
             if seen + low < cut:
                 high = min(high, cut - seen)
-            context = jax.tree.map(lambda leaf: leaf[low:high], chunk.context)  # noqa: B023
-            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), context)
+            context, events = (jax.tree.map(lambda leaf: leaf[low:high], tree) for tree in chunk[2:])  # noqa: B023
+            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), context, events)
             low = high
         seen += count
 

@@ -17,7 +17,7 @@ from fluctua.insitu.instrument.transport import Transport, connect, query_number
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.recording.conversion import Converted, convert
-from fluctua.insitu.recording.description import Description
+from fluctua.insitu.recording.description import Description, EventKinds
 from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
 from fluctua.insitu.recording.model import RecordingModel, model_of
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
@@ -34,6 +34,7 @@ __all__ = [
     "Description",
     "DeviceFit",
     "DriftFit",
+    "EventKinds",
     "FileAdvice",
     "Finding",
     "Gains",

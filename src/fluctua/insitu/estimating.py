@@ -17,7 +17,8 @@ from fluctua.core.estimate import RunningSums
 from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import euler, full_score, local_linear, local_linear_score
-from fluctua.core.types import Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.core.types import AnyProcess, Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.insitu.calibration.drift import with_silent_named
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
@@ -49,7 +50,7 @@ LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_li
 
 def estimate(
     recording: RecordingFile,
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params | None = None,
     *,
@@ -91,7 +92,10 @@ def estimate(
             f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least."
         )
     law, view, residuals = LAWS.get(score), None, None
-    if observed is not None and size is not None and len(observed) < size:
+    if not isinstance(process, Process):
+        law = None
+        _check_events(recording, process, observation_noise)
+    elif observed is not None and size is not None and len(observed) < size:
         if score is not full_score:
             raise ValueError(
                 "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
@@ -104,7 +108,7 @@ def estimate(
         score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
     if observation_noise is not None:
         observation_noise = observation_variance(observation_noise, recording.x.shape[2])
-    if law is not None and view is None:
+    if law is not None and view is None and isinstance(process, Process):
         residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
     plan = chosen(baseline, door="a recording", serves=BASELINES)
     if isinstance(plan, Twin) or plan.needs_returns:
@@ -123,6 +127,28 @@ def estimate(
     return Result(result if view is None else _blank(result, view), view, parts, residuals)
 
 
+def _check_events(recording: RecordingFile, process: Any, observation_noise: Any) -> None:
+    """What a process with events needs of a recording."""
+    kind = type(process).__name__
+    if recording.events is None:
+        raise ValueError(
+            f"{recording.path} has no events, and the score of `{kind}` needs their times and marks, not only the "
+            "states. Record them: Description(..., events=...) and append(x, context, events)."
+        )
+    if observation_noise is not None:
+        raise ValueError(f"correcting for observation noise is for diffusions; the events of `{kind}` are counted.")
+    kinds = recording.description.events
+    assert kinds is not None
+    changes = getattr(process, "changes", None)
+    fixed = kinds.changes is not None and isinstance(changes, tuple)
+    if fixed and not np.array_equal(np.asarray(changes, float), np.asarray(kinds.changes)):
+        raise ValueError(
+            f"the events of {recording.path} ({', '.join(kinds.names)}) change the state by "
+            f"{np.asarray(kinds.changes).tolist()}, those of the model by {np.asarray(changes).tolist()}: another "
+            "order, or another system."
+        )
+
+
 def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = "euler", **options: Any) -> Result:
     """`estimate` with a recording's model, hidden channels and all. score: a name of `SCORES`.
 
@@ -138,7 +164,7 @@ def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: st
 
 def _by_chunks(
     recording: RecordingFile,
-    process: Process,
+    process: AnyProcess,
     objective: Objective,
     theta: Params,
     score: Score,
@@ -148,6 +174,8 @@ def _by_chunks(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Estimate, np.ndarray | None]:
     rewards, checked = check.objective(objective), check.process(process)
+    if noise is not None:
+        checked = with_silent_named(recording, checked, theta)
     total, done = (2 if baseline.pilot else 1) * recording.count, 0
 
     def read(count: int) -> None:
@@ -172,7 +200,7 @@ def _by_chunks(
 
 def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
     dtype = jnp.result_type(*jax.tree.leaves(theta), chunk.x.dtype)
-    return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context)
+    return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context, chunk.events)
 
 
 def _blank(result: Estimate, view: Visibility) -> Estimate:

@@ -90,5 +90,7 @@ def _copied(
             continue
         if d.is_complex:
             x = x[:, : len(d.channels)] + 1j * x[:, len(d.channels) :]
-        writer.append(x, None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()})
+        known = None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()}
+        events = None if one.events is None else [leaf[0] for leaf in one.events]
+        writer.append(x, known, events)
     return tuple(dropped), tuple(lost)

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,18 @@ graph; and where nothing was measured, how it was simulated."""
 Table = Mapping[str, Any]
 
 
+class EventKinds(NamedTuple):
+    """The events of a jump process that a recording keeps (`fluctua.Jumps`).
+
+    names: what they are called, R of them. changes: (R, M), what each adds to the state; None where sizes are random,
+    and are kept with every event. still: whether the state stays as it is between events.
+    """
+
+    names: tuple[str, ...]
+    changes: np.ndarray | None = None
+    still: bool = True
+
+
 @dataclass(frozen=True)
 class Description:
     """The head of a recording, written before its first trajectory.
@@ -26,6 +38,7 @@ class Description:
     t: (T+1,) strictly increasing. channels: C names. dtype: of the states, float32, float64, complex64 or
     complex128; a complex channel is two components of the state x = [Re, Im]. context: {name: shape of one
     trajectory's value}, what is known of each trajectory (its modulation, the phase of its drive); None if nothing.
+    events: the `EventKinds` of a jump process, whose times and marks come with every trajectory; None if it has none.
 
     parameters: θ as it was set. settings: what the actuators were told, in their own units. drive, noise,
     network, simulation: see docs/recordings.md. Each is a table {name: array, number or text}.
@@ -48,6 +61,7 @@ class Description:
     provenance: str = ""
     software: str = ""
     created: str = ""
+    events: EventKinds | None = None
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)
@@ -61,6 +75,8 @@ class Description:
             put("context", {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()} or None)
         for group in GROUPS:
             put(group, {plain_name(k, group): table_value(k, v, group) for k, v in getattr(self, group).items()})
+        if self.events is not None:
+            put("events", _kinds(self.events, len(self.components)))
         put("software", self.software or software_name())
         put("created", self.created or now())
 
@@ -80,6 +96,20 @@ class Description:
     def theta(self) -> dict[str, np.ndarray]:
         """θ in float64, for `gradient`."""
         return {name: np.asarray(value, np.float64) for name, value in self.parameters.items()}
+
+
+def _kinds(kinds: EventKinds, width: int) -> EventKinds:
+    """Names of their own, and a change of the whole state for each."""
+    names = names_of(kinds.names)
+    if kinds.changes is None:
+        return EventKinds(names, None, bool(kinds.still))
+    changes = np.asarray(kinds.changes, np.float64)
+    if changes.shape != (len(names), width) or not np.isfinite(changes).all():
+        raise ValueError(
+            f"`events.changes` must be finite numbers ({len(names)}, {width}), one row an event and one column a "
+            f"component; got shape {changes.shape}."
+        )
+    return EventKinds(names, changes, bool(kinds.still))
 
 
 def names_of(channels: Sequence[str]) -> tuple[str, ...]:

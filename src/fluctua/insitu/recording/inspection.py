@@ -69,8 +69,10 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
             text = f"what follows trajectory {seen.count} cannot be read: the file is damaged ({error})."
             findings.append(Finding("damaged", True, text))
     if seen.count:
-        findings += [*_finite(seen), *_stuck(seen, d.components), *_clipping(seen, d.components)]
-        findings += [*_repeats(seen), *_drift(seen, d.components), *_twice(seen, d.components)]
+        findings += [*_finite(seen), *_stuck(seen, d.components)]
+        if d.events is None or not d.events.still:  # a state that only events change repeats itself, and its extremes
+            findings += [*_clipping(seen, d.components), *_repeats(seen)]
+        findings += [*_drift(seen, d.components), *_twice(seen, d.components)]
     summary = {
         "file": str(recording.path),
         "kind": recording.kind,
@@ -87,12 +89,22 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
         "parameters": {name: list(np.shape(v)) for name, v in d.parameters.items()},
         "settings": sorted(d.settings),
         "context": sorted(d.context or {}),
+        "events": _events(recording),
         "tables": [name for name in ("drive", "noise", "network", "simulation") if getattr(d, name)],
         "software": d.software,
         "created": d.created,
         "provenance": d.provenance,
     }
     return Inspection(summary, findings, *seen.moments())
+
+
+def _events(recording: RecordingFile) -> dict[str, Any] | None:
+    """How many of each kind."""
+    kinds, reader = recording.description.events, recording.events
+    if kinds is None or reader is None:
+        return None
+    each = dict(zip(kinds.names, reader.of_kinds().tolist(), strict=False))
+    return {"kinds": each, "random_sizes": kinds.changes is None, "still": kinds.still}
 
 
 class _Seen:

@@ -6,6 +6,7 @@
 /trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories are complete
 /context/*   (trajectory, …)               what is known of each trajectory
 /checksum    (trajectory)                  CRC-32 of its states, and in the upper half of its number and context
+/events/*    (event, …)                    of jump processes; see `event_rows`
 /parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables, each with an attribute `checksum`
 """
 
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording.description import GROUPS, Description
+from fluctua.insitu.recording import event_rows
+from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 
 FORMAT, VERSION = "fluctua-recording", 1
 LIBVER = ("v110", "v110")
@@ -72,6 +74,9 @@ def write_head(file: h5py.File, description: Description) -> None:
             data = group.create_dataset(name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8")
             data.dims[0].attach_scale(trajectory)
             _attach(group, data, 1)
+    if d.events is not None:
+        event_rows.create_group(file, d, _attach, _DIMENSION)
+        file["events"].attrs[CHECKSUM] = digest(_kinds_table(file["events"]))
     for name in GROUPS:
         table = getattr(d, name)
         if table:
@@ -132,8 +137,22 @@ def read_head(file: h5py.File, path: Path) -> Description:
         provenance=text(file, "provenance"),
         software=text(file, "software"),
         created=text(file, "created"),
+        events=_read_kinds(file),
         **tables,
     )
+
+
+def _kinds_table(group: h5py.Group) -> dict[str, Any]:
+    """What is known of the events before any happened."""
+    table = {"name": group["name"].asstr()[:], "still": int(group.attrs["still"])}
+    return {**table, **({"changes": group["changes"][()]} if "changes" in group else {})}
+
+
+def _read_kinds(file: h5py.File) -> EventKinds | None:
+    if "events" not in file:
+        return None
+    table = _kinds_table(file["events"])
+    return EventKinds(tuple(table["name"]), table.get("changes"), bool(table["still"]))
 
 
 def read_table(group: h5py.Group) -> dict[str, Any]:
@@ -177,6 +196,14 @@ def complete(file: h5py.File) -> Completeness:
         damage.append(f"/trajectory counts {count} trajectories and {short} has {whole}")
     elif count == whole - 1 and _whole_states(file, count):
         count += 1  # flushed with its checksum; only its number is missing
+    if "events" in file:
+        there, group = min(count, whole), file["events"]
+        wanted = event_rows.total(group, there)
+        damage += [
+            f"/events/{name} has {group[name].shape[0]} entries, and {there} trajectories count {wanted} events"
+            for name in event_rows.flat_names(group)
+            if name != "event" and group[name].shape[0] < wanted
+        ]
     if begun - count > 1:
         damage.append(f"{begun - count} trajectories at the end have no number, where a kill leaves one at most")
     return Completeness(min(count, whole), tuple(damage))
@@ -188,6 +215,8 @@ def _whole_states(file: h5py.File, n: int) -> bool:
         return False
     rows = {name: data[n] for name, data in _variables(file["context"]).items()} if "context" in file else {}
     try:
+        if "events" in file and not event_rows.whole(file["events"], n):
+            return False
         return bool(file["checksum"][n] == checksum(n, rows, file["x"][n]))
     except OSError:  # a chunk that is not as its own checksum says
         return False
@@ -223,6 +252,7 @@ def damaged_tables(file: h5py.File) -> list[str]:
     values: dict[str, Any] = {name: read_table(file[name]) for name in GROUPS if name in file}
     values |= {name: {f"/{name}": file[name].asstr()[:] if name == "channel" else file[name][:]}
                for name in ("time", "channel")}  # fmt: skip
+    values |= {"events": _kinds_table(file["events"])} if "events" in file else {}
     return [
         f"/{name} is not what was written (its checksum differs)"
         for name, table in values.items()
@@ -235,6 +265,8 @@ def resize(file: h5py.File, count: int) -> None:
     for data in _growing(file):
         if data.shape[0] != count:
             data.resize(count, axis=0)
+    if "events" in file:
+        event_rows.trim(file["events"], count)
 
 
 def write_number(file: h5py.File, n: int) -> None:
@@ -248,7 +280,8 @@ def write_number(file: h5py.File, n: int) -> None:
 def _growing(file: h5py.File) -> list[h5py.Dataset]:
     context = list(_variables(file["context"]).values()) if "context" in file else []
     checks = [file["checksum"]] if "checksum" in file else []
-    return [file["x"], file["trajectory"], *checks, *context]
+    happened = [file["events"][name] for name in ("count", "checksum")] if "events" in file else []
+    return [file["x"], file["trajectory"], *checks, *context, *happened]
 
 
 # ----------------------------------------------------------------------------------- what a file may point to

@@ -15,9 +15,10 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core import check
-from fluctua.core.types import Array, Objective, Params, Process
+from fluctua.core.types import AnyProcess, Array, Objective, Params, Process
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.processes.jumps import Jumps
 from fluctua.tcmt.experiment import WeightedPower, outputs
 from fluctua.tcmt.network import copies
 from fluctua.tcmt.tasks import Task, assembled
@@ -112,7 +113,7 @@ def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
 class RecordingModel(NamedTuple):
     """What an estimate or a calibration needs. observed, size: the components in the file, and of the state."""
 
-    process: Process
+    process: AnyProcess
     objective: Objective
     theta: Params
     observed: np.ndarray | None = None
@@ -161,12 +162,17 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
     context = recording.trajectories(0, 1, load=True).context
     one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
     state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)
+    process = check.process(model.process)
+    name = "drift" if isinstance(process, Process) else "rates"
+    rule = getattr(process, name, None)
+    if rule is None:
+        return
     try:
-        jax.eval_shape(check.process(model.process).drift, model.theta, state, float(recording.t[0]), one)
+        jax.eval_shape(rule, model.theta, state, float(recording.t[0]), one)
     except KeyError as error:
-        there = ", ".join([*model.theta, *(f"context {name}" for name in one or {})])
+        there = ", ".join([*model.theta, *(f"context {entry}" for entry in one or {})])
         raise ValueError(
-            f"the drift of {source} looks for {error}; there is {there}. Parameters come from the recording and from "
+            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from the recording and from "
             "--params FILE.npz."
         ) from error
 
@@ -187,10 +193,10 @@ def _loaded(path: Path) -> Any:
         where = f", line {lines[-1]}" if lines else ""
         what = error.msg if isinstance(error, SyntaxError) else error
         raise ValueError(f"the model {path} does not run: {type(error).__name__}{where}: {what}.") from error
-    for name, kind in (("process", Process), ("objective", Objective)):
-        if not isinstance(getattr(module, name, None), kind):
+    for name, kinds in (("process", (Process, Jumps)), ("objective", (Objective,))):
+        if not isinstance(getattr(module, name, None), kinds):
             raise ValueError(
-                f"{path} must define `{name}`, a fluctua.{kind.__name__}; it has "
+                f"{path} must define `{name}`, a {' or '.join(f'fluctua.{kind.__name__}' for kind in kinds)}; it has "
                 f"{type(getattr(module, name, None)).__name__}."
             )
     return module

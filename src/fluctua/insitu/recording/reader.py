@@ -15,6 +15,7 @@ import numpy as np
 from fluctua.core.types import Trajectories
 from fluctua.insitu.recording import foreign, layout, ownership
 from fluctua.insitu.recording.description import Description, counted
+from fluctua.insitu.recording.event_rows import EventReader
 
 
 class States:
@@ -57,7 +58,7 @@ class RecordingFile:
 
     description: the head. count: E, complete trajectories. incomplete: begun and not finished, never shown.
     kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer was killed,
-    or is writing now. damage: what is not as it was written, in words.
+    or is writing now. damage: what is not as it was written, in words. events: an `EventReader`, or None.
     rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where they are not known.
     """
 
@@ -82,6 +83,9 @@ class RecordingFile:
         self.damage, self.rails, self._checksums = damage, rails, checksums
         self.x = States(data, count)
         self._context, self._file = context, file
+        self.events: EventReader | None = None
+        if description.events is not None:
+            self.events = EventReader(file["events"], description, count, self.x, path)
 
     @property
     def t(self) -> np.ndarray:
@@ -97,7 +101,10 @@ class RecordingFile:
         """Trajectories first … last−1 as the library takes them; `load` reads the states now."""
         stop = self.count if last is None else min(last, self.count)
         whole = (first, stop) == (0, self.count) and not load
-        return Trajectories(self.t, self.x if whole else self.x[first:stop], self._rows(first, stop))
+        events = None
+        if self.events is not None:
+            events = self.events.lazy() if whole else self.events.dense(first, stop, slice(None))
+        return Trajectories(self.t, self.x if whole else self.x[first:stop], self._rows(first, stop), events)
 
     def chunks(self, size: int) -> Iterator[Trajectories]:
         """Consecutive pieces of `size` trajectories, loaded one at a time."""

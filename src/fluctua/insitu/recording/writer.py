@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import layout, ownership
+from fluctua.insitu.recording import event_rows, layout, ownership
 from fluctua.insitu.recording.description import GROUPS, Description, table_value
 from fluctua.insitu.recording.disk import (
     HEAD,
@@ -67,31 +67,40 @@ class Writer:
         # held: HDF5 writes what is left of a data set when the last handle goes, and nobody would hear that it failed
         self._data = {name: file[name] for name in ("x", "trajectory", "checksum") if name in file}
         self._data |= {f"context/{name}": file["context"][name] for name in description.context or {}}
+        if description.events is not None:
+            self._data |= {"events": file["events"]}
+            self._data |= {f"events/{name}": file["events"][name] for name in file["events"]}
         self.count = layout.complete(file).whole
         if (self.count and file["trajectory"].shape[0] < self.count) or (
             self.count and file["trajectory"][self.count - 1] != self.count - 1
         ):  # fmt: skip
             layout.write_number(file, self.count - 1)  # of one that was whole when its writer was killed
             file.flush()
+        self._event_count = 0 if description.events is None else event_rows.total(file["events"], self.count)
         if durable:
             self._sync()
             sync(path.parent)
 
-    def append(self, x: Any, context: Mapping[str, Any] | None = None) -> int:
+    def append(self, x: Any, context: Mapping[str, Any] | None = None, events: Any = None) -> int:
         """One trajectory x (T+1, C), with its context; returns its number. It is safe when this returns.
 
-        A complex recording also takes the state [Re, Im], (T+1, 2C) real.
+        A complex recording also takes the state [Re, Im], (T+1, 2C) real. events: the `Events` of the trajectory,
+        leaves (T, K, …), where the recording keeps them.
         """
         d, n = self.description, self.count
         states, known = _states(d, x), _context(d, context)
+        rows = _rows(d, states, events)
         if not self._file:
             raise ValueError(f"{self.path} is closed; append_to goes on with it.")
-        self._reserve()
+        self._reserve(event_rows.bytes_of(rows))
         try:
             due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
             _put(self._data["x"], n, states)
             for name, value in known.items():
                 _put(self._data[f"context/{name}"], n, value)
+            end = (
+                self._event_count if rows is None else event_rows.put(self._data["events"], n, self._event_count, rows)
+            )
             if "checksum" in self._data:
                 _put(self._data["checksum"], n, np.uint64(layout.checksum(n, known, states)))
             self._file.flush()
@@ -107,7 +116,7 @@ class Writer:
                 f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in it; make room and go "
                 "on with append_to (--append)."
             ) from None
-        self.count = n + 1
+        self.count, self._event_count = n + 1, end
         return n
 
     def close(self) -> None:
@@ -126,14 +135,14 @@ class Writer:
                 sync(self.path)
         self._claim.release()
 
-    def _reserve(self) -> None:
+    def _reserve(self, more: int) -> None:
         """Room for one more trajectory, before HDF5 is asked to write it.
 
         A write that fails in the middle leaves HDF5 with what it can neither write nor forget, and the file with half
         an index. Where a file system has no room, or a file may not grow further, it says so here.
         """
         end = self._file.id.get_filesize()
-        each = trajectory_bytes(self.description) + GROWTH + end // 128
+        each = trajectory_bytes(self.description) + more + GROWTH + end // 128
         if end + each > self._reserved:
             try:
                 check_limit(self.path, end + each)
@@ -209,16 +218,24 @@ def create(
         raise
 
 
-def save(path: str | Path, description: Description, x: Any, context: Mapping[str, Any] | None = None) -> None:
+def save(
+    path: str | Path,
+    description: Description,
+    x: Any,
+    context: Mapping[str, Any] | None = None,
+    events: Any = None,
+) -> None:
     """A recording from arrays that are there already.
 
     Args:
-        path: the file.
-        description: times, channels, units and parameters.
-        x: (E, T+1, C).
+        path: the file, which must not exist.
+        description: its head.
+        x: states (E, T+1, C).
         context: leaves (E, …).
+        events: `Events`, leaves (E, T, K, …), where the recording keeps them: the `events` of `Trajectories`.
 
     >>> save("saved.nc", Description(t, ("left", "right")), x)
+
     """
     path = Path(path)
     if path.exists():
@@ -227,15 +244,23 @@ def save(path: str | Path, description: Description, x: Any, context: Mapping[st
     known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
     rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
     make_folder(path)
-    _begin(path, description, [_states(description, one) for one in x], rows)
+    states = [_states(description, one) for one in x]
+    each = [None if events is None else [np.asarray(leaf)[j] for leaf in events] for j in range(len(x))]
+    _begin(path, description, states, rows, [_rows(description, *pair) for pair in zip(states, each, strict=True)])
 
 
-def _begin(path: Path, description: Description, states: list[np.ndarray], context: Mapping[str, np.ndarray]) -> None:
+def _begin(
+    path: Path,
+    description: Description,
+    states: list[np.ndarray],
+    context: Mapping[str, np.ndarray],
+    happened: Sequence[event_rows.Rows | None] = (),
+) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     draft = _draft(path)
     rows = [{name: leaf[j] for name, leaf in context.items()} for j in range(len(states))]
     try:
-        check_limit(path, expected_bytes(description, len(states)))
+        check_limit(path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened)))
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
             file.attrs["writer"] = ownership.this_process()
@@ -245,6 +270,9 @@ def _begin(path: Path, description: Description, states: list[np.ndarray], conte
                 file["checksum"][j] = np.uint64(layout.checksum(j, rows[j], one))
             for name, leaf in context.items():
                 file["context"][name][:] = leaf
+            end = 0
+            for j, those in enumerate(happened):
+                end = end if those is None else event_rows.put(file["events"], j, end, those)
             file["trajectory"][:] = np.arange(len(states))
         os.replace(draft, path)
     except OSError as error:
@@ -385,6 +413,17 @@ def _states(d: Description, states: Any) -> np.ndarray:
     if x.dtype.kind not in "fiuc" or (x.dtype.kind == "c" and not d.is_complex):
         raise TypeError(f"this recording holds {d.dtype}; got {x.dtype}.")
     return x.astype(d.dtype)
+
+
+def _rows(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | None:
+    """The events of one trajectory, which must be of its states."""
+    rows = event_rows.rows_of(d, events)
+    if rows is not None:
+        x = np.concatenate([states.real, states.imag], axis=1) if d.is_complex else states
+        wrong = event_rows.check_rows(d, rows, x)
+        if wrong:
+            raise ValueError(f"the events do not belong to these states: {wrong}.")
+    return rows
 
 
 def _context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.ndarray]:

@@ -1,0 +1,283 @@
+"""The events of a jump process in a recording: ragged, in order, checked when they are read.
+
+/events/count     (trajectory)        how many events it has
+/events/checksum  (trajectory)        CRC-32 of them
+/events/step      (event)             the step of the time grid in which it happened
+/events/after     (event)             time since the beginning of that step
+/events/channel   (event)             which event, 0 … R−1
+/events/change    (event, component)  what it added to the state, where that is random
+/events/name      (kind)              what the R events are called
+/events/changes   (kind, component)   what each adds to the state, where that is fixed
+
+Those of a trajectory follow those of the one before. An event happened at time[step] + after; that sum is not kept,
+because it would round, and the score with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from fluctua.insitu.recording.description import Description
+from fluctua.processes.jumps import Events
+
+CHUNK = 1024
+KINDS = {"step": "<i4", "after": "<f8", "channel": "<i4", "change": "<f8"}
+ROUNDING = 8
+"""Units in the last place by which the states about a step may differ from the sum of its changes, for each event."""
+
+
+class Rows(NamedTuple):
+    """Events one after the other. step, after, channel (n,); change (n, M)."""
+
+    step: np.ndarray
+    after: np.ndarray
+    channel: np.ndarray
+    change: np.ndarray
+
+
+def rows_of(d: Description, events: Any) -> Rows | None:
+    """The events of one trajectory, leaves (T, K, …), as rows; refused where they are not of this recording."""
+    if d.events is None:
+        if events is not None:
+            raise ValueError("this recording keeps no events: say so in its head, Description(..., events=...).")
+        return None
+    if events is None:
+        raise ValueError("every trajectory of this recording comes with its events: append(x, context, events).")
+    after, channel, change = (np.asarray(leaf) for leaf in Events(*events))
+    steps, width = len(d.t) - 1, len(d.components)
+    if after.ndim != 2 or after.shape != channel.shape or change.shape != (*after.shape, width) or len(after) != steps:
+        raise ValueError(
+            f"the events of one trajectory are `Events` with leaves ({steps}, K), ({steps}, K) and ({steps}, K, "
+            f"{width}); got {after.shape}, {channel.shape} and {change.shape}."
+        )
+    step, place = np.nonzero(channel >= 0)
+    return Rows(step, after[step, place].astype(float), channel[step, place], change[step, place].astype(float))
+
+
+def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
+    """What is wrong with the events of a trajectory x (T+1, M), in words; "" if nothing is."""
+    assert d.events is not None
+    kinds, steps, dt = len(d.events.names), len(d.t) - 1, np.diff(d.t)
+    step, after, channel, change = rows
+    outside = np.flatnonzero((step < 0) | (step >= steps))
+    if outside.size:
+        return f"event {outside[0]} is in step {step[outside[0]]}, and there are {steps}"
+    # a time within a step is in the precision of the states
+    late = np.flatnonzero(~((after >= 0) & (after <= dt[step] * (1 + 1e-6))))
+    if late.size:
+        n = step[late[0]]
+        return f"event {late[0]} is {after[late[0]]:g} after t = {d.t[n]:g}, outside its step of {dt[n]:g}"
+    back = np.flatnonzero((np.diff(step) < 0) | ((np.diff(step) == 0) & (np.diff(after) < 0)))
+    if back.size:
+        return f"event {back[0] + 1} is before event {back[0]}"
+    unknown = np.flatnonzero((channel < 0) | (channel >= kinds))
+    if unknown.size:
+        return f"event {unknown[0]} is of kind {channel[unknown[0]]}, and there are {kinds}"
+    if d.events.changes is not None:
+        other = np.flatnonzero((change != d.events.changes[channel].astype(change.dtype)).any(axis=1))
+        if other.size:
+            kind = channel[other[0]]
+            return (
+                f"event {other[0]}, {d.events.names[kind]}, adds {change[other[0]].tolist()} to the state, and "
+                f"`changes` says {d.events.changes[kind].tolist()}"
+            )
+    if d.events.still:
+        total = np.zeros((steps, x.shape[1]))
+        np.add.at(total, step, change)
+        moved = np.diff(x.astype(float), axis=0)
+        unit = np.finfo(x.dtype).eps * (np.abs(x[1:]) + np.abs(x[:-1]) + np.abs(total)).astype(float)
+        count = 1 + np.bincount(step, minlength=steps)[:, None]
+        off = np.argwhere(~(np.abs(moved - total) <= ROUNDING * count * unit))
+        if off.size:
+            n, i = off[0]
+            return (
+                f"{d.components[i]} moves by {moved[n, i]:g} in step {n}, and its events there add up to "
+                f"{total[n, i]:g}"
+            )
+    return ""
+
+
+def crc(rows: Rows, has_change: bool) -> int:
+    """CRC-32 of the events of a trajectory as they lie in the file."""
+    total = 0
+    for name, kind in KINDS.items():
+        if name != "change" or has_change:
+            total = zlib.crc32(np.ascontiguousarray(getattr(rows, name), kind).tobytes(), total)
+    return total
+
+
+# ------------------------------------------------------------------------------------------------ in the file
+
+
+def create_group(file: h5py.File, d: Description, attach: Callable[..., None], dimension: str) -> None:
+    """The group without events. attach: gives the axes of a data set their netCDF dimensions."""
+    assert d.events is not None
+    group = file.create_group("events")
+    group.attrs["still"] = int(d.events.still)
+    text = h5py.string_dtype("utf-8")
+    attach(group, group.create_dataset("name", data=np.array(d.events.names, dtype=object), dtype=text), 0)
+    if d.events.changes is not None:
+        attach(group, group.create_dataset("changes", data=d.events.changes), 0)
+    for name, kind in (("count", "i8"), ("checksum", "u8")):
+        data = group.create_dataset(name, (0,), maxshape=(None,), chunks=(CHUNK,), dtype=kind)
+        data.dims[0].attach_scale(file["trajectory"])
+    event = group.create_dataset("event", (0,), maxshape=(None,), chunks=(CHUNK,), dtype="i1")
+    event.make_scale(dimension.format(0))
+    for name, kind in KINDS.items():
+        if name == "change" and d.events.changes is not None:
+            continue
+        width = (len(d.components),) if name == "change" else ()
+        # no checksum of HDF5's own: a chunk is written again with every trajectory that it has a part of
+        data = group.create_dataset(name, (0, *width), maxshape=(None, *width), chunks=(CHUNK, *width), dtype=kind)
+        data.dims[0].attach_scale(event)
+        attach(group, data, 1)
+
+
+def flat_names(group: h5py.Group) -> list[str]:
+    """The data sets with a row an event."""
+    return [name for name in ("event", *KINDS) if name in group]
+
+
+def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
+    """Write the events of trajectory n behind the `begin` that are there; how many there are then."""
+    end = begin + len(rows.step)
+    for name in flat_names(group):
+        data = group[name]
+        if data.shape[0] < end:
+            data.resize(end, axis=0)
+        if name != "event" and end > begin:
+            data[begin:end] = getattr(rows, name)
+    for name, value in (("count", end - begin), ("checksum", np.uint64(crc(rows, "change" in group)))):
+        if group[name].shape[0] <= n:
+            group[name].resize(n + 1, axis=0)
+        group[name][n] = value
+    return end
+
+
+def trim(group: h5py.Group, count: int) -> None:
+    """Leave the events of the first `count` trajectories, of the data sets with a row an event."""
+    end = total(group, count)
+    for name in flat_names(group):
+        if group[name].shape[0] > end:
+            group[name].resize(end, axis=0)
+
+
+def total(group: h5py.Group, count: int) -> int:
+    """Events of the first `count` trajectories."""
+    return int(group["count"][:count].sum())
+
+
+def whole(group: h5py.Group, n: int) -> bool:
+    """Whether the events of trajectory n are as their checksum says."""
+    begin, end = total(group, n), total(group, n + 1)
+    columns = {name: group[name][begin:end] for name in KINDS if name in group}
+    rows = Rows(**{"change": np.zeros((0, 1)), **columns})
+    return len(rows.step) == end - begin and crc(rows, "change" in group) == int(group["checksum"][n])
+
+
+def bytes_of(rows: Rows | None) -> int:
+    """What they take in the file at most, a chunk of each data set begun."""
+    return 0 if rows is None else (24 + 8 * rows.change.shape[1]) * (len(rows.step) + CHUNK)
+
+
+class EventReader:
+    """The events of an open recording. Trajectories are checked once, when they are first read."""
+
+    def __init__(self, group: h5py.Group, d: Description, count: int, states: Any, path: Any):
+        self._group, self._d, self._states, self._path = group, d, states, path
+        self.counts = np.asarray(group["count"][:count])
+        self._ends = np.concatenate([[0], np.cumsum(self.counts)])
+        self._checked = np.zeros(count, bool)
+        self._held: tuple[tuple[int, int], list[Rows]] | None = None
+        self._most: int | None = None
+
+    @property
+    def most(self) -> int:
+        """K, the most events that any step has; 1 at least."""
+        if self._most is None:
+            most = 1
+            for j in range(len(self.counts)):
+                step = self._group["step"][self._ends[j] : self._ends[j + 1]]
+                most = max(most, int(np.bincount(step[step >= 0]).max(initial=0))) if len(step) else most
+            self._most = most
+        return self._most
+
+    def rows(self, first: int, stop: int) -> list[Rows]:
+        """The events of trajectories first … stop−1."""
+        if self._held is None or self._held[0] != (first, stop):
+            self._held = (first, stop), [self._row(j) for j in range(first, stop)]
+        return self._held[1]
+
+    def of_kinds(self) -> np.ndarray:
+        """How many events of each kind there are. (R,)"""
+        assert self._d.events is not None
+        channel = np.asarray(self._group["channel"][: self._ends[-1]])
+        return np.bincount(channel[channel >= 0], minlength=len(self._d.events.names))
+
+    def dense(self, first: int, stop: int, steps: slice) -> Events:
+        """As the library takes them, leaves (E, T, K, …), of some trajectories and steps."""
+        low, high, _ = steps.indices(len(self._d.t) - 1)
+        shape = (stop - first, max(0, high - low), self.most)
+        after, channel, change = np.zeros(shape), np.full(shape, -1), np.zeros((*shape, len(self._d.components)))
+        for j, rows in enumerate(self.rows(first, stop)):
+            here = slice(*np.searchsorted(rows.step, (low, high)))
+            step = rows.step[here] - low
+            rank = np.arange(len(step)) - np.searchsorted(step, step)  # first, second, … of its step
+            for leaf, values in ((after, rows.after), (channel, rows.channel), (change, rows.change)):
+                leaf[j, step, rank] = values[here]
+        return Events(after, channel, change)
+
+    def lazy(self) -> Events:
+        """All of them, loaded when sliced."""
+        return Events(*(_Leaf(self, name) for name in Events._fields))
+
+    def _row(self, j: int) -> Rows:
+        d, group, part = self._d, self._group, slice(self._ends[j], self._ends[j + 1])
+        assert d.events is not None
+        columns = {name: np.asarray(group[name][part]) for name in KINDS if name in group}
+        if "change" not in columns:
+            known = d.events.changes[np.clip(columns["channel"], 0, len(d.events.names) - 1)]  # type: ignore[index]
+            columns["change"] = known.astype(float)
+        rows = Rows(**columns)
+        if not self._checked[j]:
+            wrong = ""
+            if len(rows.step) != self.counts[j]:
+                wrong = f"{self.counts[j]} events are counted and {len(rows.step)} are there"
+            elif crc(rows, "change" in group) != int(group["checksum"][j]):
+                wrong = "its events are not what was written (their checksum differs)"
+            wrong = wrong or check_rows(d, rows, self._states[j])
+            if wrong:
+                raise ValueError(f"{self._path} is damaged: trajectory {j}: {wrong}.")
+            self._checked[j] = True
+        return rows
+
+
+class _Leaf:
+    """One leaf of the `Events` of a recording, (E, T, K, …), loaded when sliced by trajectory and step."""
+
+    def __init__(self, reader: EventReader, name: str):
+        self._reader, self._name = reader, name
+        d = reader._d
+        width = (len(d.components),) if name == "change" else ()
+        self.shape = (len(reader.counts), len(d.t) - 1, reader.most, *width)
+        self.dtype = np.dtype(int) if name == "channel" else np.dtype(float)
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(k, slice) and k.step in (None, 1) for k in keys) or len(keys) > 2:
+            raise TypeError("the events of a recording are sliced by trajectory and step: v[a:b], v[:, n:m].")
+        first, stop, _ = keys[0].indices(self.shape[0])
+        steps = keys[1] if len(keys) > 1 else slice(None)
+        return getattr(self._reader.dense(first, max(first, stop), steps), self._name)
