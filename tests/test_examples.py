@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.linalg import expm
 
 from processes import environment_of_a_user
 
@@ -71,6 +73,52 @@ def test_recording_file():
     assert abs(value - 0.9) < 4 * error  # what it was, not what it was set to
     gain, error = map(float, re.search(r"∂J/∂gain\s+= (\S+) ± (\S+)", out).groups())
     assert abs(gain - 2 * 0.5 / 1.81) < 4 * error + 0.01  # 2g/(1 + detuning²), nearly reached
+
+
+def test_sampled_oscillator():
+    """∂J/∂θ of the oscillator with exact samples: E[x_T²] by its transition over T = 7.2, differentiated."""
+    out = run(ROOT / "examples" / "sampled_oscillator.py")
+    for name, true in (("stiffness", 4.0), ("friction", 0.5)):
+        value, error = map(float, re.search(rf"{name}: set \S+, measured (\S+) ± (\S+)", out).groups())
+        assert abs(value - true) < 4 * error
+    for name, exact in spread_of_a_bead(4.0, 0.5).items():
+        value, error = map(float, re.search(rf"∂J/∂{name}\s+= (\S+) ± (\S+)", out).groups())
+        assert abs(value - exact) < 4 * error
+
+
+def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
+    """d E[x_T²] of ẍ = −kx − γẋ + noise from rest at 1, by central differences of the Lyapunov solution."""
+
+    def value(k, g):
+        j = np.array([[0.0, 1.0], [-k, -g]])
+        block = expm(np.block([[-j, np.diag([0.0, kicks**2])], [np.zeros((2, 2)), j.T]]) * horizon)
+        step = block[2:, 2:].T
+        return step[0, 0] ** 2 + (step @ block[:2, 2:])[0, 0]
+
+    return {
+        "stiffness": (value(stiffness + h, friction) - value(stiffness - h, friction)) / (2 * h),
+        "friction": (value(stiffness, friction + h) - value(stiffness, friction - h)) / (2 * h),
+    }
+
+
+def test_lock_in_finds_the_resonance():
+    out = run(ROOT / "examples" / "lock_in.py", "--iterations", 25, "--count", 60)
+    start, last = float(re.search(r"R² = (\S+) ±", out)[1]), float(re.findall(r"R² = (\S+) ±", out)[-1])
+    assert last > 1.5 * start
+    assert abs(float(re.search(r"in the end (\S+);", out)[1]) - 39.5) < 5  # half of the width ωγ = 6.3
+
+
+def test_a_gene_learns_to_hold_its_protein():
+    """Poissonian numbers are 20 squared molecules off on average; repression is better."""
+    out = run(ROOT / "examples" / "reactions.py", "--iterations", 25, "--count", 200)
+    distance = {name: float(d) for name, d in re.findall(r"(before|after): .* distance (\S+)", out)}
+    assert distance["before"] > 17
+    assert distance["after"] < 13
+
+
+@pytest.mark.parametrize("name", ["sampled_oscillator", "lock_in", "reactions"])
+def test_short_examples_are_short(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
