@@ -14,7 +14,8 @@ import optax
 import fluctua as fl
 
 FREQUENCY, FRICTION, FORCE, SHAKING = 1.0, 1.0, 20.0, 2.0
-t = jnp.linspace(0, 8, 1601)
+HORIZON = 8.0
+t = jnp.linspace(0, HORIZON, 1601)
 
 
 def drift(theta, x, t):
@@ -26,7 +27,6 @@ resonator = fl.Process(drift, noise=lambda theta, x: jnp.array([0.0, SHAKING]))
 position = fl.Objective(running=lambda theta, x: x[0])
 seen = fl.filtered(resonator, position, jnp.zeros(2), fl.lock_in(FREQUENCY, tau=1.0))
 simulator = fl.simulator(seen.process, seen.start, t)
-average = fl.Objective(running=lambda theta, x, t: seen.objective.running(theta, x, t, None) / 8.0)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--iterations", type=int, default=40)
@@ -34,13 +34,13 @@ parser.add_argument("--count", type=int, default=100, help="trajectories per ite
 options = parser.parse_args()
 
 theta = {"stiffness": jnp.array(30.0)}
-estimator = fl.ppgt(seen.process, average, simulator, baseline="mean")
+estimator = fl.ppgt(seen.process, seen.objective, simulator, baseline="mean")
 training = fl.train(
     jax.random.key(0), theta, estimator, optax.adam(0.6), count=options.count, iterations=options.iterations
 )
 for record in training:
     if record.iteration % 10 == 0:
-        e = record.estimate
-        print(f"stiffness {float(record.theta['stiffness']):6.2f}   R² = {e.value:.2f} ± {e.value_stderr:.2f}")
+        shown, error = record.estimate.value / HORIZON, record.estimate.value_stderr / HORIZON
+        print(f"stiffness {float(record.theta['stiffness']):6.2f}   R² = {shown:.2f} ± {error:.2f}")
 last, resonance = float(record.next_theta["stiffness"]), (2 * np.pi * FREQUENCY) ** 2
 print(f"in the end {last:.2f}; the resonance is at (2πf)² = {resonance:.2f}")

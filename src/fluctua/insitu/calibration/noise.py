@@ -212,25 +212,25 @@ def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     )
 
 
-def _without(found: NoiseFit, silent: np.ndarray) -> NoiseFit:
+def _without(fit: NoiseFit, silent: np.ndarray) -> NoiseFit:
     """The fit with nothing about noise that components do not have, but for that of their readout."""
 
     def here(value: np.ndarray, other: float) -> np.ndarray:
         return np.where(silent, other, value)
 
     pair = ~silent & ~silent[:, None]
-    return found._replace(
-        diffusion=here(found.diffusion, 0.0),
-        diffusion_stderr=here(found.diffusion_stderr, 0.0),
-        quadratic_variation=here(found.quadratic_variation, 0.0),
-        quadratic_variation_stderr=here(found.quadratic_variation_stderr, 0.0),
-        ratio=here(found.ratio, 1.0),
-        ratio_stderr=here(found.ratio_stderr, 0.0),
-        correlation=np.where(pair, found.correlation, np.eye(len(silent))),
-        autocorrelation=here(found.autocorrelation, 0.0),
-        whiteness=here(found.whiteness, 1.0),
-        state_dependence=here(found.state_dependence.T, 0.0).T,
-        state_dependence_z=here(found.state_dependence_z.T, 0.0).T,
+    return fit._replace(
+        diffusion=here(fit.diffusion, 0.0),
+        diffusion_stderr=here(fit.diffusion_stderr, 0.0),
+        quadratic_variation=here(fit.quadratic_variation, 0.0),
+        quadratic_variation_stderr=here(fit.quadratic_variation_stderr, 0.0),
+        ratio=here(fit.ratio, 1.0),
+        ratio_stderr=here(fit.ratio_stderr, 0.0),
+        correlation=np.where(pair, fit.correlation, np.eye(len(silent))),
+        autocorrelation=here(fit.autocorrelation, 0.0),
+        whiteness=here(fit.whiteness, 1.0),
+        state_dependence=here(fit.state_dependence.T, 0.0).T,
+        state_dependence_z=here(fit.state_dependence_z.T, 0.0).T,
     )
 
 
