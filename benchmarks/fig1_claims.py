@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fluctua.paper.training import exposure
 from fluctua.runs.config import load
 from fluctua.runs.evaluate import evaluate
 from fluctua.runs.reading import Run, find_runs, read_run
-from fluctua.tcmt.exposure import exposure
 
 EVENTUAL = 0.65
 """The paper's final J at σ_κ = 0, against which it counts gains."""

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from fluctua.cli import progress
 from fluctua.cli.app import app
-from fluctua.runs import parameters
 from fluctua.runs import train as runs
 from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.reading import read_course
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run, rows_of
@@ -86,7 +86,7 @@ def test_the_folder_explains_itself(finished):
 def test_parameters_are_recorded_on_a_grid_and_at_the_end(tmp_path):
     config = changed(CONFIG, {"keep.parameters_every": 5})
     records = [record for _, record in runs.run(config, tmp_path / "run")]
-    course = parameters.read(tmp_path / "run" / "parameters.h5")
+    course = read_course(tmp_path / "run" / "parameters.h5")
     assert course.iteration.tolist() == [0, 5, 10, 11]
     for i, theta in zip(course.iteration, course.kappa, strict=True):
         np.testing.assert_array_equal(theta, records[i].theta["kappa"])

@@ -70,7 +70,8 @@ def recorded():
 
 
 ROOMS = {
-    "core": trap, "learn": trap, "store": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "insitu": recorded,
+    "core": trap, "learn": trap, "store": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "paper": lattice,
+    "insitu": recorded,
 }  # fmt: skip
 
 

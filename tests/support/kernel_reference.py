@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.core.simulate import noise_key
+from fluctua.core.wiener import philox_seed
 from fluctua.tcmt.kernel.options import KernelSpec
+
+
+def noise_seed(key):
+    """The seed with which a kernel draws the noise of `simulator(..., wiener=philox)(key, ...)`."""
+    return philox_seed(noise_key(key))
 
 
 def rectangle(

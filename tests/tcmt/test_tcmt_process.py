@@ -7,7 +7,6 @@ import pytest
 
 from fluctua import full_score
 from fluctua.core.diffusion import diffusion_at
-from fluctua.core.simulate import noise_seed
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.types import Step
 from fluctua.core.wiener import silent
@@ -37,6 +36,7 @@ from fluctua.tcmt.coupled_modes import (
     to_x,
 )
 from fluctua.tcmt.native import _native
+from kernel_reference import noise_seed
 
 
 @pytest.fixture(autouse=True)

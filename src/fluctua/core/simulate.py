@@ -22,7 +22,7 @@ from fluctua.core.types import (
     Trajectories,
     working_dtype,
 )
-from fluctua.core.wiener import Wiener, philox_seed, threefry
+from fluctua.core.wiener import Wiener, threefry
 
 
 class Counted(NamedTuple):
@@ -145,11 +145,6 @@ def _keys(key: Array) -> tuple[Array, Array, Array]:
 def noise_key(key: Array) -> Array:
     """The key that `simulator(...)(key, ...)` gives to its noise."""
     return _keys(key)[2]
-
-
-def noise_seed(key: Array) -> int:
-    """The 64-bit Philox seed of `simulator(..., wiener=philox)(key, ...)`: a kernel given it draws the same noise."""
-    return philox_seed(noise_key(key))
 
 
 def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Array) -> Ensemble:

@@ -69,8 +69,8 @@ class Path:
     def block(self, times: Times, x: Array) -> tuple[np.ndarray, np.ndarray]:
         """g̃ₙ less the mean (E, b), and ∂θ{gₙ + E[Vₙ(Xₙ₊₁)|Xₙ]} (E, b, P), of states x (E, b+1, M)."""
         a = self.ahead
-        found = _of_block(a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean)
-        inside, begin, end, direct = (np.array(part, np.float64) for part in found)
+        parts = _of_block(a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean)
+        inside, begin, end, direct = (np.array(part, np.float64) for part in parts)
         if not np.isfinite(end).all():
             raise FloatingPointError(
                 f"the twin's path of {self.window + self.stride} steps, or its adjoint, is not finite: its drift is "
@@ -87,10 +87,10 @@ class Path:
 
 
 def lookahead(
-    given: Twin, process: AnyProcess, rewards: Rewards, score: Score, theta: Params, recording: Recording
+    choice: Twin, process: AnyProcess, rewards: Rewards, score: Score, theta: Params, recording: Recording
 ) -> Lookahead:
     """The twin, if it fits the process and the record."""
-    twin = checked_twin(given, score, process)
+    twin = checked_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(
             f"a long-run average takes the mean off what a twin leaves; Twin(baseline={twin.baseline.name!r}) "  # type: ignore[union-attr]

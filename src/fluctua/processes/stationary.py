@@ -304,15 +304,15 @@ class _Source(NamedTuple):
 def _rewards(source: _Source) -> tuple[np.ndarray, np.ndarray]:
     """gₙ (E, T), and sums of (g, x, x²) over 2·PARTS parts of each trace, with the steps in them. (E, parts, 2M+2)"""
     recording, steps = source.recording, len(source.recording.t) - 1
-    found, parts = [], np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
+    rewards, parts = [], np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
     for n in range(0, steps, BLOCK):
         times, x = recording.block(n, min(n + BLOCK, steps))
         g = np.asarray(_rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64)
         states = np.asarray(x[:, :-1], np.float64)
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
         _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
-        found.append(g)
-    return np.concatenate(found, axis=1), parts
+        rewards.append(g)
+    return np.concatenate(rewards, axis=1), parts
 
 
 def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:

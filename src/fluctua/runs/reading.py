@@ -6,14 +6,17 @@ R rows of the history, L records of the parameters, N resonators, B bonds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import h5py
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.runs import parameters
+from fluctua.runs.build import FAMILIES
 from fluctua.store import history
+from fluctua.store.course import RUN
 
 
 class History(NamedTuple):
@@ -30,6 +33,24 @@ class History(NamedTuple):
     event: np.ndarray
 
 
+class Course(NamedTuple):
+    """What the file holds. row, iteration: (L,). omega, chi: (L, N). kappa: (L, B). attributes: of the task."""
+
+    row: np.ndarray
+    iteration: np.ndarray
+    omega: np.ndarray
+    kappa: np.ndarray
+    chi: np.ndarray
+    bonds: np.ndarray
+    positions: np.ndarray
+    lead_sites: np.ndarray
+    attributes: dict[str, float]
+
+    def theta(self, record: int) -> dict[str, np.ndarray]:
+        """θ of one record."""
+        return {name: getattr(self, name)[record] for name in FAMILIES}
+
+
 class Run(NamedTuple):
     """A training, as its folder tells it.
 
@@ -41,7 +62,7 @@ class Run(NamedTuple):
     sigma_kappa: float
     history: History
     task: tcmt.Task
-    course: parameters.Course
+    course: Course
     trained: dict[str, np.ndarray]
 
 
@@ -58,7 +79,7 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     columns = effective(read_history(folder))
     path = folder / "parameters.h5"
-    course = parameters.effective(parameters.read(path))
+    course = effective_course(read_course(path))
     if not course.iteration.size:
         raise ValueError(f"{path} has no records yet; train for longer, or take the folder away.")
     task = _task(path, course)
@@ -90,14 +111,45 @@ def effective(columns: History) -> History:
     return History(*(column[rows] for column in columns))
 
 
-def _task(path: Path, course: parameters.Course) -> tcmt.Task:
+def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[[h5py.File], None]:
+    """What the file says of the network and its task."""
+
+    def describe(file: h5py.File) -> None:
+        file["bonds"], file["positions"], file["lead_sites"] = network.bonds, network.positions, network.lead_sites
+        file.attrs.update(attributes)
+
+    return describe
+
+
+def read_course(path: Path) -> Course:
+    """Everything in `parameters.h5`."""
+    datasets = [name for name in Course._fields if name != "attributes"]
+    try:
+        with h5py.File(path, "r") as file:
+            lacking = [name for name in datasets if name not in file]
+            if lacking:
+                raise ValueError(f"{path} lacks {', '.join(lacking)}.")
+            arrays = {name: file[name][:] for name in datasets}
+            attributes = {name: float(value) for name, value in file.attrs.items() if name != RUN}
+            return Course(**arrays, attributes=attributes)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+
+
+def effective_course(course: Course) -> Course:
+    """Only the records that led to where the run is now, one for each iteration."""
+    rows = history.kept(course.iteration)
+    return course._replace(**{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)})
+
+
+def _task(path: Path, course: Course) -> tcmt.Task:
     """What was trained. Rates that the file does not tell are the paper's."""
     a = course.attributes
     lacking = [name for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude") if name not in a]
     if lacking:
         raise ValueError(f"{path} lacks {', '.join(lacking)}.")
     network = _network(path, course)
-    for name in parameters.FAMILIES:
+    for name in FAMILIES:
         expected, got = (len(course.iteration), *network.shape(name)), getattr(course, name).shape
         if got != expected:
             raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
@@ -105,7 +157,7 @@ def _task(path: Path, course: parameters.Course) -> tcmt.Task:
     return make(network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"])
 
 
-def _network(path: Path, course: parameters.Course) -> tcmt.Network:
+def _network(path: Path, course: Course) -> tcmt.Network:
     a = course.attributes
     network = tcmt.from_edges(
         course.bonds,
@@ -120,12 +172,12 @@ def _network(path: Path, course: parameters.Course) -> tcmt.Network:
     return network
 
 
-def _trained(folder: Path, course: parameters.Course) -> dict[str, np.ndarray]:
+def _trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
     path = folder / "final.npz"
     if not path.exists():
         return course.theta(-1)
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in parameters.FAMILIES}
+            return {name: file[name] for name in FAMILIES}
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must hold omega, kappa and chi as plain arrays ({error}).") from None

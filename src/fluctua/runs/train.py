@@ -17,9 +17,9 @@ import numpy as np
 from fluctua.core.types import Params
 from fluctua.learn import schedule
 from fluctua.learn.train import Record, train
-from fluctua.runs import parameters
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
 from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
+from fluctua.runs.reading import describing
 from fluctua.runs.summary import conclude
 from fluctua.store import checkpoint, journal
 from fluctua.store import folder as runfolder
@@ -244,7 +244,7 @@ def _keep(config: Config, parts: Parts) -> Keep:
     }
     if task.reward == "isolation":
         attributes["isolation"] = 1.0
-    describe = parameters.describing(parts.task.network, attributes)
+    describe = describing(parts.task.network, attributes)
     return Keep(keep.checkpoints, keep.checkpoint_seconds, keep.parameters_every, describe=describe)
 
 

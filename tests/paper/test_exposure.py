@@ -3,9 +3,9 @@
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.simulate import noise_seed
 from fluctua.core.wiener import silent
-from fluctua.tcmt.exposure import exposure
+from fluctua.paper.training import exposure
+from kernel_reference import noise_seed
 from run_folders import trained
 
 
