@@ -38,6 +38,16 @@ def test_own_run_goes_on_with_its_folder(tmp_path):
     assert run(path, tmp_path / "run") == first
 
 
+def test_reuse_trains_and_looks_around():
+    out = run(ROOT / "examples" / "reuse.py")
+    J = [float(v) for v in re.findall(r"iteration .*J = (\S+)", out)]
+    assert J[-1] > J[0] + 0.8
+    worth = [float(v) for v in re.findall(r"worth (\d+), KL", out)]
+    assert len(worth) == 4
+    assert worth[1] > worth[0]
+    assert re.search(r"\+6.0   the 500 trajectories are worth \d\S* at these parameters", out)
+
+
 def test_recorded_arrays():
     out = run(ROOT / "examples" / "recorded_arrays.py")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))

@@ -26,7 +26,9 @@ from fluctua.core.wiener import Wiener
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
 from fluctua.learn.environment import feedback_environment, settings_environment
 from fluctua.learn.evaluate import Evaluation, evaluate
+from fluctua.learn.natural import Fisher, Natural, fisher, kl_ascent, natural
 from fluctua.learn.optimise import rms_ascent
+from fluctua.learn.reuse import Clip, Reweighted, reweighted
 from fluctua.learn.train import Record, box, train
 from fluctua.processes.augmented import (
     Coloured,
@@ -49,6 +51,7 @@ __all__ = [
     "Averaged",
     "Baseline",
     "Certificate",
+    "Clip",
     "Coloured",
     "Comparison",
     "Density",
@@ -58,13 +61,16 @@ __all__ = [
     "Events",
     "Filter",
     "Filtered",
+    "Fisher",
     "Jumps",
     "Kick",
+    "Natural",
     "NoiseProduct",
     "Objective",
     "Process",
     "Record",
     "Reparameterised",
+    "Reweighted",
     "Samples",
     "Score",
     "Sized",
@@ -86,8 +92,10 @@ __all__ = [
     "feedback_environment",
     "filtered",
     "finite_differences",
+    "fisher",
     "full_score",
     "gradient",
+    "kl_ascent",
     "linear_filter",
     "local_linear_score",
     "lock_in",
@@ -95,6 +103,7 @@ __all__ = [
     "mean",
     "mean_return_to_go",
     "moving_average",
+    "natural",
     "none",
     "optimal",
     "pathwise",
@@ -103,6 +112,7 @@ __all__ = [
     "residual",
     "resume",
     "returns_to_go",
+    "reweighted",
     "rms_ascent",
     "run",
     "samples_of",

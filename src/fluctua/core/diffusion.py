@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -274,6 +274,41 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
             )
         check_regular(process, theta, other, t, context, f"near the first state, at x = {np.round(other, 3).tolist()}")
     return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+
+
+def check_equivalent(
+    process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree, where: str
+) -> None:
+    """Raise unless paths at `old` have a density against those at `new`: one Q, and a Δμ in its range (Girsanov)."""
+    q_new, q_old = (np.asarray(q_matrix(process, theta, x, t, context), float) for theta in (new, old))
+    rounding = 100 * len(q_new) * float(np.finfo(x.dtype).eps)
+    if np.abs(q_new - q_old).max() > rounding * np.abs(q_new).max():
+        q_at = lambda theta: q_matrix(process, theta, x, t, context)
+        raise ValueError(
+            f"the noise differs between the two parameters {where}, by `{_at_fault(q_at, new, old)}`: the paths of one "
+            "have no density against those of the other (in continuous time the noise of a path is known exactly), so "
+            "they cannot be reweighted. Keep the parameters of the noise as they were, or take new trajectories."
+        )
+    without = _null_space(q_new, np.finfo(x.dtype).eps)
+    drift_at = lambda theta: _drift_at(process, theta, x, t, context)
+    change = np.asarray(drift_at(new), float) - np.asarray(drift_at(old), float)
+    lost = without @ (without.T @ change)
+    if np.abs(lost).max(initial=0) > rounding * max(np.abs(change).max(), np.abs(np.asarray(drift_at(new))).max()):
+        part = lambda theta: without.T @ np.asarray(drift_at(theta), float)
+        raise ValueError(
+            f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift differs between the two "
+            f"parameters {where}, by `{_at_fault(part, new, old)}`: what it did at one it never does at the other, so "
+            "these trajectories cannot be reweighted. Keep that parameter as it was, or instrument noise there."
+        )
+
+
+def _at_fault(f: Callable[[Params], Any], new: Params, old: Params) -> str:
+    """The parameter whose change from `old` to `new` changes f most."""
+    (flat, unravel), before = ravel_pytree(new), np.asarray(f(old), float)
+    base = np.asarray(ravel_pytree(old)[0])
+    moved = [p for p in range(base.size) if base[p] != flat[p]]
+    far = [np.abs(np.asarray(f(unravel(jnp.asarray(base).at[p].set(flat[p]))), float) - before).max() for p in moved]
+    return names(new)[moved[int(np.argmax(far))]]
 
 
 def check_model(

@@ -107,6 +107,7 @@ def samples_of(
     trajectories: Trajectories | Iterable[Trajectories],
     *,
     block_bytes: int = BLOCK_BYTES,
+    taken_at: Params | None = None,
     **choices: Unpack[Choices],
 ) -> Samples:
     """The gradients of the single trajectories, whose mean is `gradient(...)`.
@@ -114,14 +115,16 @@ def samples_of(
     Args:
         process: drift and noise that the score uses.
         objective: what is maximised.
-        theta: the parameters at which the trajectories were taken.
+        theta: the parameters of the gradient.
         trajectories: one record, or an iterable of them.
         block_bytes: how much of the trajectories is held at a time.
+        taken_at: the parameters at which the trajectories were taken, if not `theta`. Each gradient then counts as
+            often as its trajectory is likelier at `theta` (`fluctua.reweighted`).
         **choices: `start`, `score`, `baseline` and `initial_baseline` as for `gradient`.
 
     Returns: `Samples`.
     """
-    return _recorded(_method(process, objective, **choices), theta, trajectories, block_bytes)
+    return _recorded(_method(process, objective, **choices), theta, trajectories, block_bytes, taken_at)
 
 
 def ppgt(
@@ -294,13 +297,17 @@ def _own_score(process: Transition, theta: Params, step: Step) -> Params:
 
 
 def _recorded(
-    method: Method, theta: Params, trajectories: Trajectories | Iterable[Trajectories], block_bytes: int
+    method: Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    block_bytes: int,
+    taken_at: Params | None = None,
 ) -> Samples:
     if method.twin:
-        return total(_recorded_split(method, theta, trajectories, None, block_bytes))
+        return total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at))
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
-    _guard(method, theta, trajectories, recording)
+    _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
     for plan in _plans(method):
         check_baseline(plan, recording.count, recording.t)
     if not any(plan.needs_returns for plan in _plans(method)):
@@ -398,10 +405,11 @@ def _recorded_split(
     trajectories: Trajectories | Iterable[Trajectories],
     table: Array | None,
     block_bytes: int,
+    taken_at: Params | None = None,
 ) -> TwinSamples:
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
-    _guard(method, theta, trajectories, recording)
+    _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
     model, numbers, batch = _with_twin(method, theta, table, recording.count, recording.t)
     return _parts(theta, twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes))
 

@@ -108,6 +108,37 @@ def full_score(
     return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
 
 
+# ------------------------------------------------------------------------ ratios of densities
+
+
+class Ratio(NamedTuple):
+    """One step at two parameters. log: ln p_new(x'|x) − ln p_old(x'|x).
+
+    divergence: KL(old ‖ new) of its law given x, or what has it for its mean over steps taken at `old`.
+    """
+
+    log: Array
+    divergence: Array
+
+
+def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
+    """½ r̄ᵀQ⁻¹(μ_new − μ_old), with r̄ the mean of the two residuals (Girsanov), and ¼ ΔμᵀQ⁻¹Δμ Δt.
+
+    For parameters that have one Q: the densities themselves are never formed, so nothing cancels.
+    """
+    x, x_next, t, dt, context, _ = step
+    drifts = [process.drift(theta, x, t, context) for theta in (new, old)]
+    change, mean = drifts[0] - drifts[1], (drifts[0] + drifts[1]) / 2
+    pull = diffusion_at(process, new, x, t, context).solve(change)
+    return Ratio((x_next - x - mean * dt) @ pull / 2, dt * change @ pull / 4)
+
+
+def local_linear_log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
+    """ln N(x') at `new` less that at `old`, of the locally linear laws; the divergence is its negative."""
+    log = _log_normal(process, new, step) - _log_normal(process, old, step)
+    return Ratio(log, -log)
+
+
 # ------------------------------------------------------------------------ local linearisation
 
 
@@ -150,14 +181,15 @@ def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
 
     Returns: U, a pytree like θ.
     """
+    return jax.tree.map(jnp.asarray, jax.grad(lambda th: _log_normal(process, th, step))(theta))
 
-    def log_density(theta: Params) -> Array:
-        mean, covariance = local_linear(process, theta, step)
-        factor = cho_factor(covariance, lower=True)
-        r = step.x_next - mean
-        return -jnp.sum(jnp.log(jnp.diagonal(factor[0]))) - r @ cho_solve(factor, r) / 2
 
-    return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+def _log_normal(process: Process, theta: Params, step: Step) -> Array:
+    """ln N(x'; E[X_Δ], Cov[X_Δ]), but for a constant."""
+    mean, covariance = local_linear(process, theta, step)
+    factor = cho_factor(covariance, lower=True)
+    r = step.x_next - mean
+    return -jnp.sum(jnp.log(jnp.diagonal(factor[0]))) - r @ cho_solve(factor, r) / 2
 
 
 def _root(q: Array) -> Array:

@@ -149,7 +149,8 @@ class Estimate(NamedTuple):
     *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
     and its standard error. count: trajectories averaged. interval: (low, high), each with the structure of θ, that hold
     the gradient with 95 %; value_interval: the same of the value. None where only means and errors are known, as from
-    the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few.
+    the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few. natural: F⁻¹ times the
+    gradient, of estimators made by `natural`; else None.
     """
 
     gradient: Params
@@ -160,6 +161,7 @@ class Estimate(NamedTuple):
     count: int  # type: ignore[assignment]
     interval: tuple[Params, Params] | None = None
     value_interval: tuple[Array, Array] | None = None
+    natural: Params | None = None
 
     def __repr__(self) -> str:
         return describe_estimate(self)

@@ -18,6 +18,7 @@ from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.text import with_error
 from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times, Trajectories
+from fluctua.learn.natural import Natural
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
@@ -86,7 +87,7 @@ def evaluate(
 
 def parts_of(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
-    inner = system.estimator if isinstance(system, Averaged) else system
+    inner = system.estimator if isinstance(system, Averaged | Natural) else system
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.model.objective
     return inner, None

@@ -62,7 +62,8 @@ def train(
         key: of the noise.
         theta: parameters to start from, any pytree of floats.
         estimator: (key, theta, count) -> `Estimate`.
-        optimiser: of optax, or `rms_ascent`; one that asks for extra arguments gets `second_moment` and `value`.
+        optimiser: of optax, or `rms_ascent`, or `kl_ascent`; one that asks for extra arguments gets `second_moment`,
+            `value` and `natural`.
         count: trajectories an iteration, or a function of the iteration.
         iterations: how many; None goes on until the caller stops iterating.
         project: Π, e.g. `box(0, 2)`.
@@ -108,7 +109,8 @@ def _iterate(
                 "learning rate or bound θ with `project`, and go on with `resume=record`."
             )
         descent = jax.tree.map(jnp.negative, estimate.gradient)  # optax minimises
-        updates, state = rule.update(descent, state, theta, second_moment=estimate.second_moment, value=-estimate.value)
+        extra = {"second_moment": estimate.second_moment, "value": -estimate.value, "natural": estimate.natural}
+        updates, state = rule.update(descent, state, theta, **extra)
         next_theta = optax.apply_updates(theta, updates)
         if project is not None:
             next_theta = project(next_theta)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.scores import full_score
+from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import euler_step
 from fluctua.core.types import Array, Params, Process, PyTree, Step
 
@@ -106,13 +106,26 @@ class Jumps:
         if isinstance(step.events, Scored):
             change, score, _ = step.events
         else:
-            there = step.events.channel >= 0
-            change = jnp.sum(jnp.where(there[:, None], step.events.change, 0), axis=0)
+            change = _total_change(step.events)
             score = jax.grad(lambda th: log_likelihood(self, th, step))(theta)
         if self.diffusion is None:
             return score
         smooth = full_score(self.diffusion, theta, step._replace(x_next=step.x_next - change, events=None))
         return jax.tree.map(jnp.add, score, smooth)
+
+    def log_ratio(self, new: Params, old: Params, step: Step) -> Ratio:
+        """ln p_new − ln p_old of one recorded step: that of its events, and that of the diffusion between them."""
+        if step.events is None:
+            raise ValueError(
+                "the ratio of `Jumps` needs the events, not only the states: Trajectories(t, x, events=events_on(...))."
+            )
+        log = log_likelihood(self, new, step) - log_likelihood(self, old, step)
+        if self.diffusion is None:
+            return Ratio(log, -log)
+        smooth = log_ratio(
+            self.diffusion, new, old, step._replace(x_next=step.x_next - _total_change(step.events), events=None)
+        )
+        return Ratio(log + smooth.log, smooth.divergence - log)
 
     def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> None:
         """Rates are one number for each event, finite and not negative; changes have the shape of the state."""
@@ -167,6 +180,11 @@ def events_on(t: Array, times: Sequence[Array], channels: Sequence[Array], chang
         channel[j, step, rank] = channels[j]
         change[j, step, rank] = table[np.asarray(channels[j], int)] if table is not None else changes[j]
     return Events(after, channel, change)
+
+
+def _total_change(events: Events) -> Array:
+    """ν summed over the events of one step. (M,)"""
+    return jnp.sum(jnp.where((events.channel >= 0)[:, None], events.change, 0), axis=0)
 
 
 def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:

@@ -1,0 +1,334 @@
+"""The natural gradient: steps measured by how far they change the law of the paths, whatever the parameters are.
+
+The Fisher information of a path is made of scores alone, F = E[Σ_n U_n U_nᵀ]: no reward enters, so it is known far
+better than the gradient. Scores of different steps are uncorrelated, so that sums S_b of U over blocks of steps give
+the same mean, F = E[Σ_b S_b S_bᵀ], the better the more blocks. F⁻¹∇J is the direction in which J rises most for a given
+KL(θ ‖ θ + s) ≈ ½ sᵀFs; it comes by conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
+
+>>> estimator = natural(ppgt(process, objective, simulator))
+>>> train(key, theta, estimator, kl_ascent(0.01), count=200, iterations=50)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check, sweep
+from fluctua.core.baselines import none
+from fluctua.core.diffusion import check_model
+from fluctua.core.ppgt import PPGT, score_of
+from fluctua.core.scores import full_score
+from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
+from fluctua.core.sources import BLOCK_BYTES, Recording, run_and_pilot
+from fluctua.core.start import Density, Reparameterised, checked_start
+from fluctua.core.text import names
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    Estimate,
+    Objective,
+    Params,
+    PyTree,
+    Score,
+    Times,
+    Trajectories,
+)
+
+ROWS = 20
+"""Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every direction."""
+
+DAMPING = 1e-3
+"""Added to F, as a share of its diagonal: what a few rows know nothing of does not run away."""
+
+
+class Fisher(NamedTuple):
+    """F = Σ rowᵀ row / count, the information that one trajectory holds of the parameters.
+
+    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps. count: E. theta: the parameters.
+    """
+
+    rows: Array
+    count: int  # type: ignore[assignment]
+    theta: Params
+
+    @property
+    def matrix(self) -> Array:
+        """F in full, in the order of the flattened parameters. (P, P)"""
+        return self.rows.T @ self.rows / self.count
+
+    def product(self, v: Params) -> Params:
+        """F v, never forming F."""
+        flat, unravel = ravel_pytree(v)
+        return unravel(_product(self.rows, flat, self.count).astype(flat.dtype))
+
+    def solve(self, v: Params, *, damping: float = DAMPING) -> Params:
+        """(F + damping·diag F)⁻¹ v by conjugate gradients."""
+        flat, unravel = ravel_pytree(v)
+        diagonal = np.asarray(jnp.mean(self.rows**2, axis=0), float) * len(self.rows) / self.count
+        unknown = np.flatnonzero((diagonal <= 0) & (np.asarray(flat) != 0))
+        if unknown.size:
+            raise ValueError(
+                f"`{names(self.theta)[unknown[0]]}` does not change the law of the paths (its score is zero), so no "
+                "step of it has a length. Leave it out of theta, or train it with another rule."
+            )
+        solution, residual = _solve(self.rows, jnp.asarray(diagonal, flat.dtype), flat, self.count, damping)
+        if not float(residual) < 1e-2:
+            raise FloatingPointError(
+                f"conjugate gradients left {float(residual):.2g} of the right-hand side: F from {len(self.rows)} rows "
+                f"is nearly singular in {flat.size} parameters. Take more trajectories or blocks, or more `damping`."
+            )
+        return unravel(solution)
+
+
+def fisher(
+    process: AnyProcess,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    *,
+    start: Density | Reparameterised | None = None,
+    score: Score = full_score,
+    blocks: int | None = None,
+) -> Fisher:
+    """The Fisher information E[Σ_n U_n U_nᵀ] of trajectories that came from somewhere.
+
+    Its inverse over the number of trajectories bounds the covariance of any calibration (Cramér and Rao).
+
+    Args:
+        process: drift and noise, or another kind of process.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: as `gradient` takes them.
+        start: as in `gradient`.
+        score: as in `gradient`.
+        blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
+
+    Returns: a `Fisher`.
+
+    """
+    theta = check.parameters(theta)
+    recording = Recording(trajectories, theta)
+    nothing = check.objective(Objective(terminal=_nothing))
+    moving = None if start is None else checked_start(start)[0]
+    process = check.process(process)
+    model = sweep.Model(process, nothing, score_of(process, score), moving, none().of, none().of)
+    return Fisher(_recorded_rows(model, theta, recording, blocks), recording.count, theta)
+
+
+class Natural(NamedTuple):
+    """The estimator made by `natural`: (key, theta, count) -> Estimate with `natural` filled in."""
+
+    estimator: Any
+    damping: float = DAMPING
+    blocks: int | None = None
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """∇θJ and F⁻¹∇θJ from the same `count` trajectories."""
+        theta = check.parameters(theta)
+        estimator = self.estimator
+        if not isinstance(estimator, PPGT):
+            estimate = estimator(key, theta, count)
+            information = Fisher(estimator.scores(key, theta, count, self.blocks), count, theta)
+        elif isinstance(estimator.substrate, Simulator):  # replayed: the noise is a function of the key
+            estimate = estimator(key, theta, count)
+            information = Fisher(_streamed_rows(estimator, key, theta, count, self.blocks), count, theta)
+        else:  # an instrument runs once
+            trajectories = estimator.substrate(run_and_pilot(key)[0], theta, count)
+            estimate = estimator._replace(substrate=lambda *_: trajectories)(key, theta, count)
+            rows = _recorded_rows(estimator.method.model, theta, Recording(trajectories, theta), self.blocks)
+            information = Fisher(rows, count, theta)
+        return estimate._replace(natural=information.solve(estimate.gradient, damping=self.damping))
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return self.estimator.cost(theta)
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs besides."""
+        return self.estimator.pilot
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What the estimator remembers."""
+        return self.estimator.state
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Put a `state` back."""
+        self.estimator.restore(state, theta)
+
+
+def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = None) -> Natural:
+    """An estimator whose estimates also have the natural gradient F⁻¹∇θJ, for `kl_ascent`.
+
+    F comes from the scores of the same trajectories; no further ones are run.
+
+    Args:
+        estimator: made by `ppgt`, or one with a method scores(key, theta, count, blocks) -> (E·B, P).
+        damping: added to F as a share of its diagonal.
+        blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
+
+    Returns: the estimator, a `Natural`.
+
+    """
+    if not isinstance(estimator, PPGT) and not hasattr(estimator, "scores"):
+        raise TypeError(
+            f"`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one with `scores`; got "
+            f"{type(estimator).__name__}."
+        )
+    if not damping >= 0:
+        raise ValueError(f"`damping` must not be negative; got {damping!r}.")
+    if blocks is not None:
+        check.count(blocks)
+    return Natural(estimator, damping, blocks)
+
+
+def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
+    """θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J: steps of one length in the law of the paths, about `kl` nats (TRPO's).
+
+    Its `update` needs `natural=`, which `train` passes on from the estimates of `natural`. A path of N parameters that
+    are all known to an error bar still moves by `kl`: let steps fade (`optax.chain`) where the noise is to be averaged.
+
+    >>> train(key, theta, natural(estimator), kl_ascent(0.01), count=200, iterations=50)
+    """
+    if not kl > 0:
+        raise ValueError(f"`kl` must be positive; got {kl!r}.")
+
+    def update(
+        updates: Params, state: optax.EmptyState, params: Params = None, *, natural: Params = None, **_: Any
+    ) -> tuple[Params, optax.EmptyState]:
+        if natural is None:
+            raise ValueError("kl_ascent needs F⁻¹∇J: wrap the estimator, train(key, theta, natural(estimator), ...).")
+        rise = -sum(jnp.vdot(g, n) for g, n in zip(jax.tree.leaves(updates), jax.tree.leaves(natural), strict=True))
+        size = jnp.where(rise > 0, jnp.sqrt(2 * kl / jnp.where(rise > 0, rise, 1)), 0)
+        return jax.tree.map(lambda n: (size * n).astype(n.dtype), natural), state
+
+    return optax.GradientTransformationExtraArgs(lambda theta: optax.EmptyState(), update)
+
+
+# ------------------------------------------------------------------------------------- rows of scores
+
+
+def _nothing(theta: Params, x: Array, context: PyTree) -> Array:
+    return jnp.zeros((), x.dtype)
+
+
+def blocks_for(count: int, parameters: int, steps: int, blocks: int | None = None) -> int:
+    """How many blocks of steps make enough rows, one at least and as many as there are steps at the most."""
+    return min(steps, max(1, -(-ROWS * parameters // count)) if blocks is None else blocks)
+
+
+def _size(theta: Params) -> int:
+    return ravel_pytree(theta)[0].size
+
+
+def _streamed_rows(estimator: PPGT, key: Array, theta: Params, count: int, blocks: int | None) -> Array:
+    substrate: Any = estimator.substrate
+    k_run, _ = run_and_pilot(key)
+    first, context = first_state(substrate, k_run, theta)
+    model = estimator.method.model
+    model = sweep.silenced(model, check_model(model.process, model.objective, theta, first, substrate.t, context))
+    many = blocks_for(count, _size(theta), len(substrate.t) - 1, blocks)
+    rows = _streamed(model, substrate.recipe, count, many, k_run, theta, substrate.times, substrate.x0)
+    return rows.reshape(-1, rows.shape[-1])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _streamed(
+    model: sweep.Model,
+    recipe: Recipe,
+    count: int,
+    blocks: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+) -> Array:
+    """ΣU over each block of steps, for every trajectory. (B, E, P)"""
+    ensemble = begin(recipe, count, key, theta, x0)
+    total = times.dt.shape[0]
+
+    def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
+        x, rows = carry
+        x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
+        score, _ = sweep.scores(model, theta, (x, x_next, ensemble.context, events), step, times.t[:2])
+        return (x_next, rows.at[step[0] * blocks // total].add(score)), None
+
+    rows = jnp.zeros((blocks, count, ravel_pytree(theta)[0].size), ravel_pytree(theta)[0].dtype)
+    rows = rows.at[0].add(_score_of_start(model, theta, ensemble.x, times, ensemble.context))
+    return jax.lax.scan(body, (ensemble.x, rows), grid(times))[0][1]
+
+
+def _recorded_rows(model: sweep.Model, theta: Params, recording: Recording, blocks: int | None) -> Array:
+    context, total = recording.context, len(recording.t) - 1
+    model = sweep.silenced(
+        model, check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+    )
+    many = blocks_for(recording.count, _size(theta), total, blocks)
+    flat = ravel_pytree(theta)[0]
+    rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
+    rows = rows.at[0].add(_score_of_start(model, theta, recording.first, recording.times, context))
+    for n, times, x in recording.blocks(BLOCK_BYTES):
+        beside = context, recording.events(n, n + len(times.dt))
+        rows = _recorded(model, theta, rows, n, total, times, x, beside, recording.t[:2])
+    return rows.reshape(-1, flat.size)
+
+
+@partial(jax.jit, static_argnums=0)
+def _recorded(
+    model: sweep.Model,
+    theta: Params,
+    rows: Array,
+    first: Array,
+    total: Array,
+    times: Times,
+    x: Array,
+    beside: tuple[PyTree, PyTree],
+    origin: Array,
+) -> Array:
+    context, events = beside
+    in_time = lambda v: jnp.swapaxes(v, 0, 1)
+    path = in_time(x)
+    index, t, dt = grid(times)
+
+    def body(rows: Array, step: Any) -> tuple[Array, None]:
+        x, x_next, happened, when = step
+        score, _ = sweep.scores(model, theta, (x, x_next, context, happened), when, origin)
+        return rows.at[when[0] * rows.shape[0] // total].add(score), None
+
+    steps = (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt))
+    return jax.lax.scan(body, rows, steps)[0]
+
+
+def _score_of_start(model: sweep.Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
+    """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
+    if not isinstance(model.start, Density):
+        return jnp.zeros((), x.dtype)
+    density = model.start.log_density
+    return jax.vmap(lambda x, c: ravel_pytree(jax.grad(density)(theta, x, c))[0])(x, context)
+
+
+# ------------------------------------------------------------------------------------- solving
+
+
+@jax.jit
+def _product(rows: Array, v: Array, count: Array) -> Array:
+    return rows.T @ (rows @ v) / count
+
+
+@jax.jit
+def _solve(rows: Array, diagonal: Array, v: Array, count: Array, damping: Array) -> tuple[Array, Array]:
+    """(F + damping·diag F)⁻¹ v, and the share of v that is left. In units in which diag F is one."""
+    unit = jnp.where(diagonal > 0, 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)), 0)
+    scaled = rows * unit
+    target = v * unit
+    operator = lambda u: scaled.T @ (scaled @ u) / count + damping * u
+    solution, _ = jax.scipy.sparse.linalg.cg(operator, target, tol=1e-6, maxiter=4 * v.size + 20)
+    left = jnp.linalg.norm(operator(solution) - target) / jnp.maximum(jnp.linalg.norm(target), 1e-30)
+    return solution * unit, left
