@@ -1,7 +1,7 @@
 """Steps of a known length, and a look around with the trajectories at hand.
 
-A bead in an optical trap is to be carried from 0 to 1 in time 2; stiffness and two way points of the trap are trained by
-the natural gradient. Then one batch says what other stiffnesses would give, without a further trajectory.
+A bead in an optical trap is to be carried from 0 to 1 in time 2; stiffness and two way points of the trap are trained
+by the natural gradient. Then one batch says what other stiffnesses would give, without a further trajectory.
 Run it with `python examples/reuse.py`.
 """
 
@@ -39,8 +39,8 @@ for change in (-0.6, -0.3, 0.3, 0.6, 6.0):
     there = theta | {"stiffness": theta["stiffness"] + change}
     try:
         found = fl.reweighted(process, arrive, there, [(theta, batch)])
-    except ValueError as error:
-        print(f"  {change:+.1f}   {str(error).split(':')[0]}")
+    except ValueError as refusal:
+        print(f"  {change:+.1f}   {str(refusal).split(':')[0]}")
     else:
         J, error = found.estimate.value, found.estimate.value_stderr
         print(f"  {change:+.1f}   J = {J:+.3f} ± {error:.3f}   worth {found.ess:.0f}, KL {found.kl[0]:.2f}")

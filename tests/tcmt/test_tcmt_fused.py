@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua import binned, tcmt, time_only
+from fluctua import binned, fisher, natural, tcmt, time_only
 from fluctua.cli.app import app
+from fluctua.core.sources import run_and_pilot
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.tasks import custom
 
@@ -94,6 +95,20 @@ def test_samples_average_to_the_estimate():
     samples, estimate = estimator.samples(KEY, theta, 16), estimator(KEY, theta, 16)
     for name in theta:
         np.testing.assert_allclose(samples.gradient[name].mean(axis=0), estimate.gradient[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("baseline", ["time", "carried", "twin"])
+def test_natural_gradient_equals_the_reference(baseline):
+    """Scores from two runs that differ by λ̄ = 1 on a block, against scores themselves."""
+    task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.5, dt=5e-3)
+    theta = start(task.network, ("omega", "kappa"))
+    jax_rows = natural(task.estimator("jax", baseline="none"), blocks=3)
+    rows = task.estimator("cpu", baseline=baseline, dtype="float64").scores(KEY, theta, 40, 3)
+    reference = fisher(task.process, theta, task.simulator()(run_and_pilot(KEY)[0], theta, 40), blocks=3).rows
+    np.testing.assert_allclose(rows, reference, rtol=0, atol=1e-8 * float(jnp.max(jnp.abs(reference))))
+    kernel = natural(task.estimator("cpu", baseline="none", dtype="float64"), blocks=3)(KEY, theta, 40)
+    for name, value in jax_rows(KEY, theta, 40).natural.items():
+        np.testing.assert_allclose(kernel.natural[name], value, rtol=1e-3, atol=1e-6 * float(jnp.max(jnp.abs(value))))
 
 
 def test_what_the_kernels_refuse_names_the_jax_path():

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
@@ -22,6 +24,7 @@ from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
+from fluctua.learn.natural import blocks_for
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cuda import require_cupy
@@ -110,6 +113,23 @@ class Fused:
         correction = per_trajectory(self.task, theta, result.correction_samples)
         return TwinSamples(direct, correction, jnp.asarray(result.returns), result.mean_lambda)
 
+    def scores(self, key: Array, theta: Params, count: int, blocks: int | None = None) -> Array:
+        """ΣU over blocks of steps for every trajectory, (B·E, P), for `fluctua.natural`; one run more than blocks.
+
+        λ̄ multiplies U and nothing else, so runs of the same noise with λ̄ = 0 and with λ̄ = 1 on a block differ by it.
+        """
+        theta = check.parameters(theta)
+        steps = len(self.task.t) - 1
+        many = blocks_for(count, ravel_pytree(theta)[0].size, steps, blocks)
+        block = np.arange(steps) * many // steps
+
+        def gradients(there: np.ndarray) -> Array:
+            result = self.run(key, theta, count, np.append(0.0, there.astype(float)), samples=True)
+            return jax.vmap(lambda row: ravel_pytree(row)[0])(_samples(self.task, theta, result).gradient)
+
+        nothing = gradients(block < 0)
+        return jnp.concatenate([nothing - gradients(block == b) for b in range(many)])
+
     def run(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
     ) -> KernelResult | TwinResult:
@@ -191,6 +211,10 @@ class Carried:
         estimate, result = self.fused.with_result(key, theta, count, self.table)
         self.table = next_table(result)
         return estimate
+
+    def scores(self, key: Array, theta: Params, count: int, blocks: int | None = None) -> Array:
+        """ΣU over blocks of steps for every trajectory. (B·E, P)"""
+        return self.fused.scores(key, theta, count, blocks)
 
     def cost(self, theta: Params) -> int:
         """Trajectories per sample."""
