@@ -273,7 +273,7 @@ def test_a_batch_that_is_worth_nothing_is_refused_with_the_numbers():
     far = jnp.array(20.3)
     with pytest.raises(ValueError, match=r"200 trajectories are worth .* `fewest` is 20.*KL = 816"):
         fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))])
-    assert fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))], fewest=0).ess < 3
+    assert fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))], fewest=0).ess < 10
 
 
 def test_trajectories_of_other_parameters_than_said_are_warned_of():
