@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from estimators import wrong_by
 from fluctua import tcmt
 from fluctua.core.averaged import Averaged
 from fluctua.core.twin import Twin
@@ -13,7 +14,6 @@ from fluctua.runs.config import PRESETS, changed
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.kernel.twin import KernelTwin
 from lattice_runs import TINY, assert_same_run
-from wrong_twin import wrong_by
 
 CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
 
