@@ -156,10 +156,10 @@ def of_tasks(rows):
         theta = tcmt.initial_parameters(jax.random.key(1), task.network, train=tcmt.network.FAMILIES)
         for backend in ("jax", "cpu"):
             for baseline in ("none", "time", "binned", "twin"):
-                chosen, given = theta, baseline
+                chosen, plan = theta, baseline
                 if baseline == "binned" and backend == "cpu":
-                    chosen, given = {name: theta[name] for name in ("omega", "kappa", "chi")}, binned(20, 100)
-                estimate = task.estimator(backend, baseline=given)(jax.random.key(3), chosen, 48)
+                    chosen, plan = {name: theta[name] for name in ("omega", "kappa", "chi")}, binned(20, 100)
+                estimate = task.estimator(backend, baseline=plan)(jax.random.key(3), chosen, 48)
                 rows[f"task, {backend} | {theta['kappa'].dtype} | σ_κ = {sigma:g}, {baseline}"] = fingerprint(
                     [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
                 )

@@ -24,14 +24,14 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("size", 200), ("trajectories", 1000), ("steps", 100)):
         options.add_argument(f"--{name}", type=int, default=default)
-    given = options.parse_args()
-    run, theta = estimator(given.size, given.steps), jnp.ones(given.size)
+    arguments = options.parse_args()
+    run, theta = estimator(arguments.size, arguments.steps), jnp.ones(arguments.size)
     seconds = []
     for key in range(3):
         begun = time.perf_counter()
-        jax.block_until_ready(run(jax.random.key(key), theta, given.trajectories).gradient)
+        jax.block_until_ready(run(jax.random.key(key), theta, arguments.trajectories).gradient)
         seconds.append(time.perf_counter() - begun)
-    print(f"M = {given.size}: {min(seconds[1:]):.2f} s an estimate, {seconds[0]:.2f} s with compilation")
+    print(f"M = {arguments.size}: {min(seconds[1:]):.2f} s an estimate, {seconds[0]:.2f} s with compilation")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def measure(package: Path) -> dict[str, list]:
 
 def measured_in_turn(packages: dict[str, Path]) -> dict[str, dict[str, list]]:
     """The same in a process of its own for each package, some times over; the best of all."""
-    found: dict[str, dict[str, list]] = {name: {} for name in packages}
+    times: dict[str, dict[str, list]] = {name: {} for name in packages}
     for _ in range(ROUNDS):
         for name, package in packages.items():
             command = [sys.executable, __file__, "--measure", str(package)]
@@ -125,9 +125,9 @@ def measured_in_turn(packages: dict[str, Path]) -> dict[str, dict[str, list]]:
                 print(f"the {name} tree could not be measured", flush=True)
                 continue
             for case, (ms, hash_) in json.loads(done.stdout).items():
-                best = min(ms, found[name].get(case, [np.inf])[0])
-                found[name][case] = [best, hash_]
-    return found
+                best = min(ms, times[name].get(case, [np.inf])[0])
+                times[name][case] = [best, hash_]
+    return times
 
 
 def run_tests(package: Path, out: Path) -> str:
@@ -148,8 +148,8 @@ def run_tests(package: Path, out: Path) -> str:
     return text.strip().splitlines()[-1]
 
 
-def table(found: dict[str, dict[str, list]], tests: str) -> str:
-    new, old = found["new"], found.get("old", {})
+def table(times: dict[str, dict[str, list]], tests: str) -> str:
+    new, old = times["new"], times.get("old", {})
     lines = [
         f"The paper's lattice, {STEPS:,} steps, whole calls, the best of {ROUNDS} × 5 (2 for 20,000 trajectories).",
         "`python benchmarks/gpu_check.py` makes this table.",

@@ -116,19 +116,19 @@ def run(task, theta, batches, batch, key, until):
     return {w: of(parts) for w, parts in differences.items()}, {e: of(parts)[0] for e, parts in truth.items()}, count
 
 
-def compared(theta, found, gradient):
+def compared(theta, pair, gradient):
     """Relative bias of each family beyond noise, what noise alone gives, and χ² of all parameters."""
-    bias, error = found
+    bias, error = pair
     statistic = float(np.sum((bias / error) ** 2))
-    told = {"chi2_per_parameter": statistic / bias.size, "p": float(chi2.sf(statistic, bias.size))}
+    row = {"chi2_per_parameter": statistic / bias.size, "p": float(chi2.sf(statistic, bias.size))}
     families = sorted(theta)
     ends = np.cumsum([0, *(np.size(theta[name]) for name in families)])
     for name, first, last in zip(families, ends, ends[1:], strict=False):
         size = np.linalg.norm(gradient[first:last])
         floor = np.sqrt(np.sum(error[first:last] ** 2))
         beyond = np.sqrt(max(np.sum(bias[first:last] ** 2) - floor**2, 0))
-        told[name] = {"bias": float(beyond / size), "floor": float(floor / size)}
-    return told
+        row[name] = {"bias": float(beyond / size), "floor": float(floor / size)}
+    return row
 
 
 def report(table, count):

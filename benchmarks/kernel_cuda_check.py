@@ -36,9 +36,9 @@ SEED = 0x1234_5678_9ABC_DEF0
 FAILED = []
 
 
-def deviation(found, expected):
+def deviation(actual, expected):
     scale = np.abs(expected).max() if np.size(expected) else 1.0
-    return float(np.abs(found - expected).max() / scale) if np.size(expected) else 0.0
+    return float(np.abs(actual - expected).max() / scale) if np.size(expected) else 0.0
 
 
 def report(name, what, value, limit):
@@ -83,11 +83,11 @@ def check_against_reference():
                 report(label, "trajectories", deviation(run.trajectories, path.psi), limit)
                 report(label, "returns", deviation(run.returns, path.rewards.sum(1)), limit)
                 report(label, "return to go", deviation(run.mean_return_to_go, table - 0.01), limit)
-                found = {k: v for k, v in run.samples._asdict().items() if v is not None}
-                worst = max(deviation(found[k], v) for k, v in expected.items() if k in found)
+                samples = {k: v for k, v in run.samples._asdict().items() if v is not None}
+                worst = max(deviation(samples[k], v) for k, v in expected.items() if k in samples)
                 report(label, "scores", worst, limit)
-                if "gain" in found:
-                    report(label, "∂g/∂gain", deviation(found["gain"], path.explicit.sum(1)), limit)
+                if "gain" in samples:
+                    report(label, "∂g/∂gain", deviation(samples["gain"], path.explicit.sum(1)), limit)
 
 
 def check_binned():

@@ -354,9 +354,9 @@ def in_situ(folder: Path, acknowledged: list[str], tell: Callable[[str], None], 
         rows = training.resume(Box, model, folder, estimator=Slope)
     else:
         rows = training.begin(Box, model, plan, folder, estimator=Slope)
-    told = dict(word.split()[1:3] for word in acknowledged if word.startswith("row "))
+    values = dict(word.split()[1:3] for word in acknowledged if word.startswith("row "))
     before = {str(row.row): repr(row.J) for row in history.read(folder / "history.csv")}
-    for number, value in told.items():
+    for number, value in values.items():
         if before.get(number) != value:
             raise Lost(f"row {number} was {value} and is {before.get(number)}")
     for row, _ in rows:

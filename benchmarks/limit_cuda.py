@@ -49,29 +49,29 @@ def measure() -> dict[str, float]:
     if len(rows) < 2:
         raise SystemExit(f"ncu gave no table:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     units, values = rows[0], rows[1]
-    found = {}
+    rates = {}
     for metric, label in METRICS.items():
         text = values.get(metric, "").replace(",", "")
         if text:
             scale = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3}.get(
                 units[metric], 1
             )
-            found[label] = float(text) * scale
-    return found
+            rates[label] = float(text) * scale
+    return rates
 
 
-def report(found: dict[str, float]) -> str:
+def report(rates: dict[str, float]) -> str:
     sites = 143 * STEPS * TRAJECTORIES
     lines = [f"one launch: {TRAJECTORIES} trajectories × {STEPS} steps of the paper's lattice, time-only baseline"]
-    for label, value in found.items():
+    for label, value in rates.items():
         if label.endswith(("used", "resident")):
             lines.append(f"  {label:<24} {value:6.1f} % of peak")
-    flops = 2 * found["fused multiply-adds"] + found["additions"] + found["multiplications"]
+    flops = 2 * rates["fused multiply-adds"] + rates["additions"] + rates["multiplications"]
     lines += [
-        f"  time                     {1e3 * found['time']:6.2f} ms",
-        f"  thread instructions      {32 * found['warp instructions'] / sites:6.1f} per site and step",
+        f"  time                     {1e3 * rates['time']:6.2f} ms",
+        f"  thread instructions      {32 * rates['warp instructions'] / sites:6.1f} per site and step",
         f"  floating-point           {flops / sites:6.1f} operations per site and step",
-        f"  rate                     {flops / found['time'] / 1e12:6.1f} Tflop/s in single precision",
+        f"  rate                     {flops / rates['time'] / 1e12:6.1f} Tflop/s in single precision",
     ]
     return "\n".join(lines)
 

@@ -78,8 +78,8 @@ def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
 
 def test_recording_file():
     out = run(ROOT / "examples" / "recording_file.py")
-    found = re.search(r"detuning: set 0.8, measured (\S+) ± (\S+)", out)
-    value, error = map(float, found.groups())
+    measured = re.search(r"detuning: set 0.8, measured (\S+) ± (\S+)", out)
+    value, error = map(float, measured.groups())
     assert abs(value - 0.9) < 4 * error  # what it was, not what it was set to
     gain, error = map(float, re.search(r"∂J/∂gain\s+= (\S+) ± (\S+)", out).groups())
     assert abs(gain - 2 * 0.5 / 1.81) < 4 * error + 0.01  # 2g/(1 + detuning²), nearly reached

@@ -18,9 +18,9 @@ def kick(returns, score, x=None, index=3, values=None, theta=None):
     return Kick(jnp.asarray(index), theta, x, jnp.asarray(0.0), None, returns, score, values)
 
 
-def bars(baseline, given):
+def bars(baseline, kick):
     """λ̄ (E, P) as an array."""
-    return np.broadcast_to(np.asarray(jax.jit(baseline.of)(given)), given.score.shape)
+    return np.broadcast_to(np.asarray(jax.jit(baseline.of)(kick)), kick.score.shape)
 
 
 def optimal_by_loop(returns, score, members=None):

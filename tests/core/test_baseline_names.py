@@ -56,8 +56,8 @@ def test_each_half_of_a_recording_takes_the_table_of_the_other():
 def test_chunks_and_small_blocks_are_the_whole():
     whole = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
     chunks = [part(0, 5), part(5, 20), part(20, 31)]
-    for given, size in ((chunks, 2**20), (DATA, 3 * 12 * 4)):
-        ours = fl.gradient(PROCESS, OBJECTIVE, THETA, given, block_bytes=size)
+    for source, size in ((chunks, 2**20), (DATA, 3 * 12 * 4)):
+        ours = fl.gradient(PROCESS, OBJECTIVE, THETA, source, block_bytes=size)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)
 
@@ -109,7 +109,7 @@ def test_kernels_take_the_options_of_binned():
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "words"),
     [
         (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="carried"), r"'carried'; it serves none, time, mean"),
         (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optmal"), 'Did you mean "optimal"'),
@@ -127,8 +127,8 @@ def test_kernels_take_the_options_of_binned():
         (lambda: fl.binned(lambda th, x: x[0], every=0), "`every`.*got 0"),
     ],
 )
-def test_refusals(ask, said):
-    with pytest.raises(ValueError, match=said):
+def test_refusals(ask, words):
+    with pytest.raises(ValueError, match=words):
         ask()
 
 

@@ -29,9 +29,9 @@ def inside(make, size):
 def test_cover(size):
     """The mean over components of three problems; 400 repeats (100 of the largest) know it to half a per cent."""
     parts = [inside(make, size) for make in (ornstein_uhlenbeck, non_normal, multiplicative)]
-    found = np.mean([part[0].mean() for part in parts])
+    cover = np.mean([part[0].mean() for part in parts])
     plain = np.mean([part[1].mean() for part in parts])
-    assert 0.93 < found < 0.97
+    assert 0.93 < cover < 0.97
     if size < 2000:
         assert plain < 0.93
 

@@ -103,10 +103,8 @@ BINNED = fluctua.binned(lambda th, x: x[0], bins=20)
 
 def test_unchanged_it_is_the_estimator_of_the_library():
     each = jax.jit(samples, static_argnums=1)(first(FEW, parts()), fluctua.optimal().of)
-    given = paths()._replace(x=paths().x[:FEW])
-    estimate = fluctua.gradient(
-        THE.process, THE.objective, THE.theta, given, start=THE.start, baseline=fluctua.optimal()
-    )
+    few = paths()._replace(x=paths().x[:FEW])
+    estimate = fluctua.gradient(THE.process, THE.objective, THE.theta, few, start=THE.start, baseline=fluctua.optimal())
     np.testing.assert_allclose(flat(estimate.gradient), each.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(flat(estimate.second_moment), (each**2).mean(axis=0), rtol=1e-9)
 

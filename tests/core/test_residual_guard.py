@@ -30,12 +30,12 @@ def sampled(x, t, process=PROCESS):
 def test_v_is_one_for_the_process_itself():
     for process in (PROCESS, MIXED):
         data = fl.simulator(process, jnp.ones(2), T)(jax.random.key(1), THETA, 200)
-        found = examine(process, THETA, data)
-        assert found.steps == 20_000
-        assert found.cause == ""
-        assert np.abs((found.v - 1) / found.stderr).max() < 4
+        residuals = examine(process, THETA, data)
+        assert residuals.steps == 20_000
+        assert residuals.cause == ""
+        assert np.abs((residuals.v - 1) / residuals.stderr).max() < 4
         # r² of one Gaussian component has variance 2
-        assert found.stderr == pytest.approx(np.sqrt(2 / found.steps), rel=0.3)
+        assert residuals.stderr == pytest.approx(np.sqrt(2 / residuals.steps), rel=0.3)
 
 
 def test_gradient_is_silent_where_nothing_is_wrong():
@@ -62,9 +62,9 @@ def test_gradient_warns_with_the_cause(data, process, cause):
 
 def test_readout_noise_and_coarse_sampling():
     readout = DATA.x + 0.05 * np.random.default_rng(0).normal(size=DATA.x.shape)
-    found = sampled(readout, T)
-    assert "noise of the readout" in found.cause
-    assert found.v[0] == pytest.approx(1 + 2 * 0.05**2 / (0.3**2 * 0.01), rel=0.05)
+    residuals = sampled(readout, T)
+    assert "noise of the readout" in residuals.cause
+    assert residuals.v[0] == pytest.approx(1 + 2 * 0.05**2 / (0.3**2 * 0.01), rel=0.05)
     assert examine(PROCESS, THETA, fl.Trajectories(T, readout), readout=0.05**2).cause == ""
     long = fl.simulator(PROCESS, jnp.ones(2), jnp.linspace(0, 20, 4001))(jax.random.key(1), THETA, 20)
     coarse = fl.Trajectories(long.t[::30], long.x[:, ::30])

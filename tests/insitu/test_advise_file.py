@@ -41,13 +41,15 @@ def test_as_many_as_needed_give_the_error_asked_for():
     rng = np.random.default_rng(0)
     g = {"a": 0.3 * np.arange(1.0, 6), "b": np.array([0.5])}
     truth = sum(np.sum(v**2) / (4.0 * v.size) for v in g.values())
-    found = []
+    advices = []
     for _ in range(200):
-        found.append(repetitions(*result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2))
-    s = np.array([f.signal for f in found])
+        advices.append(
+            repetitions(*result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2)
+        )
+    s = np.array([f.signal for f in advices])
     assert abs(s[:, 0].mean() - truth) < 4 * s[:, 0].std() / np.sqrt(200)
     assert 0.8 < s[:, 1].mean() / s[:, 0].std() < 1.25
-    clear = [f for f in found if not f.whole.at_least]
+    clear = [f for f in advices if not f.whole.at_least]
     assert len(clear) > 190
     assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(2 / (truth * 0.04), rel=0.1)
     assert clear[0].reached == pytest.approx(0.2 * np.sqrt(clear[0].whole.trajectories / 400))
@@ -58,18 +60,18 @@ def test_a_share_of_the_components():
     """Ten components of 1…10 times the error of one trajectory: eight of them need the third's, (1/(3ε))²."""
     rng = np.random.default_rng(1)
     samples = {"a": np.arange(1.0, 11) + rng.normal(size=(10_000, 10))}
-    found = repetitions(*result(samples), error=0.01, share=0.8)
-    assert found.components.trajectories == pytest.approx(1e4 / 9, rel=0.05)
-    assert (found.clear, found.trainable) == (10, 10)
+    advice = repetitions(*result(samples), error=0.01, share=0.8)
+    assert advice.components.trajectories == pytest.approx(1e4 / 9, rel=0.05)
+    assert (advice.clear, advice.trainable) == (10, 10)
 
 
 def test_no_gradient_gets_a_bound_and_no_number():
     """Without a gradient the bound must hold for the smallest that would have been missed: more than was recorded."""
-    found = repetitions(*result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
-    assert found.reached is None
-    assert found.whole.at_least
-    assert found.whole.trajectories > 500
-    assert found.components.at_least
+    advice = repetitions(*result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
+    assert advice.reached is None
+    assert advice.whole.at_least
+    assert advice.whole.trajectories > 500
+    assert advice.components.at_least
     with pytest.raises(ValueError, match="`share` in"):
         repetitions(*result({"a": np.ones((40, 1))}), share=0.0)
 
@@ -78,9 +80,9 @@ def test_parts_are_the_whole(tmp_path):
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(1), THETA, 57)
     insitu.save(tmp_path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        found = insitu.estimate(r, PROCESS, OBJECTIVE, baseline="none", chunk_bytes=10 * 51 * 2 * 8)
+        whole = insitu.estimate(r, PROCESS, OBJECTIVE, baseline="none", chunk_bytes=10 * 51 * 2 * 8)
     each = np.array([len(range(k, 57, PARTS)) for k in range(PARTS)])
-    np.testing.assert_allclose(each @ found.parts / 57, found.estimate.gradient["a"], rtol=1e-9)
+    np.testing.assert_allclose(each @ whole.parts / 57, whole.estimate.gradient["a"], rtol=1e-9)
 
 
 # ---------------------------------------------------------------------------------------- the interval
@@ -135,25 +137,25 @@ def invoke(folder, *options):
 
 def test_the_command_agrees_with_the_exact_answer(recording):
     """G = (R − E R) U, both Gaussian: V = Var(R) Var(U) + Cov(R, U)², with Var(U) = 1/σ² = 4 and Cov the slope."""
-    told = json.loads(invoke(recording, "--error", "0.2", "--json").output)
+    report = json.loads(invoke(recording, "--error", "0.2", "--json").output)
     f = (1 - 0.02) ** np.arange(50)
     slope = 0.02 * f.sum()
     variance = 2 * 0.25 * 0.02 * np.sum(f**2) / 0.25 + slope**2
     needed = variance / slope**2 / 0.2**2  # one family: 2V over 2 slope²
-    whole, signal, error = told["repetitions"]["whole"], *told["repetitions"]["signal"].values()
+    whole, signal, error = report["repetitions"]["whole"], *report["repetitions"]["signal"].values()
     assert not whole["at_least"]
     assert abs(signal - slope**2 / variance) < 4 * error
     assert whole["trajectories"] == pytest.approx(
         needed, rel=4 * error / signal + 0.1
     )  # 0.1: V from 1,000 trajectories, twice 5 %
-    assert told["sampling"]["euler"] == pytest.approx(0.06)  # K + Kᵀ = −2
+    assert report["sampling"]["euler"] == pytest.approx(0.06)  # K + Kᵀ = −2
 
 
 def test_the_command_in_words(recording):
     done = invoke(recording, "--rate", "10", "--error", "0.2")
     assert done.exit_code == 0, done.output
-    for said in ("HOW MANY REPETITIONS", "at 10 Hz", "None seen", "The interval is right"):
-        assert said in done.output
+    for words in ("HOW MANY REPETITIONS", "at 10 Hz", "None seen", "The interval is right"):
+        assert words in done.output
 
 
 @pytest.mark.parametrize(

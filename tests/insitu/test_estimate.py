@@ -128,13 +128,13 @@ def test_what_remains_is_as_if_all_was_seen(tmp_path):
     for name, observe in (("all", None), ("some", [1, 2, 3, 4])):
         head = insitu.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
         assert list(insitu.record(tmp_path / name, TASK, head, 12))[-1] == 12
-    found = {}
+    results = {}
     for name in ("all", "some"):
         with insitu.open_recording(tmp_path / name) as r:
             m = insitu.model_of(r)
-            found[name] = insitu.estimate(r, m.process, m.objective, m.theta, observed=m.observed, size=m.size)
-    whole, part = flat(found["all"].estimate.gradient), flat(found["some"].estimate.gradient)
-    trainable = found["some"].view.trainable
+            results[name] = insitu.estimate(r, m.process, m.objective, m.theta, observed=m.observed, size=m.size)
+    whole, part = flat(results["all"].estimate.gradient), flat(results["some"].estimate.gradient)
+    trainable = results["some"].view.trainable
     assert trainable.sum() == 14 - 6
     np.testing.assert_allclose(part[trainable], whole[trainable], rtol=1e-9)
     assert np.isnan(part[~trainable]).all()
@@ -193,20 +193,20 @@ def _dead(x):
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, spoil, what, text):
-    found = findings(tmp_path, spoil(states()))
-    assert found.serious
-    told = {f.what: f.text for f in found.findings}
-    assert what in told
-    assert re.search(text, told[what])
+    inspection = findings(tmp_path, spoil(states()))
+    assert inspection.serious
+    texts = {f.what: f.text for f in inspection.findings}
+    assert what in texts
+    assert re.search(text, texts[what])
 
 
 def test_time_grids(tmp_path):
     gap = np.r_[0:20, 22:52].astype(float)
-    (found,) = findings(tmp_path, states(), gap).findings
-    assert (found.what, found.serious) == ("dropped samples", True)
-    assert "about 2 samples are missing" in found.text
-    (found,) = findings(tmp_path, states(), np.arange(50) + 0.1 * np.sin(np.arange(50))).findings
-    assert (found.what, found.serious) == ("irregular grid", False)
+    (finding,) = findings(tmp_path, states(), gap).findings
+    assert (finding.what, finding.serious) == ("dropped samples", True)
+    assert "about 2 samples are missing" in finding.text
+    (finding,) = findings(tmp_path, states(), np.arange(50) + 0.1 * np.sin(np.arange(50))).findings
+    assert (finding.what, finding.serious) == ("irregular grid", False)
 
 
 def test_sound_recordings_are_rarely_said_to_drift(tmp_path):
@@ -249,9 +249,9 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     looked = run.invoke(app, ["inspect", path, "--json"])
     assert looked.exit_code == 0, looked.output
     assert json.loads(looked.output)["trajectories"] == 8
-    told = json.loads(run.invoke(app, ["estimate", path, "--json"]).output)
-    assert len(told["gradient"]["kappa"]) == 2
-    assert told["refused"] == []
+    report = json.loads(run.invoke(app, ["estimate", path, "--json"]).output)
+    assert len(report["gradient"]["kappa"]) == 2
+    assert report["refused"] == []
     assert run.invoke(app, ["estimate", path, "--score", "exact"]).exit_code == 2
 
 

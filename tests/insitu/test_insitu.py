@@ -65,20 +65,20 @@ def fitted(settings, **options):
 
 def test_least_squares_find_the_hidden_parameters():
     settings = device.reset_settings(SHEET)
-    found, true = fitted(settings), truth() | device.parameters(SHEET, HIDDEN, settings)
-    theta, stderr = found.drift.theta, found.drift.stderr
+    fit, true = fitted(settings), truth() | device.parameters(SHEET, HIDDEN, settings)
+    theta, stderr = fit.drift.theta, fit.drift.stderr
     z = np.concatenate([(theta[name] - true[name]) / stderr[name] for name in theta])
     assert np.abs(z).max() < 4
     assert 0.4 < z.std() < 1.7  # the errors are neither too small nor too large
-    np.testing.assert_allclose(found.noise.diffusion, np.tile(truth()["diffusion"], 2), rtol=0.06)
+    np.testing.assert_allclose(fit.noise.diffusion, np.tile(truth()["diffusion"], 2), rtol=0.06)
 
 
 def test_readout_noise_is_told_from_the_noise_of_the_resonators():
     loud = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0, readout=0.02)
-    found = fitted(device.reset_settings(SHEET), sheet=loud).noise
-    z = (found.diffusion - np.tile(truth()["diffusion"], 2)) / found.diffusion_stderr
+    noise = fitted(device.reset_settings(SHEET), sheet=loud).noise
+    z = (noise.diffusion - np.tile(truth()["diffusion"], 2)) / noise.diffusion_stderr
     assert np.abs(z).max() < 4
-    assert np.abs((found.observation_variance - 0.02**2) / found.observation_stderr).max() < 4
+    assert np.abs((noise.observation_variance - 0.02**2) / noise.observation_stderr).max() < 4
 
 
 @pytest.mark.parametrize("readout", [1e-3, 0.02])
@@ -109,10 +109,10 @@ def test_gains_and_offsets_of_the_knobs():
         assert np.abs(np.concatenate(z)).max() < 4
         assert g.p_values.min() > 1e-3
         assert g.gain_stderr.max() < 0.1  # half of the spread of the gains: a lost one would show
-    found = model.calibrate(runs)
-    np.testing.assert_array_equal(found.values["omega_gain"], lines["omega"].gain)
-    assert "CALIBRATION   5 settings, 500 trajectories" in found.report
-    assert "not linear" not in found.report
+    calibrated = model.calibrate(runs)
+    np.testing.assert_array_equal(calibrated.values["omega_gain"], lines["omega"].gain)
+    assert "CALIBRATION   5 settings, 500 trajectories" in calibrated.report
+    assert "not linear" not in calibrated.report
     with pytest.raises(ValueError, match="two different settings"):
         own_gains(np.ones((3, 2)), np.ones((3, 2)), np.ones((3, 2)))
 
@@ -157,8 +157,8 @@ def test_what_a_batch_leaves_open_stays(monkeypatch):
     open_ = knobs.fit_drift
 
     def half_blind(*words, **options):
-        found = open_(*words, **options)
-        return found._replace(stderr={**found.stderr, "decay": np.array([np.inf, 1, 1, 1])})
+        fit = open_(*words, **options)
+        return fit._replace(stderr={**fit.stderr, "decay": np.array([np.inf, 1, 1, 1])})
 
     monkeypatch.setattr(knobs, "fit_drift", half_blind)
     now = knobs.follow(start, TASK, settings, recorded(settings, count=10))
@@ -188,12 +188,12 @@ def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
     with server.background(Bench(SHEET)) as port:
         substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), batch=500)
         substrate.context = lambda count: jax.tree.map(lambda v: np.broadcast_to(v, (count, *np.shape(v))), truth())
-        found = fl.ppgt(model.process, model.objective, substrate)(jax.random.key(0), model.start, 2000)
+        estimate = fl.ppgt(model.process, model.objective, substrate)(jax.random.key(0), model.start, 2000)
         substrate.close()
-    assert abs(found.value - expected.value) < 4 * found.value_stderr
-    z = np.concatenate([(found.gradient[n] - expected.gradient[n]) / found.stderr[n] for n in knobs.KNOBS])
+    assert abs(estimate.value - expected.value) < 4 * estimate.value_stderr
+    z = np.concatenate([(estimate.gradient[n] - expected.gradient[n]) / estimate.stderr[n] for n in knobs.KNOBS])
     assert np.abs(z).max() < 4
-    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / found.stderr[n]) for n in knobs.KNOBS])
+    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / estimate.stderr[n]) for n in knobs.KNOBS])
     assert signal_to_noise.max() > 4  # a lost factor of two would show
 
 
@@ -251,9 +251,9 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     files = [str(path) for path in sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))]
     done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)["gains"]
+    gains = json.loads(done.stdout)["gains"]
     for name in knobs.KNOBS:
-        g = {part: np.array(told[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
+        g = {part: np.array(gains[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
         z = [
             (g["offset"] - HIDDEN.offset[name]) / g["offset_stderr"],
             (g["gain"] - HIDDEN.gain[name]) / g["gain_stderr"],

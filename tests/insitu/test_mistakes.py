@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def said(*arguments):
+def message_of(*arguments):
     """What the command complains of, on one line."""
     done = CliRunner().invoke(app, [str(a) for a in arguments])
     assert done.exit_code == 2, done.output
@@ -52,13 +52,13 @@ def said(*arguments):
 )
 def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
     monkeypatch.chdir(folder)
-    assert answer in said("estimate", "r.npz", "--model", "model.py", *options)
+    assert answer in message_of("estimate", "r.npz", "--model", "model.py", *options)
 
 
 def test_a_model_that_does_not_run_is_named_with_the_line(folder):
     estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
-    assert "SyntaxError, line 5" in said(*estimate, folder / "typo.py")
-    assert "ZeroDivisionError, line 5: division by zero" in said(*estimate, folder / "fails.py")
+    assert "SyntaxError, line 5" in message_of(*estimate, folder / "typo.py")
+    assert "ZeroDivisionError, line 5: division by zero" in message_of(*estimate, folder / "fails.py")
 
 
 def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
@@ -78,29 +78,29 @@ def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
     ],
 )
 def test_a_bench_that_cannot_be_says_why(options, answer):
-    assert answer in said("virtual-bench", *options)
+    assert answer in message_of("virtual-bench", *options)
 
 
 def test_a_port_in_use_is_called_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} of 127.0.0.1 is in use" in said("virtual-bench", "--port", port)
+        assert f"port {port} of 127.0.0.1 is in use" in message_of("virtual-bench", "--port", port)
 
 
 def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "switched on?" in said("insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new")
-    assert "positive number of seconds" in said(
+    assert "switched on?" in message_of("insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new")
+    assert "positive number of seconds" in message_of(
         "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--timeout", "-1"
     )
     pytest.importorskip("pyvisa_py")
-    assert "switched on?" in said("insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new")
+    assert "switched on?" in message_of("insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new")
 
 
 def test_resuming_refuses_options_it_would_not_follow(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({}))
-    answer = said("insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal")
+    answer = message_of("insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal")
     assert "--trajectories, --baseline cannot be changed with --resume" in answer
 
 
@@ -114,8 +114,8 @@ def test_folders_that_cannot_take_a_run(folder):
         loop.begin(None, model, loop.Plan(), folder / "full")
     with pytest.raises(ValueError, match=r"note.txt cannot be written: File exists"):
         loop.begin(None, model, loop.Plan(), folder / "note.txt")
-    assert "is a folder; give the name of a file" in said("record", folder / "full")
-    assert "is a file, not a folder" in said("record", folder / "note.txt" / "run.nc")
+    assert "is a folder; give the name of a file" in message_of("record", folder / "full")
+    assert "is a file, not a folder" in message_of("record", folder / "note.txt" / "run.nc")
 
 
 def test_help_breaks_lines_where_the_terminal_ends():
@@ -139,4 +139,4 @@ STATES = np.random.default_rng(1).normal(size=(20, 21, 2)).cumsum(1)
 def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sentence):
     np.savez(folder / f"{name}.npz", x=states, t=np.linspace(0, 1, 21))
     words = (command, folder / f"{name}.npz", "--model", folder / "model.py", "--params", folder / "k.npz")
-    assert sentence in said(*words)
+    assert sentence in message_of(*words)

@@ -90,8 +90,8 @@ def test_the_command_draws_what_there_is_and_says_what_is_missing(folder, tmp_pa
     (few / "broken" / "history.csv").write_text("")
     done = CliRunner().invoke(app, ["reproduce", "fig1", "--runs", str(few), "--out", str(tmp_path / "few-out")])
     assert done.exit_code == 0, done.output
-    for said in ("panel b has no inset", "no run has σ_κ = 0.2; there are 0", "broken is left out"):
-        assert said in done.output
+    for words in ("panel b has no inset", "no run has σ_κ = 0.2; there are 0", "broken is left out"):
+        assert words in done.output
     assert (tmp_path / "few-out" / "fig1.png").exists()
     done = CliRunner().invoke(app, ["reproduce", "fig1", "--runs", str(tmp_path / "nowhere")])
     assert done.exit_code == 2

@@ -64,15 +64,15 @@ def test_bias_of_a_linear_network_is_exact(key):
     task = tcmt.transmission(SMALL, horizon=4.0, dt=1e-2)
     theta = {"omega": np.linspace(-0.3, 0.3, 6), "kappa": np.linspace(0.6, 1.4, 7)}
     sigma_w = (0.01, 0.5)
-    found = noise.returns(key, task, theta, sigma_w, count=4000)
+    measured = noise.returns(key, task, theta, sigma_w, count=4000)
     silent = exact.value(tcmt.with_noise(task, sigma_w=0.0), theta)
-    assert found.silent == pytest.approx(silent, rel=1e-9)
+    assert measured.silent == pytest.approx(silent, rel=1e-9)
     for i, sigma in enumerate(sigma_w):
         expected = exact.value(tcmt.with_noise(task, sigma_w=sigma), theta) - silent
-        value, error = jackknife(lambda y: y, found.bias[i])
+        value, error = jackknife(lambda y: y, measured.bias[i])
         assert abs(value - expected) < 4 * error
         assert error < 0.05 * expected  # resolved at σ_W = 0.01 as well as at 0.5: only pairs of ± noise do that
-    law = power_law(np.array(sigma_w), found.bias)
+    law = power_law(np.array(sigma_w), measured.bias)
     assert law.exponent.value == pytest.approx(2, abs=1e-6)  # the pairs cancel all but the square
 
 

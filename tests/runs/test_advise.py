@@ -26,17 +26,17 @@ def test_a_variance_law_is_found_again(law):
 
 def test_what_would_be_negative_is_left_out():
     sigma = np.array([0.5, 1.0, 2.0])
-    found = fit_variance(sigma, np.array([1.0, 1.0, 0.9]))
-    assert min(found) >= 0
-    np.testing.assert_allclose(found(sigma), [1.0, 0.96, 0.95], rtol=0.1)
+    law = fit_variance(sigma, np.array([1.0, 1.0, 0.9]))
+    assert min(law) >= 0
+    np.testing.assert_allclose(law(sigma), [1.0, 0.96, 0.95], rtol=0.1)
 
 
 def test_the_norm_of_a_gradient_is_not_raised_by_noise():
     """Over 400 repetitions: the mean is |g|² and the stated error is the spread."""
     rng, g, sd = np.random.default_rng(3), np.array([0.3, -0.2, 0.1]), np.array([1.0, 0.5, 2.0])
     scale = np.array([1.0, 2.0, 1.5, 1.0])[:, None] * sd
-    found = [squared_norm(g + scale * rng.normal(size=(4, 3)), scale**2) for _ in range(400)]
-    value, error = np.array(found).T
+    norms = [squared_norm(g + scale * rng.normal(size=(4, 3)), scale**2) for _ in range(400)]
+    value, error = np.array(norms).T
     assert abs(value.mean() - g @ g) < 4 * value.std() / 20
     assert 0.8 < value.std() / error.mean() < 1.2
     with pytest.raises(ValueError, match="two independent"):
@@ -106,17 +106,18 @@ def small(tmp_path):
 def test_the_command_for_people_and_programs(small):
     done = invoke(small, "--pilot", 600, "--rate", 1000, "--error", 0.3, "--backend", "cpu")
     assert done.exit_code == 0, done.output
-    for said in ("recommended", "as it is", "at 1000 Hz", "not measured here"):
-        assert said in done.output
+    for words in ("recommended", "as it is", "at 1000 Hz", "not measured here"):
+        assert words in done.output
     assert "…" not in done.output  # nothing is cut off
     done = invoke(small, "--pilot", 600, "--trajectories", 500, "--json", "--backend", "cpu")
-    told = json.loads(done.output)
-    assert told["recommended"]["trajectories"] == 500
+    report = json.loads(done.output)
+    assert report["recommended"]["trajectories"] == 500
     assert (
-        told["recommended"]["error"] <= told["own"]["error"] * 1.001 or told["recommended"]["limited_by"] != "gradient"
+        report["recommended"]["error"] <= report["own"]["error"] * 1.001
+        or report["recommended"]["limited_by"] != "gradient"
     )
-    assert set(told["families"]) == {"omega", "kappa", "chi"}
-    assert set(told["recommended"]["seconds"]) == {"here", "h200"}
+    assert set(report["families"]) == {"omega", "kappa", "chi"}
+    assert set(report["recommended"]["seconds"]) == {"here", "h200"}
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def test_a_run_with_a_twin_goes_on_to_the_bit(tmp_path):
 
 
 def test_a_summary_certifies_the_twin(tmp_path):
-    told = runs.complete(CONFIG, tmp_path / "run")
-    assert set(told["twin"]) == {"omega", "kappa", "chi"}
+    summary = runs.complete(CONFIG, tmp_path / "run")
+    assert set(summary["twin"]) == {"omega", "kappa", "chi"}
     assert "twin       its error in the gradient, rms: " in (tmp_path / "run" / "summary.txt").read_text()
 
 

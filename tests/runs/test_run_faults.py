@@ -202,10 +202,10 @@ def test_a_limit_on_the_size_of_files_is_named_and_nothing_is_lost(tmp_path):
     (tmp_path / "tiny.toml").write_text(dump(config))
     limited = f"ulimit -f 20; {sys.executable} -m fluctua train {tmp_path / 'tiny.toml'} --out {tmp_path / 'run'}"
     done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120)
-    said = " ".join(done.stderr.split())
+    message = " ".join(done.stderr.split())
     assert done.returncode == 2, done
-    assert "File too large" in said
-    assert "ulimit -f" in said
+    assert "File too large" in message
+    assert "ulimit -f" in message
     whole = subprocess.run([sys.executable, "-m", "fluctua", "train", "--resume", tmp_path / "run"], timeout=120)
     assert whole.returncode == 0
     subprocess.run([sys.executable, "-m", "fluctua", "train", tmp_path / "tiny.toml", "--out", tmp_path / "free"],

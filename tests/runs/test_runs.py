@@ -77,9 +77,9 @@ def test_the_folder_explains_itself(finished):
         assert file["omega"].maxshape[0] is None
         assert dict(file.attrs)["horizon"] == 0.5
         np.testing.assert_array_equal(file["kappa"][0], np.ones(7))
-    told = json.loads((finished / "summary.json").read_text())
-    assert told["finer"]["dt"] == 2.5e-3
-    assert told["bounds"]["kappa"] == [0.0, 2.0]
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["finer"]["dt"] == 2.5e-3
+    assert summary["bounds"]["kappa"] == [0.0, 2.0]
     assert "kappa in [0, 2]" in (finished / "summary.txt").read_text()
 
 
@@ -235,10 +235,10 @@ def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(tmp_path)
         process.stdout.close()
         arguments = ["--resume", killed]
     last = command(*arguments)
-    said, _ = last.communicate(timeout=120)
-    assert last.returncode == 0, said
-    said, _ = undisturbed.communicate(timeout=120)
-    assert undisturbed.returncode == 0, said
+    output, _ = last.communicate(timeout=120)
+    assert last.returncode == 0, output
+    output, _ = undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0, output
     assert kills >= 3
     assert_same_run(left_alone, killed)
     assert any("rewind" in row.event for row in rows_of(killed))
@@ -250,9 +250,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process = command("demo", *options, "--iterations", "100000", "--out", folder)
     wait_for_row(folder, 3, process)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert f"Go on with: fluctua train --resume {folder}" in " ".join(said.split())
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"Go on with: fluctua train --resume {folder}" in " ".join(output.split())
     done = len(history.read(folder / "history.csv"))
     assert int(checkpoint.read(checkpoint.listed(folder / "checkpoints")[-1])["row"]) == done
     assert (folder / "final.npz").exists()
@@ -293,20 +293,20 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(finished, r
     middle = len(content) // 2
     content[middle] ^= 0xFF
     newest.write_bytes(content)
-    said = []
-    list(runs.resume(run_copy, report=said.append))
-    assert len(said) == 1
-    assert newest.name in said[0]
-    assert "damaged" in said[0]
+    reports = []
+    list(runs.resume(run_copy, report=reports.append))
+    assert len(reports) == 1
+    assert newest.name in reports[0]
+    assert "damaged" in reports[0]
     assert_same_run(finished, run_copy)
 
 
 def test_cut_short_or_all_damaged_it_starts_again(finished, run_copy):
     for path in checkpoint.listed(run_copy / "checkpoints"):
         path.write_bytes(path.read_bytes()[:100])
-    said = []
-    list(runs.resume(run_copy, report=said.append))
-    assert len(said) == 3
+    reports = []
+    list(runs.resume(run_copy, report=reports.append))
+    assert len(reports) == 3
     assert_same_run(finished, run_copy)
 
 
@@ -354,9 +354,9 @@ def test_two_processes_cannot_train_into_one_folder(tmp_path):
     next(rows)
     for arguments in (["demo", "--out", tmp_path / "run"], ["--resume", tmp_path / "run"]):
         other = command(*arguments)
-        said, _ = other.communicate(timeout=60)
+        output, _ = other.communicate(timeout=60)
         assert other.returncode == 2
-        assert f"another process (process {os.getpid()}) is training into" in " ".join(said.split())
+        assert f"another process (process {os.getpid()}) is training into" in " ".join(output.split())
     rows.close()
     assert len(list(runs.resume(tmp_path / "run"))) == 11
 
@@ -422,8 +422,8 @@ def test_what_a_resumed_run_may_not_change(finished):
 
 
 def test_evaluate_command(finished):
-    told = json.loads(invoke("evaluate", finished, "--trajectories", 32, "--json").output)
-    assert [m["dt"] for m in told] == [5e-3, 2.5e-3]
+    measurements = json.loads(invoke("evaluate", finished, "--trajectories", 32, "--json").output)
+    assert [m["dt"] for m in measurements] == [5e-3, 2.5e-3]
     quiet = invoke("evaluate", finished / "final.npz", "--trajectories", 8, "--sigma-w", 0, "--sigma-kappa", 0.1,
                    "--dt", 0.01, "--json")  # fmt: skip
     (only,) = json.loads(quiet.output)

@@ -14,10 +14,10 @@ def rows(J, error=0.002):
 
 def test_a_fall_is_told_with_its_peak():
     up, down = np.linspace(0.2, 0.5, 100), np.linspace(0.5, 0.1, 200)
-    found = fallen(rows([*up, *down]), {"J": 0.1, "J_stderr": 0.001}, twin=True)["peak"]
-    assert abs(found["iteration"] - 100) < 10
-    assert abs(found["J"] - 0.5) < 0.02
-    assert found["twin"]
+    peak = fallen(rows([*up, *down]), {"J": 0.1, "J_stderr": 0.001}, twin=True)["peak"]
+    assert abs(peak["iteration"] - 100) < 10
+    assert abs(peak["J"] - 0.5) < 0.02
+    assert peak["twin"]
 
 
 def test_noise_is_no_fall():

@@ -54,7 +54,7 @@ def problem(case):
     return spec, {**options, "twin": twin, "table": table, "rates": True, "samples": True}, count, reference
 
 
-def deviation(found, expected, scale=None):
+def deviation(actual, expected, scale=None):
     """Largest deviation in units of the largest value, or of `scale`; a chain of one has no bonds to deviate."""
     largest = lambda v: np.abs(v).max(initial=0.0)
-    return largest(found - expected) / ((largest(expected) if scale is None else scale) or 1.0)
+    return largest(actual - expected) / ((largest(expected) if scale is None else scale) or 1.0)

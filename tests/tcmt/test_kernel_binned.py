@@ -15,8 +15,8 @@ SEED = 0x1234_5678_9ABC_DEF0
 FAMILIES = ("omega", "kappa", "chi")
 
 
-def deviation(found, expected):
-    return np.abs(found - expected).max() / np.abs(expected).max()
+def deviation(actual, expected):
+    return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 def expected_gradient(spec, path, baseline):
@@ -82,8 +82,8 @@ def test_it_is_the_librarys_own_binned_baseline():
             )
             total = total + (to_go[:, None] - np.asarray(baseline.of(kick))) * u
     run = kernel.run(spec, SEED, 40, baseline=Binned(5, 1), dtype="float64", samples=True)
-    found = np.concatenate([run.samples.omega, run.samples.chi, run.samples.kappa], axis=1)
-    assert deviation(found, total) < 1e-10
+    samples = np.concatenate([run.samples.omega, run.samples.chi, run.samples.kappa], axis=1)
+    assert deviation(samples, total) < 1e-10
 
 
 def test_more_trajectories_than_one_piece_modulation_and_threads():

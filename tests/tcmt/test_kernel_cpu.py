@@ -27,15 +27,15 @@ CASES = {
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
 
-def deviation(found, expected):
+def deviation(actual, expected):
     """Largest deviation in units of the largest value of the family."""
     scale = np.abs(expected).max() if expected.size else 1.0
-    return np.abs(found - expected).max() / scale if expected.size else 0.0
+    return np.abs(actual - expected).max() / scale if expected.size else 0.0
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(actual, expected, tolerance):
     for name in ("omega", "kappa", "chi"):
-        assert deviation(getattr(found, name), expected[name]) < tolerance, name
+        assert deviation(getattr(actual, name), expected[name]) < tolerance, name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,9 +126,9 @@ def test_modulation_is_the_exact_sine_to_single_precision():
     n = np.arange(spec.steps)
     tau = (2 * (n % steps) + 1 - steps) / steps
     piece = table[n // steps] @ wave
-    found = piece[:, 0] + tau * (piece[:, 1] + tau * piece[:, 2])
+    sine = piece[:, 0] + tau * (piece[:, 1] + tau * piece[:, 2])
     exact = (a * np.sin(0.1 * np.arange(1, 11) * n[:, None] * 1e-3 + phase)).sum(-1)
-    assert np.abs(found - exact).max() < layout.MODULATION_TOLERANCE
+    assert np.abs(sine - exact).max() < layout.MODULATION_TOLERANCE
 
 
 def test_overflow_names_the_first_trajectory_and_its_step():

@@ -17,9 +17,9 @@ from kernel_reference import rectangle, simulate
 SEED = 0x1234_5678_9ABC_DEF0
 
 
-def deviation(found, expected):
+def deviation(actual, expected):
     scale = np.abs(expected).max() if np.size(expected) else 1.0
-    return np.abs(found - expected).max() / scale if np.size(expected) else 0.0
+    return np.abs(actual - expected).max() / scale if np.size(expected) else 0.0
 
 
 def both(spec, count, **options):

@@ -44,9 +44,9 @@ def test_every_array_of_a_plan_is_measured(name):
         wrong.append(value.ravel()[:-1])
     if value.size > 1:
         wrong.append(np.repeat(value.ravel(), 2)[::2])  # not contiguous
-    for given in wrong:
+    for array in wrong:
         with pytest.raises(ValueError, match=f"`{name}`"):
-            sweep(changed(**{name: given}))
+            sweep(changed(**{name: array}))
     if name != "bar":
         with pytest.raises(ValueError, match=f"`{name}`"):
             sweep(changed(**{name: None}))
@@ -57,9 +57,9 @@ def test_every_output_is_measured(name):
     value = getattr(Sums.empty(ENSEMBLE), name)
     read_only = value.copy()
     read_only.setflags(write=False)
-    for given in (value.ravel()[:-1], np.zeros(value.shape, np.int16), read_only):
+    for array in (value.ravel()[:-1], np.zeros(value.shape, np.int16), read_only):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            sweep(**{name: given})
+            sweep(**{name: array})
 
 
 @pytest.mark.parametrize(

@@ -151,14 +151,14 @@ def test_gradient_command_as_json(tmp_path):
         done = invoke("--params", str(tmp_path / "theta.npz"), "--backend", backend, "--json")
         assert done.exit_code == 0, done.output
         outputs[backend] = json.loads(done.output)
-    told = outputs["cpu"]
-    assert told["bonds"] == network.bonds.tolist() == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
-    assert set(told) == {"J", "J_stderr", "bonds", "gradient", "stderr", "seconds"}
+    report = outputs["cpu"]
+    assert report["bonds"] == network.bonds.tolist() == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
+    assert set(report) == {"J", "J_stderr", "bonds", "gradient", "stderr", "seconds"}
     for part in ("gradient", "stderr"):
         for name, size in (("omega", 6), ("kappa", 7), ("chi", 6)):
-            assert len(told[part][name]) == size
+            assert len(report[part][name]) == size
             reference = np.array(outputs["jax"][part][name])
-            np.testing.assert_allclose(told[part][name], reference, atol=1e-4 * np.abs(reference).max())
+            np.testing.assert_allclose(report[part][name], reference, atol=1e-4 * np.abs(reference).max())
 
 
 def test_gradient_command_for_people():

@@ -55,8 +55,8 @@ def finite_differences(task, key, theta, count, h=1e-3):
         slope = (returns(task, key, up, count) - returns(task, key, down, count)) / (2 * h)
         return float(slope.mean()), float(slope.std() / np.sqrt(count))
 
-    found = {name: np.array([one(name, i) for i in range(leaf.size)]) for name, leaf in theta.items()}
-    return {name: v[:, 0] for name, v in found.items()}, {name: v[:, 1] for name, v in found.items()}
+    slopes = {name: np.array([one(name, i) for i in range(leaf.size)]) for name, leaf in theta.items()}
+    return {name: v[:, 0] for name, v in slopes.items()}, {name: v[:, 1] for name, v in slopes.items()}
 
 
 def assert_agree(estimate, expected, error=None, resolved=()):
@@ -296,10 +296,10 @@ def test_stability_is_the_spectrum_of_the_propagator():
     network = rectangular(3, 3)
     theta = {"omega": np.linspace(-2, 2, 9)}
     task = transmission(network, horizon=2.0, dt=0.02)
-    found = stability(task, theta)
-    assert np.isclose(found.radius, growth_of_the_recursion(task, theta), rtol=1e-12)
+    verdict = stability(task, theta)
+    assert np.isclose(verdict.radius, growth_of_the_recursion(task, theta), rtol=1e-12)
     for factor, stable in ((0.99, True), (1.01, False)):
-        dt = factor * found.largest_dt
+        dt = factor * verdict.largest_dt
         assert (growth_of_the_recursion(transmission(network, horizon=100 * dt, dt=dt), theta) <= 1) is stable
 
 

@@ -47,8 +47,8 @@ def both(spec, count, **options):
 def assert_same(gpu, cpu, tolerance):
     for name in ("omega", "kappa", "chi"):
         for part in ("direct_samples", "correction_samples", "stderr", "second_moment"):
-            found, expected = (getattr(getattr(run, part), name) for run in (gpu, cpu))
-            assert deviation(found, expected) < tolerance, (part, name)
+            actual, expected = (getattr(getattr(run, part), name) for run in (gpu, cpu))
+            assert deviation(actual, expected) < tolerance, (part, name)
 
 
 def test_the_default_table_and_several_sites_a_thread(device):
@@ -129,5 +129,5 @@ def test_the_papers_lattice(network, options):
     for name in ("omega", "kappa", "chi"):
         scale = np.abs(plain[name]).max()
         assert deviation(getattr(gpu.direct_samples, name), getattr(cpu.direct_samples, name)) < 1e-4, name
-        found, expected = (getattr(run.correction_samples, name) for run in (gpu, cpu))
-        assert deviation(found, expected, scale) < 1e-4, name
+        actual, expected = (getattr(run.correction_samples, name) for run in (gpu, cpu))
+        assert deviation(actual, expected, scale) < 1e-4, name

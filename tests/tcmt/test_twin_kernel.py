@@ -68,13 +68,13 @@ def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
 
             return jax.lax.scan(body, x0, (jnp.asarray(spec.drive), jnp.asarray(spec.incoming)))[1].sum()
 
-        given = (jnp.asarray(spec.start), spec.omega, spec.kappa, spec.chi)
-        of_start, omega, kappa, chi = jax.grad(value, argnums=(0, 1, 2, 3))(*map(jnp.asarray, given))
+        at = (jnp.asarray(spec.start), spec.omega, spec.kappa, spec.chi)
+        of_start, omega, kappa, chi = jax.grad(value, argnums=(0, 1, 2, 3))(*map(jnp.asarray, at))
     q = corrected(spec, SEED, 1, np.zeros(spec.steps + 1)).q[0, 0]
     assert deviation(q, np.conj(of_start)) < 1e-12  # JAX's gradient by a complex number is the conjugate
     direct = run_twin(spec, SEED, 1, dtype="float64", samples=True).direct_samples
-    for found, expected in ((direct.omega, omega), (direct.kappa, kappa), (direct.chi, chi)):
-        assert deviation(found[0], np.asarray(expected)) < 1e-6  # the noise is not quite zero
+    for actual, expected in ((direct.omega, omega), (direct.kappa, kappa), (direct.chi, chi)):
+        assert deviation(actual[0], np.asarray(expected)) < 1e-6  # the noise is not quite zero
 
 
 def test_moments_are_those_of_the_samples():
@@ -218,8 +218,8 @@ def test_responses_at_every_few_steps_are_enough(monkeypatch):
     monkeypatch.setattr(twin, "RECORDS", 125)
     few = twin.responses(spec)
     assert few.every == 8
-    found = twin.quadratic(few, 12, ends)[1]
-    assert np.abs(np.linalg.eigvalsh(found) - np.linalg.eigvalsh(whole)).max() < 0.02 * np.abs(whole).max()
+    sparse = twin.quadratic(few, 12, ends)[1]
+    assert np.abs(np.linalg.eigvalsh(sparse) - np.linalg.eigvalsh(whole)).max() < 0.02 * np.abs(whole).max()
     np.testing.assert_allclose(twin.mean_lambda(*twin.arriving(few, spec.noise), 1000), table, atol=1e-3 * table[0])
 
 

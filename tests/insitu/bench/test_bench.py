@@ -181,9 +181,9 @@ def test_error_queue_overflows_as_it_should():
     session = Session(Bench(SMALL))
     for _ in range(40):
         session.execute(b"FOO")
-    said = [tell(session, "SYST:ERR?") for _ in range(33)]
-    assert said[30].startswith("-113,")
-    assert said[31:] == ['-350,"Queue overflow"', '0,"No error"']
+    answers = [tell(session, "SYST:ERR?") for _ in range(33)]
+    assert answers[30].startswith("-113,")
+    assert answers[31:] == ['-350,"Queue overflow"', '0,"No error"']
 
 
 WORDS = ["*IDN?", "*RST", "*ESR?", "SYST:ERR?", "SOUR:OMEG", "SOUR:OMEG?", "SOUR:KAPP", "ACQ:COUN", "ACQ:POIN", "INIT"]

@@ -87,43 +87,43 @@ def test_what_the_data_do_not_determine_is_named():
 
 
 def test_white_noise_of_the_model_passes():
-    found = insitu.fit_noise(linear(), PROCESS, THETA)
-    z = (found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr
+    fit = insitu.fit_noise(linear(), PROCESS, THETA)
+    z = (fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr
     assert np.abs(z).max() < tolerance(2)
     # Q is a mean of 40,000 squares of normals, each of relative variance 2
-    np.testing.assert_allclose(found.diffusion_stderr / found.diffusion, np.sqrt(2 / 40_000), rtol=0.3)
-    assert not found.observation_seen
-    assert found.whiteness.min() > 1e-3
-    assert np.abs(found.state_dependence_z).max() < tolerance(4)
-    assert abs(found.correlation[0, 1]) * np.sqrt(40_000) < tolerance(1)
+    np.testing.assert_allclose(fit.diffusion_stderr / fit.diffusion, np.sqrt(2 / 40_000), rtol=0.3)
+    assert not fit.observation_seen
+    assert fit.whiteness.min() > 1e-3
+    assert np.abs(fit.state_dependence_z).max() < tolerance(4)
+    assert abs(fit.correlation[0, 1]) * np.sqrt(40_000) < tolerance(1)
 
 
 def test_observation_noise_is_told_from_diffusion():
-    found = insitu.fit_noise(linear(observed=0.05), PROCESS, THETA)
-    assert found.observation_seen
-    assert np.abs((found.observation_variance - 0.0025) / found.observation_stderr).max() < tolerance(2)
-    assert np.abs((found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr).max() < tolerance(2)
-    np.testing.assert_allclose(found.quadratic_variation, SIGMA**2 / 2 + 0.0025 / 0.01, rtol=0.05)
-    assert found.whiteness.min() > 1e-3  # its own memory, of one lag, is not held against it
+    fit = insitu.fit_noise(linear(observed=0.05), PROCESS, THETA)
+    assert fit.observation_seen
+    assert np.abs((fit.observation_variance - 0.0025) / fit.observation_stderr).max() < tolerance(2)
+    assert np.abs((fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr).max() < tolerance(2)
+    np.testing.assert_allclose(fit.quadratic_variation, SIGMA**2 / 2 + 0.0025 / 0.01, rtol=0.05)
+    assert fit.whiteness.min() > 1e-3  # its own memory, of one lag, is not held against it
 
 
 @pytest.mark.parametrize("observed", [0.0, 0.1])
 def test_noise_of_samples_far_apart_is_unmixed(observed):
     """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is no Q of either."""
     coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
-    found = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
-    assert found.observation_seen == bool(observed)
+    fit = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
+    assert fit.observation_seen == bool(observed)
     # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and less
-    assert np.abs((found.diffusion - SIGMA**2 / 2) / found.diffusion_stderr).max() < tolerance(2)
-    assert np.abs((found.observation_variance - observed**2) / found.observation_stderr).max() < tolerance(2)
-    mixed = (found.quadratic_variation - SIGMA**2 / 2) / found.quadratic_variation_stderr
+    assert np.abs((fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr).max() < tolerance(2)
+    assert np.abs((fit.observation_variance - observed**2) / fit.observation_stderr).max() < tolerance(2)
+    mixed = (fit.quadratic_variation - SIGMA**2 / 2) / fit.quadratic_variation_stderr
     assert np.abs(mixed).max() > 10
 
 
 def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion():
     """s²/Δt = 8.1e-3 is left in Q: 4.6 and 2.3 of the errors Q√(2/10,000) of its two squares, so rms z would be 3.6."""
-    found = [insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA) for s in range(40)]
-    unseen = [f for f in found if not f.observation_seen]
+    fits = [insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA) for s in range(40)]
+    unseen = [f for f in fits if not f.observation_seen]
     assert len(unseen) > 20
     z = np.array([(f.diffusion - SIGMA**2 / 2) / f.diffusion_stderr for f in unseen])
     assert np.sqrt(np.mean(z**2)) < 2
@@ -132,9 +132,9 @@ def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion
 @pytest.mark.parametrize("observed", [0.0, 0.1])
 def test_white_noise_is_called_white_as_often_as_it_should(observed):
     """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε ties neighbouring lags."""
-    found = [insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA) for s in range(60)]
-    assert all(f.observation_seen == bool(observed) for f in found)
-    assert kstest(np.concatenate([f.whiteness for f in found]), "uniform").pvalue > 1e-3
+    fits = [insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA) for s in range(60)]
+    assert all(f.observation_seen == bool(observed) for f in fits)
+    assert kstest(np.concatenate([f.whiteness for f in fits]), "uniform").pvalue > 1e-3
 
 
 def test_coloured_noise_is_not_white():
@@ -149,8 +149,8 @@ def test_coloured_noise_is_not_white():
 
 
 def test_noise_that_depends_on_the_state_is_seen():
-    found = insitu.fit_noise(linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA)
-    assert np.abs(found.state_dependence_z).max(axis=1).min() > 8
+    fit = insitu.fit_noise(linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA)
+    assert np.abs(fit.state_dependence_z).max(axis=1).min() > 8
 
 
 # --------------------------------------------------------------------------------------- the residuals
@@ -216,13 +216,13 @@ def test_network_and_actuator_gains_from_the_command_line(tmp_path):
     paths = [str(tmp_path / f"{k}.nc") for k in range(3)]
     done = CliRunner().invoke(app, ["calibrate", *paths, "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    gains = told["gains"]
+    report = json.loads(done.output)
+    gains = report["gains"]
     gain, error = np.array(gains["gain"])[:, 0], np.array(gains["stderr"])[:, 0]
     truth = np.where(np.array(gains["parameters"]) == "omega[1]", 0.3, 0.0)
     assert np.abs((gain - truth) / error).max() < tolerance(len(gain))
     assert min(gains["p_values"]) > 1e-3 / len(gain)
-    for one in told["files"]:
+    for one in report["files"]:
         fit, set_to = one["fit"], one["expected"]
         z = (flat(fit["theta"]) - flat(set_to)) / flat(fit["stderr"])
         assert np.abs(z).max() < tolerance(3 * len(z))
@@ -248,12 +248,12 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
 def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2])
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        found = insitu.calibrate(r, insitu.model_of(r))
-    assert set(found.fit.unresolved) == {
+        calibration = insitu.calibrate(r, insitu.model_of(r))
+    assert set(calibration.fit.unresolved) == {
         "omega[0]", "omega[1]", "chi[0]", "chi[1]", "decay[0]", "decay[1]", "kappa[0]", "drive_re[0]", "drive_im[0]",
     }  # fmt: skip
-    known = np.isfinite(flat(found.fit.stderr))
-    z = (flat(found.fit.theta) - flat(found.expected))[known] / flat(found.fit.stderr)[known]
+    known = np.isfinite(flat(calibration.fit.stderr))
+    z = (flat(calibration.fit.theta) - flat(calibration.expected))[known] / flat(calibration.fit.stderr)[known]
     assert np.abs(z).max() < tolerance(len(z))
 
 
@@ -261,17 +261,17 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     """Site 1 is driven by site 0, which nobody sees: its residual is drift, and tells nothing of noise."""
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2], observation_noise=0.05)
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        found = insitu.calibrate(r, insitu.model_of(r))
-        said = describe(found, r.description.components)
-    assert "the noise is the model's" in said
+        calibration = insitu.calibrate(r, insitu.model_of(r))
+        text = describe(calibration, r.description.components)
+    assert "the noise is the model's" in text
     for alarm in ("not white", "depends on the state:", "is shared"):
-        assert alarm not in said
-    insitu.put_table(tmp_path / "r.nc", "noise", table_of(found, 40))
+        assert alarm not in text
+    insitu.put_table(tmp_path / "r.nc", "noise", table_of(calibration, 40))
     with insitu.open_recording(tmp_path / "r.nc") as r:
         variance = read_noise(r.description).observation_variance
     # Re ψ₁, Re ψ₂, Im ψ₁, Im ψ₂: what is not known of site 1 is taken as for site 2
     assert variance[0] == variance[2]
-    error = found.noise.observation_stderr
+    error = calibration.noise.observation_stderr
     assert np.abs((variance - 0.0025) / error).max() < tolerance(3)
 
 
@@ -289,14 +289,16 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
     assert list(insitu.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
     insitu.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
     with insitu.open_recording(tmp_path / "r.nc") as r:
-        found = insitu.calibrate(r, insitu.model_of(r), bias=False)
-    assert found.fit.unresolved == ()
-    assert len(found.fit.theta["drive_re"]) == 2
-    z = (flat(found.fit.theta) - flat(model.theta)) / flat(found.fit.stderr)
+        calibration = insitu.calibrate(r, insitu.model_of(r), bias=False)
+    assert calibration.fit.unresolved == ()
+    assert len(calibration.fit.theta["drive_re"]) == 2
+    z = (flat(calibration.fit.theta) - flat(model.theta)) / flat(calibration.fit.stderr)
     assert np.abs(z).max() < tolerance(len(z))
-    set_to = (0.9 - 1.0) / float(found.fit.stderr["kappa"][0])
+    set_to = (0.9 - 1.0) / float(calibration.fit.stderr["kappa"][0])
     assert abs(set_to) > 10  # so that the fit, which is right, cannot be the start that it was given
-    assert np.abs((found.noise.diffusion - found.model_diffusion) / found.noise.diffusion_stderr).max() < tolerance(12)
+    assert np.abs(
+        (calibration.noise.diffusion - calibration.model_diffusion) / calibration.noise.diffusion_stderr
+    ).max() < tolerance(12)
 
 
 def test_gains_need_settings_that_differ():
@@ -321,12 +323,12 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
     width = 12 * task.copies
     x, t, context = jnp.asarray(rng.normal(size=width)), jnp.asarray(0.3), _one_context(task)
     drift, entry = model.process.drift, model.process.drift.entries(model.theta)
-    told = np.zeros((width, sum(np.size(v) for v in model.theta.values())))
+    jacobian = np.zeros((width, sum(np.size(v) for v in model.theta.values())))
     np.add.at(
-        told, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
+        jacobian, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
     )
     exact = jax.jacfwd(drift)(jax.tree.map(jnp.asarray, model.theta), x, t, context)
-    np.testing.assert_allclose(told, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12)
+    np.testing.assert_allclose(jacobian, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12)
 
 
 @pytest.mark.parametrize("noisy", [False, True])

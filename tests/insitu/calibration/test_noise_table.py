@@ -35,7 +35,7 @@ def recorded(path, task, count, **options):
     assert list(insitu.record(path, task, head, count))[-1] == count
 
 
-def told(*arguments):
+def report_of(*arguments):
     done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -52,7 +52,7 @@ def noisy(tmp_path_factory):
     """Twice the noise power and more, seen through detectors with s² = 0.4 QΔt of the quietest resonator."""
     path = tmp_path_factory.mktemp("r") / "r.nc"
     recorded(path, TRUE, 1500, observation_noise=0.03)
-    before = told("estimate", path)
+    before = report_of("estimate", path)
     written = CliRunner().invoke(app, ["calibrate", str(path), "--no-bias", "--write"])
     assert written.exit_code == 0, written.output
     assert "fluctua estimate uses it" in written.output
@@ -68,20 +68,20 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     """
     path, before = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
-    after = told("estimate", path)
+    after = report_of("estimate", path)
     assert after["used"]["noise"] == "file"
     assert np.abs(z_of(after, gradient)).max() < tolerance(5)
     np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
     assert before["used"]["noise"] == "nominal"
     assert np.abs(z_of(before, gradient)).max() > 8
-    assert z_of(told("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(z_of(before, gradient))
+    assert z_of(report_of("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(z_of(before, gradient))
 
 
 def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     """With the detectors corrected for, what is left of the error is the factor 2.25 and nothing else."""
     path, _ = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
-    nominal = told("estimate", path, "--noise", "nominal", "--observation-noise", 0.03)
+    nominal = report_of("estimate", path, "--noise", "nominal", "--observation-noise", 0.03)
     assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(5)
 
 
@@ -90,16 +90,16 @@ def test_the_table_says_where_it_comes_from(noisy):
     with insitu.open_recording(path) as r:
         assert r.count == 1500
         table = r.description.noise
-        found = insitu.read_noise(r.description)
+        noise = insitu.read_noise(r.description)
     assert (table["transition"], int(table["trajectories"])) == ("euler", 1500)
     assert table["software"].startswith("fluctua")
-    assert "1,500 trajectories, euler transition" in found.origin
-    assert set(found.drift) == {"omega", "kappa", "chi", "decay", "drive_re", "drive_im"}
+    assert "1,500 trajectories, euler transition" in noise.origin
+    assert set(noise.drift) == {"omega", "kappa", "chi", "decay", "drive_re", "drive_im"}
     for name in THETA:
-        z = (found.drift[name] - np.asarray(THETA[name])) / found.drift_stderr[name]
+        z = (noise.drift[name] - np.asarray(THETA[name])) / noise.drift_stderr[name]
         assert np.abs(z).max() < tolerance(5)
-    said = CliRunner().invoke(app, ["estimate", str(path)])
-    ratio, spread = re.search(r"(\S+) times the model's .* observation noise of (\S+)", said.output).groups()
+    done = CliRunner().invoke(app, ["estimate", str(path)])
+    ratio, spread = re.search(r"(\S+) times the model's .* observation noise of (\S+)", done.output).groups()
     assert float(ratio) == pytest.approx(FACTOR**2, rel=0.03)
     assert float(spread) == pytest.approx(0.03, rel=0.1)
 
@@ -118,9 +118,9 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     insitu.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
     _, gradient = exact.value_and_gradient(NOMINAL, THETA)
     with insitu.open_recording(path) as r:
-        found = insitu.table_of(insitu.calibrate(r, insitu.model_of(r), bias=False), r.count)
-    insitu.put_table(path, "noise", found)
-    wrong, right = told("estimate", path), told("estimate", path, "--theta", "calibrated")
+        table = insitu.table_of(insitu.calibrate(r, insitu.model_of(r), bias=False), r.count)
+    insitu.put_table(path, "noise", table)
+    wrong, right = report_of("estimate", path), report_of("estimate", path, "--theta", "calibrated")
     assert z_of(wrong, gradient)[1] > tolerance(5)
     assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
     assert right["stderr"]["kappa"][1] < 0.5 * wrong["stderr"]["kappa"][1]
@@ -190,8 +190,8 @@ def test_noise_is_scaled_in_all_its_forms():
         fl.Process(drift, None, lambda th, x, t, c, v: q @ v),
     ]
     for process in forms:
-        found = diffusion_matrix(check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None)
-        np.testing.assert_allclose(found, np.diag(scale) @ q @ np.diag(scale), rtol=1e-6)
+        scaled_q = diffusion_matrix(check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None)
+        np.testing.assert_allclose(scaled_q, np.diag(scale) @ q @ np.diag(scale), rtol=1e-6)
 
 
 # --------------------------------------------------------------------------------------------- kills

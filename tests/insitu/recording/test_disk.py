@@ -32,8 +32,8 @@ def test_the_size_is_foreseen(tmp_path, description, count):
     with insitu.create(path, description) as writer:
         for _ in range(count):
             writer.append(x, context or None)
-    told, true = disk.expected_bytes(description, count), path.stat().st_size
-    assert true <= told <= 1.1 * true + disk.HEAD
+    expected, true = disk.expected_bytes(description, count), path.stat().st_size
+    assert true <= expected <= 1.1 * true + disk.HEAD
 
 
 def test_what_does_not_fit_is_refused_before_it_begins(tmp_path, monkeypatch):

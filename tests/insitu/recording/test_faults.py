@@ -235,9 +235,9 @@ def test_flipped_bits_elsewhere_are_named(path, what, message):
     with pytest.raises(ValueError, match=message), insitu.open_recording(path) as r:
         assert r.context
     with insitu.open_recording(path, damaged=True) as r:
-        (found,) = [f for f in insitu.inspect(r).findings if f.serious]
-    assert found.what == "damaged"
-    assert re.search(message, found.text)
+        (finding,) = [f for f in insitu.inspect(r).findings if f.serious]
+    assert finding.what == "damaged"
+    assert re.search(message, finding.text)
 
 
 def test_files_without_checksums_still_open(path):

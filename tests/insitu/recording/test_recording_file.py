@@ -346,8 +346,8 @@ def test_damaged_states_are_found_on_reading(tmp_path):
     data[data.find(np.float64(np.pi).tobytes())] ^= 1
     path.write_bytes(data)
     with insitu.open_recording(path) as r:
-        found = insitu.inspect(r)
-    assert [f.what for f in found.findings if f.serious] == ["damaged"]
+        inspection = insitu.inspect(r)
+    assert [f.what for f in inspection.findings if f.serious] == ["damaged"]
 
 
 @pytest.mark.parametrize(
