@@ -45,6 +45,26 @@ def test_gradient_of_a_long_run_average(key, traces):
     assert "window" in repr(answer)
 
 
+def test_rewards_of_steps(key):
+    """r = (X' − X)²/2 + kX'X: both ends, own kick and explicit θ. E[X'X] = aP, E[(X' − X)²] = (kΔ)²P + s²Δ."""
+    paid = fl.Objective(step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0])
+
+    def exact(th):
+        p, a = stationary_square(th), 1 - th["k"] * DT
+        return ((1 - a) ** 2 * p + th["s"] ** 2 * DT + 2 * th["k"] * a * p) / (2 * DT)
+
+    answer = stationary(OU, paid, THETA, record(key, 80_000))
+    slope = jax.grad(exact)(THETA)
+    for name in THETA:
+        z = (answer.estimate.gradient[name] - slope[name]) / answer.estimate.stderr[name]
+        assert abs(z) < 4, (name, z)
+    assert abs(answer.estimate.value - exact(THETA)) < 4 * answer.estimate.value_stderr
+    with pytest.raises(ValueError, match="`initial`"):
+        stationary(OU, fl.Objective(SQUARE, initial=SQUARE), THETA, record(key, 1000))
+    with pytest.raises(ValueError, match="twin.*`step`"):
+        stationary(OU, paid, THETA, record(key, 1000), baseline="twin")
+
+
 def test_a_short_window_keeps_its_share(key):
     """Of dJ/dk a window of w steps has the share 1 − (1 − kΔ)^{2w}, and the next window has what it says is missing."""
     w = 4

@@ -76,9 +76,17 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
         reward = lambda z: objective.running(theta, z[:size], t, context(z))
         value = value + mean_of(reward, m, p) * dt
         f = jnp.eye(size + 1) + jax.jacobian(drift)(m) * dt
-        return (m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt, value), None
+        m_next, p_next = m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt
+        if objective.step is not None:  # of both ends: their covariance is P Fᵀ
+            ends = lambda z: objective.step(theta, z[:size], z[size + 1 : 2 * size + 1], t, dt, context(z))
+            joint = jnp.block([[p, p @ f.T], [f @ p, p_next]])
+            value = value + mean_of(ends, jnp.concatenate([m, m_next]), joint)
+        return (m_next, p_next, value), None
 
-    (m, p, value), _ = jax.lax.scan(step, (m, p, 0.0), (t[:-1], jnp.diff(t)))
+    begun = 0.0
+    if objective.initial is not None:
+        begun = mean_of(lambda z: objective.initial(theta, z[:size], context(z)), m, p)
+    (m, p, value), _ = jax.lax.scan(step, (m, p, begun), (t[:-1], jnp.diff(t)))
     return value + mean_of(lambda z: objective.terminal(theta, z[:size], context(z)), m, p)
 
 
@@ -157,6 +165,37 @@ def multiplicative():
     return System(process, objective, jnp.linspace(0, 2, 17), theta)
 
 
+@cache
+def driven_rotor():
+    """A particle in the plane, in a moving trap and a rotating force: heat and work, step by step.
+
+    The heat of a step is force times displacement at its midpoint (Stratonovich); the drive does work while the trap
+    moves, at the end of each step; the switching on at the start is work too. All of them know θ.
+    """
+
+    def force(th, x, t):
+        rotation = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        return -th["k"] * (x - th["pull"] * t * jnp.array([1.0, 0.5])) + th["torque"] * rotation @ x
+
+    def paid(th, x, x_next, t, dt, c):
+        heat = (force(th, x, t) + force(th, x_next, t)) @ (x_next - x) / 2
+        work = th["k"] * th["pull"] * dt * (x_next @ jnp.array([1.0, 0.5]))
+        return 0.7 * heat - work + th["gain"] * x[0] * x_next[1]
+
+    process = fluctua.Process(
+        drift=lambda th, x, t, c: force(th, x, t),
+        noise=lambda th, x, t, c: th["sigma"] * jnp.ones(2),
+    )
+    objective = fluctua.Objective(
+        running=lambda th, x, t, c: th["gain"] * x[0] * t,
+        terminal=lambda th, x, c: -th["k"] * x @ x / 2,
+        step=paid,
+        initial=lambda th, x, c: -th["k"] * jnp.sum((x - th["gain"]) ** 2) / 2,
+    )
+    theta = _arrays(k=0.8, pull=0.6, torque=0.5, sigma=0.8, gain=0.6, mean=[0.8, -0.4], spread=0.6)
+    return System(process, objective, 2 * jnp.linspace(0, 1, 13) ** 1.2, theta)
+
+
 # ------------------------------------------------------------------------------------------- starts
 
 FADES = {"fade 0": 0.0, "fade part": 0.7, "fade all": 2.0, "fade beyond": 5.0}  # every grid ends at t = 2
@@ -214,7 +253,7 @@ def without_noise_parameters(make, kind="density"):
     filled = lambda f: lambda th, *rest: f({**fixed, **th}, *rest)
     return whole._replace(
         process=fluctua.Process(filled(whole.process.drift), filled(whole.process.noise)),
-        objective=fluctua.Objective(filled(whole.objective.running), filled(whole.objective.terminal)),
+        objective=fluctua.Objective(*(reward and filled(reward) for reward in whole.objective)),
         theta=keep(whole.theta),
         exact_gradient=keep(whole.exact_gradient),
     )

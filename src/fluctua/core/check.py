@@ -98,17 +98,26 @@ def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
 
 
 def objective(candidate: Objective | Rewards) -> Rewards:
-    """Both rewards as callables; a missing one is zero."""
+    """Rewards as callables of all their arguments."""
     if isinstance(candidate, Rewards):
         return candidate
     if not isinstance(candidate, Objective):
         raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(candidate).__name__}.")
-    if candidate.running is None and candidate.terminal is None:
-        raise ValueError("`Objective` needs a `running` reward, a `terminal` reward, or both; got neither.")
+    if all(reward is None for reward in candidate):
+        raise ValueError("`Objective` needs a reward: `running`, `terminal`, `step` or `initial`; it has none of them.")
     return Rewards(
         _no_reward if candidate.running is None else leading(candidate.running, 4),
         _no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
+        None if candidate.step is None else leading(candidate.step, 6),
+        None if candidate.initial is None else leading(candidate.initial, 3),
     )
+
+
+def only_of_states(rewards: Rewards, door: str) -> None:
+    """Refuse rewards of steps and of the start, by name."""
+    for name in ("step", "initial"):
+        if getattr(rewards, name) is not None:
+            raise ValueError(f"{door} serves `running` and `terminal` rewards; this objective has a `{name}` one.")
 
 
 # --------------------------------------------------------------------------------------- numbers
@@ -201,7 +210,11 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x[0], t[0], one)),
         ("terminal", rewards.terminal, (theta, x[0], one)),
+        ("step", rewards.step, (theta, x[0], x[0], t[0], t[1] - t[0], one)),
+        ("initial", rewards.initial, (theta, x[0], one)),
     ):
+        if reward is None:
+            continue
         got = _shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(

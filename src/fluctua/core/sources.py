@@ -22,7 +22,7 @@ from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key, sampled, transition
-from fluctua.core.sweep import Model, Sums, Tables, returns_to_go, silenced
+from fluctua.core.sweep import Model, Sums, Tables, silenced
 from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
 from fluctua.core.wiener import philox_key_words
 
@@ -186,7 +186,7 @@ def recorded_samples(
     model = silenced(model, process)
     check_rounding(model.process, theta, recording)
 
-    reward = jnp.zeros(recording.count, recording.dtype)
+    reward = sweep.at_start(model.objective, theta, recording.first, context)
     for _, times, x in recording.blocks(block_bytes):
         reward = _reward_of_block(model, theta, reward, times, x, context)
         last = x[:, -1]
@@ -206,10 +206,13 @@ def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x
     """C at the end of a block of steps. x (E, b+1, M)."""
 
     def body(reward: Array, step: Any) -> tuple[Array, None]:
-        x, (_, t, dt) = step
-        return reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype), None
+        x, x_next, when = step
+        _, t, dt = when
+        reward = reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype)
+        return sweep.after_step(model.objective, theta, reward, x, x_next, when, context), None
 
-    return jax.lax.scan(body, reward, (jnp.swapaxes(x, 0, 1)[:-1], grid(times)))[0]
+    path = jnp.swapaxes(x, 0, 1)
+    return jax.lax.scan(body, reward, (path[:-1], path[1:], grid(times)))[0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -240,13 +243,7 @@ def _sweep_block(
 @partial(jax.jit, static_argnums=0)
 def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
-
-    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
-        rewards = jax.vmap(lambda x, t: objective.running(theta, x, t, context))(x[:-1], times.t[:-1])
-        return rewards, objective.terminal(theta, x[-1], context)
-
-    rewards, terminal = jax.vmap(one)(x, context)
-    return returns_to_go(rewards, terminal, times.dt).mean(axis=0)
+    return sweep.to_go(objective, theta, times, x, context).mean(axis=0)
 
 
 # ---------------------------------------------------------------------- streamed
@@ -322,9 +319,11 @@ def _returns(
         x, reward = carry
         n, t, dt = step
         reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt.astype(x.dtype)
-        return (advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward), None
+        x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
+        return (x_next, sweep.after_step(model.objective, theta, reward, x, x_next, step, ensemble.context)), None
 
-    (x, reward), _ = jax.lax.scan(body, (ensemble.x, jnp.zeros(count, ensemble.x.dtype)), grid(times))
+    begun = sweep.at_start(model.objective, theta, ensemble.x, ensemble.context)
+    (x, reward), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
     return reward + sweep.terminal(model, theta, x, ensemble.context)
 
 
@@ -335,14 +334,21 @@ def _mean_return_to_go(
     """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
     ensemble = begin(recipe, count, key, theta, x0)
 
-    def body(x: Array, step: Any) -> tuple[Array, Array]:
+    nothing = jnp.zeros(count, ensemble.x.dtype)
+
+    def body(x: Array, step: Any) -> tuple[Array, tuple[Array, Array]]:
         n, t, dt = step
         reward = sweep.running(model, theta, x, t, ensemble.context).mean() * dt
-        return advance(recipe, theta, ensemble._replace(x=x), n, t, dt), reward
+        x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
+        paid = sweep.after_step(model.objective, theta, nothing, x, x_next, step, ensemble.context).mean()
+        return x_next, (reward, paid)
 
-    x, rewards = jax.lax.scan(body, ensemble.x, grid(times))
-    last = sweep.terminal(model, theta, x, ensemble.context).mean()
-    return jnp.flip(jnp.cumsum(jnp.flip(jnp.append(rewards, last))))
+    x, (rewards, paid) = jax.lax.scan(body, ensemble.x, grid(times))
+    rewards = jnp.append(rewards, sweep.terminal(model, theta, x, ensemble.context).mean())
+    if model.objective.step is not None or model.objective.initial is not None:
+        begun = sweep.at_start(model.objective, theta, ensemble.x, ensemble.context).mean()
+        rewards = rewards + jnp.concatenate([begun[None], paid])
+    return jnp.flip(jnp.cumsum(jnp.flip(rewards)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -4,6 +4,10 @@
 
 All trajectories move together, so memory is O(E·(M + P)) and a baseline may look across the ensemble at
 every step. λ̂ₙ₊₁ = R − Cₙ₊₁, with R the whole return and C the reward so far.
+
+A reward r(X_n, X_{n+1}) of a step is paid on arrival at X_{n+1}, and one of the start on arrival at X₀: λ̂ₙ begins with
+what is paid on arrival at X_n, and the formula stays as it is. The kick of a step decides where the step arrives, so
+U_n meets the reward of its own step and U₋₁ that of the start; the running reward at X_n precedes the kick.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core.baselines import Kick
 from fluctua.core.start import Density, Reparameterised
-from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Score, Step
+from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Score, Step, Times
 
 
 class Model(NamedTuple):
@@ -67,20 +71,56 @@ def terminal(model: Model, theta: Params, x: Array, context: PyTree) -> Array:
     return jax.vmap(model.objective.terminal, in_axes=(None, 0, 0))(theta, x, context).astype(x.dtype)
 
 
+def at_start(rewards: Rewards, theta: Params, x: Array, context: PyTree) -> Array:
+    """C on arrival at X₀: the initial reward of every trajectory. (E,)"""
+    if rewards.initial is None:
+        return jnp.zeros(x.shape[0], x.dtype)
+    return jax.vmap(rewards.initial, in_axes=(None, 0, 0))(theta, x, context).astype(x.dtype)
+
+
+def after_step(
+    rewards: Rewards, theta: Params, reward: Array, x: Array, x_next: Array, when: tuple[Array, ...], context: PyTree
+) -> Array:
+    """C on arrival at X_{n+1}: the reward so far of every trajectory with that of the step. (E,)"""
+    if rewards.step is None:
+        return reward
+    _, t, dt = when
+    of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, None, None, 0))
+    return reward + of_step(theta, x, x_next, t, dt, context).astype(x.dtype)
+
+
 @partial(jax.jit, static_argnums=0)
 def initial_sums(
     model: Model, theta: Params, x: Array, t: Array, context: PyTree, returns: Array, tables: Tables
 ) -> Sums:
-    """The initial term: the draw of X₀ is the step n = −1, whose score is ∂θ ln p₀."""
+    """The initial terms: the draw of X₀ is the step n = −1, whose score is ∂θ ln p₀; and ∂θ g_0."""
     flat, _ = ravel_pytree(theta)
     empty = jnp.zeros((x.shape[0], flat.size), flat.dtype)
-    reward = jnp.zeros(x.shape[0], returns.dtype)
+    reward = at_start(model.objective, theta, x, context).astype(returns.dtype)
+    explicit = initial_slopes(model, theta, x, context)
     if not isinstance(model.start, Density):
-        return Sums(reward, empty, empty)
+        return Sums(reward, empty if explicit is None else explicit, empty)
     one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
     score = jax.vmap(one)(x, context)
     bar = model.initial_baseline(Kick(jnp.array(-1), theta, None, t, context, returns, score, tables.initial))
-    return Sums(reward, ((returns[:, None] - bar) * score).astype(score.dtype), score)
+    term = ((returns[:, None] - bar) * score).astype(score.dtype)
+    return Sums(reward, term if explicit is None else term + explicit, score)
+
+
+def initial_slopes(model: Model, theta: Params, x: Array, context: PyTree) -> Array | None:
+    """∂θ g_0(X₀) of every trajectory (E, P); None without such a reward."""
+    reward = model.objective.initial
+    if reward is None:
+        return None
+
+    def one(x: Array, context: PyTree) -> Array:
+        here = lambda th: x
+        if isinstance(model.start, Reparameterised):
+            d = model.start.shift(theta, context)
+            here = lambda th: x + d(th)
+        return ravel_pytree(jax.grad(lambda th: reward(th, here(th), context))(theta))[0]
+
+    return jax.vmap(one)(x, context)
 
 
 def sweep_step(
@@ -93,29 +133,34 @@ def sweep_step(
     when: tuple[Array, Array, Array],
     origin: Array,
 ) -> Sums:
-    """Add step n of the whole ensemble, (x, x_next, context, events): (λ̂ₙ₊₁ − λ̄ₙ)Uₙ and ∂θ g Δt.
+    """Add step n of the whole ensemble, (x, x_next, context, events): (λ̂ₙ₊₁ − λ̄ₙ)Uₙ, ∂θ g Δt and ∂θ r.
 
     origin: the first two times.
     """
-    x, _, context, _ = ensemble
+    x, x_next, context, _ = ensemble
     n, t, dt = when
     reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
     score, explicit = scores(model, theta, ensemble, when, origin)
-    to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick
+    to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick, that of the step follows it
     bar = model.baseline(Kick(n, theta, x, t, context, to_go, score, tables.step))
     term = (to_go[:, None] - bar) * score + explicit
+    reward = after_step(model.objective, theta, reward, x, x_next, when, context)
     return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score)
 
 
 def scores(
     model: Model, theta: Params, ensemble: tuple[Array, Array, PyTree, PyTree], when: tuple[Array, ...], origin: Array
 ) -> tuple[Array, Array]:
-    """Uₙ and ∂θ g Δt of every trajectory, each (E, P)."""
+    """Uₙ and ∂θ{g Δt + r} of every trajectory, each (E, P)."""
     _, t, dt = when
+
+    def paid(th: Params, x: Array, x_next: Array, context: PyTree) -> Array:
+        running, step = model.objective.running(th, x, t, context) * dt, model.objective.step
+        return running if step is None else running + step(th, x, x_next, t, dt, context)
 
     def fixed(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
         score = model.score(model.process, theta, Step(x, x_next, t, dt, context, events))
-        explicit = jax.grad(lambda th: model.objective.running(th, x, t, context) * dt)(theta)
+        explicit = jax.grad(lambda th: paid(th, x, x_next, context))(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     def moving(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
@@ -128,7 +173,7 @@ def scores(
             Step(x, x_next, t, dt, context, events),
             shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
-        explicit = jax.grad(lambda th: model.objective.running(th, x + w[0] * d(th), t, context) * dt)(theta)
+        explicit = jax.grad(lambda th: paid(th, x + w[0] * d(th), x_next + w[1] * d(th), context))(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     return jax.vmap(moving if isinstance(model.start, Reparameterised) else fixed)(*ensemble)
@@ -148,8 +193,27 @@ def finish(model: Model, theta: Params, sums: Sums, x: Array, t: Array, context:
     return sums.gradient + jax.vmap(one)(x, context)
 
 
-def returns_to_go(rewards: Array, terminal: Array, dt: Array) -> Array:
-    """Reward still to come at each time, λ̂ₙ = g_T(X_T) + Σ_{k≥n} g(X_k, t_k)Δt_k (Eq. 6).
+def to_go(rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+    """λ̂ₙ at every time (E, T+1) of trajectories x (E, T+1, M) held in memory."""
+
+    def one(x: Array, context: PyTree) -> tuple[Array, Array, Array | None]:
+        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(x[:-1], times.t[:-1])
+        paid = None
+        if rewards.step is not None:
+            of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+            paid = of_step(theta, x[:-1], x[1:], times.t[:-1], times.dt, context)
+        return rates, rewards.terminal(theta, x[-1], context), paid
+
+    rates, terminal, paid = jax.vmap(one)(x, context)
+    arrival = None
+    if paid is not None or rewards.initial is not None:
+        first = at_start(rewards, theta, x[:, 0], context)[:, None]
+        arrival = jnp.concatenate([first, jnp.zeros_like(rates) if paid is None else paid], axis=1)
+    return returns_to_go(rates, terminal, times.dt, arrival)
+
+
+def returns_to_go(rewards: Array, terminal: Array, dt: Array, arrival: Array | None = None) -> Array:
+    """Reward still to come at each time, λ̂ₙ = g_T(X_T) + Σ_{k≥n} {g(X_k, t_k)Δt_k + aₖ} (Eq. 6).
 
     The reward of step k is taken at X_k, so λ̂ₙ includes g(X_n) and the score of step n meets λ̂ₙ₊₁.
 
@@ -160,8 +224,11 @@ def returns_to_go(rewards: Array, terminal: Array, dt: Array) -> Array:
 
     Returns: (E, T+1).
 
+    arrival (E, T+1): aₙ, what is paid on arrival at X_n: the initial reward, then r(X_{n−1}, X_n).
+
     >>> returns_to_go(jnp.array([[1.0, 2.0]]), jnp.array([10.0]), jnp.array([0.5, 0.25]))
     Array([[11. , 10.5, 10. ]], dtype=float32)
     """
     steps = jnp.concatenate([rewards * dt, terminal[:, None]], axis=1)
+    steps = steps if arrival is None else steps + arrival
     return jnp.flip(jnp.cumsum(jnp.flip(steps, 1), axis=1), 1)

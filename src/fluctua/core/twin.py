@@ -16,6 +16,10 @@ Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λ
 given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
 variance and no bias, as long as μ and Q of the score are right.
 
+A reward r(Xₙ, Xₙ₊₁) of a step is treated as V is: its expansion r̃ in Xₙ₊₁ about m(Xₙ), of the order of the twin, has a
+mean given Xₙ that is known. ∂θE[r̃|Xₙ] joins the direct part, the kick meets r − r̃ besides Λₙ₊₁, and δ has
+r − r̃ + E[r̃|Xₙ]. For r at most linear (order 2: quadratic) in Xₙ₊₁ nothing of it is left to the score.
+
 Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin_sweep` takes all trajectories
 of a run or a recording back through time.
 """
@@ -110,6 +114,10 @@ def expand(
     def phi(x: Array) -> Array:
         d = x - xbar + (drift(x) - here) * dt  # zero at x̄, where the twin goes to x̄ₙ₊₁
         reward = twin.model.objective.running(numbers.theta, x, t, context)
+        if twin.model.objective.step is not None:
+            step = step_guess(twin, numbers.theta, x, x + drift(x) * dt, t, dt, context)
+            worth = noise_worth(twin.process, numbers.twin, step.guess, x, t, context)
+            reward = reward + worth + step.value / dt
         return ((reward + noise_worth(twin.process, numbers.twin, guess, x, t, context)) * dt + guess.at(d)).astype(
             x.dtype
         )
@@ -125,16 +133,34 @@ def expand_terminal(twin: TwinModel, theta: Params, xbar: Array, context: PyTree
     return Guess(slope, jax.hessian(end)(xbar) if twin.order == 2 else None), value
 
 
+class StepGuess(NamedTuple):
+    """r̃ of a step from x: r(x, m + d) = value + guess.at(d) to the order of the twin."""
+
+    value: Array
+    guess: Guess
+
+
+def step_guess(twin: TwinModel, theta: Params, x: Array, m: Array, t: Array, dt: Array, context: PyTree) -> StepGuess:
+    """The reward of a step expanded in its end, about m."""
+    paid = twin.model.objective.step
+    assert paid is not None
+    end = lambda z: paid(theta, x, z, t, dt, context).astype(x.dtype)
+    value, slope = jax.value_and_grad(end)(m)
+    return StepGuess(value, Guess(slope, jax.hessian(end)(m) if twin.order == 2 else None))
+
+
 def direct_term(
     twin: TwinModel,
     numbers: Numbers,
     guess: Guess,
     x: Array,
+    x_next: Array,
     xbar: Array,
     when: tuple[Array, Array, Array],
     context: PyTree,
-) -> tuple[Array, Array, Array]:
-    """∂θ{gΔt + E[Vₙ₊₁|Xₙ]} (P,), the value in the braces without vₙ₊₁, and g, at one measured state.
+) -> tuple[Array, Array, Array, Array]:
+    """∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,) at one measured step, the value in the braces with r̃ for r and without vₙ₊₁,
+    the reward gΔt + r, and r − r̃, which the kick of the step meets.
 
     With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ displaces both ends
     of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see `Reparameterised`).
@@ -160,7 +186,24 @@ def direct_term(
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
 
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
-    return ravel_pytree(slope)[0], value, g
+    paid = model.objective.step
+    if paid is None:
+        return ravel_pytree(slope)[0], value, g * dt.astype(g.dtype), jnp.zeros((), x.dtype)
+
+    mu = jax.lax.stop_gradient(process.drift(theta, x, t, context))
+    of_step = step_guess(twin, theta, x, x + mu * dt, t, dt, context)  # settled before the kick, and fixed below
+
+    def expected_step(th: Params) -> Array:
+        state = x + before(th)
+        moved = (state - x) + (process.drift(th, state, t, context) - mu) * dt - after(th)  # zero in value
+        worth = noise_worth(process, of_noise(th), of_step.guess, state, t, context)
+        return (of_step.value + of_step.guess.at(moved) + worth * dt).astype(x.dtype)
+
+    reward = lambda th: paid(th, x + before(th), x_next + after(th), t, dt, context).astype(x.dtype)
+    (mean, of_mean), (r, explicit) = jax.value_and_grad(expected_step)(theta), jax.value_and_grad(reward)(theta)
+    left = r - of_step.value - of_step.guess.at((x_next - x) - mu * dt)
+    total = jax.tree.map(lambda *parts: sum(parts), slope, of_mean, explicit)
+    return ravel_pytree(total)[0], value + mean, g * dt.astype(g.dtype) + r, left
 
 
 # ------------------------------------------------------------------------------------------ checks

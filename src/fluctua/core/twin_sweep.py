@@ -129,18 +129,18 @@ def _step_back(
     when: tuple[Array, Array, Array],
     origin: Array,
 ) -> Backward:
-    x, _, context = ensemble
+    x, x_next, context = ensemble
     n, t, dt = when
     model, theta = twin.model, numbers.theta
-    score, _ = sweep.scores(model, theta, (*ensemble, None), when, origin)
-    kick = Kick(n, theta, x, t, context, carry.residual, score, numbers.table)
-    correction = (carry.residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
-
-    one = lambda guess, x, xbar, c: direct_term(twin, numbers, guess, x, xbar, (t, dt, origin), c)
+    one = lambda guess, x, x_next, xbar, c: direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), c)
     shared = _axis(carry.guess, x)
-    direct, expected, g = jax.vmap(one, in_axes=(shared, 0, shared, 0))(
-        _drop(carry.guess, x), x, _drop(xbar, x), context
+    direct, expected, reward, left = jax.vmap(one, in_axes=(shared, 0, 0, shared, 0))(
+        _drop(carry.guess, x), x, x_next, _drop(xbar, x), context
     )
+    residual = carry.residual if model.objective.step is None else carry.residual + left
+    score, _ = sweep.scores(model, theta, (*ensemble, None), when, origin)
+    kick = Kick(n, theta, x, t, context, residual, score, numbers.table)
+    correction = (residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
     back = lambda guess, xbar, c: expand(twin, numbers, guess, xbar, t, dt, c)
     guess, gain = jax.vmap(back)(carry.guess, xbar, context)
     departure = jax.vmap(Guess.at, in_axes=(shared, 0))(_drop(guess, x), x - xbar)
@@ -148,8 +148,8 @@ def _step_back(
     return Backward(
         guess,
         carry.value + gain,
-        carry.residual + delta,
-        carry.reward + g * dt.astype(g.dtype),
+        residual + delta,
+        carry.reward + reward,
         carry.direct + direct.astype(score.dtype),
         carry.correction + correction.astype(score.dtype),
     )
@@ -159,10 +159,15 @@ def _step_back(
 def start_terms(
     twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
-    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline."""
+    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline.
+
+    An initial reward g_0 is known with X₀: it goes with V₀.
+    """
     model, theta = twin.model, numbers.theta
+    explicit = sweep.initial_slopes(model, theta, x, context)
+    direct = carry.direct if explicit is None else carry.direct + explicit
     if not isinstance(model.start, Density):
-        return carry.direct, carry.correction
+        return direct, carry.correction
     one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
     score = jax.vmap(one)(x, context)
 
@@ -171,7 +176,9 @@ def start_terms(
         return ((worth[:, None] - model.initial_baseline(kick)) * score).astype(score.dtype)
 
     value = jnp.broadcast_to(carry.value, carry.residual.shape)  # x̄₀ = X₀, so that V₀(X₀) = v₀
-    return carry.direct + term(value), carry.correction + term(carry.residual)
+    if model.objective.initial is not None:
+        value = value + sweep.at_start(model.objective, theta, x, context)
+    return direct + term(value), carry.correction + term(carry.residual)
 
 
 def _axis(guess: Guess, x: Array) -> int | None:
@@ -348,7 +355,10 @@ def _finish(
     """lambdas: the mean of Λ in blocks, the last first."""
     check_guess(carry.guess)
     direct, correction = start_terms(twin, numbers, carry, x, times.t[0], context)
-    return direct, correction, carry.reward, jnp.concatenate(lambdas[::-1])
+    returns = carry.reward
+    if twin.model.objective.initial is not None:
+        returns = returns + sweep.at_start(twin.model.objective, numbers.theta, x, context)
+    return direct, correction, returns, jnp.concatenate(lambdas[::-1])
 
 
 def _joined(pieces: list[Parts]) -> Parts:

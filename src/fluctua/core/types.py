@@ -90,23 +90,33 @@ AnyProcess = Process | Transition
 
 
 class Objective(NamedTuple):
-    """What is maximised: J = E[g_T(X_T) + ∫ g(X_t, t) dt] (Eq. 2).
+    """What is maximised: J = E[g_T(X_T) + ∫ g(X_t, t) dt + Σ_n r(X_n, X_{n+1}) + g_0(X_0)] (Eq. 2, and two more).
 
     running: (theta, x, t, context) -> g, a scalar rate of reward.
     terminal: (theta, x, context) -> g_T, a scalar.
+    step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a rate: work, heat, a
+    current, anything that depends on both ends of a step. The score of a step meets the reward of that step.
+    initial: (theta, x0, context) -> g_0, a scalar.
 
-    Either may be None (no such reward). Arguments at the end that are not used may be left off.
+    Each may be None (no such reward). Arguments at the end that are not used may be left off.
     """
 
     running: Callable[..., Array] | None = None
     terminal: Callable[..., Array] | None = None
+    step: Callable[..., Array] | None = None
+    initial: Callable[..., Array] | None = None
 
 
 class Rewards(NamedTuple):
-    """An `Objective` as the library calls it: both rewards present, taking all their arguments."""
+    """An `Objective` as the library calls it: its rewards take all their arguments.
+
+    A missing running or terminal reward is zero. A missing step or initial one stays None: nothing is computed for it.
+    """
 
     running: Callable[..., Array]
     terminal: Callable[..., Array]
+    step: Callable[..., Array] | None = None
+    initial: Callable[..., Array] | None = None
 
 
 class Trajectories(NamedTuple):

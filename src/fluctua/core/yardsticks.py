@@ -178,13 +178,19 @@ def return_of_one(
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
     x, context, stream = begin_one(recipe, key, theta, x0, j)
+    paid = objective.step
     reward = jnp.zeros((), x.dtype)
+    if objective.initial is not None:
+        reward = objective.initial(theta, x, context).astype(x.dtype)
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
         n, t, dt = step
         reward = reward + objective.running(theta, x, t, context) * dt
-        return (advance_one(recipe, theta, x, context, stream, n, t, dt), reward), None
+        x_next = advance_one(recipe, theta, x, context, stream, n, t, dt)
+        if paid is not None:
+            reward = reward + paid(theta, x, x_next, t, dt, context).astype(x.dtype)
+        return (x_next, reward), None
 
     @jax.checkpoint
     def segment(carry: tuple[Array, Array], steps: Any) -> tuple[tuple[Array, Array], None]:

@@ -108,6 +108,7 @@ def estimate(
         score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
     if observation_noise is not None:
         observation_noise = observation_variance(observation_noise, recording.x.shape[2])
+        check.only_of_states(check.objective(objective), "the correction for observation noise")
     if law is not None and view is None and isinstance(process, Process):
         residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
     plan = chosen(baseline, door="a recording", serves=BASELINES)

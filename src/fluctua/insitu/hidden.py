@@ -84,6 +84,17 @@ def visibility(
     when = jnp.asarray(t, flat.dtype)
     drift = lambda p, x: process.drift(unravel(p), x, when, context)
     matrix = lambda p, x: diffusion_matrix(process, unravel(p), x, when, context)
+
+    def at_ends(p: Array, x: Array) -> Array:
+        """Whether the rewards of the start and of a step look at a component."""
+        used = jnp.zeros(size, bool)
+        if rewards.initial is not None:
+            used |= jax.grad(rewards.initial, 1)(unravel(p), x, context) != 0
+        if rewards.step is not None:
+            ends = jax.grad(rewards.step, (1, 2))(unravel(p), x, x[::-1], when, jnp.ones_like(when), context)
+            used |= (ends[0] != 0) | (ends[1] != 0)
+        return used
+
     probe = jax.jit(
         lambda p, x: (
             jax.jacfwd(drift, 1)(p, x) != 0,
@@ -91,7 +102,7 @@ def visibility(
             matrix(p, x) != 0,
             (jax.jacfwd(matrix, 1)(p, x) != 0).any(axis=1),
             jax.grad(lambda x: rewards.running(unravel(p), x, when, context))(x) != 0,
-            jax.grad(lambda x: rewards.terminal(unravel(p), x, context))(x) != 0,
+            (jax.grad(lambda x: rewards.terminal(unravel(p), x, context))(x) != 0) | at_ends(p, x),
         )
     )
     for _ in range(PROBES):
@@ -131,17 +142,21 @@ def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A callable of the whole state as one of the observed components; hidden ones are put to zero."""
+    """A callable of the whole state as one of the observed components; hidden ones are put to zero.
+
+    states: how many of its arguments after θ are states.
+    """
 
     f: Any
     observed: tuple[int, ...]
     size: int
     project: bool
+    states: int = 1
 
-    def __call__(self, theta: Params, x: Array, *rest: Any) -> Any:
+    def __call__(self, theta: Params, *rest: Any) -> Any:
         """F at the embedded state, its observed components if it is a state itself."""
-        whole = jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
-        value = self.f(theta, whole, *rest)
+        whole = lambda x: jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
+        value = self.f(theta, *map(whole, rest[: self.states]), *rest[self.states :])
         return value[np.array(self.observed)] if self.project else value
 
 
@@ -155,7 +170,10 @@ def observed_model(
         raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")
     embed = lambda f, project: Embedded(f, seen, size, project)
     return Process(embed(process.drift, True), embed(process.noise, True)), Objective(
-        embed(rewards.running, False), embed(rewards.terminal, False)
+        embed(rewards.running, False),
+        embed(rewards.terminal, False),
+        None if rewards.step is None else Embedded(rewards.step, seen, size, False, states=2),
+        None if rewards.initial is None else embed(rewards.initial, False),
     )
 
 

@@ -16,6 +16,7 @@ from fluctua.core import check
 from fluctua.core.averaged import Averaged
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
+from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
 from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times, Trajectories
 from fluctua.learn.natural import Natural
@@ -126,10 +127,11 @@ def _simulated(
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, total = carry
         total = total + rate(x, step[1]) * step[2]
-        return (advance(recipe, theta, ensemble._replace(x=x), *step), total), None
+        x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
+        return (x_next, after_step(rewards, theta, total, x, x_next, step, ensemble.context)), None
 
-    nothing = jnp.zeros(count, ensemble.x.dtype)
-    (x, total), _ = jax.lax.scan(body, (ensemble.x, nothing), grid(times))
+    begun = at_start(rewards, theta, ensemble.x, ensemble.context)
+    (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
     return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
 
 
@@ -139,7 +141,11 @@ def _recorded(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Ar
 
     def one(path: Array, context: Any) -> Array:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
-        return jnp.sum(rates * jnp.diff(t)) + rewards.terminal(theta, path[-1], context)
+        total = jnp.sum(rates * jnp.diff(t)) + rewards.terminal(theta, path[-1], context)
+        if rewards.step is not None:
+            of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+            total += jnp.sum(of_step(theta, path[:-1], path[1:], t[:-1], jnp.diff(t), context))
+        return total if rewards.initial is None else total + rewards.initial(theta, path[0], context)
 
     return jax.vmap(one)(x, context)
 

@@ -213,7 +213,7 @@ def filtered(process: Process, objective: Objective, start: Start, filter: Filte
 
     Args:
         process: an Itô process.
-        objective: its `running` reward goes through the filter and must not depend on θ; `terminal` stays.
+        objective: its `running` reward goes through the filter and must not depend on θ; the others stay.
         start: of the process.
         filter: a `Filter`, or what `linear_filter` takes.
 
@@ -227,10 +227,27 @@ def filtered(process: Process, objective: Objective, start: Start, filter: Filte
         raise ValueError("a filter acts on the `running` reward, and this objective has none.")
     through = filter if isinstance(filter, Filter) else linear_filter(filter)
     rows = _Filtered(checked.drift, checked.noise, rewards.running, through)
-    end = None
-    if objective.terminal is not None:
-        end = lambda theta, x, context: rewards.terminal(theta, x[: x.size - through.size], context)
-    return Filtered(Process(rows.drift, rows.noise), Objective(rows.running, end), _longer(start, through.size))
+    own = lambda reward, states: None if reward is None else _OfOwnState(reward, through.size, states)
+    seen = Objective(
+        rows.running,
+        None if objective.terminal is None else own(rewards.terminal, 1),
+        own(rewards.step, 2),
+        own(rewards.initial, 1),
+    )
+    return Filtered(Process(rows.drift, rows.noise), seen, _longer(start, through.size))
+
+
+@dataclass(frozen=True)
+class _OfOwnState:
+    """A reward of the state without the `size` components of the filter. states: its arguments after θ that are."""
+
+    reward: Callable[..., Array]
+    size: int
+    states: int
+
+    def __call__(self, theta: Params, *rest: Any) -> Array:
+        own = (x[: x.size - self.size] for x in rest[: self.states])
+        return self.reward(theta, *own, *rest[self.states :])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ of which the record gives the sum up to a window w, as the mean over n of (gₙ 
 zₙ = Uₙ₋₁ + … + Uₙ₋w (Baxter and Bartlett). What later rewards would add is lost: too short a window is a bias, too
 long a one is noise. The sum over the window that follows, w … 2w, measures that bias.
 
+A reward r(Xₙ, Xₙ₊₁) of a step is paid on arrival: gₙ has r(Xₙ₋₁, Xₙ)/Δt besides, which its own kick Uₙ₋₁ meets first.
+
 A twin changes the reward and nothing else (`fluctua.processes.lookahead`).
 """
 
@@ -146,7 +148,7 @@ def stationary(
 
     Args:
         process: drift and noise that the score uses, or another kind of process.
-        reward: (theta, x, t, context) -> g, a number; or an `Objective` with `running` alone.
+        reward: (theta, x, t, context) -> g, a number; or an `Objective` with `running`, `step` or both.
         theta: the parameters at which the record was taken.
         record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An array that loads
             when sliced is read a block of steps at a time.
@@ -161,14 +163,17 @@ def stationary(
     """
     process, theta = check.process(process), check.parameters(theta)
     objective = reward if isinstance(reward, Objective) else Objective(running=reward)
-    if objective.terminal is not None or objective.running is None:
-        raise ValueError("a long-run average has a `running` reward and no `terminal` one.")
+    for name in ("terminal", "initial"):
+        if getattr(objective, name) is not None:
+            raise ValueError(f"a long-run average has a `running` or a `step` reward and no `{name}` one.")
     rewards = check.objective(objective)
     recording = Recording(record, theta)
     steps, dt = len(recording.t) - 1, _interval(recording)
     process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
     plan = chosen(baseline, door="a long-run average", serves=("time", "twin"))
     used = score_of(process, score)
+    if isinstance(plan, Twin):
+        check.only_of_states(rewards, "the twin of a long-run average")
     ahead = lookahead(plan, process, rewards, used, theta, recording) if isinstance(plan, Twin) else None
     check_rounding(process, theta, recording)
     _guard(process, score, theta, record)
@@ -308,6 +313,8 @@ def _rewards(source: _Source) -> tuple[np.ndarray, np.ndarray]:
     for n in range(0, steps, BLOCK):
         times, x = recording.block(n, min(n + BLOCK, steps))
         g = np.asarray(_rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64)
+        if source.rewards.step is not None:
+            g = g + _paid_on_arrival(source, n, n + g.shape[1])[0]
         states = np.asarray(x[:, :-1], np.float64)
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
         _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
@@ -368,6 +375,8 @@ def _traces(
         times, x = recording.block(n, stop)
         events = recording.events(n, stop)
         u, explicit = _of_block(*source[:4], times, x, recording.context, events)
+        if source.rewards.step is not None:
+            explicit = explicit + _paid_on_arrival(source, n, stop)[1]
         level, begins = g[:, n:stop] - mean, np.zeros(stop - n, bool)
         if path is not None:
             level, explicit = path.block(times, x)
@@ -379,6 +388,29 @@ def _traces(
 def _rewards_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree) -> Array:
     along = jax.vmap(lambda x, t, context: rewards.running(theta, x, t, context), in_axes=(0, 0, None))
     return jax.vmap(along, in_axes=(0, None, 0))(x[:, :-1], times.t[:-1], context)
+
+
+def _paid_on_arrival(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """r(X_{k−1}, X_k)/Δt (E, b) and its ∂θ (E, b, P), k = n … stop−1."""
+    recording = source.recording
+    times, x = recording.block(max(n - 1, 0), max(stop - 1, 1))
+    rows = _paid_of_block(source.rewards, source.theta, times, x, recording.context)
+    paid, slopes = (np.asarray(v, np.float64) for v in rows)
+    if n == 0:  # the step that led to X₀ is not in the record; it meets no score, and the next one stands for it
+        paid, slopes = (np.concatenate([v[:, :1], v], axis=1)[:, :stop] for v in (paid, slopes))
+    return paid, slopes
+
+
+@partial(jax.jit, static_argnums=0)
+def _paid_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree) -> tuple[Array, Array]:
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        assert rewards.step is not None
+        paid = rewards.step
+        r, slope = jax.value_and_grad(lambda th: (paid(th, x, x_next, t, dt, context) / dt).astype(x.dtype))(theta)
+        return r, ravel_pytree(slope)[0]
+
+    along = jax.vmap(one, in_axes=(0, 0, 0, 0, None))
+    return jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], times.t[:-1], times.dt, context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -25,7 +25,7 @@ from scipy.stats import chi2
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.scores import euler
-from fluctua.core.sweep import returns_to_go
+from fluctua.core.sweep import to_go
 from fluctua.core.types import (
     Array,
     Objective,
@@ -240,7 +240,7 @@ def _bias(
     count = 0
     for _, piece in _numbered(source):
         x, times = _working(piece, theta)
-        table = table + np.asarray(_to_go(rewards, theta, x, times, piece.context), np.float64).sum(axis=0)
+        table = table + np.asarray(_to_go(rewards, theta, times, x, piece.context), np.float64).sum(axis=0)
         count += len(x)
     table = jnp.asarray(table / count)
     total, members = np.zeros((groups, ravel_pytree(theta)[0].size)), np.zeros(groups)
@@ -254,16 +254,7 @@ def _bias(
     return total / members[:, None]
 
 
-@partial(jax.jit, static_argnums=0)
-def _to_go(rewards: Rewards, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
-    """λ̂ (E, T+1)."""
-
-    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
-        g = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(x[:-1], times.t[:-1])
-        return g, rewards.terminal(theta, x[-1], context)
-
-    g, terminal = jax.vmap(one)(x, context)
-    return returns_to_go(g, terminal, times.dt)
+_to_go = partial(jax.jit, static_argnums=0)(to_go)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -272,7 +263,7 @@ def _biases(
     center: Array, scale: Array, mask: Array, table: Array,
 ) -> Array:  # fmt: skip
     """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory. (E, P)"""
-    weight = (_to_go(rewards, theta, x, times, context) - table)[:, 1:]
+    weight = (_to_go(rewards, theta, times, x, context) - table)[:, 1:]
 
     def one(x: Array, context: PyTree, beta: Array, weight: Array) -> Array:
         def push(x: Array, t: Array, dt: Array, w: Array) -> Array:
