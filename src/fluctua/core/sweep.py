@@ -221,10 +221,9 @@ def returns_to_go(rewards: Array, terminal: Array, dt: Array, arrival: Array | N
         rewards: (E, T).
         terminal: (E,).
         dt: (T,).
+        arrival: (E, T+1), aₙ, what is paid on arrival at X_n: the initial reward, then r(X_{n−1}, X_n).
 
     Returns: (E, T+1).
-
-    arrival (E, T+1): aₙ, what is paid on arrival at X_n: the initial reward, then r(X_{n−1}, X_n).
 
     >>> returns_to_go(jnp.array([[1.0, 2.0]]), jnp.array([10.0]), jnp.array([0.5, 0.25]))
     Array([[11. , 10.5, 10. ]], dtype=float32)

@@ -77,6 +77,8 @@ def feedback_environment(
 
         def step(self, action: np.ndarray) -> Any:
             x, gain = _several(recipe, rewards, every, times, theta_of(action), self.one, self.n)
+            if rewards.initial is not None and self.n == 0:
+                gain += rewards.initial(theta_of(action), self.one.x, self.one.context)
             self.one, self.n = self.one._replace(x=x), self.n + every
             over = self.n == steps
             gain += rewards.terminal(theta_of(action), x, self.one.context) if over else 0.0
@@ -97,7 +99,10 @@ def _several(
     def body(carry: tuple[Array, Array], n: Array) -> tuple[tuple[Array, Array], None]:
         (x, total), t, dt = carry, times.t[n], times.dt[n]
         total = total + rewards.running(theta, x, t, one.context) * dt
-        return (advance_one(recipe, theta, x, one.context, one.streams, n, t, dt), total), None
+        x_next = advance_one(recipe, theta, x, one.context, one.streams, n, t, dt)
+        if rewards.step is not None:
+            total = total + rewards.step(theta, x, x_next, t, dt, one.context)
+        return (x_next, total), None
 
     return jax.lax.scan(body, (one.x, jnp.zeros((), one.x.dtype)), begin + jnp.arange(every))[0]
 

@@ -146,7 +146,8 @@ def _of_block(
         def back(carry: tuple[Guess, Array], step: Any) -> tuple[tuple[Guess, Array], tuple[Array, Array, Array]]:
             x, xbar, t = step
             guess, value = carry
-            direct, expected, _ = direct_term(twin, numbers, guess, x, xbar, (t, dt, start), context)
+            # rewards of steps are refused, so that the end of the step, in second place, is not looked at
+            direct, expected, *_ = direct_term(twin, numbers, guess, x, x, xbar, (t, dt, start), context)
             before, gain = expand(twin, numbers, guess, xbar, t, dt, context)
             inside = expected - gain - before.at(x - xbar)  # differences of like numbers first
             return (before, value + gain - level), (inside, expected + value - level, direct)
