@@ -9,7 +9,6 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.ppgt import split_of
 from fluctua.core.sources import run_and_pilot
 from problems import driven_rotor, flat, problem, tolerance, without_noise_parameters, z_scores
 
@@ -87,8 +86,9 @@ def test_a_quadratic_twin_leaves_nothing_to_the_score(key):
 def test_a_wrong_twin_is_unbiased(key, order):
     the = problem(driven_rotor)
     wrong = fl.Twin(theta=lambda th: {**th, "k": 1.3 * th["k"], "pull": 0.5 * th["pull"]}, order=order)
-    trajectories = the.simulator(key, the.theta, E)
-    parts = split_of(the.process, the.objective, the.theta, trajectories, start=the.start, baseline=wrong)
+    measured = lambda key, theta, count: the.simulator(key, theta, count)
+    estimator = fl.ppgt(the.process, the.objective, measured, start=the.start, baseline=wrong)
+    parts = estimator.split(key, the.theta, E)
     both = fl.Samples(jax.tree.map(jnp.add, parts.direct, parts.correction), parts.returns)
     assert_exact(fl.reduce_samples(both), the)
 

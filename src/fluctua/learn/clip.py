@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import sources, sweep
+from fluctua.core import check, sources, sweep
 from fluctua.core.baselines import Baseline, half
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, unflatten
@@ -57,6 +57,7 @@ def clipped_samples(
 
     plan: "time" or "none". With the first, each half of the batch has the mean return-to-go of the other.
     """
+    check.only_of_states(model.objective, "`Clip`")
     process = check_model(model.process, model.objective, theta, record.first, record.t, record.context)
     model = sweep.silenced(model, process)
     steps = len(record.t) - 1
