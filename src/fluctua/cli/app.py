@@ -21,6 +21,7 @@ from fluctua.cli.plot import plot
 from fluctua.cli.record import record
 from fluctua.cli.train import train
 from fluctua.cli.virtual_bench import virtual_bench
+from fluctua.cli.watch import watch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,7 +45,7 @@ def main(
     """Train stochastic physical systems from their own fluctuations."""
 
 
-for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, convert, estimate, calibrate):
+for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, convert, estimate, calibrate, watch):
     app.command()(command)
 app.command("virtual-bench")(virtual_bench)
 app.add_typer(insitu.app, name="insitu")

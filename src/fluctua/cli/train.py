@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -55,6 +57,7 @@ def train(
         list[str] | None, typer.Option("--set", help="any key of the file: --set task.horizon=5; may be repeated")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="print the resolved configuration and stop")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="follow it on a page in the browser")] = False,
 ) -> None:
     """Train a resonator network and leave a folder that explains itself.
 
@@ -75,19 +78,19 @@ def train(
         if resume is not None:
             if source or out or replace or branch:
                 raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
-            status = _go_on(resume, changes)
+            status = _go_on(resume, changes, watch)
         elif branch is not None:
             if source:
                 raise ValueError(f"--from takes the configuration of its run: leave out {source!r}.")
-            status = _branch(branch, out, changes, replace)
+            status = _branch(branch, out, changes, replace, watch)
         else:
-            status = _begin(source or "demo", out, changes, replace, show)
+            status = _begin(source or "demo", out, changes, replace, show, watch)
     except EXPECTED as error:
         fail(str(error))
     raise typer.Exit(status)  # here: it is a RuntimeError
 
 
-def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool) -> int:
+def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool, watch: bool) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
@@ -101,10 +104,11 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     folder = free_folder(config.preset) if out is None else out
     console = Console()
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    return _drive(runs.run(config, folder, replace=replace), config, folder, console, [])
+    with _page(folder, watch, console):
+        return _drive(runs.run(config, folder, replace=replace), config, folder, console, [])
 
 
-def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool) -> int:
+def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool, watch: bool) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
@@ -112,14 +116,16 @@ def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bo
 
     folder = free_folder(f"{source.name}-branch") if out is None else out
     rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
-    return _drive(rows, load(folder / "config.toml"), folder, Console(), [])
+    console = Console()
+    with _page(folder, watch, console):
+        return _drive(rows, load(folder / "config.toml"), folder, console, [])
 
 
 def _warn(text: str) -> None:
     typer.secho(f"fluctua: {text}", err=True)
 
 
-def _go_on(folder: Path, changes: dict[str, Any]) -> int:
+def _go_on(folder: Path, changes: dict[str, Any], watch: bool) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
@@ -130,7 +136,30 @@ def _go_on(folder: Path, changes: dict[str, Any]) -> int:
     rows = runs.resume(folder, changes, report=_warn)
     earlier = history.read(folder / "history.csv")
     console.print(f"going on from row {len(earlier):,}", highlight=False)
-    return _drive(rows, load(folder / "config.toml"), folder, console, earlier)
+    with _page(folder, watch, console):
+        return _drive(rows, load(folder / "config.toml"), folder, console, earlier)
+
+
+@contextmanager
+def _page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
+    """The page of a run in a process of its own, which cannot disturb the training, for as long as that lasts."""
+    if not wanted:
+        yield
+        return
+    from fluctua.watch.server import needed
+
+    needed()
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fluctua", "watch", str(folder), "--open"]
+    page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert page.stdout is not None
+        console.print(f"page       {page.stdout.readline().split()[0]}", highlight=False)
+        yield
+        console.print(f"page       closed; again: fluctua watch {folder}", highlight=False, soft_wrap=True)
+    finally:
+        page.terminate()
+        page.wait()
 
 
 def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: list[Any]) -> int:

@@ -2,6 +2,7 @@
 
 config.toml | plan.json | run.json   what was asked for: a lattice, an instrument, a process of one's own
 history.csv                          one row an iteration
+signal.csv                           gradient and error of each array of θ, one row an iteration
 parameters.h5                        θ over the iterations
 checkpoints/                         what resuming goes on from
 final.npz                            θ after the last step
@@ -49,6 +50,11 @@ class RunFolder(NamedTuple):
     def history(self) -> Path:
         """See `fluctua.store.history`."""
         return self.path / "history.csv"
+
+    @property
+    def signal(self) -> Path:
+        """See `fluctua.store.signal`."""
+        return self.path / "signal.csv"
 
     @property
     def parameters(self) -> Path:
@@ -110,12 +116,22 @@ def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
 
 def unfinished(path: Path) -> bool:
     """Whether a folder holds only what a run that was killed before its first row leaves behind: nothing to lose."""
-    known = {LOCK, "history.csv", "parameters.h5", "start.npz", "checkpoints", "figures", "recordings", *SETTINGS}
+    known = {
+        LOCK,
+        "history.csv",
+        "signal.csv",
+        "parameters.h5",
+        "start.npz",
+        "checkpoints",
+        "figures",
+        "recordings",
+        *SETTINGS,
+    }
     known |= {f"{name}.partial" for name in known}
     for entry in path.iterdir():
         if entry.name not in known:
             return False
-        if entry.name == "history.csv" and entry.read_bytes().count(b"\n") > 1:
+        if entry.name in ("history.csv", "signal.csv") and entry.read_bytes().count(b"\n") > 1:
             return False
         if entry.is_dir() and any(not inside.name.endswith(".partial") for inside in entry.iterdir()):
             return False
@@ -245,6 +261,14 @@ def _clear(place: RunFolder, replace: bool) -> None:
     for folder in (place.checkpoints, place.figures):
         shutil.rmtree(folder, ignore_errors=True)
     # the settings go last: what they stand for can be replaced again as long as they are there
-    for old in (place.parameters, place.start, place.final, *path.glob("summary.*"), place.history, place.settings):
+    for old in (
+        place.signal,
+        place.parameters,
+        place.start,
+        place.final,
+        *path.glob("summary.*"),
+        place.history,
+        place.settings,
+    ):
         old.unlink(missing_ok=True)
         old.with_name(old.name + ".partial").unlink(missing_ok=True)

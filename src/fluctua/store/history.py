@@ -66,6 +66,8 @@ def read_owned(path: Path) -> list[tuple[Row, str]]:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}); a run folder is made by `fluctua train`."
         ) from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text: it is damaged, or no history of a run.") from None
     header = next((known for known in (HEADER, PLAIN) if text.startswith(known)), None)
     if header is None:
         raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")

@@ -19,9 +19,9 @@ import h5py
 import jax
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.types import Estimate, Params
 from fluctua.learn.train import Record
-from fluctua.store import checkpoint, course, folder, history
+from fluctua.store import checkpoint, course, folder, history, signal
 from fluctua.store.checkpoint import Damaged, State, from_arrays, to_arrays
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -74,6 +74,7 @@ class Journal:
     def __init__(self, place: RunFolder, lock: IO[str], run: str, keep: Keep, names: Names):
         self.place, self.lock, self.run, self.keep, self.names = place, lock, run, keep, names
         self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
+        self.signal = open(place.signal, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
         self.points: list[course.Point] = []
         self.last: course.Point | None = None
         self.saved = time.monotonic()
@@ -83,9 +84,10 @@ class Journal:
         """Whether it is time for a checkpoint."""
         return time.monotonic() - self.saved >= self.keep.seconds
 
-    def add(self, row: Row, theta: Params) -> None:
+    def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
         """One more row."""
         history.append(self.file, row, self.run)
+        signal.append(self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr))
         if self.keep.every:
             self.last = course.Point(row.row, row.iteration, _grouped(self.keep, self.names(theta)))
             if row.iteration % self.keep.every == 0:
@@ -119,6 +121,8 @@ class Journal:
         finally:
             with suppress(OSError):  # what could not be written has raised above
                 self.file.close()
+            with suppress(OSError):
+                self.signal.close()
             self.lock.close()
 
     def rows(
@@ -143,7 +147,7 @@ class Journal:
                     after, row, restart = step(state, record)
                     over = finished(after)
                     with folder.explained(self.place):
-                        self.add(row, record.theta)
+                        self.add(row, record.theta, record.estimate)
                         state = after
                         if (restart or self.due) and not over:  # the last one is written by `close`
                             self.save(state)
@@ -187,7 +191,7 @@ def create(
             if start.now.iteration:
                 checkpoint.replace(place.start, checkpoint.packed(to_arrays(start) | {RUN: np.array(run)}))
             checkpoint.replace(place.settings, settings)
-            _fresh_files(place, run, _grouped(keep, names(start.now.theta)), keep)
+            _fresh_files(place, run, names(start.now.theta), keep)
             return Journal(place, lock, run, keep, names)
     except BaseException:
         lock.close()
@@ -226,9 +230,10 @@ def reopen(
             refuse_other(place, name, owner, run)
         checkpoint.replace(place.settings, settings)
         if state.row == 0:
-            _fresh_files(place, run, known, keep)
+            _fresh_files(place, run, names(state.now.theta), keep)
             return Journal(place, lock, run, keep, names)
         history.truncate(place.history, state.row - 1, run)
+        signal.truncate(place.signal, names(state.now.theta), state.row - 1)
         if keep.every:
             try:
                 course.truncate(place.parameters, list(known), state.row - 1, 1 if over else keep.every)
@@ -304,5 +309,6 @@ def _grouped(keep: Keep, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 def _fresh_files(place: RunFolder, run: str, theta: Mapping[str, np.ndarray], keep: Keep) -> None:
     checkpoint.replace(place.history, history.HEADER.encode())
+    checkpoint.replace(place.signal, signal.header(theta).encode())
     if keep.every:
-        course.create(place.parameters, theta, run, keep.describe)
+        course.create(place.parameters, _grouped(keep, theta), run, keep.describe)

@@ -1,0 +1,1 @@
+"""A page that follows trainings by reading their folders."""

@@ -1,0 +1,216 @@
+"""The server of the page: a few reads of run folders over HTTP, on this machine alone unless asked otherwise.
+
+    GET /                        the page          GET /runs/NUMBER/history      ?from=&to= iterations
+    GET /runs                    one line a run    GET /runs/NUMBER/parameters   records, arrays, network
+    GET /changes                 a stream of it    GET /runs/NUMBER/theta/RECORD
+    GET /runs/NUMBER/details     texts, incidents  GET /runs/NUMBER/history.csv  download
+
+Nothing is written, nothing but the page's own files and what is read of known runs is served, and every answer says
+that the page may load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fluctua.watch.folders import Library, Unreadable, encoded
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+EVERY = 1.0
+"""Seconds between two looks at the folders, for all pages together."""
+PULSE = 15.0
+"""Seconds after which a stream without news says that it lives."""
+MOST_STREAMS = 32
+PORT = 8765
+PAGE = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "network.js": ("network.js", "text/javascript; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+    "uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Changes:
+    """One look at the folders a second, shared by all pages that are open; none while no page is."""
+
+    def __init__(self, library: Library):
+        self.library, self.streams = library, 0
+        self.news = asyncio.Condition()
+        self.overview: bytes = b""
+        self.task: asyncio.Task[None] | None = None
+
+    async def look(self) -> bytes:
+        """The runs as they are now."""
+        self.overview = encoded(await asyncio.to_thread(self.library.overview))
+        return self.overview
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Server-sent events: the runs, whenever something in their folders changed."""
+        self.streams += 1
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._watch())
+        try:
+            shown = b""
+            while True:
+                if self.overview and self.overview != shown:
+                    shown = self.overview
+                    yield b"data: " + shown + b"\n\n"
+                async with self.news:
+                    try:
+                        await asyncio.wait_for(self.news.wait(), PULSE)
+                    except TimeoutError:
+                        yield b": still here\n\n"
+        finally:
+            self.streams -= 1
+
+    async def _watch(self) -> None:
+        while self.streams:
+            before = self.overview
+            with contextlib.suppress(OSError, ValueError):  # a folder that goes while it is read
+                await self.look()
+            if self.overview != before:
+                async with self.news:
+                    self.news.notify_all()
+            await asyncio.sleep(EVERY)
+
+
+def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
+    """The page of some folders, as an ASGI application.
+
+    Args:
+        roots: folders with run folders in them, or run folders.
+        hosts: names under which the page is asked for; those of this machine if not given. Others are refused, so that
+            no page from elsewhere can read this one.
+    Returns: the application.
+
+    """
+    needed()
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    library = Library(roots)
+    library.find()
+    changes = Changes(library)
+    files = resources.files("fluctua.watch") / "page"
+
+    async def page(request: Any) -> Response:
+        name = request.path_params.get("name", "")
+        if name not in PAGE:
+            return JSONResponse({"error": "there is no such page."}, 404, HEADERS)
+        file, kind = PAGE[name]
+        return Response((files / file).read_bytes(), headers=HEADERS | {"Content-Type": kind})
+
+    async def runs(request: Any) -> Response:
+        return Response(await changes.look(), media_type="application/json", headers=HEADERS)
+
+    async def stream(request: Any) -> Response:
+        if changes.streams >= MOST_STREAMS:
+            return JSONResponse({"error": f"{MOST_STREAMS} pages are open already."}, 503, HEADERS)
+        return StreamingResponse(changes.stream(), media_type="text/event-stream", headers=HEADERS)
+
+    def answer(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def endpoint(request: Any) -> Response:
+            try:
+                tree = await asyncio.to_thread(lambda: encoded(read(request)))
+            except (Unreadable, OSError) as error:
+                return JSONResponse({"error": str(error)}, 404, HEADERS)
+            except (ValueError, KeyError) as error:  # damaged files say so in many ways
+                return JSONResponse({"error": f"a file of this run is damaged ({error})."}, 404, HEADERS)
+            return Response(tree, media_type="application/json", headers=HEADERS)
+
+        return endpoint
+
+    async def table(request: Any) -> Response:
+        number = request.path_params["number"]
+        try:
+            name = library.run(number).name.replace("/", "-")
+            text = await asyncio.to_thread(lambda: "".join(library.table(number)))
+        except (ValueError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 404, HEADERS)
+        attachment = f'attachment; filename="{_harmless(name)}-history.csv"'
+        return Response(text, headers=HEADERS | {"Content-Type": "text/csv", "Content-Disposition": attachment})
+
+    number = lambda request: request.path_params["number"]
+    limit = lambda request, name, default: float(request.query_params.get(name, default))
+    reads = {
+        "history": lambda r: library.history(number(r), limit(r, "from", "-inf"), limit(r, "to", "inf")),
+        "parameters": lambda r: library.parameters(number(r)),
+        "details": lambda r: library.details(number(r)),
+    }
+    routes = [
+        Route("/runs", runs),
+        Route("/changes", stream),
+        *(Route(f"/runs/{{number}}/{name}", answer(read)) for name, read in reads.items()),
+        Route(
+            "/runs/{number}/theta/{record:int}",
+            answer(lambda r: library.theta(number(r), r.path_params["record"])),
+        ),
+        Route("/runs/{number}/history.csv", table),
+        Route("/", page),
+        Route("/{name}", page),
+    ]
+    allowed = hosts or ["localhost", "127.0.0.1", "[::1]"]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
+
+
+def serve(roots: list[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] = print) -> None:
+    """Serve the page until it is stopped.
+
+    Args:
+        roots: folders with run folders in them, or run folders.
+        host: address of this machine to listen on; others than the loopback show the runs to the network.
+        port: 0 takes `PORT`, or any free one where that is taken.
+        ready: is given the address once it is known.
+
+    """
+    app = application(roots, None if host in ("127.0.0.1", "localhost", "::1") else ["*"])
+    import uvicorn
+
+    with contextlib.closing(_bound(host, port)) as listening:
+        shown = f"[{host}]" if ":" in host else host
+        ready(f"http://{shown}:{listening.getsockname()[1]}/")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def needed() -> None:
+    """Raise if the packages that the page needs are not there."""
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
+        raise ValueError("the page needs Starlette and uvicorn: pip install 'fluctua[watch]'.")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    for choice in [port] if port else [PORT, 0]:
+        try:
+            return socket.create_server((host, choice), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            failure = error
+    raise ValueError(f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. Take another --port.")
+
+
+def _harmless(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)

@@ -1,0 +1,70 @@
+"""Run folders that grow, are killed and go on, for the page that follows them."""
+
+import csv
+
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.runs.parameters import describing
+from fluctua.store import course, history, signal
+from fluctua.store.folder import RunFolder, acquire
+from fluctua.store.history import Row
+
+
+class Growing:
+    """A run of a lattice, written as training writes it, without the training."""
+
+    def __init__(self, path, *, every=5):
+        self.place, self.every, self.lock = RunFolder(path), every, None
+        path.mkdir(parents=True)
+        self.network = tcmt.rectangular(3, 4)
+        self.place.settings.write_text('preset = "demo"\n')
+        self.place.history.write_text(history.HEADER)
+        self.place.signal.write_text(signal.header(self.theta(0)))
+        course.create(self.place.parameters, self.theta(0), "aa", describing(self.network, {"sigma_kappa": 0.0}))
+        self.count = 0
+
+    def theta(self, iteration):
+        sites, bonds = self.network.sites, len(self.network.bonds)
+        return {
+            "omega": np.full(sites, 0.01 * iteration),
+            "kappa": np.full(bonds, 1 + 0.01 * iteration),
+            "chi": np.full(sites, -1e-4 * iteration),
+        }
+
+    def begin(self):
+        self.lock = acquire(self.place)
+
+    def kill(self):
+        self.lock.close()
+
+    def grow(self, rows, event=""):
+        with open(self.place.history, "a") as file, open(self.place.signal, "a") as beside:
+            for k in range(self.count, self.count + rows):
+                last = k == self.count + rows - 1
+                row = Row(k, k, 0.5 - 0.4 / (1 + k), 0.01, 100, 100 * (k + 1), 1.0, 0.1, event if last else "")
+                history.append(file, row, "aa")
+                signal.append(beside, k, self.theta(k + 1), self.theta(1))
+                if k % self.every == 0:
+                    course.append(self.place.parameters, [course.Point(k, k, self.theta(k))])
+        self.count += rows
+
+    def cut(self, rows):
+        """What resuming does: everything after a checkpoint goes."""
+        history.truncate(self.place.history, rows - 1, "aa")
+        signal.truncate(self.place.signal, self.theta(0), rows - 1)
+        course.truncate(self.place.parameters, list(self.theta(0)), rows - 1, self.every)
+        self.count = rows
+
+    def incident(self, kind, text):
+        path = self.place.path / "incidents.csv"
+        fresh = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.writer(file)
+            if fresh:
+                writer.writerow(("time", "iteration", "kind", "trajectories", "reason"))
+            writer.writerow(("2026-01-01T00:00:00", self.count, kind, 3, text))
+
+    def end(self):
+        np.savez(self.place.final, **self.theta(self.count))
+        self.lock.close()

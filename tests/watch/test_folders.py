@@ -1,0 +1,150 @@
+"""What the page reads of run folders: states, thinned histories, and nothing outside."""
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from fluctua.store import course, history
+from fluctua.store.history import Row
+from fluctua.watch import folders
+from fluctua.watch.folders import Library, Unreadable, thinned
+from watched import Growing
+
+
+def only(library):
+    (line,) = library.overview()
+    return line
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="who holds a lock is read from /proc/locks, Linux's")
+def test_states(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.begin()
+    run.grow(3)
+    assert (only(library)["state"], only(library)["iteration"]) == ("running", 2)
+    run.kill()
+    assert only(library)["state"] == "killed"
+    run.begin()
+    run.grow(2)
+    run.end()
+    assert only(library)["state"] == "ended"
+
+
+def test_looking_leaves_everything_as_it_is(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(12)
+    run.incident("dropped", "line went")
+    seen = lambda: {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in tmp_path.rglob("*")}
+    before = seen()
+    number = only(library)["number"]
+    for read in (library.history, library.parameters, library.details):
+        read(number)
+    library.theta(number, 0)
+    assert seen() == before
+
+
+def test_a_history_that_is_cut_back_is_read_again(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(30)
+    number = only(library)["number"]
+    assert library.history(number)["columns"]["iteration"][-1] == 29
+    run.cut(20)
+    assert library.history(number)["columns"]["iteration"][-1] == 19
+    run.grow(5, "escalate 2000")
+    answer = library.history(number)
+    assert answer["columns"]["iteration"] == list(range(25))
+    assert answer["events"] == [{"iteration": 24, "event": "escalate 2000"}]
+
+
+def test_signal_of_each_family(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(4)
+    columns = library.history(only(library)["number"])["columns"]
+    sites = run.network.sites
+    np.testing.assert_allclose(columns["omega norm"], [0.01 * (k + 1) * sites**0.5 for k in range(4)], rtol=1e-4)
+    np.testing.assert_allclose(columns["omega error"], [0.01 * sites**0.5] * 4, rtol=1e-4)
+
+
+def test_thinning_keeps_ends_and_peaks():
+    values = np.zeros(100_000)
+    values[77_777] = 1.0
+    places = thinned(values, 2000)
+    assert len(places) <= 2000
+    assert {0, 77_777, 99_999} <= set(places.tolist())
+
+
+def test_long_histories_leave_thin_and_few_are_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "HELD", 2)
+    library = Library([tmp_path])
+    for name in "abc":
+        run = Growing(tmp_path / name)
+        with open(run.place.history, "a") as file:
+            file.writelines(history.line(Row(k, k, 0.1, 0.01, 10, 10 * k, 1.0, 0.1), "aa") for k in range(20_000))
+    for line in library.overview():
+        answer = library.history(line["number"])
+        assert len(answer["columns"]["J"]) <= folders.POINTS
+        assert answer["rows"] == 20_000
+        inside = library.history(line["number"], 100, 199)["columns"]["iteration"]
+        assert inside == list(range(100, 200))  # a stretch is shown whole
+    assert len(library._held) == 2
+
+
+def test_nothing_outside_is_read(tmp_path):
+    outside, inside = Growing(tmp_path / "out" / "secret"), tmp_path / "in"
+    outside.grow(3)
+    run = Growing(inside / "a")
+    run.grow(3)
+    (inside / "linked").symlink_to(outside.place.path)
+    (run.place.path / "summary.txt").symlink_to(outside.place.settings)
+    run.place.parameters.unlink()
+    run.place.parameters.symlink_to(outside.place.parameters)
+    library = Library([inside])
+    assert [line["name"] for line in library.overview()] == ["a"]
+    number = only(library)["number"]
+    assert "summary.txt" not in library.details(number)["texts"]
+    with pytest.raises(Unreadable, match="parameters.h5"):
+        library.parameters(number)
+
+
+def test_links_within_hdf5_are_not_followed(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(6)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["data"] = np.zeros(3)
+    with h5py.File(run.place.parameters, "a") as file:
+        file["foreign"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "data")
+    with pytest.raises(Unreadable, match="foreign"):
+        library.parameters(only(library)["number"])
+
+
+@pytest.mark.parametrize("damage", [b"", b"no table\n", b"row,iteration\n1,2\n", bytes(range(256))])
+def test_damaged_files_are_named(tmp_path, damage):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(3)
+    number = only(library)["number"]
+    run.place.history.write_bytes(damage)
+    run.place.parameters.write_bytes(damage)
+    library.overview()
+    with pytest.raises(Unreadable, match="history.csv"):
+        library.history(number)
+    with pytest.raises(Unreadable, match="parameters.h5"):
+        library.parameters(number)
+
+
+def test_own_processes_have_courses(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(3)
+    theta = {"k": np.array(1.0), "w": np.zeros((2, 2))}
+    course.create(run.place.parameters, theta, "aa")
+    course.append(run.place.parameters, [course.Point(0, 0, theta), course.Point(1, 1, {**theta, "k": np.array(2.0)})])
+    answer = library.parameters(only(library)["number"])
+    assert answer["network"] is None
+    assert answer["courses"]["k"] == [1.0, 2.0]
+    assert {"w[0, 0]", "w[1, 1]"} < set(answer["courses"])
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(ValueError, match="no folder nowhere"):
+        Library([__import__("pathlib").Path("nowhere")])
