@@ -48,6 +48,16 @@ def test_reuse_trains_and_looks_around():
     assert re.search(r"\+6.0   the 500 trajectories are worth \d\S* at these parameters", out)
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_loggers_are_given_every_row(name, tmp_path):
+    pytest.importorskip({"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed")
+    quiet = environment_of_a_user(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
+    out = run(ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path)
+    assert "30 iterations" in out
+    logged = [p for p in tmp_path.rglob("*") if "tfevents" in p.name or p.suffix == ".wandb"]
+    assert sum(path.stat().st_size for path in logged) > 1000
+
+
 def test_recorded_arrays():
     out = run(ROOT / "examples" / "recorded_arrays.py")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))

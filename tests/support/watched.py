@@ -5,7 +5,7 @@ import csv
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.runs.parameters import describing
+from fluctua.runs.reading import describing
 from fluctua.store import course, history, signal
 from fluctua.store.folder import RunFolder, acquire
 from fluctua.store.history import Row

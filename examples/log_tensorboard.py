@@ -1,0 +1,26 @@
+"""A training in TensorBoard.
+
+Run it with `pip install tensorboardX`, `python examples/log_tensorboard.py`; look with `tensorboard --logdir runs`.
+"""
+
+import sys
+
+import jax.numpy as jnp
+import optax
+from tensorboardX import SummaryWriter
+
+import fluctua as fl
+
+process = fl.Process(lambda theta, x: theta["force"] - x, lambda theta, x: 0.3 * jnp.ones_like(x))
+objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
+estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 41)))
+
+folder = sys.argv[1] if len(sys.argv) > 1 else "runs/trap-tensorboard"
+with SummaryWriter(f"{folder}-events") as writer:
+
+    def log(row, record):
+        for name in ("J", "J_stderr", "gradient_norm", "ensemble", "trajectories"):
+            writer.add_scalar(name, getattr(row, name), row.iteration)
+        writer.add_scalar("force", float(record.theta["force"]), row.iteration)
+
+    print(fl.run(folder, estimator, {"force": jnp.zeros(())}, optax.adam(0.1), count=200, iterations=30, on_row=log))

@@ -1,0 +1,26 @@
+"""A training in Weights & Biases.
+
+Run it with `pip install wandb`, `python examples/log_wandb.py`; WANDB_MODE=offline keeps everything here.
+"""
+
+import sys
+
+import jax.numpy as jnp
+import optax
+import wandb
+
+import fluctua as fl
+
+process = fl.Process(lambda theta, x: theta["force"] - x, lambda theta, x: 0.3 * jnp.ones_like(x))
+objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
+estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 41)))
+
+folder = sys.argv[1] if len(sys.argv) > 1 else "runs/trap-wandb"
+settings = {"count": 200, "iterations": 30}
+with wandb.init(project="fluctua", config=settings) as board:
+
+    def log(row, record):
+        numbers = {"J": row.J, "J_stderr": row.J_stderr, "gradient_norm": row.gradient_norm}
+        board.log({**numbers, "force": float(record.theta["force"])}, step=row.row)
+
+    print(fl.run(folder, estimator, {"force": jnp.zeros(())}, optax.adam(0.1), on_row=log, **settings))
