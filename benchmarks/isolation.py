@@ -167,10 +167,13 @@ def _curves(axes: Axes, run: dict[str, np.ndarray]) -> None:
 def _drive(axes: Axes, drive: dict[str, np.ndarray], trained: float) -> None:
     s = drive["amplitude"]
     for way, ink in (("forward", FORWARD), ("backward", BACKWARD)):
-        axes.plot(s, drive[way], color=ink, label=f"{way}, no noise")
-        axes.plot(s, drive[f"noisy_{way}"], "o", ms=2, color=ink, mec="none", label="with noise")
+        axes.plot(s, drive[way], color=ink)
+        axes.plot(s, drive[f"noisy_{way}"], "o", ms=2, color=ink, mec="none")
+    axes.plot([], [], color="0.3", label="no noise")
+    axes.plot([], [], "o", ms=2, color="0.3", label="with noise and its power")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.2, 1.0))
     axes.axvline(trained, color="0.6", lw=0.6, ls=(0, (4, 3)))
-    axes.text(1.05 * trained, 0.97, "trained here", fontsize=7, color="0.4", va="top")
+    axes.text(1.05 * trained, 0.8, "trained here", fontsize=7, color="0.4", va="top")
     axes.set(xscale="log", xlabel="drive amplitude $s^+$", ylabel="fraction of power", ylim=(-0.03, 1))
     axes.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
     axes.minorticks_off()
@@ -189,11 +192,12 @@ def _sites(axes: Axes, sites: dict[str, np.ndarray]) -> None:
     """Detunings while driven: ω + χ|ψ|² either way, and ω alone."""
     order = np.argsort(-np.abs(sites["chi"] * (sites["intensity_forward"] - sites["intensity_backward"])))[:SHOWN]
     place = np.arange(len(order))
-    axes.plot(place, sites["omega"][order], "_", ms=9, color="0.4", label=r"$\omega$")
+    axes.plot(place, sites["omega"][order], "_", ms=9, color="0.4", label=r"$\omega_n$")
     for way, ink in (("forward", FORWARD), ("backward", BACKWARD)):
         shifted = sites["omega"] + sites["chi"] * sites[f"intensity_{way}"]
         axes.plot(place, shifted[order], "o", ms=4, color=ink, label=way)
     axes.axhline(0, color="0.8", lw=0.6, zorder=0)
+    axes.legend(loc="upper right", handletextpad=0.2)
     axes.set_xticks(place, [f"{int(n)}" for n in sites["site"][order]])
     axes.set(xlabel="resonator", ylabel=r"detuning $\omega_n+\chi_n|\psi_n|^2$")
     letter(axes, "e")

@@ -372,14 +372,14 @@ ISOLATION = changed(
     FAST,
     {
         "preset": "isolation",
-        "iterations": 400,
+        "iterations": 300,
         "lattice.rows": 4,
         "lattice.columns": 5,
         "task.reward": "isolation",
         "task.dt": 5e-4,  # a Kerr detuning of 9 is stable still: 2γ/Δω² = 5e-4
         "ensemble.trajectories": 64,
         "optimiser.learning_rate": 0.03,
-        "optimiser.decay": 50.0,
+        "optimiser.decay": 20.0,
         "baseline.memory": 1.0,  # the noise-free twin errs near bistability: all of the score's correction counts
     },
 )
