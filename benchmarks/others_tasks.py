@@ -1,0 +1,142 @@
+"""Tasks of benchmarks/others.py: a device that is run one trajectory at a time, in settings u ∈ [−1, 1]^P."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy.optimize import lsq_linear
+from scipy.signal import lfilter
+
+import fluctua as fl
+from fluctua import tcmt
+
+
+class Problem(NamedTuple):
+    """A task in u ∈ [−1, 1]^P; its start is u = 0.
+
+    measure: (seed, u) -> the return of one trajectory. value: u -> J. estimators: what makes an `InBox`, by what
+    it knows. best: J that cannot be passed, if known.
+    """
+
+    name: str
+    size: int
+    budget: int
+    measure: Callable[[int, np.ndarray], float]
+    value: Callable[[np.ndarray], float]
+    estimators: dict[str, Any]
+    best: float | None
+
+
+class InBox(NamedTuple):
+    """An estimator of ∂J/∂u where θ = middle + reach u."""
+
+    inner: Any
+    middle: np.ndarray
+    reach: np.ndarray
+    unravel: Callable[[np.ndarray], Any]
+
+    def __call__(self, key: Any, u: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Gradient and mean square (P,), and the trajectories spent."""
+        estimate = self.inner(key, self.unravel(jnp.asarray(self.middle + self.reach * u, jnp.float32)), count)
+        flat = lambda tree: np.asarray(ravel_pytree(tree)[0], float)
+        return (
+            self.reach * flat(estimate.gradient),
+            self.reach**2 * flat(estimate.second_moment),
+            count + self.inner.pilot,
+        )
+
+
+# ------------------------------------------------------------------------------------------ the trap
+
+SETTINGS, HELD, TARGET, AROUND = 20, 5, 5.0, 3.0
+DT = 1 / (SETTINGS * HELD)
+RAMP = TARGET * (np.arange(SETTINGS) + 0.5) / SETTINGS
+
+
+def work(centres: Any, x: Any) -> Any:
+    """W = Σ V(x, λ) − V(x, λ before), V = (x − λ)²/2, over all jumps, the last one to the target. x (…, K+1)"""
+    path = jnp.concatenate([jnp.zeros(1), centres, jnp.full(1, TARGET)])
+    return jnp.sum((path[1:] ** 2 - path[:-1] ** 2) / 2 - x * (path[1:] - path[:-1]), axis=-1)
+
+
+def mean_positions(centres: Any) -> Any:
+    """E[x] of the Euler chain where the trap jumps, from equilibrium at 0. (K+1,)"""
+    stay = (1 - DT) ** HELD
+    rows = [jnp.zeros(())]
+    for centre in centres:
+        rows.append(stay * rows[-1] + (1 - stay) * centre)
+    return jnp.stack(rows)
+
+
+def trap() -> Problem:
+    """An overdamped particle dragged from 0 to 5 in the time 1, J = −E[W]; 20 positions of the trap, 1/20 each."""
+    centres_of = lambda u: RAMP + AROUND * np.clip(u, -1, 1)
+    exact = jax.jit(lambda centres: -work(centres, mean_positions(centres)))
+
+    def measure(seed: int, u: np.ndarray) -> float:
+        rng, centres = np.random.default_rng(seed), centres_of(u)
+        force = np.repeat(centres, HELD) * DT + np.sqrt(2 * DT) * rng.standard_normal(SETTINGS * HELD)
+        force[0] += (1 - DT) * (start := rng.standard_normal())
+        x = np.append(start, lfilter([1.0], [1.0, DT - 1], force))[::HELD]
+        path = np.concatenate([[0.0], centres, [TARGET]])
+        return -float(np.sum(np.diff(path**2) / 2 - x * np.diff(path)))
+
+    place = lambda t: jnp.floor(t / (HELD * DT) + 1e-3).astype(int)
+    before = lambda centres, t: jnp.where(place(t) > 0, centres[place(t) - 1], 0.0)
+    energy = lambda x, centre: (x - centre) ** 2 / 2
+    jumps = lambda t: jnp.abs(t / (HELD * DT) - place(t)) < DT  # at the first step of a setting
+    process = fl.Process(
+        drift=lambda centres, x, t: centres[place(t)] - x, noise=lambda centres, x: np.sqrt(2.0) * jnp.ones(1)
+    )
+    objective = fl.Objective(
+        running=lambda c, x, t: jnp.where(jumps(t), energy(x[0], before(c, t)) - energy(x[0], c[place(t)]), 0.0) / DT,
+        terminal=lambda c, x: energy(x[0], c[-1]) - energy(x[0], TARGET),
+    )
+    start = fl.Density(
+        sample=lambda key, theta, context: jax.random.normal(key, (1,)),
+        log_density=lambda theta, x, context: -(x[0] ** 2) / 2,
+    )
+    simulator = fl.simulator(process, start, jnp.linspace(0, 1, SETTINGS * HELD + 1))
+    made = {"score": fl.ppgt(process, objective, simulator, baseline="mean"),
+            "twin": fl.ppgt(process, objective, simulator, baseline="twin")}  # fmt: skip
+    boxed = {k: lambda v=v: InBox(v, RAMP, np.full(SETTINGS, AROUND), lambda v: v) for k, v in made.items()}
+    # −J is a quadratic form of the centres: its least value in the box
+    hessian = -np.asarray(jax.hessian(exact)(jnp.asarray(RAMP)), float)
+    slope = -np.asarray(jax.grad(exact)(jnp.asarray(RAMP)), float)
+    root = np.linalg.cholesky(hessian).T
+    inside = lsq_linear(root, np.linalg.solve(root.T, -slope), (-AROUND, AROUND)).x
+    best = float(exact(jnp.asarray(RAMP + inside)))
+    value = lambda u: float(exact(jnp.asarray(centres_of(u))))
+    return Problem("trap", SETTINGS, 4_000, measure, value, boxed, best)
+
+
+# --------------------------------------------------------------------------------------- the lattice
+
+
+def lattice() -> Problem:
+    """5 × 8 resonators, T = 10: power transmitted from corner to corner; |ω| ≤ 2, 0 ≤ κ ≤ 2, |χ| ≤ 0.02."""
+    task = tcmt.transmission(tcmt.rectangular(5, 8), horizon=10.0, dt=2.5e-3)
+    network = task.network
+    shapes = {name: network.shape(name) for name in ("omega", "kappa", "chi")}
+    middle = {"omega": 0.0, "kappa": 1.0, "chi": 0.0}
+    reach = {"omega": 2.0, "kappa": 1.0, "chi": 0.02}
+    fill = lambda numbers: ravel_pytree({n: jnp.full(s, numbers[n], jnp.float32) for n, s in shapes.items()})
+    (centre, unravel), (width, _) = fill(middle), fill(reach)
+    centre, width = np.asarray(centre, float), np.asarray(width, float)
+    run = task.estimator("cpu", baseline="none", threads=1).run  # type: ignore[attr-defined]
+    theta_of = lambda u: unravel(jnp.asarray(centre + width * np.clip(u, -1, 1), jnp.float32))
+
+    def measure(seed: int, u: np.ndarray) -> float:
+        # the kernels run two at least; the second is not looked at
+        return float(run(jax.random.key(seed), theta_of(u), 2, scores=False).returns[0])
+
+    value = lambda u: run(jax.random.key(2**31 - 1), theta_of(u), 64, scores=False).value
+    made = {"score": lambda: task.estimator("cpu", baseline="carried", threads=1),
+            "twin": lambda: task.estimator("cpu", baseline="twin", threads=1)}  # fmt: skip
+    boxed = {k: lambda v=v: InBox(v(), centre, width, unravel) for k, v in made.items()}
+    return Problem("lattice", len(centre), 4_000, measure, value, boxed, None)
