@@ -156,7 +156,7 @@ def _both(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 METHODS = {
     "ppgt-twin": Method("policy gradient, exact model as twin, Adam", "the exact model", gradient, _both(
-        _grid(known=["twin"], rule=["adam"], rate=[0.02, 0.05], count=[8, 32])), "#332288"),
+        _grid(known=["twin"], rule=["adam"], rate=[0.02, 0.05], count=[16, 64])), "#332288"),
     "ppgt": Method("policy gradient, score only, the paper's rule", "the exact drift, in the score", gradient, _both(
         _grid(known=["score"], rule=["paper"], rate=[0.05, 0.2], count=[50, 200])), "#117733"),
     "cma": Method("CMA-ES", "nothing", covariance, _both(

@@ -56,6 +56,8 @@ class InBox(NamedTuple):
 SETTINGS, HELD, TARGET, AROUND = 20, 5, 5.0, 3.0
 DT = 1 / (SETTINGS * HELD)
 RAMP = TARGET * (np.arange(SETTINGS) + 0.5) / SETTINGS
+OFFSETS = 0.5 * np.random.default_rng(7).standard_normal(SETTINGS)
+"""By which every position of the trap is off, unknown to those who know nothing."""
 
 
 def work(centres: Any, x: Any) -> Any:
@@ -75,7 +77,8 @@ def mean_positions(centres: Any) -> Any:
 
 def trap() -> Problem:
     """An overdamped particle dragged from 0 to 5 in the time 1, J = −E[W]; 20 positions of the trap, 1/20 each."""
-    centres_of = lambda u: RAMP + AROUND * np.clip(u, -1, 1)
+    middle = RAMP + OFFSETS
+    centres_of = lambda u: middle + AROUND * np.clip(u, -1, 1)
     exact = jax.jit(lambda centres: -work(centres, mean_positions(centres)))
 
     def measure(seed: int, u: np.ndarray) -> float:
@@ -104,13 +107,13 @@ def trap() -> Problem:
     simulator = fl.simulator(process, start, jnp.linspace(0, 1, SETTINGS * HELD + 1))
     made = {"score": fl.ppgt(process, objective, simulator, baseline="mean"),
             "twin": fl.ppgt(process, objective, simulator, baseline="twin")}  # fmt: skip
-    boxed = {k: lambda v=v: InBox(v, RAMP, np.full(SETTINGS, AROUND), lambda v: v) for k, v in made.items()}
+    boxed = {k: lambda v=v: InBox(v, middle, np.full(SETTINGS, AROUND), lambda v: v) for k, v in made.items()}
     # −J is a quadratic form of the centres: its least value in the box
-    hessian = -np.asarray(jax.hessian(exact)(jnp.asarray(RAMP)), float)
-    slope = -np.asarray(jax.grad(exact)(jnp.asarray(RAMP)), float)
+    hessian = -np.asarray(jax.hessian(exact)(jnp.asarray(middle)), float)
+    slope = -np.asarray(jax.grad(exact)(jnp.asarray(middle)), float)
     root = np.linalg.cholesky(hessian).T
     inside = lsq_linear(root, np.linalg.solve(root.T, -slope), (-AROUND, AROUND)).x
-    best = float(exact(jnp.asarray(RAMP + inside)))
+    best = float(exact(jnp.asarray(middle + inside)))
     value = lambda u: float(exact(jnp.asarray(centres_of(u))))
     return Problem("trap", SETTINGS, 4_000, measure, value, boxed, best)
 
@@ -118,15 +121,21 @@ def trap() -> Problem:
 # --------------------------------------------------------------------------------------- the lattice
 
 
+ERROR = 0.2
+
+
 def lattice() -> Problem:
-    """5 × 8 resonators, T = 10: power transmitted from corner to corner; |ω| ≤ 2, 0 ≤ κ ≤ 2, |χ| ≤ 0.02."""
+    """5 × 8 resonators, T = 10: power transmitted from corner to corner, settings |ω| ≤ 2, 0 ≤ κ ≤ 2, |χ| ≤ 0.02.
+
+    Every coupling has a hidden gain and every detuning a hidden offset, 20 % and 0.2.
+    """
     task = tcmt.transmission(tcmt.rectangular(5, 8), horizon=10.0, dt=2.5e-3)
-    network = task.network
-    shapes = {name: network.shape(name) for name in ("omega", "kappa", "chi")}
-    middle = {"omega": 0.0, "kappa": 1.0, "chi": 0.0}
-    reach = {"omega": 2.0, "kappa": 1.0, "chi": 0.02}
-    fill = lambda numbers: ravel_pytree({n: jnp.full(s, numbers[n], jnp.float32) for n, s in shapes.items()})
-    (centre, unravel), (width, _) = fill(middle), fill(reach)
+    network, hidden = task.network, np.random.default_rng(7)
+    size = {name: len(getattr(network, name)) for name in ("omega", "kappa", "chi")}
+    gain = 1 + ERROR * hidden.standard_normal(size["kappa"])
+    middle = {"omega": ERROR * hidden.standard_normal(size["omega"]), "kappa": gain, "chi": np.zeros(size["chi"])}
+    reach = {"omega": np.full(size["omega"], 2.0), "kappa": gain, "chi": np.full(size["chi"], 0.02)}
+    (centre, unravel), (width, _) = (ravel_pytree(jax.tree.map(jnp.asarray, v)) for v in (middle, reach))
     centre, width = np.asarray(centre, float), np.asarray(width, float)
     run = task.estimator("cpu", baseline="none", threads=1).run  # type: ignore[attr-defined]
     theta_of = lambda u: unravel(jnp.asarray(centre + width * np.clip(u, -1, 1), jnp.float32))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from others import METHODS, SEEDS, Point, contest, follow, gradient, read, table, write
-from others_tasks import AROUND, RAMP, SETTINGS, Problem, mean_positions, trap, work
+from others_tasks import AROUND, OFFSETS, RAMP, SETTINGS, Problem, mean_positions, trap, work
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ def test_measured_work_has_the_exact_mean(dragged):
 @pytest.mark.parametrize("known", ["score", "twin"])
 def test_gradients_of_the_work_are_exact(dragged, known):
     u = np.linspace(-0.3, 0.2, SETTINGS)
-    mean = lambda u: -work(RAMP + AROUND * u, mean_positions(RAMP + AROUND * u))
+    centres = lambda u: RAMP + OFFSETS + AROUND * u
+    mean = lambda u: -work(centres(u), mean_positions(centres(u)))
     slope, square, cost = dragged.estimators[known]()(jax.random.key(1), u, 4000)
     z = (slope - np.asarray(jax.grad(mean)(jnp.asarray(u)))) / np.sqrt((square - slope**2) / 4000)
     assert np.abs(z).max() < 4
