@@ -32,7 +32,8 @@ DIRECTIONS = {"forward": (0, 1), "backward": (1, 0)}
 """Leads that the power comes in at and goes out of."""
 SHOWN = 8
 """Resonators in the last panel, those whose Kerr detuning differs most."""
-AMPLITUDES = np.round(np.geomspace(1.0, 30.0, 45), 3)
+AMPLITUDES = np.round(30 ** (np.arange(36) / 44), 3)
+"""Up to 15: beyond, the Kerr detunings are too large for the preset's steps."""
 
 
 class Power(NamedTuple):
@@ -170,12 +171,12 @@ def _drive(axes: Axes, drive: dict[str, np.ndarray], trained: float) -> None:
         axes.plot(s, drive[way], color=ink)
         axes.plot(s, drive[f"noisy_{way}"], "o", ms=2, color=ink, mec="none")
     axes.plot([], [], color="0.3", label="no noise")
-    axes.plot([], [], "o", ms=2, color="0.3", label="with noise and its power")
-    axes.legend(loc="upper left", bbox_to_anchor=(0.2, 1.0))
+    axes.plot([], [], "o", ms=2, color="0.3", label="with noise")
+    axes.legend(loc="lower left")
     axes.axvline(trained, color="0.6", lw=0.6, ls=(0, (4, 3)))
-    axes.text(1.05 * trained, 0.8, "trained here", fontsize=7, color="0.4", va="top")
+    axes.text(0.95 * trained, 0.97, "trained here", fontsize=7, color="0.4", ha="right", va="top")
     axes.set(xscale="log", xlabel="drive amplitude $s^+$", ylabel="fraction of power", ylim=(-0.03, 1))
-    axes.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
+    axes.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
     axes.minorticks_off()
     letter(axes, "c")
 
@@ -197,7 +198,7 @@ def _sites(axes: Axes, sites: dict[str, np.ndarray]) -> None:
         shifted = sites["omega"] + sites["chi"] * sites[f"intensity_{way}"]
         axes.plot(place, shifted[order], "o", ms=4, color=ink, label=way)
     axes.axhline(0, color="0.8", lw=0.6, zorder=0)
-    axes.legend(loc="upper right", handletextpad=0.2)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.55, 0.98), ncols=3, handletextpad=0.1, columnspacing=0.8)
     axes.set_xticks(place, [f"{int(n)}" for n in sites["site"][order]])
     axes.set(xlabel="resonator", ylabel=r"detuning $\omega_n+\chi_n|\psi_n|^2$")
     letter(axes, "e")

@@ -148,4 +148,4 @@ def lattice() -> Problem:
     made = {"score": lambda: task.estimator("cpu", baseline="carried", threads=1),
             "twin": lambda: task.estimator("cpu", baseline="twin", threads=1)}  # fmt: skip
     boxed = {k: lambda v=v: InBox(v(), centre, width, unravel) for k, v in made.items()}
-    return Problem("lattice", len(centre), 4_000, measure, value, boxed, None)
+    return Problem("lattice", len(centre), 2_000, measure, value, boxed, None)
