@@ -18,11 +18,10 @@ from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import AnyProcess, Estimate, Objective, Params, Process, Score, Trajectories
-from fluctua.insitu.calibration.drift import with_silent_named
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
-from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 from fluctua.learn.repetitions import PARTS
 
 CHUNK_BYTES = 256 * 2**20

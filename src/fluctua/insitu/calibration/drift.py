@@ -28,7 +28,7 @@ are summed over all steps first, one matrix product, and a row of the drift pick
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -41,11 +41,10 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fluctua.core import check
-from fluctua.core.diffusion import with_silent
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.text import names
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
-from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 BATCH = 32
@@ -144,35 +143,6 @@ def fit_drift(
         len(rows),
         passes,
     )
-
-
-def with_silent_named(source: RecordingFile | Trajectories, process: Process, theta: Params) -> Process:
-    """The process, checked, with its silent components named, as they are at the first state that was recorded."""
-    process = check.process(process)
-    if process.silent:
-        return process
-    _, x, context, _ = next(pieces(source, 1))
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], context)
-    start = jnp.asarray(x[0, 0], working_dtype(theta, x))
-    named = with_silent(process, theta, start, jnp.asarray(source.t)[0], one)
-    assert isinstance(named, Process)
-    return named
-
-
-def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
-    """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
-    count = source.count if isinstance(source, RecordingFile) else len(source.x)
-    if count == 0:
-        raise ValueError("there is no complete trajectory to calibrate from.")
-    for first in range(0, count if stop is None else min(stop, count), size):
-        last = min(first + size, count)
-        if isinstance(source, RecordingFile):
-            piece = source.trajectories(first, last, load=True)
-        else:
-            rows = jax.tree.map(lambda leaf: leaf[first:last], source.context)  # noqa: B023
-            piece = Trajectories(source.t, np.asarray(source.x[first:last]), rows)
-        check.finite_trajectories(check.first_bad(np.asarray(piece.x), first), count)
-        yield piece
 
 
 def _pass(

@@ -13,14 +13,14 @@ from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.guard import Residuals, examine
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Estimate, Params, Process, Trajectories
-from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift, with_silent_named
+from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel, task_of
-from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 
 ROUNDS = 4
 ALIKE = 0.02

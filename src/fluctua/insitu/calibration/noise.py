@@ -32,8 +32,8 @@ from scipy.stats import chi2
 from fluctua.core import check
 from fluctua.core.scores import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
-from fluctua.insitu.calibration.drift import Transition, pieces, student_factor, with_diffusion, with_silent_named
-from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
+from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
 LAGS = 8
 BATCH = 64

@@ -38,8 +38,8 @@ from fluctua.core.types import (
     Trajectories,
     working_dtype,
 )
-from fluctua.insitu.calibration.drift import Transition, pieces, with_silent_named
-from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.calibration.drift import Transition
+from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
 GROUPS = 10
 BATCH = 64
