@@ -67,6 +67,7 @@ class Changes:
         """Server-sent events: the runs, whenever something in their folders changed."""
         self.streams += 1
         if self.task is None or self.task.done():
+            self.overview = b""  # of the last page that was open, some time ago
             self.task = asyncio.create_task(self._watch())
         try:
             shown = b""

@@ -59,14 +59,16 @@ async function update() {
   const range = state.zoom && $("against").value === "iteration" ? `?from=${state.zoom[0]}&to=${state.zoom[1]}` : "";
   const shown = new Set([...state.ticked, ...(state.chosen ? [state.chosen] : [])]);
   for (const number of [...state.histories.keys()]) if (!shown.has(number)) state.histories.delete(number);
+  const lost = new Set();
   await Promise.all([...shown].map(async (number) => {
     const version = versionOf(number) + range, known = state.histories.get(number);
     if (known && known.version === version) return;
     try { state.histories.set(number, { version, ...(await ask(`runs/${number}/history${range}`)) }); }
-    catch (error) { state.histories.delete(number); status(error.message, true); }
+    catch (error) { state.histories.delete(number); lost.add(number); status(error.message, true); }
   }));
   draw();
   await details();
+  if (!lost.size) status("live");
 }
 
 // ------------------------------------------------------------------------------------------------ the list of runs
