@@ -23,4 +23,6 @@ with wandb.init(project="fluctua", config=settings) as board:
         numbers = {"J": row.J, "J_stderr": row.J_stderr, "gradient_norm": row.gradient_norm}
         board.log({**numbers, "force": float(record.theta["force"])}, step=row.row)
 
-    print(fl.run(folder, estimator, {"force": jnp.zeros(())}, optax.adam(0.1), on_row=log, **settings))
+    count, iterations = settings["count"], settings["iterations"]
+    theta = {"force": jnp.zeros(())}
+    print(fl.run(folder, estimator, theta, optax.adam(0.1), count=count, iterations=iterations, on_row=log))

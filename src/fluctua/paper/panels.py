@@ -165,9 +165,7 @@ class Running(NamedTuple):
         return np.sqrt((second - self.estimate**2) / (self.trajectories - 1))
 
 
-def clearest_site(
-    key: Array, task: Task, theta: Params, *, count: int = 1000, modulations: int = 16, backend: str = "cpu"
-) -> int:
+def clearest_site(key: Array, task: Task, theta: Params, *, count: int = 1000, backend: str = "cpu") -> int:
     """The resonator whose ∂J/∂ω should be resolved best: largest |slope| / stderr, leads left out.
 
     The paper chose its sites "to favor the resolvability of systematic bias". The slope is that of the return without
@@ -176,7 +174,7 @@ def clearest_site(
     """
     k_slope, k_pilot = jax.random.split(key)
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
-    slopes = pathwise(task.objective, task.simulator(silent))(k_slope, theta, modulations if modulated else 1)
+    slopes = pathwise(task.objective, task.simulator(silent))(k_slope, theta, 16 if modulated else 1)
     pilot = task.estimator(backend)(k_pilot, theta, count)
     z = np.abs(np.asarray(slopes.gradient["omega"])) / np.asarray(pilot.stderr["omega"])
     if len(z) > len(set(task.network.lead_sites.tolist())):
@@ -217,12 +215,12 @@ def running(
 
 
 def finite_difference(
-    key: Array, task: Task, theta: Params, site: int, *, count: int = 10_000, step: float = 1e-3, backend: str = "cpu"
+    key: Array, task: Task, theta: Params, site: int, *, count: int = 10_000, backend: str = "cpu"
 ) -> tuple[float, float]:
     """∂J/∂ω of one site by common-noise differences, and its standard error. Truncation: J'''h²/6, 10⁻⁶ J'''/6."""
     unit = np.zeros(task.network.sites)
     unit[site] = 1.0
-    each = difference(key, task, theta, {"omega": unit}, step=step, count=count, backend=backend)
+    each = difference(key, task, theta, {"omega": unit}, count=count, backend=backend)
     return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
 
 

@@ -70,7 +70,7 @@ class Trained(NamedTuple):
     exposure: Exposure
 
 
-def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, backend: str = "cpu") -> Exposure:
+def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> Exposure:
     """Time-integrated exposure of every parameter at θ: no Wiener noise, modulation on (text on Fig. 1c–e).
 
     count: trajectories of the average; without modulation all are alike, and one is run.
@@ -83,9 +83,7 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32, bac
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
     spec = kernel_spec(task, theta)
     every = math.ceil(spec.steps / RECORDS)
-    done = run_kernel(
-        spec, seed, count if modulated else 1, backend=backend, noise=False, scores=False, record_every=every
-    )
+    done = run_kernel(spec, seed, count if modulated else 1, noise=False, scores=False, record_every=every)
     assert done.trajectories is not None
     size = np.abs(done.trajectories[:, :-1].astype(np.complex128))  # (E, R, N); left ends, so the last is not counted
     of = lambda f: f.mean(axis=0).sum(axis=0) * every * spec.dt
@@ -277,7 +275,7 @@ def from_file(path: Path, config: str = "paper") -> list[Lattice]:
     return [Lattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 
 
-def trained_here(seed: int, sigma_kappa: float, *, iterations: int = 10, count: int = 256) -> Lattice:
+def trained_here(seed: int, sigma_kappa: float) -> Lattice:
     """A small lattice, trained for a second: for a quick look without any run. 3 × 4, T = 8, steps of 0.005."""
     task = tcmt.transmission(tcmt.rectangular(3, 4), horizon=8.0, dt=5e-3, sigma_kappa=sigma_kappa)
     k_start, k_run = jax.random.split(jax.random.key(seed))
@@ -287,8 +285,8 @@ def trained_here(seed: int, sigma_kappa: float, *, iterations: int = 10, count: 
         {"one": optax.adam(0.02), "chi": optax.adam(2e-4)}, {"omega": "one", "kappa": "one", "chi": "chi"}
     )
     bounds = box({"omega": -5.0, "kappa": 0.0, "chi": -0.05}, {"omega": 5.0, "kappa": 2.0, "chi": 0.05})
-    *_, last = train(k_run, theta, task.estimator("cpu"), rule, count=count, iterations=iterations, project=bounds)
-    return Lattice(task, last.next_theta, sigma_kappa, iterations, f"trained here, seed {seed}")
+    *_, last = train(k_run, theta, task.estimator("cpu"), rule, count=256, iterations=10, project=bounds)
+    return Lattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
 
 
 def nearest(lattices: list[Lattice], sigma_kappa: float) -> Lattice:

@@ -91,12 +91,10 @@ def scales(network: Network, *thetas: Params) -> Scales:
     )
 
 
-def draw_network(
-    axes: Axes, network: Network, theta: Params, *, scale: Scales | None = None, source: int = 0, to: int | None = 1
-) -> Scales:
+def draw_network(axes: Axes, network: Network, theta: Params, *, scale: Scales | None = None) -> Scales:
     """The diagram on given axes; the scales it was drawn on, for `draw_keys`.
 
-    theta: some of omega, kappa, chi; the others are the network's. source, to: leads of input and output.
+    theta: some of omega, kappa, chi; the others are the network's. Lead 0 is the input, lead 1 the output.
 
     >>> draw_network(mpl.figure.Figure().subplots(), network, theta)
     """
@@ -111,7 +109,7 @@ def draw_network(
     disks.set(edgecolor="0.25", linewidth=0.4, zorder=3)
     axes.add_collection(disks)
     for lead in range(network.leads):
-        _draw_port(axes, network, lead, "input" if lead == source else "output" if lead == to else "", scale)
+        _draw_port(axes, network, lead, "input" if lead == 0 else "output" if lead == 1 else "", scale)
     low, high = network.positions.min(axis=0), network.positions.max(axis=0)
     margin = MARGIN * scale.length
     axes.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin), aspect="equal")

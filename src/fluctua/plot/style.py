@@ -47,9 +47,9 @@ def sigma_colour(sigma_kappa: float) -> tuple[float, float, float, float]:
     return mpl.colormaps["viridis"](0.85 * min(sigma_kappa / SIGMA_TOP, 1.0))
 
 
-def letter(axes: Axes, text: str, *, x: float = 0.0) -> None:
+def letter(axes: Axes, text: str) -> None:
     """The name of a panel above its upper left corner."""
-    axes.set_title(text, loc="left", fontweight="bold", x=x)
+    axes.set_title(text, loc="left", fontweight="bold", x=0.0)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -45,11 +45,9 @@ def variances(
     baseline: Any = "binned",
     count: int = 1000,
     backend: str = "cpu",
-    family: str = "omega",
-    batches: int = BATCHES,
     done: Done = ignore,
 ) -> np.ndarray:
-    """Variance of one trajectory's gradient, averaged over a family of parameters, at each σ_W. (S, B)
+    """Variance of one trajectory's gradient, averaged over all ω_n, at each σ_W. (S, B)
 
     baseline: a name or a record, as `Task.estimator` takes it.
 
@@ -58,9 +56,9 @@ def variances(
     rows = []
     for sigma in sigma_w:
         estimator: Any = with_noise(task, sigma_w=sigma).estimator(backend, baseline=baseline)
-        samples = np.asarray(estimator.samples(key, theta, count).gradient[family], float)
+        samples = np.asarray(estimator.samples(key, theta, count).gradient["omega"], float)
         spread = (samples - samples.mean(axis=0)) ** 2
-        rows.append(into_batches(spread.mean(axis=1) * count / (count - 1), batches))
+        rows.append(into_batches(spread.mean(axis=1) * count / (count - 1), BATCHES))
         done(count)
     return np.array(rows)
 

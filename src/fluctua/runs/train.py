@@ -131,27 +131,14 @@ def branch(
     return _rows(config, parts, book, state)
 
 
-def complete(
-    config: Config, folder: str | Path, *, callback: Callable[[Row, Record], None] | None = None, replace: bool = False
-) -> dict[str, Any]:
-    """`run` to its end.
-
-    Args:
-        config: what to train.
-        folder: where.
-        callback: is given every row with its record.
-        replace: remove an earlier run in that folder.
-    Returns: the summary.
-
-    """
-    rows = run(config, folder, replace=replace)
+def complete(config: Config, folder: str | Path) -> dict[str, Any]:
+    """`run` to its end; the summary."""
+    rows = run(config, folder)
     while True:
         try:
-            row, record = next(rows)
+            next(rows)
         except StopIteration as end:
             return end.value
-        if callback is not None:
-            callback(row, record)
 
 
 def finished(config: Config, state: State) -> str:
