@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from processes import environment_of_a_user, read_until
+from processes import environment_of_a_user, read_until, wait_until
 from watched import Growing
 
 pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
@@ -50,11 +50,15 @@ def page(address):
         browser.close()
 
 
+def until(page, expression, argument=None):
+    """Wait for an expression to become true. The page's own policy forbids what `wait_for_function` does."""
+    wait_until(lambda: page.evaluate(expression, argument) or page.wait_for_timeout(50), interval=0.0)
+
+
 def points(page, number):
     """Wait until the curve of J has so many points."""
-    page.wait_for_function(
-        "n => document.getElementById('chart-J').getAttribute('aria-label').includes(`: ${n} points`)", arg=number
-    )
+    label = "document.getElementById('chart-J').getAttribute('aria-label')"
+    until(page, f"n => ({label} || '').includes(`: ${{n}} points`)", number)
 
 
 def test_a_run_grows_is_killed_and_goes_on(runs, page):
@@ -86,27 +90,27 @@ def test_the_slider_moves_the_network(runs, page):
     run.grow(41)
     slider = page.locator("#record")
     slider.wait_for()
-    page.wait_for_function("document.getElementById('at').textContent === '40'")
+    until(page, "document.getElementById('at').textContent === '40'")
     radius = lambda: float(page.locator("#network circle").first.get_attribute("r"))
     title = lambda: page.locator("#network circle title").first.text_content()
     largest = radius()
     slider.focus()
     page.keyboard.press("Home")  # by keyboard alone
-    page.wait_for_function("document.getElementById('at').textContent === '0'")
-    page.wait_for_function("r => Number(document.querySelector('#network circle').getAttribute('r')) < r", arg=largest)
+    until(page, "document.getElementById('at').textContent === '0'")
+    until(page, "r => Number(document.querySelector('#network circle').getAttribute('r')) < r", largest)
     assert "ω = 0.00" in title()
     page.get_by_label("change since the start").check()
     page.keyboard.press("Tab")
     slider.focus()
     page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('#network circle title').textContent.includes('Δω = 0.400')")
+    until(page, "document.querySelector('#network circle title').textContent.includes('Δω = 0.400')")
 
 
 def test_runs_over_each_other_axes_and_downloads(runs, page):
     for name in ("first", "second"):
         Growing(runs / name).grow(12)
     page.get_by_label("curves of second").check()
-    page.wait_for_function("document.getElementById('chart-J').getAttribute('aria-label').includes('; second: 12')")
+    until(page, "document.getElementById('chart-J').getAttribute('aria-label').includes('; second: 12')")
     page.get_by_label("log x").check()
     page.get_by_label("log J").check()
     page.get_by_label("against").select_option("trajectories")
@@ -138,7 +142,7 @@ def test_a_page_left_open_does_not_grow(runs, page):
     for _ in range(6):
         run.grow(500)
     page.get_by_text("iteration 3,500").wait_for()
-    page.wait_for_function("!document.getElementById('chart-J').getAttribute('aria-label').includes(': 500 points')")
+    until(page, "!document.getElementById('chart-J').getAttribute('aria-label').includes(': 500 points')")
     drawn = page.evaluate("[...state.histories.values()].map(h => h.columns.J.length)")
     assert max(drawn) <= 2000
     assert page.evaluate(nodes) <= before + 5
