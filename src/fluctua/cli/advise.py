@@ -37,6 +37,9 @@ def advise(
     config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
     backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     score: Annotated[str, typer.Option(help="recordings: euler, or local-linear for samples far apart")] = "euler",
+    continuing: Annotated[
+        bool, typer.Option("--continuing", help="recordings: one long record of a steady state, or a few")
+    ] = False,
     model: Annotated[Path | None, typer.Option(help="recordings: a Python file with `process` and `objective`")] = None,
     params: Annotated[Path | None, typer.Option(help="recordings: .npz of parameters, in place of the file's")] = None,
     map_: Annotated[
@@ -65,7 +68,7 @@ def advise(
             refuse({"--trajectories": trajectories, "--sigma-w": sigma_w or None})
             advise_from(
                 source, error=error or 0.1, rate=rate, score=score, model=model, params=params, map_=map_,
-                as_json=as_json,
+                continuing=continuing, as_json=as_json,
             )  # fmt: skip
             return
         task, theta, title = _find(source, config)
@@ -196,6 +199,7 @@ def advise_from(
     model: Path | None,
     params: Path | None,
     map_: list[str] | None,
+    continuing: bool,
     as_json: bool,
 ) -> None:
     """Measure and print."""
@@ -209,6 +213,7 @@ def advise_from(
         advice = advise_file(
             recording,
             model_of(recording, model, parameters(params)),
+            continuing=continuing,
             error=error,
             score=score,
             progress=progress,
@@ -216,14 +221,38 @@ def advise_from(
         d, shape, network = recording.description, recording.x.shape, model is None
     if as_json:
         numbers = advice._asdict()
+        if advice.stretches is not None and advice.continuing is not None:
+            c = advice.continuing
+            numbers["stretches"] = advice.stretches.numbers
+            numbers["continuing"] = {"window": c.window, "length": c.length, "duration": c.duration}
         typer.echo(json.dumps(plain({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})))
         return
     kind = "complex channels" if d.is_complex else "channels"
     typer.echo(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
-    for line in (*advice.notes, "", *_repetitions(advice, rate), "", *_readout(advice, d.components, d.units)):
+    if advice.stretches is not None:
+        typer.echo(f"{advice.stretches!r}")
+    many = _repetitions(advice, rate) if advice.continuing is None else _how_long(advice, d.time_units)
+    for line in (*advice.notes, "", *many, "", *_readout(advice, d.components, d.units)):
         typer.echo(line)
     for line in ("", *_interval(advice, d.time_units, score, network, int(d.simulation.get("every", 0)) == 1)):
         typer.echo(line)
+
+
+def _how_long(advice: FileAdvice, units: str) -> list[str]:
+    """What `_repetitions` says, of one long record."""
+    r, c = advice.repetitions, advice.continuing
+    assert c is not None
+    unit = f" {units}" if units else " units of time"
+    time = lambda needed: f"{'more than ' * needed.at_least}{float(f'{needed.trajectories * c.length:.2g}'):,g}{unit}"
+    reached = "does not stand out yet from its noise" if r.reached is None else f"is known to {_percent(r.reached)}"
+    return [
+        "HOW LONG A RECORD",
+        f"  From {c.duration:.4g}{unit} the gradient {reached} (window {c.window:.3g}, {r.recorded:,} batches).",
+        f"  {_percent(r.error)} takes {time(r.whole)}.",
+        f"  100 %, at which a step still points within 45° of uphill, takes {time(r.training)}.",
+        f"  {r.clear} of {r.trainable} components stand out by two standard errors.",
+        f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes {time(r.components)}.",
+    ]
 
 
 def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:

@@ -34,6 +34,9 @@ def calibrate(
     ] = None,
     params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
     transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    continuing: Annotated[
+        bool, typer.Option("--continuing", help="one long record of a steady state, or a few: cut into stretches")
+    ] = False,
     bias: Annotated[bool, typer.Option(help="examine the residuals and what they do to the gradient")] = True,
     map_: Map = None,
     dt: Interval = None,
@@ -68,7 +71,7 @@ def calibrate(
                     precision(recording.description.dtype)
                     m = model_of(recording, model, parameters(params))
                     calibration = run(
-                        recording, m, transition=transition, bias=bias and len(files) == 1,
+                        recording, m, transition=transition, bias=bias and len(files) == 1, continuing=continuing,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
                     )  # fmt: skip
                     components, kind, count = recording.description.components, recording.kind, recording.count
@@ -117,6 +120,8 @@ def _numbers(calibration: Any) -> dict[str, Any]:
         "model_diffusion": calibration.model_diffusion,
     }
     numbers |= {"guard": calibration.guard}
+    if calibration.stretches is not None:
+        numbers |= {"stretches": calibration.stretches.numbers}
     if calibration.residuals is not None:
         r = calibration.residuals
         numbers |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}

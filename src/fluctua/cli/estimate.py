@@ -53,6 +53,12 @@ def estimate(
         float | None,
         typer.Option(help="standard deviation of the measurement's own noise to correct for, in place of the file's"),
     ] = None,
+    continuing: Annotated[
+        bool, typer.Option("--continuing", help="one long record of a steady state, or a few: the long-run average")
+    ] = False,
+    window: Annotated[
+        str, typer.Option(help="with --continuing: time over which a kick is remembered, or auto")
+    ] = "auto",
     map_: Map = None,
     dt: Interval = None,
     rate: Rate = None,
@@ -68,6 +74,7 @@ def estimate(
     is used. Parameters that need channels nobody recorded are refused by name.
     """
     from fluctua.insitu.calibration.table import apply_calibration
+    from fluctua.insitu.continuing import estimate_continuing
     from fluctua.insitu.estimating import SCORES, estimate_model
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.recording.model import model_of
@@ -80,6 +87,7 @@ def estimate(
             raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
         if observation_noise is not None and not (observation_noise >= 0 and np.isfinite(observation_noise)):
             raise ValueError(f"--observation-noise is a standard deviation, 0 or more; got {observation_noise:g}.")
+        span = _window(window, continuing)
         if out is not None:
             out = npz_file(out)
         with opened(file, map_, dt, rate, scale) as recording, bar("reading", show=not as_json) as progress:
@@ -95,10 +103,16 @@ def estimate(
                 variance = np.array(observation_noise**2) if observation_noise else None
             with warnings.catch_warnings():  # told below, in colour
                 warnings.filterwarnings("ignore", "the (recording is not of this|trajectories are not those of the)")
-                result = estimate_model(
-                    recording, m, score=score, baseline=baseline, observation_noise=variance,
-                    chunk_bytes=chunk_mb * 2**20, progress=progress,
-                )  # fmt: skip
+                warnings.filterwarnings("ignore", "the record is not in a steady state")
+                if continuing:
+                    result = estimate_continuing(
+                        recording, m, window=span, score=score, baseline=baseline, observation_noise=variance
+                    )
+                else:
+                    result = estimate_model(
+                        recording, m, score=score, baseline=baseline, observation_noise=variance,
+                        chunk_bytes=chunk_mb * 2**20, progress=progress,
+                    )  # fmt: skip
             label = _component_names(recording.description.channels, m)
         if result.view is not None:
             refuse(result.view, asked, label)
@@ -120,6 +134,7 @@ def estimate(
         }
         typer.echo(json.dumps(plain({**_numbers(result, seconds), "used": used})))
         refuse_if(strict, result.residuals)
+        _refuse_change(strict, result)
         return
     _print(result, label)
     for line in applied.notes:
@@ -128,6 +143,29 @@ def estimate(
         typer.echo(f"observation noise: {observation_noise:g}, as given")
     typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
     refuse_if(strict, result.residuals)
+    _refuse_change(strict, result)
+
+
+def _window(text: str, continuing: bool) -> float | str:
+    """A time, or `auto`."""
+    if text == "auto":
+        return text
+    if not continuing:
+        raise ValueError("--window is of a long-run average: give --continuing too.")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--window is a time or auto; got {text!r}.") from None
+
+
+def _refuse_change(strict: bool, result: Result) -> None:
+    """Say on stderr that a record is not steady; with `strict` exit 1."""
+    change = result.continuing.change if result.continuing else None
+    if change is None or not change.seen:
+        return
+    typer.secho(f"→ the record is not in a steady state: {change!r}", err=True, fg=typer.colors.YELLOW)
+    if strict:
+        raise typer.Exit(1)
 
 
 def _numbers(result: Result, seconds: float) -> dict[str, Any]:
@@ -135,13 +173,19 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
     numbers: dict[str, Any] = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
     numbers |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
     numbers |= {"residuals": result.residuals}
+    if result.continuing is not None:
+        c = result.continuing
+        names = ("window", "autocorrelation_time", "effective", "duration", "length", "missing", "missing_stderr")
+        numbers["continuing"] = {name: getattr(c, name) for name in names}
+        numbers["continuing"] |= {"batches": e.count, "bias_bound": c.bias_bound, "change": c.change}
+        del numbers["trajectories"]
     return {**numbers, "refused": list(result.view.missing) if result.view else []}
 
 
 def _print(result: Result, label: Any) -> None:
     from fluctua.core.text import describe_estimate
 
-    typer.echo(describe_estimate(result.estimate))
+    typer.echo(describe_estimate(result.estimate) if result.continuing is None else repr(result.continuing))
     if result.view and result.view.missing:
         missing = result.view.missing
         typer.echo(f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded:")

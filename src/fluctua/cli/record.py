@@ -28,6 +28,9 @@ def record(
     chi_std: Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")] = 1e-4,
     params: Annotated[Path | None, typer.Option(help=".npz with some of omega, kappa, chi")] = None,
     trajectories: Annotated[int, typer.Option(min=1, help="how many the file is to have in the end")] = 200,
+    settle: Annotated[
+        float, typer.Option(help="time before the first sample, for a record that begins in the steady state")
+    ] = 0.0,
     every: Annotated[
         int | None, typer.Option(help="keep one step of so many", show_default="1; with --preset 10")
     ] = None,
@@ -66,6 +69,7 @@ def record(
             seed=seed,
             provenance=note,
             settings=_settings(setting),
+            settle=settle,
         )
         with bar("recording") as progress:
             for done in run(out, task, head, trajectories, append=append, replace=replace):
@@ -81,7 +85,8 @@ def record(
         f"{out}: {counted(trajectories, 'trajectory')} × {len(head.t):,} times × "
         f"{counted(len(head.channels), 'channel')}, {size:.1f} MB"
     )
-    typer.echo(f"next: fluctua inspect {out}; fluctua estimate {out}; fluctua calibrate {out}")
+    steady = " --continuing" if settle else ""
+    typer.echo(f"next: fluctua inspect {out}; fluctua estimate {out}{steady}; fluctua calibrate {out}{steady}")
 
 
 def _task(

@@ -88,7 +88,8 @@ def gradient(
 
     """
     choices: Choices = {"start": start, "score": score, "baseline": baseline, "initial_baseline": initial_baseline}
-    return reduce_samples(samples_of(process, objective, theta, trajectories, block_bytes=block_bytes, **choices))
+    # not through `samples_of`: a warning of the guard points at the caller, so many frames above
+    return reduce_samples(_recorded(_method(process, objective, **choices), theta, trajectories, block_bytes))
 
 
 class Choices(TypedDict, total=False):

@@ -8,6 +8,7 @@ from fluctua.insitu.calibration.fit import Calibration, calibrate
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import ResidualReport, examine_residuals
 from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibration, read_noise, table_of
+from fluctua.insitu.continuing import Stretches, estimate_continuing, stretches
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
 from fluctua.insitu.instrument.guard import ResidualGuard
@@ -55,6 +56,7 @@ __all__ = [
     "ResidualGuard",
     "ResidualReport",
     "Retry",
+    "Stretches",
     "Transport",
     "VirtualBench",
     "Visibility",
@@ -70,6 +72,7 @@ __all__ = [
     "create",
     "describe",
     "estimate",
+    "estimate_continuing",
     "examine_residuals",
     "fit_drift",
     "fit_noise",
@@ -88,6 +91,7 @@ __all__ = [
     "repair",
     "resume",
     "save",
+    "stretches",
     "table_of",
     "visibility",
 ]

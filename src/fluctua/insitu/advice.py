@@ -28,11 +28,13 @@ from fluctua.core.types import Params, Process, Trajectories
 from fluctua.insitu.calibration.fit import only_diffusions
 from fluctua.insitu.calibration.noise import fit_noise, jacobians
 from fluctua.insitu.calibration.table import apply_calibration, read_noise
+from fluctua.insitu.continuing import Stretches, estimate_continuing, stretches
 from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS, Repetitions, repetitions
+from fluctua.processes.stationary import Stationary
 
 ENOUGH = 200
 """Trajectories from which the noise is measured where the file has no calibration."""
@@ -42,6 +44,7 @@ class FileAdvice(NamedTuple):
     """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none was seen.
 
     observation_bound: standard deviation that would have been seen, where it was measured here. notes: what was used.
+    stretches, continuing: of one long record; its repetitions are batches of `continuing.length`.
     """
 
     repetitions: Repetitions
@@ -49,12 +52,15 @@ class FileAdvice(NamedTuple):
     observation: np.ndarray | None
     observation_bound: float | None
     notes: tuple[str, ...]
+    stretches: Stretches | None = None
+    continuing: Stationary | None = None
 
 
 def advise_file(
     recording: RecordingFile,
     model: RecordingModel,
     *,
+    continuing: bool = False,
     error: float = 0.1,
     share: float = 0.9,
     score: str = "euler",
@@ -69,6 +75,8 @@ def advise_file(
     Args:
         recording: an open one.
         model: what `model_of(recording)` gives.
+        continuing: one long record of a steady state, or a few: advice for the gradient of its long-run average, whose
+            repetitions are batches.
         error: wanted of the gradient, relative.
         share: of the components, each to that error.
         score: "euler" or "local-linear".
@@ -88,10 +96,10 @@ def advise_file(
     if baseline not in ("time", "none"):
         raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
     only_diffusions(model.process, "advice from a recording is on the interval and the noise")
-    if recording.count < 2 * PARTS:
+    if recording.count < 2 * PARTS and not continuing:
         raise ValueError(
             f"{recording.path} has {recording.count} complete trajectories; advice compares {PARTS} parts of "
-            "a recording, of two at least. Record more."
+            "a recording, of two at least. Record more. For one long record of a steady state use --continuing."
         )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
     m, notes, bound = applied.model, list(applied.notes), None
@@ -104,7 +112,9 @@ def advise_file(
         one = None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
         usable = visibility(process, None, m.theta, m.observed, m.size, context=one).usable[m.observed]
         process, objective = observed_model(process, objective, tuple(map(int, m.observed)), m.size)
-    some = recording.trajectories(0, min(ENOUGH, recording.count), load=True)
+    pieces = stretches(recording, m) if continuing else None
+    cut = recording if pieces is None else pieces.recording
+    some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
     if applied.ratio is None:
         law = euler if score == "euler" else local_linear
         fit = fit_noise(some, process, m.theta, transition=law, usable=usable)
@@ -112,17 +122,28 @@ def advise_file(
         q = np.where(fit.diffusion > 0, fit.diffusion, fit.quadratic_variation)
         s2 = np.maximum(fit.observation_variance, 0) if fit.observation_seen else None
         bound = float(np.sqrt(max(np.max(fit.observation_variance + 2 * fit.observation_stderr), 0)))
-        notes.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} trajectories")
+        kind = "trajectories" if pieces is None else "stretches"
+        notes.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} {kind}")
     else:
         table = read_noise(recording.description)
         assert table is not None
         q, s2 = table.diffusion, table.observation_variance
-    result = estimate_model(
-        recording, m, score=score, baseline=baseline, observation_noise=s2, chunk_bytes=chunk_bytes, progress=progress
-    )
+    if pieces is None:
+        result = estimate_model(
+            recording, m, score=score, baseline=baseline, observation_noise=s2, chunk_bytes=chunk_bytes,
+            progress=progress,
+        )  # fmt: skip
+    else:
+        result = estimate_continuing(recording, m, score=score, observation_noise=s2)
     interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
+    if pieces is not None and result.parts is None:
+        assert result.continuing is not None
+        raise ValueError(
+            f"{recording.path} is too short for advice: it has {result.estimate.count} batches of "
+            f"{result.continuing.length:.3g} and {PARTS} parts of two at least are compared. Record for longer."
+        )
     needed = repetitions(result.estimate, result.parts, error=error, share=share)
-    return FileAdvice(needed, interval, s2, bound, tuple(notes))
+    return FileAdvice(needed, interval, s2, bound, tuple(notes), pieces, result.continuing)
 
 
 # ------------------------------------------------------------------------------------------ the interval

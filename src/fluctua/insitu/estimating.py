@@ -23,6 +23,7 @@ from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 from fluctua.learn.repetitions import PARTS
+from fluctua.processes.stationary import Stationary
 
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
@@ -36,12 +37,14 @@ class Result(NamedTuple):
 
     parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
     residuals: whether they are the noise of the process, where all channels are there; `cause` says what is wrong.
+    continuing: of a long-run average (`insitu.continuing`), what the estimate rests on.
     """
 
     estimate: Estimate
     view: Visibility | None
     parts: np.ndarray | None = None
     residuals: Residuals | None = None
+    continuing: Stationary | None = None
 
 
 LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_linear}
@@ -88,23 +91,17 @@ def estimate(
     theta = check.parameters(recording.description.theta if theta is None else theta)
     if recording.count < 2:
         raise ValueError(
-            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least."
+            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least. For one "
+            "long record of a steady state use --continuing (in Python, insitu.estimate_continuing)."
         )
     law, view, residuals = LAWS.get(score), None, None
     if not isinstance(process, Process):
         law = None
-        _check_events(recording, process, observation_noise)
-    elif observed is not None and size is not None and len(observed) < size:
-        if score is not full_score:
-            raise ValueError(
-                "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
-                "channel. Sample faster and use the Euler score, or observe all channels."
-            )
-        first = recording.trajectories(0, 1).context
-        one = jax.tree.map(lambda leaf: leaf[0], first)
-        view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
-        process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
-        score = PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+        check_events(recording, process, observation_noise)
+    else:
+        partial = visible(recording, process, objective, theta, score, observed, size)
+        if partial is not None:
+            view, process, objective, score = partial
     if observation_noise is not None:
         observation_noise = observation_variance(observation_noise, recording.x.shape[2])
         check.only_of_states(check.objective(objective), "the correction for observation noise")
@@ -124,10 +121,34 @@ def estimate(
         result, parts = _by_chunks(
             recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
         )
-    return Result(result if view is None else _blank(result, view), view, parts, residuals)
+    return Result(result if view is None else blank(result, view), view, parts, residuals)
 
 
-def _check_events(recording: RecordingFile, process: Any, observation_noise: Any) -> None:
+def visible(
+    recording: RecordingFile,
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    score: Score,
+    observed: np.ndarray | None,
+    size: int | None,
+) -> tuple[Visibility, Process, Objective, Score] | None:
+    """Process, reward and score of the channels that a file has, and what they leave out; None if it has all."""
+    if observed is None or size is None or len(observed) == size:
+        return None
+    if score is not full_score:
+        raise ValueError(
+            "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
+            "channel. Sample faster and use the Euler score, or observe all channels."
+        )
+    first = recording.trajectories(0, 1).context
+    one = jax.tree.map(lambda leaf: leaf[0], first)
+    view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
+    process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
+    return view, process, objective, PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
+
+
+def check_events(recording: RecordingFile, process: Any, observation_noise: Any) -> None:
     """What a process with events needs of a recording."""
     kind = type(process).__name__
     if recording.events is None:
@@ -203,13 +224,13 @@ def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
     return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context, chunk.events)
 
 
-def _blank(result: Estimate, view: Visibility) -> Estimate:
+def blank(result: Estimate, view: Visibility) -> Estimate:
     """NaN in place of what means nothing."""
+    names = ("gradient", "stderr", "second_moment")
+    return result._replace(**{name: blanked(getattr(result, name), view) for name in names})
 
-    def masked(tree: Params) -> Params:
-        flat, unravel = ravel_pytree(tree)
-        return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))
 
-    return result._replace(
-        gradient=masked(result.gradient), stderr=masked(result.stderr), second_moment=masked(result.second_moment)
-    )
+def blanked(tree: Params, view: Visibility) -> Params:
+    """NaN in place of parameters that cannot be trained."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jnp.where(jnp.asarray(view.trainable), flat, jnp.nan))

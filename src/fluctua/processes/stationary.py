@@ -57,6 +57,8 @@ FEWEST = 10
 """Batches that an error is taken from, at the least; each is longer than the window and the correlations."""
 BLOCK = 4096
 """Steps whose scores are computed together."""
+UNEVEN = 0.01
+"""Relative differences of intervals that pass: times that were rounded have them."""
 PARTS = 20
 """Parts of either half of a record whose means are compared, at the most."""
 ALARM = 1e-4
@@ -89,8 +91,8 @@ class Stationary(NamedTuple):
     estimate: `stderr` by batch means; `count` is the number of batches. window: in units of time.
     autocorrelation_time: of the reward, integrated, in units of time. missing: what the window that follows would add
     to the gradient, as θ; missing_stderr: its error. A plateau is where the one is within a few of the other.
-    duration: of the record, all traces together. batches: the gradients of single batches (B, P). change: between the
-    halves of the record; None where it is too short to tell.
+    duration: of the record, all traces together. batches: the gradients of single batches (B, P), trace by trace.
+    length: of a batch, in units of time. change: between the halves of the record; None where it is too short to tell.
     """
 
     estimate: Estimate
@@ -100,6 +102,7 @@ class Stationary(NamedTuple):
     missing_stderr: Params
     duration: float
     batches: np.ndarray
+    length: float
     change: Change | None
 
     @property
@@ -117,14 +120,14 @@ class Stationary(NamedTuple):
         flat = lambda tree: np.asarray(ravel_pytree(tree)[0], np.float64)
         unit = np.maximum(flat(self.missing_stderr), np.finfo(float).tiny)
         missing, near, error = (flat(v) / unit for v in (self.missing, self.estimate.gradient, self.estimate.stderr))
-        signal = float(np.sum(near**2 - error**2))
-        ratio = np.sqrt(max(np.sum(missing**2 - 1), 0) / signal) if signal > 0 else 0.0
+        signal = float(np.nansum(near**2 - error**2))  # what could not be estimated is NaN
+        ratio = np.sqrt(max(np.nansum(missing**2 - 1), 0) / signal) if signal > 0 else 0.0
         left = 1 - min(max(ratio, np.exp(-self.window / self.autocorrelation_time)), 0.99)
         return jax.tree.map(lambda m, e: (abs(m) + 2 * e) / left, self.missing, self.missing_stderr)
 
     def __repr__(self) -> str:
         missing, error = (ravel_pytree(tree)[0] for tree in (self.missing, self.missing_stderr))
-        worst = int(np.argmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
+        worst = int(np.nanargmax(np.abs(missing) / np.where(error > 0, error, np.inf)))
         return (
             describe_estimate(self.estimate).replace("trajectories)", "batches)", 1)
             + f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
@@ -181,33 +184,42 @@ def stationary(
     source = _Source(process, rewards, used, theta, recording, ahead)
     g, parts = _rewards(source)
     own, memory = autocorrelation_time(g), memory_time(g)
-    lags = _window(window, memory, dt, steps)
+    lags = _window(window, memory, dt, steps, parts)
     while True:
-        length = max(2 * lags, int(np.ceil(10 * memory)))  # of a batch: correlations across its ends are a tenth of it
-        _long_enough(len(g), steps, lags, length, memory, dt)
+        # of a batch: the correlations across its ends are a tenth of it
+        length = max(2 * lags, int(np.ceil(max(10 * own, 5 * memory))))
+        _long_enough(len(g), steps, lags, length, memory, dt, parts)
         near, far = _batch_means(source, g, lags, length)
         room = (steps - 4 * lags) // max(4 * lags, length) * len(g) >= FEWEST
         if window != "auto" or not room or not _stands_out(far):
             break
         lags *= 2
-    flat, unravel = ravel_pytree(theta)
-    shaped = lambda v: unravel(jnp.asarray(v, flat.dtype))
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
-    estimate = Estimate(
-        shaped(near.mean(axis=0)),
-        shaped(_error(near)),
-        shaped((near**2).mean(axis=0)),
-        jnp.asarray(g.mean()),
-        jnp.asarray(_error(blocks)),
-        len(near),
-    )
+    estimate = of_batches(theta, near, float(g.mean()), float(_error(blocks)))
     change = _change(parts, memory * PARTS * 2 / steps)
     if change is not None and change.seen:
         warnings.warn(f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2)
-    missing, missing_error = shaped(far.mean(axis=0)), shaped(_error(far))
+    missing, missing_error = _shaped(theta, far.mean(axis=0)), _shaped(theta, _error(far))
     return Stationary(
-        estimate, lags * dt, own * dt, missing, missing_error, len(g) * steps * dt, near, change
+        estimate, lags * dt, own * dt, missing, missing_error, len(g) * steps * dt, near, length * dt, change
     )  # fmt: skip
+
+
+def of_batches(theta: Params, batches: np.ndarray, value: float, value_stderr: float) -> Estimate:
+    """The estimate that gradients of single batches (B, P) make."""
+    return Estimate(
+        _shaped(theta, batches.mean(axis=0)),
+        _shaped(theta, _error(batches)),
+        _shaped(theta, (batches**2).mean(axis=0)),
+        jnp.asarray(value),
+        jnp.asarray(value_stderr),
+        len(batches),
+    )
+
+
+def _shaped(theta: Params, v: np.ndarray) -> Params:
+    flat, unravel = ravel_pytree(theta)
+    return unravel(jnp.asarray(v, flat.dtype))
 
 
 def autocorrelation_time(g: np.ndarray) -> float:
@@ -238,10 +250,13 @@ def _summed(rho: np.ndarray) -> float:
 
 
 def _interval(recording: Recording) -> float:
-    dt = float(recording.times.dt[0])
-    if np.ptp(np.asarray(recording.times.dt)) > 1e-6 * dt:
-        raise ValueError("a continuing record needs a uniform time grid: its correlations are taken by lag.")
-    return dt
+    each = np.asarray(recording.times.dt, np.float64)
+    if np.ptp(each) > UNEVEN * each.mean():
+        raise ValueError(
+            f"a continuing record needs a uniform time grid, because its correlations are taken by lag; its intervals "
+            f"are {each.min():g} to {each.max():g}."
+        )
+    return float(each.mean())
 
 
 def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectories) -> None:
@@ -254,7 +269,7 @@ def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectorie
     warn_of_residuals(process, theta, some, transition=law, stacklevel=3)
 
 
-def _window(window: float | str, memory: float, dt: float, steps: int) -> int:
+def _window(window: float | str, memory: float, dt: float, steps: int, parts: np.ndarray) -> int:
     if isinstance(window, str):
         if window != "auto":
             raise ValueError(f'`window` is a time or "auto"; got {window!r}.')
@@ -266,19 +281,26 @@ def _window(window: float | str, memory: float, dt: float, steps: int) -> int:
     if 2 * lags >= steps:
         raise ValueError(
             f"the record, {steps * dt:.4g} units of time, must be longer than two windows of {lags * dt:.4g} (the "
-            f"reward's autocorrelation time is {memory * dt:.3g}). Record for longer."
+            f"reward's autocorrelation time is {memory * dt:.3g}). Record for longer.{_drifts(parts)}"
         )
     return lags
 
 
-def _long_enough(traces: int, steps: int, lags: int, length: int, memory: float, dt: float) -> None:
+def _long_enough(traces: int, steps: int, lags: int, length: int, memory: float, dt: float, parts: np.ndarray) -> None:
     batches = (steps - 2 * lags) // length * traces
     if batches < FEWEST:
         raise ValueError(
             f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {max(batches, 0)} stretches of "
             f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation time of "
             f"{memory * dt:.3g} need; {FEWEST} make an error bar. Record for longer, or give a shorter `window`."
+            f"{_drifts(parts)}"
         )
+
+
+def _drifts(parts: np.ndarray) -> str:
+    """What to add where a record is too short for its correlations, because a drift looks like a long one."""
+    change = _change(parts, 0.0)
+    return f" Or it is not in a steady state: {change!r}." if change is not None and change.seen else ""
 
 
 def _error(means: np.ndarray) -> np.ndarray:

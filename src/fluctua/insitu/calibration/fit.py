@@ -17,6 +17,7 @@ from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
 from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
+from fluctua.insitu.continuing import Stretches, estimate_continuing, long_run, stretches
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel, task_of
@@ -86,6 +87,7 @@ class Calibration(NamedTuple):
     the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
     beside which its bias is to be read. defect: whether Euler's interval explains the residuals, where it was Euler's
     transition and all channels are there. guard: whether the residuals are the noise of the model as it was set.
+    stretches: of one long record, what its trajectories are.
     """
 
     fit: DriftFit
@@ -97,6 +99,7 @@ class Calibration(NamedTuple):
     transition: str = "euler"
     defect: EulerDefect | None = None
     guard: Residuals | None = None
+    stretches: Stretches | None = None
 
 
 def calibrate(
@@ -105,6 +108,7 @@ def calibrate(
     *,
     transition: str = "euler",
     bias: bool = True,
+    continuing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Calibrate from one recording of a network, or of any process of `model_of(recording, source)`.
@@ -115,6 +119,8 @@ def calibrate(
         transition: "euler", or "local-linear" for samples far apart.
         bias: whether to examine the residuals against the state and what they do to the gradient, which takes about as
             long as the gradient.
+        continuing: one long record of a steady state, or a few, which is cut into stretches; its gradient is that of
+            the long-run average. A recording of one trajectory is always cut.
         progress: (what is being done) -> None.
 
     Returns: drift, noise and residuals.
@@ -126,18 +132,19 @@ def calibrate(
     laws: dict[str, Transition] = {"euler": euler, "local-linear": local_linear}
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
-    if recording.count < 2:
-        raise ValueError(
-            f"{recording.path} has {recording.count} complete trajectories; a calibration needs two at least."
-        )
-    law = laws[transition]
+    if recording.count < 1:
+        raise ValueError(f"{recording.path} has no complete trajectory to calibrate from.")
     only_diffusions(model.process, "a calibration measures drift and noise")
     assert isinstance(model.process, Process)
+    law, record, pieces = laws[transition], recording, None
+    if continuing or recording.count == 1:
+        pieces = stretches(recording, model)
+        recording = pieces.recording
     theta = check.parameters(model.theta)
     process = check.process(model.process) if model.hidden else with_silent_named(recording, model.process, theta)
     fitted, start = process, theta
-    if recording.description.network and model.observed is not None:
-        linear = linear_model(task_of(recording.description), theta)
+    if record.description.network and model.observed is not None:
+        linear = linear_model(task_of(record.description), theta)
         fitted, start = check.process(linear.process), check.parameters(linear.theta)
     usable = None
     if model.hidden:
@@ -161,7 +168,10 @@ def calibrate(
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
     if not model.hidden:
         guard = examine(process, theta, recording.trajectories(), transition=law, readout=blur)
-    if bias and not model.hidden:
+    if bias and not model.hidden and pieces is not None:
+        say("gradient and residuals")
+        report, gradient = _of_long_run(record, pieces, process, model, transition, law, blur)
+    elif bias and not model.hidden:
         say("residuals")
         report = examine_residuals(
             recording, process, model.objective, theta, components=recording.description.components, transition=law,
@@ -173,7 +183,33 @@ def calibrate(
             gradient = estimate(
                 recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
             ).estimate
-    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect, guard)
+    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect, guard, pieces)
+
+
+def _of_long_run(
+    record: RecordingFile,
+    pieces: Stretches,
+    process: Process,
+    model: RecordingModel,
+    transition: str,
+    law: Transition,
+    blur: np.ndarray | None,
+) -> tuple[ResidualReport, Estimate]:
+    """Residuals with their bias, and the gradient that it is of: of the long-run average, over the same window."""
+    with warnings.catch_warnings():  # the report says it in its own words
+        warnings.filterwarnings("ignore", "the trajectories are not those of the process")
+        try:
+            answer = estimate_continuing(record, model, score=transition, observation_noise=blur)
+        except ValueError as error:
+            raise ValueError(f"{error} Without the gradient and its bias: --no-bias.") from None
+    assert answer.continuing is not None
+    window = max(1, round(answer.continuing.window / float(np.mean(np.diff(record.t)))))
+    longer = record.cut(max(len(pieces.recording.t) - 1, 4 * window))
+    report = examine_residuals(
+        longer, process, long_run(record, model), model.theta, window=window,
+        components=record.description.components, transition=law, noisy_states=blur is not None,
+    )  # fmt: skip
+    return report, answer.estimate
 
 
 def only_diffusions(process: Any, what: str) -> None:

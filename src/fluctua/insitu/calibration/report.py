@@ -47,6 +47,8 @@ def limit(comparisons: int, freedom: int | None = None) -> float:
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
     """The report, section by section; each ends with what it means."""
     lines = [f"→ this is not the model as it was set: {c.guard!r}", ""] if c.guard is not None and c.guard.cause else []
+    if c.stretches is not None:
+        lines += [f"RECORD   {c.stretches!r}", ""]
     lines += [*_drift(c), "", *_noise(c, components)]
     if c.residuals is not None:
         lines += ["", *_residuals(c, components), "", *_bias(c)]
@@ -59,7 +61,7 @@ def _drift(c: Calibration) -> list[str]:
     known, labels = np.isfinite(error), names(c.fit.theta)
     z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
     lines = [f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} increments of "
-             f"{c.fit.trajectories:,} trajectories"]  # fmt: skip
+             f"{c.fit.trajectories:,} {'trajectories' if c.stretches is None else 'stretches'}"]  # fmt: skip
     lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
     order = np.argsort(-np.abs(z), kind="stable")[: min(MOST, int(known.sum()))]
     for i in order:

@@ -72,6 +72,7 @@ def examine_residuals(
     transition: Transition = euler,
     usable: np.ndarray | None = None,
     noisy_states: bool = False,
+    window: int | None = None,
 ) -> ResidualReport:
     """The test and the bias. Needs four trajectories at least; the more, the finer.
 
@@ -85,6 +86,8 @@ def examine_residuals(
         usable: (M,) components whose residual is known, if channels are hidden.
         noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the
             sample before, which shares no noise with r. The p-values are too large then, never too small.
+        window: steps over which a kick is remembered, for the bias of a long-run average; the return of a trajectory if
+            not given.
 
     Returns: p-values of the components, and the bias of the gradient with its error.
 
@@ -123,7 +126,7 @@ def examine_residuals(
     # what the noise alone puts into b̂ is taken off before the spread of b is quoted
     spread = np.maximum(np.einsum("km,kl,lm->m", beta, whole, beta) - rank * variance, 0) / steps
     each = np.stack([np.linalg.pinv(gram[g], rcond=1e-10, hermitian=True) @ right[g] for g in range(groups)])
-    bias = _bias(source, process, rewards, theta, each, center, scale, mask, groups)
+    bias = _bias(source, process, rewards, theta, each, center, scale, mask, groups, window)
     unravel = ravel_pytree(theta)[1]
     put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
     error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
@@ -233,7 +236,7 @@ def _regression(
 
 def _bias(
     source: Any, process: Process, rewards: Rewards, theta: Params, beta: np.ndarray, center: np.ndarray,
-    scale: np.ndarray, mask: Array, groups: int,
+    scale: np.ndarray, mask: Array, groups: int, window: int | None,
 ) -> np.ndarray:  # fmt: skip
     """B of every group, with the coefficients of the one before. (groups, P)"""
     table: Any = 0.0
@@ -248,7 +251,7 @@ def _bias(
         x, times = _working(piece, theta)
         group = (first + np.arange(len(x))) % groups
         used = jnp.asarray(beta[group - 1], x.dtype)
-        rows = _biases(process, rewards, theta, x, times, piece.context, used, center, scale, mask, table)
+        rows = _biases(process, rewards, window, theta, x, times, piece.context, used, center, scale, mask, table)
         np.add.at(total, group, np.asarray(rows, np.float64))
         np.add.at(members, group, 1)
     return total / members[:, None]
@@ -257,13 +260,23 @@ def _bias(
 _to_go = partial(jax.jit, static_argnums=0)(to_go)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:
+    """Σ_{k=1}^w (gₙ₊ₖ − ḡ), over the number of kicks with so many rewards after them; zero for the others. (E, T)"""
+    steps = times.dt.shape[0]
+    level = table[0] - table[-1]  # Σ g Δt of a trajectory on average
+    centred = returns - level * jnp.flip(jnp.arange(steps + 1)) / steps
+    inside = (centred[:, 1 : steps - window + 1] - centred[:, window + 1 :]) / times.dt[0]
+    return jnp.pad(inside, ((0, 0), (0, window))) / (steps - window)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _biases(
-    process: Process, rewards: Rewards, theta: Params, x: Array, times: Times, context: PyTree, beta: Array,
-    center: Array, scale: Array, mask: Array, table: Array,
+    process: Process, rewards: Rewards, window: int | None, theta: Params, x: Array, times: Times, context: PyTree,
+    beta: Array, center: Array, scale: Array, mask: Array, table: Array,
 ) -> Array:  # fmt: skip
-    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory. (E, P)"""
-    weight = (_to_go(rewards, theta, times, x, context) - table)[:, 1:]
+    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory, or its mean over n with rewards of a window. (E, P)"""
+    ahead = _to_go(rewards, theta, times, x, context)
+    weight = (ahead - table)[:, 1:] if window is None else _windowed(ahead, table, times, window)
 
     def one(x: Array, context: PyTree, beta: Array, weight: Array) -> Array:
         def push(x: Array, t: Array, dt: Array, w: Array) -> Array:

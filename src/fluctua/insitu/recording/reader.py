@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,26 @@ class States:
             return x
         kept = sum(isinstance(k, slice) for k in first)
         return x[(slice(None),) * kept + keys[2:]]
+
+
+class _Cut:
+    """Data (E, T+1, C) as (E·S, length+1, C): S stretches of each trajectory, ends shared, loaded when sliced."""
+
+    def __init__(self, data: Any, count: int, length: int):
+        self._data, self._length = data, length
+        self._each = (data.shape[1] - 1) // length
+        self.shape = (count * self._each, length + 1, data.shape[2])
+        self.dtype = data.dtype
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        rows, times = (*key, slice(0, self.shape[1], 1))[:2]
+        if not isinstance(rows, slice):
+            trajectory, stretch = divmod(rows, self._each)
+            first = stretch * self._length
+            return self._data[trajectory, first : first + self.shape[1]][times]
+        numbers = range(*rows.indices(self.shape[0]))
+        empty = np.empty((0, *np.empty(self.shape[1])[times].shape, self.shape[2]), self.dtype)
+        return np.stack([self[n, times] for n in numbers]) if numbers else empty
 
 
 def _bounded(key: Any, size: int) -> Any:
@@ -129,6 +150,32 @@ class RecordingFile:
             if known and layout.context_checksum(n, one) != int(known) >> 32:
                 raise ValueError(f"{self.path} is damaged: the context of trajectory {n} is not what was written.")
         return rows
+
+    def cut(self, length: int) -> RecordingFile:
+        """The same file as stretches of `length` steps, so that a long trace is many trajectories.
+
+        A stretch begins with the last sample of the one before, so that no step is lost but those after the last whole
+        stretch. Times begin anew in each. The file stays open and is closed by its first owner.
+        """
+        steps = len(self.t) - 1
+        if not 1 <= length <= steps:
+            raise ValueError(f"a stretch is 1 to {steps} steps of {self.path} long; got {length}.")
+        each = steps // length
+        rows = self.context
+        if self.events is not None:
+            raise ValueError(f"{self.path} has events within its steps: such a recording is not cut.")
+        head = dataclasses.replace(self.description, t=self.t[: length + 1])
+        return RecordingFile(
+            self.path,
+            self.kind,
+            head,
+            _Cut(self.x._data, self.count, length),
+            self.count * each,
+            None if rows is None else {name: np.repeat(values, each, axis=0) for name, values in rows.items()},
+            interrupted=self.interrupted,
+            damage=self.damage,
+            rails=self.rails,
+        )
 
     def close(self) -> None:
         """Close the file; states that were not loaded are gone."""

@@ -32,6 +32,7 @@ def describe(
     dtype: str = "complex64",
     provenance: str = "",
     settings: dict[str, Any] | None = None,
+    settle: float = 0.0,
 ) -> Description:
     """The head of a simulated recording of a network's task.
 
@@ -45,6 +46,7 @@ def describe(
         dtype: of the file.
         provenance: where the data come from, for people.
         settings: of the actuators.
+        settle: time for which the network runs before the first sample, for a record that begins in the steady state.
 
     Returns: the description that `record` and `create` take.
     """
@@ -63,6 +65,10 @@ def describe(
         each = (len(task.simulated.bonds), task.modulation.harmonics)
         shape = {"sine": each, "cosine": each}
     how = {"seed": seed, "dt": (task.t[-1] - task.t[0]) / steps, "every": every}
+    if not (np.isfinite(settle) and settle >= 0):
+        raise ValueError(f"`settle` is a time, 0 or more; got {settle}.")
+    if settle:
+        how["settle"] = every * int(np.ceil(settle / how["dt"] / every - 1e-9))  # in steps
     return Description(
         t=task.t[::every],
         channels=tuple(f"psi[{n}]" for n in seen),
@@ -110,13 +116,15 @@ def record(
     every, spread = int(how["every"]), float(how["observation_noise"])
     seen = np.asarray(description.network["observed"])
     columns = np.concatenate([seen, seen + task.simulated.sites])
-    substrate = task.simulator()
-    each = len(description.t) * 2 * task.simulated.sites * 4
+    before = int(how.get("settle", 0))
+    substrate = _settling(task, before).simulator()
+    each = (before // every + len(description.t)) * 2 * task.simulated.sites * 4
     batch = max(1, min(256, count, BATCH_BYTES // each))
     with writer:
         while writer.count < count:
             j = jnp.arange(writer.count, writer.count + batch)  # a fixed size compiles once; the rest is left out
             x, context = sampled(substrate, key, theta, j, every)
+            x = x[:, -len(description.t) :]
             check.finite_simulation(x, substrate.t)
             if spread:
                 x = x + spread * _standard(noise_key, j, x.shape[1:]).astype(x.dtype)
@@ -125,6 +133,14 @@ def record(
                 one = None if context is None else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
                 writer.append(states[k], one)
                 yield writer.count
+
+
+def _settling(task: Task, steps: int) -> Task:
+    """The task on a grid that begins so many steps earlier."""
+    if not steps:
+        return task
+    dt = (task.t[-1] - task.t[0]) / (len(task.t) - 1)
+    return task._replace(t=np.concatenate([task.t[0] - dt * np.arange(steps, 0, -1), task.t]))
 
 
 def _standard(key: Array, trajectories: Array, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,262 @@
+"""One long record in place of many trajectories: its stretches, and the gradient of its long-run average.
+
+A trace of the steady state has no start that was prepared. Its steps are as good as any for a calibration, so it is cut
+into stretches that hardly know of each other, whose scatter is an error. Its gradient is that of the average reward
+(`fluctua.processes.stationary`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.baselines import Twin, chosen
+from fluctua.core.guard import TRANSITIONS, examine
+from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
+from fluctua.insitu.estimating import LAWS, SCORES, Result, blank, blanked, check_events, visible
+from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term
+from fluctua.insitu.recording.model import RecordingModel
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.learn.repetitions import PARTS
+from fluctua.processes.stationary import Stationary, autocorrelation_time, memory_time, of_batches, stationary
+
+APART = 10
+"""Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
+FEWEST, MOST = 20, 200
+"""Stretches of a record."""
+SHORTEST = 2
+"""Correlation times that a stretch is long at the least."""
+POINTS = 2**17
+"""Samples of a trace that correlations are taken from; longer traces are averaged in groups."""
+TIMES = 7
+"""Times at which it is looked whether a drift depends on them."""
+
+
+class Stretches(NamedTuple):
+    """A record in pieces. recording: the pieces as trajectories. length: of one, in units of time.
+
+    slowest: the number of the component that is correlated for longest. memory: how long, 1 + 2Σ|ρ|.
+    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective: independent samples of
+    that component that the record is worth.
+    """
+
+    recording: RecordingFile
+    length: float
+    slowest: int
+    memory: float
+    autocorrelation_time: float
+    effective: float
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """For machines."""
+        named = {name: getattr(self, name) for name in ("length", "memory", "autocorrelation_time", "effective")}
+        return {"count": self.recording.count, **named, "slowest": self.recording.description.components[self.slowest]}
+
+    def __repr__(self) -> str:
+        name = self.recording.description.components[self.slowest]
+        return (
+            f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is correlated over "
+            f"{self.memory:.3g}: integrated autocorrelation time {self.autocorrelation_time:.3g}, "
+            f"{self.effective:,.0f} independent samples"
+        )
+
+
+def stretches(recording: RecordingFile, model: RecordingModel) -> Stretches:
+    """Cut the traces of a steady state into stretches that hardly know of each other.
+
+    A stretch is ten times as long as the slowest component is correlated, or shorter down to twice, if that leaves
+    twenty of them; a record that has no room for those is refused.
+
+    Args:
+        recording: of one long trace or a few.
+        model: its drift must not depend on time, because every stretch begins at the same one.
+
+    Returns: the `Stretches`.
+
+    """
+    _check_autonomous(recording, model)
+    steps, dt = len(recording.t) - 1, float(np.mean(np.diff(recording.t)))
+    group = max(1, steps // POINTS)
+    slowest, memory, own = 0, 0.0, 0.0
+    means = _grouped(recording, group)
+    for i in range(means.shape[2]):
+        series = means[:, :, i] - means[:, :, i].mean()
+        if np.any(series):  # a channel that never moves is named elsewhere
+            long = memory_time(series) * group
+            if long > memory:
+                slowest, memory, own = i, long, max(autocorrelation_time(series) * group, 1.0)
+    length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
+    if recording.count * (steps // length) < FEWEST:
+        length = int(steps // np.ceil(FEWEST / recording.count))
+    if length < max(SHORTEST * memory, 2):
+        raise ValueError(
+            f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, of which "
+            f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. {FEWEST} stretches of "
+            f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. Record for longer."
+        )
+    whole = recording.count * steps
+    return Stretches(recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own)
+
+
+def estimate_continuing(
+    recording: RecordingFile,
+    model: RecordingModel,
+    *,
+    window: float | str = "auto",
+    score: str = "euler",
+    baseline: str | Twin | None = None,
+    observation_noise: Any = None,
+) -> Result:
+    """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a few.
+
+    Args:
+        recording: an open one; it need not have a prepared start.
+        model: of `model_of(recording)`. Of a network J is the return of a steady record of that length.
+        window: time over which a kick is remembered, or "auto".
+        score: a name of `SCORES`.
+        baseline: "time" or "twin".
+        observation_noise: variance of the measurement, a number or (M,), to correct for.
+
+    Returns: a `Result`, whose `continuing` has the window and what it leaves out.
+
+    >>> with open_recording("trace.nc") as recording:
+    ...     print(estimate_continuing(recording, model_of(recording)).continuing)
+
+    """
+    if score not in SCORES:
+        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
+    if not recording.count:
+        raise ValueError(f"{recording.path} has no complete trajectory.")
+    theta, used = check.parameters(model.theta), SCORES[score]
+    process, reward = model.process, long_run(recording, model)
+    view = residuals = None
+    if isinstance(process, Process):
+        view = visible(recording, process, reward, theta, used, model.observed, model.size)
+    else:
+        check_events(recording, process, observation_noise)
+    if view is not None:
+        process, reward, partial = view[1:]
+        reward = reward._replace(terminal=None)  # a zero that was filled in
+        used = _Kept(partial, tuple(view[0].trainable.tolist()))
+    noise = None
+    if observation_noise is not None:
+        noise = observation_variance(observation_noise, recording.x.shape[2])
+        check.only_of_states(check.objective(reward), "the correction for observation noise")
+        if isinstance(chosen(baseline, door="a long-run average", serves=("time", "twin")), Twin):
+            raise ValueError('correcting for observation noise works with baseline "time".')
+    if view is None and isinstance(process, Process):
+        residuals = examine(process, theta, beginning(recording), transition=LAWS[used], readout=noise)
+    answer = stationary(
+        process,
+        reward,
+        theta,
+        recording.trajectories(),
+        window=window,
+        score=used if noise is None else CorrectedScore(used, tuple(noise.tolist())),
+        baseline=baseline,
+    )
+    if noise is not None and isinstance(process, Process):
+        answer = _without_shared_noise(answer, recording, process, reward, used, noise, theta)
+    if view is not None:
+        missing, error = (blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr))
+        answer = answer._replace(estimate=blank(answer.estimate, view[0]), missing=missing, missing_stderr=error)
+    many = len(answer.batches) >= 2 * PARTS
+    parts = np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
+    return Result(answer.estimate, None if view is None else view[0], parts, residuals, answer)
+
+
+def beginning(recording: RecordingFile) -> Trajectories:
+    """As many samples as the residual guard looks at."""
+    few = max(2, min(len(recording.t), TRANSITIONS // recording.count + 1))
+    whole = recording.trajectories()
+    return Trajectories(recording.t[:few], whole.x[:, :few], whole.context)
+
+
+def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
+    """The reward whose long-run average is J: a network's is by the length of its recording, others' is a rate."""
+    if model.observed is None:
+        return model.objective
+    return Objective(running=_Scaled(check.objective(model.objective).running, float(np.ptp(recording.t))))
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A reward times a number."""
+
+    reward: Any
+    factor: float
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: Any) -> Array:
+        return self.factor * self.reward(theta, x, t, context)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A score without the entries that mean nothing: no window is chosen for them."""
+
+    score: Score
+    keep: tuple[bool, ...]
+
+    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
+        flat, unravel = ravel_pytree(self.score(process, theta, step))
+        return unravel(jnp.where(jnp.asarray(self.keep), flat, 0))
+
+
+def _without_shared_noise(
+    answer: Stationary,
+    recording: RecordingFile,
+    process: Process,
+    objective: Objective,
+    score: Score,
+    noise: np.ndarray,
+    theta: Params,
+) -> Stationary:
+    """Take off what a kick and the reward right after it share through the noise of one sample (`insitu.readout`)."""
+    dt = answer.duration / recording.count / (len(recording.t) - 1)
+    lags, length = round(answer.window / dt), round(answer.length / dt)
+    rewards, checked, off = check.objective(objective), check.process(process), []
+    t = dt * np.arange(length + 2)
+    for j in range(recording.count):
+        one = recording.trajectories(j, j + 1, load=True)
+        x = jnp.asarray(one.x[0], jnp.result_type(*jax.tree.leaves(theta), one.x.dtype))
+        many = len(answer.batches) // recording.count
+        # from the kick before the batch to one sample after it, whose reward `reward_term` counts as terminal: zero
+        rows = lags - 1 + length * np.arange(many)[:, None] + np.arange(length + 2)
+        context = jax.tree.map(lambda leaf: jnp.repeat(leaf, many, axis=0), one.context)  # noqa: B023
+        data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
+        off.append(np.asarray(reward_term(checked, rewards, score, jnp.asarray(noise), theta, data), np.float64))
+    batches = answer.batches - np.concatenate(off) / (length * dt)
+    estimate = of_batches(theta, batches, float(answer.estimate.value), float(answer.estimate.value_stderr))
+    return answer._replace(estimate=estimate, batches=batches)
+
+
+def _grouped(recording: RecordingFile, group: int) -> np.ndarray:
+    """Means of consecutive samples, so many together. (E, T // group, M)"""
+    groups = []
+    for j in range(recording.count):
+        x = np.asarray(recording.x[j], np.float64)
+        whole = len(x) // group * group
+        groups.append(x[:whole].reshape(-1, group, x.shape[1]).mean(axis=1))
+    return np.stack(groups)
+
+
+def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
+    process, theta = check.process(model.process), check.parameters(model.theta)
+    rows = recording.context
+    context = None if rows is None else {name: values[0] for name, values in rows.items()}
+    x = np.zeros(model.size or recording.x.shape[2], recording.x.dtype)
+    x[slice(None) if model.observed is None else model.observed] = recording.x[0, 0]
+    drift = jax.jit(lambda t: process.drift(theta, jnp.asarray(x), t, context))
+    at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
+    if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
+        raise ValueError(
+            "the drift depends on time, so that stretches of a record are not alike. Only records of a drift that "
+            "stays the same are cut; of a network, one in the frame of its drive and without modulation."
+        )
