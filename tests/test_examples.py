@@ -65,6 +65,15 @@ def test_recorded_arrays():
     assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
 
 
+def test_hidden_resonator():
+    out = run(ROOT / "examples" / "hidden_resonator.py")
+    deviations = [float(z) for z in re.findall(r"(\S+) σ$", out, re.MULTILINE)]
+    assert len(deviations) == 5
+    assert max(map(abs, deviations)) < 4
+    before, after = map(float, re.search(r"(\S+) before, (\S+) after", out).groups())
+    assert after > 2 * before
+
+
 def test_twin():
     out = run(ROOT / "examples" / "twin.py", "--count", 200)
     gains = dict(re.findall(r"^(\S.*?\S) {2,}(\d+\.\d) ", out, re.MULTILINE))

@@ -42,6 +42,7 @@ from fluctua.processes.augmented import (
     moving_average,
 )
 from fluctua.processes.jumps import Events, Jumps, Sized, events_on
+from fluctua.processes.observed import Normal, Observed
 from fluctua.processes.stationary import Stationary, stationary
 from fluctua.store.training import resume, run
 
@@ -66,7 +67,9 @@ __all__ = [
     "Kick",
     "Natural",
     "NoiseProduct",
+    "Normal",
     "Objective",
+    "Observed",
     "Process",
     "Record",
     "Reparameterised",

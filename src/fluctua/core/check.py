@@ -10,9 +10,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 
 from fluctua.core.text import close_match
-from fluctua.core.types import AnyProcess, Array, NoiseProduct, Objective, Params, Process, PyTree, Rewards, Times
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    NoiseProduct,
+    Objective,
+    Params,
+    Process,
+    PyTree,
+    Remembering,
+    Rewards,
+    Times,
+)
 
 # ------------------------------------------------------------------------------- user's callables
 
@@ -207,6 +219,8 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
     """Shapes of drift, noise and rewards at the first states x (E, M)."""
     one = jax.tree.map(lambda leaf: leaf[0], context)
     shapes(process, theta, x[0], t[0], one)
+    if isinstance(process, Remembering):
+        _of_what_is_seen(rewards, theta, x[0], t[0], one)
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x[0], t[0], one)),
         ("terminal", rewards.terminal, (theta, x[0], one)),
@@ -220,6 +234,23 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
             raise ValueError(
                 f"the {name} reward must be one number per state, shape (); got shape "
                 f"{getattr(got, 'shape', type(got).__name__)}. Sum or index what it returns."
+            )
+
+
+def _of_what_is_seen(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+    """Raise where a reward asks for components that are hidden: JAX itself takes the last one there is instead."""
+    for name, f in (
+        ("running", lambda x: rewards.running(theta, x, t, context)),
+        ("terminal", lambda x: rewards.terminal(theta, x, context)),
+    ):
+        try:
+            reason = checkify.checkify(f, errors=checkify.index_checks)(x)[0].get()
+        except (TypeError, ValueError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+        if reason:
+            raise ValueError(
+                f"the {name} reward cannot be formed from the {x.size} channels that are observed ({reason}). A reward "
+                "of hidden states has no return that anybody could compute: observe them, or reward what is observed."
             )
 
 
@@ -244,7 +275,8 @@ def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
 def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """μ is (M,); σ is (M,) or (M, W); products are (M,)."""
     if not isinstance(process, Process):
-        return process.check(theta, x, t, context)
+        process.check(theta, x, t, context)
+        return
     m = x.shape[0]
     drift = _shape("the drift", process.drift, theta, x, t, context)
     if drift.shape != (m,):

@@ -222,7 +222,8 @@ def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, contex
     """Raise unless the score exists: ∂θμ and ∂θQ have no part in a direction without noise (Girsanov)."""
     place = where or "at the first state"
     if not isinstance(process, Process):
-        return process.check(theta, x, t, context, place)
+        process.check(theta, x, t, context, place)
+        return
     q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
     if not np.all(np.isfinite(q)):
         raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
@@ -255,9 +256,9 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
     A component is silent where its noise vanishes at all of them. One that has none at the first state alone would
     have a score that comes and goes: it is refused.
     """
-    check_regular(process, theta, x, t, context)
     if not isinstance(process, Process):
-        return process
+        return process.check(theta, x, t, context, "at the first state")
+    check_regular(process, theta, x, t, context)
     rows = lambda q: np.abs(q.reshape(len(q), -1)).max(axis=1)
     silent = rows(np.asarray(q_matrix(process, theta, x, t, context), float)) == 0
     if not silent.any():

@@ -32,7 +32,18 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix, q_matrix
 from fluctua.core.scores import Gaussian, euler, local_linear, residual
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Step, Trajectories, working_dtype
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    NoiseProduct,
+    Params,
+    Process,
+    PyTree,
+    Remembering,
+    Step,
+    Trajectories,
+    working_dtype,
+)
 
 TRANSITIONS = 20_000
 """Looked at: they know v to one per cent."""
@@ -83,7 +94,7 @@ class Residuals(NamedTuple):
 
 
 def examine(
-    process: Process,
+    process: AnyProcess,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
@@ -106,6 +117,9 @@ def examine(
     """
     process, theta = check.process(process), check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
+    if isinstance(process, Remembering):
+        return _examine_samples(process, theta, data, most)
+    assert isinstance(process, Process)  # `Jumps` have no residuals; nobody asks for them
     plain = transition is euler and _is_diagonal(process, theta, data)
     silent = _silent(process, theta, data)
     if not plain or silent:  # a few solves of M × M matrices a transition
@@ -146,8 +160,26 @@ def examine(
     return residuals._replace(cause=_cause(residuals, x, t, turned, measure))
 
 
+def _examine_samples(process: Remembering, theta: Params, data: Trajectories, most: int) -> Residuals:
+    rows = _spread(data, most)
+    samples = np.stack([np.asarray(data.x[int(j)]) for j in rows])
+    x = jnp.asarray(samples, working_dtype(theta, samples))
+    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
+    checked: Any = process.check(theta, x[0, 0], jnp.asarray(data.t)[0], jax.tree.map(lambda leaf: leaf[0], context))
+    each = np.asarray(checked.residuals(theta, check.grid(data.t), x, context), float)
+    v, count = each.mean(axis=(0, 1)), each.shape[0] * each.shape[1]
+    residuals = Residuals(v, each.std(axis=(0, 1)) / np.sqrt(count), count)
+    if not residuals.wrong.size or not np.isfinite(v).all():
+        return residuals
+    return residuals._replace(
+        cause=f"The innovations of channel{'s' * (len(residuals.wrong) > 1)} {check.few(residuals.wrong)} have not the "
+        "variance that the filter predicts: the process, its start, what is observed, the readout noise or a unit is "
+        "another one, or the drift bends too much within the uncertainty of the hidden state for an extended filter."
+    )
+
+
 def warn_of_residuals(
-    process: Process,
+    process: AnyProcess,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,

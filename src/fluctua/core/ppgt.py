@@ -26,10 +26,10 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
-from fluctua.core.simulate import Simulator
+from fluctua.core.simulate import Simulator, refuse_start
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.start import Density, Reparameterised, check_score, checked_start
-from fluctua.core.sweep import Model, Tables
+from fluctua.core.sweep import Model, Tables, random_start
 from fluctua.core.twin import (
     Numbers,
     TwinModel,
@@ -46,6 +46,7 @@ from fluctua.core.types import (
     Objective,
     Params,
     Process,
+    Remembering,
     Rewards,
     Score,
     Step,
@@ -265,6 +266,7 @@ def _method(
     baseline: Baseline | Twin | str | None = None,
     initial_baseline: Baseline | str | None = None,
 ) -> Method:
+    refuse_start(process, start)
     moving = None if start is None else checked_start(start)[0]
     process, rewards = check.process(process), check.objective(objective)
     score = score_of(process, score)
@@ -433,6 +435,8 @@ def _guard(
     """Whether the residuals are the noise of the process. A score of one's own may know another law: not asked."""
     process, objective, score = method.model[:3]
     check_model(process, objective, theta, recording.first, recording.t, recording.context)
+    if isinstance(process, Remembering):
+        warn_of_residuals(process, theta, trajectories, stacklevel=4)
     law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
     if law is local_linear and isinstance(process, Process):
         check_linearisation(process, theta, trajectories)
@@ -442,7 +446,7 @@ def _guard(
 
 def _plans(method: Method) -> tuple[Baseline, ...]:
     """The baselines that are used: the initial one only where the start is drawn from a density."""
-    return method[1:3] if isinstance(method.model.start, Density) else method[1:2]
+    return method[1:3] if random_start(method.model) else method[1:2]
 
 
 def _tables(plans: tuple[Baseline, ...]) -> Tables:

@@ -18,6 +18,7 @@ from fluctua.core.types import (
     Params,
     Process,
     PyTree,
+    Remembering,
     Times,
     Trajectories,
     working_dtype,
@@ -73,8 +74,8 @@ class Simulator(NamedTuple):
 
 def simulator(
     process: AnyProcess,
-    start: Start,
-    t: Array,
+    start: Start | None = None,
+    t: Array | None = None,
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
@@ -83,7 +84,8 @@ def simulator(
 
     Args:
         process: drift and noise.
-        start: a fixed state (M,), a `Density`, or a `Reparameterised` start.
+        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the process brings its own
+            (`Observed`).
         t: the time grid.
         context: key -> pytree, drawn once a trajectory, or `Counted`.
         wiener: the source of z.
@@ -97,10 +99,29 @@ def simulator(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
             "recorded trajectories with `gradient`."
         )
+    if t is None:
+        raise TypeError("a simulator needs its time grid: simulator(process, start, t).")
+    if isinstance(process, Remembering):
+        refuse_start(process, start)
+        return Simulator(Recipe(process, None, context, wiener), check.grid(t), None)
+    if start is None:
+        raise TypeError("a simulator needs a start: simulator(process, start, t).")
     moving, x0 = checked_start(start)
     if isinstance(moving, Density) and moving.sample is None:
         raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
     return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
+
+
+def refuse_start(process: AnyProcess, start: Start | None) -> None:
+    """A process that is not seen whole brings its own start."""
+    if start is not None and isinstance(process, Remembering):
+        name = type(process).__name__
+        raise ValueError(f"an `{name}` brings its own start, {name}(..., start=...): leave `start` off here.")
+
+
+def seen(recipe: Recipe, x: Array) -> Array:
+    """What trajectories hold of simulated states (..., Z): all of it, unless the process hides some. (..., M)"""
+    return recipe.process.seen(x) if isinstance(recipe.process, Remembering) else x
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
@@ -108,7 +129,7 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
     ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
-    return ensemble.x, ensemble.context
+    return seen(substrate.recipe, ensemble.x), ensemble.context
 
 
 def kick(process: Process, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
@@ -131,7 +152,7 @@ def width(process: Process, theta: Params, x: Array, t: Array, context: PyTree) 
 class Ensemble(NamedTuple):
     """E trajectories at one time; or, without the first axis, one."""
 
-    x: Array  # (E, M)
+    x: Array  # (E, M), as simulated: see `seen`
     context: PyTree
     streams: PyTree
 
@@ -156,7 +177,10 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
         context = recipe.context.draw(k_wiener, j)
     else:
         context = recipe.context(jax.random.fold_in(k_context, j))
-    if recipe.start is None:
+    stream = recipe.wiener.stream(k_wiener, j)
+    if isinstance(recipe.process, Remembering):
+        x = recipe.process.first(jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw)
+    elif recipe.start is None:
         x = jnp.asarray(x0)
     elif isinstance(recipe.start, Reparameterised):
         x = recipe.start.x0(theta, context)
@@ -164,7 +188,7 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
         assert recipe.start.sample is not None  # checked by `simulator`
         x = recipe.start.sample(jax.random.fold_in(k_start, j), theta, context)
     x = x.astype(working_dtype(theta, x))
-    return Ensemble(x, context, recipe.wiener.stream(k_wiener, j))
+    return Ensemble(x, context, stream)
 
 
 def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
@@ -236,11 +260,11 @@ def _record(
 
     def body(x: Array, step: Any) -> tuple[Array, tuple[Array, PyTree]]:
         x, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        return x, (x, events)
+        return x, (seen(recipe, x), events)
 
     _, (path, events) = jax.lax.scan(body, ensemble.x, grid(times))
     by_trajectory = lambda v: jnp.swapaxes(v, 0, 1)
-    x = jnp.concatenate([ensemble.x[:, None], by_trajectory(path)], axis=1)
+    x = jnp.concatenate([seen(recipe, ensemble.x)[:, None], by_trajectory(path)], axis=1)
     return x, ensemble.context, jax.tree.map(by_trajectory, events)
 
 
@@ -277,7 +301,8 @@ def _sampled(
 
     def several(x: Array, block: Any) -> tuple[Array, Array]:
         x, _ = jax.lax.scan(one, x, block)
-        return x, x
+        return x, seen(recipe, x)
 
     _, path = jax.lax.scan(several, ensemble.x, steps)
-    return jnp.concatenate([ensemble.x[:, None], jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context
+    first = seen(recipe, ensemble.x)[:, None]
+    return jnp.concatenate([first, jnp.swapaxes(path, 0, 1)], axis=1), ensemble.context

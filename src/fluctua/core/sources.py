@@ -21,7 +21,18 @@ import numpy as np
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
-from fluctua.core.simulate import Recipe, Simulator, advance, begin, first_state, grid, noise_key, sampled, transition
+from fluctua.core.simulate import (
+    Recipe,
+    Simulator,
+    advance,
+    begin,
+    first_state,
+    grid,
+    noise_key,
+    sampled,
+    seen,
+    transition,
+)
 from fluctua.core.sweep import Model, Sums, Tables, silenced
 from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
 from fluctua.core.wiener import philox_key_words
@@ -318,13 +329,15 @@ def _returns(
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + sweep.running(model, theta, x, t, ensemble.context) * dt.astype(x.dtype)
+        here = seen(recipe, x)
+        reward = reward + sweep.running(model, theta, here, t, ensemble.context) * dt.astype(x.dtype)
         x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
-        return (x_next, sweep.after_step(model.objective, theta, reward, x, x_next, step, ensemble.context)), None
+        there = seen(recipe, x_next)
+        return (x_next, sweep.after_step(model.objective, theta, reward, here, there, step, ensemble.context)), None
 
-    begun = sweep.at_start(model.objective, theta, ensemble.x, ensemble.context)
+    begun = sweep.at_start(model.objective, theta, seen(recipe, ensemble.x), ensemble.context)
     (x, reward), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
-    return reward + sweep.terminal(model, theta, x, ensemble.context)
+    return reward + sweep.terminal(model, theta, seen(recipe, x), ensemble.context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -338,15 +351,17 @@ def _mean_return_to_go(
 
     def body(x: Array, step: Any) -> tuple[Array, tuple[Array, Array]]:
         n, t, dt = step
-        reward = sweep.running(model, theta, x, t, ensemble.context).mean() * dt
+        here = seen(recipe, x)
+        reward = sweep.running(model, theta, here, t, ensemble.context).mean() * dt
         x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
-        paid = sweep.after_step(model.objective, theta, nothing, x, x_next, step, ensemble.context).mean()
+        there = seen(recipe, x_next)
+        paid = sweep.after_step(model.objective, theta, nothing, here, there, step, ensemble.context).mean()
         return x_next, (reward, paid)
 
     x, (rewards, paid) = jax.lax.scan(body, ensemble.x, grid(times))
-    rewards = jnp.append(rewards, sweep.terminal(model, theta, x, ensemble.context).mean())
+    rewards = jnp.append(rewards, sweep.terminal(model, theta, seen(recipe, x), ensemble.context).mean())
     if model.objective.step is not None or model.objective.initial is not None:
-        begun = sweep.at_start(model.objective, theta, ensemble.x, ensemble.context).mean()
+        begun = sweep.at_start(model.objective, theta, seen(recipe, ensemble.x), ensemble.context).mean()
         rewards = rewards + jnp.concatenate([begun[None], paid])
     return jnp.flip(jnp.cumsum(jnp.flip(rewards)))
 
@@ -366,17 +381,19 @@ def _sweep(
     """Returns (E,), gradients (E, P), final states (E, M). `guess`: R where it is known, near it otherwise."""
     ensemble = begin(recipe, count, key, theta, x0)
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
-    sums = sweep.initial_sums(model, theta, ensemble.x, times.t[0], ensemble.context, guess, tables)
+    first = seen(recipe, ensemble.x)
+    sums = sweep.initial_sums(model, theta, first, times.t[0], ensemble.context, guess, tables)
 
     def body(carry: tuple[Array, Sums], step: Any) -> tuple[tuple[Array, Sums], None]:
         x, sums = carry
         x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        states = (x, x_next, ensemble.context, events)
+        states = (seen(recipe, x), seen(recipe, x_next), ensemble.context, events)
         return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2])), None
 
     (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(times))
-    returns = sums.reward + sweep.terminal(model, theta, x, ensemble.context)
-    flat = sweep.finish(model, theta, sums, x, times.t, ensemble.context)
+    last = seen(recipe, x)
+    returns = sums.reward + sweep.terminal(model, theta, last, ensemble.context)
+    flat = sweep.finish(model, theta, sums, last, times.t, ensemble.context)
     return returns, flat + (returns - guess)[:, None] * sums.score, x
 
 
@@ -414,8 +431,8 @@ def check_path(process: AnyProcess, substrate: Simulator, key: Array, theta: Par
             where = f"on trajectory {j} at time index {n}"
             process.check(theta, x[0, n], substrate.t[n], one, where)
             raise FloatingPointError(
-                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that is not finite: a "
-                "rate was negative or not finite within it."
+                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that is not finite: the "
+                "time step is too large, or a rate was negative or not finite within it."
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")

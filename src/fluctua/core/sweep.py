@@ -22,7 +22,19 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core.baselines import Kick
 from fluctua.core.start import Density, Reparameterised
-from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Score, Step, Times
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    Memory,
+    Params,
+    Process,
+    PyTree,
+    Remembering,
+    Rewards,
+    Score,
+    Step,
+    Times,
+)
 
 
 class Model(NamedTuple):
@@ -59,6 +71,16 @@ class Sums(NamedTuple):
     reward: Array  # C (E,)
     gradient: Array  # Σ (λ̂ − λ̄)U and the explicit terms (E, P)
     score: Array  # ΣU (E, P)
+    memory: Memory | None = None  # of a score that depends on the past
+
+
+OF_ENSEMBLE = Memory(None, 0)
+"""The axes of a `Memory` over which trajectories run."""
+
+
+def random_start(model: Model) -> bool:
+    """Whether the draw of X₀ has a score."""
+    return isinstance(model.start, Density) or isinstance(model.process, Remembering)
 
 
 def running(model: Model, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
@@ -98,13 +120,19 @@ def initial_sums(
     empty = jnp.zeros((x.shape[0], flat.size), flat.dtype)
     reward = at_start(model.objective, theta, x, context).astype(returns.dtype)
     explicit = initial_slopes(model, theta, x, context)
-    if not isinstance(model.start, Density):
+    memory = None
+    if isinstance(model.process, Remembering):
+        start = partial(model.process.begin, theta)
+        u, memory = jax.vmap(start, in_axes=(0, None, 0), out_axes=(0, OF_ENSEMBLE))(x, t, context)
+        score = jax.vmap(lambda u: ravel_pytree(u)[0])(u)
+    elif isinstance(model.start, Density):
+        one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
+        score = jax.vmap(one)(x, context)
+    else:
         return Sums(reward, empty if explicit is None else explicit, empty)
-    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
-    score = jax.vmap(one)(x, context)
     bar = model.initial_baseline(Kick(jnp.array(-1), theta, None, t, context, returns, score, tables.initial))
     term = ((returns[:, None] - bar) * score).astype(score.dtype)
-    return Sums(reward, term if explicit is None else term + explicit, score)
+    return Sums(reward, term if explicit is None else term + explicit, score, memory)
 
 
 def initial_slopes(model: Model, theta: Params, x: Array, context: PyTree) -> Array | None:
@@ -140,12 +168,42 @@ def sweep_step(
     x, x_next, context, _ = ensemble
     n, t, dt = when
     reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
-    score, explicit = scores(model, theta, ensemble, when, origin)
+    if sums.memory is None:
+        (score, explicit), memory = scores(model, theta, ensemble, when, origin), None
+    else:
+        score, explicit, memory = remembering_scores(model, theta, sums.memory, ensemble, when)
     to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick, that of the step follows it
     bar = model.baseline(Kick(n, theta, x, t, context, to_go, score, tables.step))
     term = (to_go[:, None] - bar) * score + explicit
     reward = after_step(model.objective, theta, reward, x, x_next, when, context)
-    return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score)
+    return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score, memory)
+
+
+def remembering_scores(
+    model: Model,
+    theta: Params,
+    memory: Memory,
+    ensemble: tuple[Array, Array, PyTree, PyTree],
+    when: tuple[Array, ...],
+) -> tuple[Array, Array, Memory]:
+    """`scores` of a process that is not seen whole, and what they remember after the step."""
+    _, t, dt = when
+
+    def one(x: Array, x_next: Array, context: PyTree, _: PyTree, memory: Memory) -> tuple[Array, Array, Memory]:
+        assert isinstance(model.process, Remembering)
+        score, memory = model.process.update(theta, Step(x, x_next, t, dt, context), memory)
+        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(theta)
+        return ravel_pytree(score)[0], ravel_pytree(explicit)[0], memory
+
+    along = jax.vmap(one, in_axes=(0, 0, 0, 0, OF_ENSEMBLE), out_axes=(0, 0, OF_ENSEMBLE))
+    return along(*ensemble, memory)
+
+
+def paid(rewards: Rewards, theta: Params, x: Array, x_next: Array, when: tuple[Array, Array], context: PyTree) -> Array:
+    """g Δt + r of one step."""
+    t, dt = when
+    running = rewards.running(theta, x, t, context) * dt
+    return running if rewards.step is None else running + rewards.step(theta, x, x_next, t, dt, context)
 
 
 def scores(
@@ -154,13 +212,9 @@ def scores(
     """Uₙ and ∂θ{g Δt + r} of every trajectory, each (E, P)."""
     _, t, dt = when
 
-    def paid(th: Params, x: Array, x_next: Array, context: PyTree) -> Array:
-        running, step = model.objective.running(th, x, t, context) * dt, model.objective.step
-        return running if step is None else running + step(th, x, x_next, t, dt, context)
-
     def fixed(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
         score = model.score(model.process, theta, Step(x, x_next, t, dt, context, events))
-        explicit = jax.grad(lambda th: paid(th, x, x_next, context))(theta)
+        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     def moving(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
@@ -173,7 +227,7 @@ def scores(
             Step(x, x_next, t, dt, context, events),
             shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
-        explicit = jax.grad(lambda th: paid(th, x + w[0] * d(th), x_next + w[1] * d(th), context))(theta)
+        explicit = jax.grad(lambda th: paid(model.objective, th, x + w[0] * d(th), x_next + w[1] * d(th), (t, dt), context))(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     return jax.vmap(moving if isinstance(model.start, Reparameterised) else fixed)(*ensemble)

@@ -7,7 +7,7 @@ W independent Wiener processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -81,8 +81,38 @@ class Transition(Protocol):
     def score(self, theta: Params, step: Step) -> Params:
         """U of one step; the structure of θ."""
 
-    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
-        """Raise, if the process cannot be right at this state."""
+    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> Transition:
+        """Raise, if the process cannot be right at this state. Returns it, with what was found out about it."""
+
+
+class Memory(NamedTuple):
+    """What a score remembers of the steps before. shared: the same for all trajectories. own: of each, (E, ...)."""
+
+    shared: PyTree
+    own: PyTree
+
+
+@runtime_checkable
+class Remembering(Transition, Protocol):
+    """A `Transition` whose simulated state is not what is seen of it, so that its score depends on the whole past.
+
+    It brings its own start; `advance` takes and gives simulated states, everything else those that are seen.
+    """
+
+    def first(self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable) -> Array:
+        """The simulated state at the start."""
+
+    def seen(self, state: Array) -> Array:
+        """What the trajectory holds of simulated states (..., Z). (..., M)"""
+
+    def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
+        """∂θ ln p(x₀), and what is remembered of it."""
+
+    def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
+        """U = ∂θ ln p(x'|x and all before), and what is remembered after the step."""
+
+    def residuals(self, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+        """Squares of the residuals of x (E, T+1, M), in units of what is expected: of mean 1. (E, T, M)"""
 
 
 AnyProcess = Process | Transition

@@ -24,7 +24,7 @@ from rich.table import Table
 from fluctua.core import check
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, as_estimator, reduce_samples
-from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid
+from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
 from fluctua.core.types import Array, Estimate, Estimator, Objective, Params, Rewards, Times
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
@@ -181,15 +181,16 @@ def return_of_one(
     paid = objective.step
     reward = jnp.zeros((), x.dtype)
     if objective.initial is not None:
-        reward = objective.initial(theta, x, context).astype(x.dtype)
+        reward = objective.initial(theta, seen(recipe, x), context).astype(x.dtype)
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
         n, t, dt = step
-        reward = reward + objective.running(theta, x, t, context) * dt
+        reward = reward + objective.running(theta, seen(recipe, x), t, context) * dt
         x_next = advance_one(recipe, theta, x, context, stream, n, t, dt)
         if paid is not None:
-            reward = reward + paid(theta, x, x_next, t, dt, context).astype(x.dtype)
+            ends = seen(recipe, x), seen(recipe, x_next)
+            reward = reward + paid(theta, *ends, t, dt, context).astype(x.dtype)
         return (x_next, reward), None
 
     @jax.checkpoint
@@ -203,7 +204,7 @@ def return_of_one(
     segments = jax.tree.map(lambda v: v[:whole].reshape(-1, length), steps)
     carry, _ = jax.lax.scan(segment, (x, reward), segments)
     (x, reward), _ = jax.lax.scan(body, carry, jax.tree.map(lambda v: v[whole:], steps))
-    return reward + objective.terminal(theta, x, context)
+    return reward + objective.terminal(theta, seen(recipe, x), context)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -127,7 +127,7 @@ class Jumps:
         )
         return Ratio(log + smooth.log, smooth.divergence - log)
 
-    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> None:
+    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> Jumps:
         """Rates are one number for each event, finite and not negative; changes have the shape of the state."""
         rates = np.asarray(self.rates(theta, x, t, context))
         known = None if isinstance(self.changes, Sized) else len(self.changes)
@@ -144,6 +144,7 @@ class Jumps:
             raise ValueError(f"each change must have the {x.size} components of the state; got {len(self.changes[0])}.")
         if self.diffusion is not None:
             check.shapes(self.diffusion, theta, x, t, context)
+        return self
 
 
 def events_on(t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]) -> Events:

@@ -1,0 +1,48 @@
+"""Three resonators of which only the last is read, through noise: the ones that nobody sees are trained all the same.
+
+Run it with `python examples/hidden_resonator.py`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fluctua as fl
+from fluctua import tcmt
+from fluctua.tcmt import exact
+
+jax.config.update("jax_enable_x64", True)
+
+# A driven chain; the reward is the power that leaves at its end.
+network = tcmt.chain(3)
+task = tcmt.transmission(network, horizon=4.0, dt=0.05, s=3.0)
+theta = {"omega": jnp.array([0.8, -1.2, 0.5]), "kappa": jnp.ones(2)}
+
+# Of the state [Re ψ, Im ψ] the readout gives both quadratures of site 2, with noise of variance 0.02 on each.
+quadratures = [2, 5]
+process = fl.Observed(task.process, observe=np.eye(6)[quadratures], noise=0.02, start=task.start)
+
+
+send = tcmt.outputs(network, task.drives)  # s⁻ at a state; other sites do not feed the lead
+
+
+def power(theta, y, t):
+    state = jnp.zeros(6).at[jnp.array(quadratures)].set(y)
+    return jnp.abs(send(theta, state, t)[1]) ** 2 / (3.0**2 * 4.0)
+
+
+objective = fl.Objective(running=power)
+estimator = fl.ppgt(process, objective, fl.simulator(process, t=task.t))
+
+estimate = estimator(jax.random.key(0), theta, 2000)
+_, of_network = exact.value_and_gradient(task, theta)  # linear, so known
+for name, value in of_network.items():
+    for i, g in enumerate(value):
+        measured, error = estimate.gradient[name][i], estimate.stderr[name][i]
+        print(f"∂J/∂{name}[{i}] = {measured:7.4f} ± {error:.4f}   exact {g:7.4f}   {(measured - g) / error:+.1f} σ")
+
+training = fl.train(jax.random.key(1), theta, estimator, optax.adam(0.1), iterations=30, count=300)
+trained = list(training)[-1].next_theta
+before, after = exact.value(task, theta), exact.value(task, trained)
+print(f"transmission of the chain: {before:.3f} before, {after:.3f} after 30 × 300 trajectories")
