@@ -219,8 +219,6 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
     """Shapes of drift, noise and rewards at the first states x (E, M)."""
     one = jax.tree.map(lambda leaf: leaf[0], context)
     shapes(process, theta, x[0], t[0], one)
-    if isinstance(process, Remembering):
-        _of_what_is_seen(rewards, theta, x[0], t[0], one)
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x[0], t[0], one)),
         ("terminal", rewards.terminal, (theta, x[0], one)),
@@ -229,6 +227,8 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
     ):
         if reward is None:
             continue
+        if isinstance(process, Remembering):
+            _of_what_is_seen(name, reward, arguments)
         got = _shape(f"the {name} reward", reward, *arguments)
         if getattr(got, "shape", None) != ():
             raise ValueError(
@@ -237,21 +237,17 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
             )
 
 
-def _of_what_is_seen(rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def _of_what_is_seen(name: str, reward: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Raise where a reward asks for components that are hidden: JAX itself takes the last one there is instead."""
-    for name, f in (
-        ("running", lambda x: rewards.running(theta, x, t, context)),
-        ("terminal", lambda x: rewards.terminal(theta, x, context)),
-    ):
-        try:
-            reason = checkify.checkify(f, errors=checkify.index_checks)(x)[0].get()
-        except (TypeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
-        if reason:
-            raise ValueError(
-                f"the {name} reward cannot be formed from the {x.size} channels that are observed ({reason}). A reward "
-                "of hidden states has no return that anybody could compute: observe them, or reward what is observed."
-            )
+    try:
+        reason = checkify.checkify(reward, errors=checkify.index_checks)(*arguments)[0].get()
+    except (TypeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+    if reason:
+        raise ValueError(
+            f"the {name} reward cannot be formed from the {arguments[1].size} channels that are observed ({reason}). A "
+            "reward of hidden states has no return that anybody could compute: observe them, or reward what is observed."
+        )
 
 
 def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:

@@ -227,7 +227,9 @@ def scores(
             Step(x, x_next, t, dt, context, events),
             shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
-        explicit = jax.grad(lambda th: paid(model.objective, th, x + w[0] * d(th), x_next + w[1] * d(th), (t, dt), context))(theta)
+        explicit = jax.grad(
+            lambda th: paid(model.objective, th, x + w[0] * d(th), x_next + w[1] * d(th), (t, dt), context)
+        )(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     return jax.vmap(moving if isinstance(model.start, Reparameterised) else fixed)(*ensemble)
