@@ -246,7 +246,7 @@ def _of_what_is_seen(name: str, reward: Callable[..., Any], arguments: tuple[Any
     if reason:
         raise ValueError(
             f"the {name} reward cannot be formed from the {arguments[1].size} channels that are observed ({reason}). A "
-            "reward of hidden states has no return that anybody could compute: observe them, or reward what is observed."
+            "reward of hidden states has no return that anybody can compute: observe them, or reward what is seen."
         )
 
 
