@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import fluctua as fl
+from fluctua.core import check
+from fluctua.core.scores import local_linear
+from fluctua.core.types import Step
 
 DT = 0.05
 T = DT * jnp.arange(41)
@@ -123,3 +126,25 @@ def test_what_has_no_score_is_refused_by_name(key):
     moving = fl.Reparameterised(lambda th: jnp.array([th["k"], 0.0]))
     with pytest.raises(ValueError, match="component 0.*displaced"):
         fl.ppgt(DIAGONAL, ENERGY, fl.simulator(DIAGONAL, moving, T))(key, THETA, 10)
+
+
+def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
+    """The score of one kick against differences of ln p; a root of its Q has no derivative."""
+
+    def bent(theta, x):
+        return jnp.array([x[1], -theta["k"] * jnp.sin(x[0]) - theta["friction"] * x[1] ** 3])
+
+    step = Step(jnp.array([0.5, 0.2]), jnp.array([0.53, 0.15]), jnp.array(0.0), jnp.array(0.1))
+    forms = {0: lambda th, x: jnp.array([0.0, th["shaking"]]), 1: lambda th, x: jnp.array([[0.0], [th["shaking"]]])}
+    for columns, noise in forms.items():
+        process = check.process(fl.Process(bent, noise))._replace(silent=() if columns else (0,))
+
+        def log_density(theta, process=process):
+            mean, covariance = local_linear(process, theta, step)
+            return jax.scipy.stats.multivariate_normal.logpdf(step.x_next, mean, covariance)
+
+        score = fl.local_linear_score(process, THETA, step)
+        for name in THETA:
+            up, down = ({**THETA, name: THETA[name] + h} for h in (1e-5, -1e-5))
+            slope = float(log_density(up) - log_density(down)) / 2e-5
+            assert float(score[name]) == pytest.approx(slope, rel=1e-5, abs=1e-6)

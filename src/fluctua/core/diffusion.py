@@ -159,6 +159,13 @@ def _matrix_free(
     return Diffusion(apply=product, solve=solve, trace=trace, kind="matrix-free")
 
 
+def has_fewer_noises(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+    """Whether fewer Wiener processes than components drive the state, by the shape of its noise."""
+    if process.diffusion is not None or isinstance(process.noise, NoiseProduct) or process.noise is None:
+        return False
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size
+
+
 def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Q in full, differentiable in θ. (M, M)"""
     if process.diffusion is None and not isinstance(process.noise, NoiseProduct):

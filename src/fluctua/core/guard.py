@@ -14,7 +14,7 @@ leaves out, with m and C the mean and covariance of the locally linear transitio
     d² = (m − x − μΔt)² + C + S + (1 + Δt∂μ)² S,     vᵢ = E[rᵢ²] / E[dᵢ²] ≤ 1,
 
 and less where the states were simulated in coarser steps: nothing, if the steps were the samples. What is below
-`SLACK` counts as 1.
+`SLACK` counts as 1. With the locally linear transition r = x' − m, and d² has no first term.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix, q_matrix
+from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix, has_fewer_noises, q_matrix
 from fluctua.core.scores import Gaussian, euler, local_linear, residual
 from fluctua.core.types import (
     AnyProcess,
@@ -137,10 +137,10 @@ def examine(
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         times = check.grid(t)
         kind = None if plain else transition
-        v, stderr = _moments(process, kind, bool(silent), theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+        v, stderr = _moments(process, kind, silent, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
         v, stderr = np.asarray(v, float), np.asarray(stderr, float)
-        if silent and transition is euler:
-            left = _left_out(process, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+        if silent:
+            left = _left_out(process, transition, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
             square, spread, expected = (np.asarray(part, float) for part in left)
             expected = np.maximum(expected + last_place**2, np.finfo(float).tiny)
             is_silent = np.isin(np.arange(len(v)), silent)
@@ -264,19 +264,25 @@ def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, .
     return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _left_out(
-    process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, readout: Array
+    process: Process,
+    transition: Transition,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    readout: Array,
 ) -> tuple[Array, Array, Array]:
-    """E[r²] with its standard error, and E[d²], of Euler steps along x (E, T+1, M). (M,) each"""
+    """E[r²] with its standard error, and E[d²], along x (E, T+1, M), r by the transition that is used. (M,) each"""
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         step = Step(x, x_next, t, dt, context)
         mean, covariance = local_linear(process, theta, step)
-        r = residual(process, theta, step)
-        slope = jnp.eye(x.size, dtype=x.dtype) + dt * jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
-        blur = readout + slope**2 @ readout
-        return r**2, (r - (x_next - mean)) ** 2 + jnp.diagonal(covariance) + blur
+        used = lambda x: transition(process, theta, step._replace(x=x)).mean
+        blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
+        return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
 
     square, expected = _along(one, x, t, dt, context)
     return square.mean(axis=0), square.std(axis=0) / np.sqrt(square.shape[0]), expected.mean(axis=0)
@@ -294,7 +300,7 @@ def _along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTr
 def _moments(
     process: Process,
     transition: Transition | None,
-    silent: bool,
+    silent: tuple[int, ...],
     theta: Params,
     x: Array,
     t: Array,
@@ -304,7 +310,7 @@ def _moments(
 ) -> tuple[Array, Array]:
     """Mean and standard error of r (C⁻¹r) over all steps. transition: None for Euler steps with diagonal noise.
 
-    silent: whether there are components without noise, which the readout of others reaches within an interval.
+    silent: components without noise, which are left to `_left_out`; the law of the others is that without them.
     """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
@@ -318,24 +324,20 @@ def _moments(
             )
         mean, covariance = transition(process, theta, step)
         whole = covariance + 2 * jnp.diag(readout)
-        if transition is euler and _has_fewer_noises(process, theta, x, t, context):
+        if transition is euler and has_fewer_noises(process, theta, x, t, context):
             return _on_range(whole, x_next - mean)
         if silent:
             slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
             whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
+            others = np.setdiff1d(np.arange(x.size), silent)
+            r = (x_next - mean)[others]
+            return jnp.ones_like(x).at[others].set(r * jnp.linalg.solve(whole[np.ix_(others, others)], r))
         still = jnp.diagonal(whole) <= 0
         r = jnp.where(still, 0, x_next - mean)
         return jnp.where(still, 1, r * jnp.linalg.solve(whole + jnp.diag(still.astype(whole.dtype)), r))
 
     values = _along(one, x, t, dt, context)
     return values.mean(axis=0), values.std(axis=0) / np.sqrt(values.shape[0])
-
-
-def _has_fewer_noises(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
-    """Whether fewer Wiener processes than components drive the state."""
-    if process.diffusion is not None or isinstance(process.noise, NoiseProduct) or process.noise is None:
-        return False
-    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size
 
 
 def _on_range(covariance: Array, r: Array) -> Array:

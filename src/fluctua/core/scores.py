@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
 from fluctua.core.types import Array, Params, Process, Step
 
 DOUBLINGS = 6
@@ -162,7 +162,10 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     drift = lambda x, t: process.drift(theta, x, t, context)
     mu, jacobian = drift(x, t), jax.jacfwd(drift)(x, t)
     q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
-    a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
+    if process.silent or has_fewer_noises(process, theta, x, t, context):
+        a = _singular_ramp(drift, x, jnp.asarray(t, x.dtype), q)
+    else:
+        a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
     (f, forced, c, _), _ = jax.lax.scan(lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS)
@@ -204,6 +207,14 @@ def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Arra
     in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
     along = lambda v: jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]
     return in_time + jnp.sum(jax.vmap(along)(root), axis=0)
+
+
+def _singular_ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q: Array) -> Array:
+    """The same from Q itself, Σ_k ∂²μ[e_k, Q e_k]: a root of a singular Q has no derivative in θ. (M,)"""
+    in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
+    slope = lambda y, v: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1]
+    across = lambda e, row: jax.jvp(lambda y: slope(y, e), (x,), (row,))[1]
+    return in_time + jnp.sum(jax.vmap(across)(jnp.eye(x.size, dtype=x.dtype), q), axis=0)
 
 
 def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
