@@ -64,7 +64,7 @@ def test_one_noise_free_path_serves_all_where_all_are_alike(order):
 
 def test_a_noiseless_simulation_has_nothing_to_correct():
     # X is then the twin's own path: Λ = 0, and the direct part of a trajectory is the gradient of its return.
-    from fluctua.core.wiener import silent
+    from fluctua.core.draws import silent
 
     run = RUN._replace(recipe=RUN.recipe._replace(wiener=silent))
     drift_only = {"k": THETA["k"]}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.wiener import silent
+from fluctua.core.draws import silent
 from fluctua.paper.training import exposure
 from kernel_reference import noise_seed
 from run_folders import trained

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fluctua as fl
+from fluctua.core.draws import philox
 from fluctua.core.ppgt import samples_of
 from fluctua.core.sources import run_and_pilot
-from fluctua.core.wiener import philox
 from fluctua.processes.jumps import Jumps, Sized, events_on
 
 T = jnp.linspace(0.0, 2.0, 11)

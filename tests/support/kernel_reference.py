@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.core.draws import philox_seed
 from fluctua.core.simulate import noise_key
-from fluctua.core.wiener import philox_seed
 from fluctua.tcmt.kernel.options import KernelSpec
 
 

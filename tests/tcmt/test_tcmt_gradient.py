@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fluctua.core.draws import silent
 from fluctua.core.sources import _returns
-from fluctua.core.wiener import silent
 from fluctua.tcmt import (
     Drive,
     Lead,

@@ -7,9 +7,9 @@ import pytest
 
 from fluctua import full_score
 from fluctua.core.diffusion import diffusion_at
+from fluctua.core.draws import silent
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.types import Step
-from fluctua.core.wiener import silent
 from fluctua.tcmt import (
     Drive,
     Lead,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fluctua.core import check
-from fluctua.core.start import Density, Reparameterised, Start, checked_start
+from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -23,7 +23,6 @@ from fluctua.core.types import (
     Trajectories,
     working_dtype,
 )
-from fluctua.core.wiener import Wiener, threefry
 
 
 class Counted(NamedTuple):

@@ -21,6 +21,7 @@ import numpy as np
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
+from fluctua.core.draws import philox_key_words
 from fluctua.core.simulate import (
     Recipe,
     Simulator,
@@ -35,7 +36,6 @@ from fluctua.core.simulate import (
 )
 from fluctua.core.sweep import Model, Sums, Tables, silenced
 from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
-from fluctua.core.wiener import philox_key_words
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core.baselines import Kick
-from fluctua.core.start import Density, Reparameterised
+from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.types import (
     AnyProcess,
     Array,

@@ -37,8 +37,8 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
+from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.scores import drift_score, full_score
-from fluctua.core.start import Density, Reparameterised
 from fluctua.core.sweep import Model
 from fluctua.core.types import Array, Params, Process, PyTree
 

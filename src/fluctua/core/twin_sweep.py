@@ -20,9 +20,9 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Kick
 from fluctua.core.diffusion import check_model
+from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
 from fluctua.core.sources import Recording, check_rounding, check_scores, only
-from fluctua.core.start import Density
 from fluctua.core.twin import (
     Guess,
     Numbers,

@@ -14,11 +14,11 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check, sources, sweep
 from fluctua.core.baselines import Baseline, half
 from fluctua.core.diffusion import check_model
+from fluctua.core.draws import Density
 from fluctua.core.estimate import Samples, unflatten
 from fluctua.core.scores import Ratio
 from fluctua.core.simulate import grid
 from fluctua.core.sources import Recording
-from fluctua.core.start import Density
 from fluctua.core.types import Array, Params, PyTree, Step, Times
 
 RatioOfStep = Callable[[Any, Params, Params, Step], Ratio]

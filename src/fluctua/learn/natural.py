@@ -24,11 +24,11 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check, sweep
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
+from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.ppgt import PPGT, score_of
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
 from fluctua.core.sources import BLOCK_BYTES, Recording, run_and_pilot
-from fluctua.core.start import Density, Reparameterised, checked_start
 from fluctua.core.text import names
 from fluctua.core.types import (
     AnyProcess,

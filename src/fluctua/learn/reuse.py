@@ -23,6 +23,7 @@ from jax.tree_util import tree_leaves_with_path
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, Twin, chosen, half, time_only
 from fluctua.core.diffusion import check_equivalent, check_model
+from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.ppgt import mean_return_to_go, samples_of, score_of
 from fluctua.core.scores import (
@@ -35,7 +36,6 @@ from fluctua.core.scores import (
 )
 from fluctua.core.simulate import grid
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces
-from fluctua.core.start import Density, Reparameterised, checked_start
 from fluctua.core.types import (
     AnyProcess,
     Array,

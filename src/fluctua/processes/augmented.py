@@ -23,7 +23,7 @@ import numpy as np
 from scipy import signal
 
 from fluctua.core import check
-from fluctua.core.start import Density, Reparameterised, Start
+from fluctua.core.draws import Density, Reparameterised, Start
 from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree
 
 

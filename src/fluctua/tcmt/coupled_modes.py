@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.draws import box_muller, philox_key_words, philox_words
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
-from fluctua.core.wiener import box_muller, philox_key_words, philox_words
 from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]

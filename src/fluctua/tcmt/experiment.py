@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.draws import Wiener, philox
 from fluctua.core.simulate import Counted, Simulator, simulator
 from fluctua.core.types import Array, Objective, Params, Process, PyTree
-from fluctua.core.wiener import Wiener, philox
 from fluctua.tcmt.coupled_modes import Draw, Drive, Frame, Modulation, abs2, checked_drives, incoming, outgoing, to_psi
 from fluctua.tcmt.network import Network, parameters
 
@@ -55,7 +55,7 @@ class Experiment(NamedTuple):
         return Counted(Draw(len(self.simulated.bonds), self.modulation.harmonics))
 
     def simulator(self, wiener: Wiener = philox) -> Simulator:
-        """The JAX substrate. The default noise is that of the kernels; `wiener.silent` runs without."""
+        """The JAX substrate. The default noise is that of the kernels; `draws.silent` runs without."""
         return simulator(self.process, self.start, self.t, context=self.context, wiener=wiener)
 
 

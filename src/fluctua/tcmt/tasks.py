@@ -19,9 +19,9 @@ import numpy as np
 
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.check import leading
+from fluctua.core.draws import Wiener, philox
 from fluctua.core.ppgt import ppgt
 from fluctua.core.types import Array, Estimator, NoiseProduct, Objective, Process, PyTree
-from fluctua.core.wiener import Wiener, philox
 from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, checked_drives, condition, process
 from fluctua.tcmt.experiment import CrossPower, Experiment, Tied, TiedCondition, WeightedPower, grid, outputs, positive
 from fluctua.tcmt.fused import fused

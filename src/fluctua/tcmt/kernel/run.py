@@ -2,7 +2,7 @@
 
     G = Σ_n (λ̂ₙ₊₁ − λ̄ₙ)Uₙ,  λ̂ₙ₊₁ = R − Cₙ₊₁
 
-Same noise as `fluctua.core.wiener.philox`, trajectory by trajectory, so any run can be compared with the JAX
+Same noise as `fluctua.core.draws.philox`, trajectory by trajectory, so any run can be compared with the JAX
 reference step by step. Nothing of size E·T is stored unless trajectories are asked for.
 """
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.wiener import philox, philox_words, silent
+from fluctua.core.draws import philox, philox_words, silent
 from fluctua.tcmt.native import _native
 
 
