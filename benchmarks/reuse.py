@@ -29,6 +29,7 @@ from fluctua.runs.config import PRESETS, changed
 
 ROOT = Path(__file__).resolve().parents[1]
 FRACTIONS = np.geomspace(1e-3, 10, 41)
+"""Of one step of the lattice; small problems have ten times as many."""
 SEEDS = (0, 1, 2)
 
 
@@ -36,7 +37,7 @@ SEEDS = (0, 1, 2)
 
 
 class Problem(NamedTuple):
-    """A small process to train. rate: Adam's, tuned by hand for fresh batches. kl: of a natural step, likewise."""
+    """A small process to train. rate: Adam's. kl: of a natural step."""
 
     process: fl.Process
     objective: fl.Objective
@@ -95,7 +96,7 @@ def reach_small(name: str) -> Iterator[dict[str, Any]]:
     problem = SMALL[name]()
     batch = problem.simulator(jax.random.key(1), problem.theta, 1000)
     gradient = problem.estimator(jax.random.key(0), problem.theta, 1000).gradient
-    for fraction in FRACTIONS:
+    for fraction in 10 * FRACTIONS:
         theta = jax.tree.map(lambda v, g, f=fraction: v + f * problem.rate * jnp.sign(g), problem.theta, gradient)
         found = fl.reweighted(problem.process, problem.objective, theta, [(problem.theta, batch)], fewest=0)
         yield row(name, f"Adam {problem.rate:g}", fraction, found.kl[0], found.ess / 1000)
@@ -146,9 +147,11 @@ def reach_lattice(count: int = 1000, checked: int = 4) -> Iterator[dict[str, Any
 # ------------------------------------------------------------------------------------------ training
 
 
-def loop(problem: Problem, seed: int, iterations: int, gradients: Callable[..., Iterator[Any]]) -> Iterator[Any]:
+def loop(
+    problem: Problem, seed: int, iterations: int, gradients: Callable[..., Iterator[Any]], rate: float
+) -> Iterator[Any]:
     """θ after each batch. gradients: (θ, batches so far) -> the gradients of the steps that follow a batch."""
-    rule, theta, key = optax.adam(problem.rate), problem.theta, jax.random.key(seed)
+    rule, theta, key = optax.adam(rate), problem.theta, jax.random.key(seed)
     state, batches = rule.init(theta), []
     for iteration in range(iterations):
         yield theta
@@ -192,26 +195,28 @@ def methods(problem: Problem) -> dict[str, Callable[[int, int], Iterator[Any]]]:
         yield record.next_theta
 
     by_adam = {
-        "Adam, fresh batches": fresh,
-        "Adam, last 4 batches, balance heuristic": balanced,
-        "Adam, up to 4 steps a batch, reweighted": repeated,
-        "Adam, 4 steps a batch, clipped (PPO)": clipped,
+        "Adam, fresh batches": (fresh, 1),
+        "Adam, last 4 batches, balance heuristic": (balanced, 1),
+        "Adam, up to 4 steps a batch, reweighted": (repeated, 1),
+        "Adam, 4 steps a batch, clipped (PPO)": (clipped, 1),
+        "Adam, fresh batches, 4 times the rate": (fresh, 4),
     }
-    made = {name: lambda s, n, g=g: loop(problem, s, n, g) for name, g in by_adam.items()}
+    made = {name: lambda s, n, g=g, f=f: loop(problem, s, n, g, f * problem.rate) for name, (g, f) in by_adam.items()}
     return made | {"natural gradient, steps by KL": natural}
 
 
-def training(iterations: int) -> Iterator[dict[str, Any]]:
+def training(iterations: int, only: str) -> Iterator[dict[str, Any]]:
     for name, make in SMALL.items():
         problem = make()
         for method, thetas in methods(problem).items():
-            for seed in SEEDS:
+            for seed in SEEDS if only in method else ():
                 for iteration, theta in enumerate(thetas(seed, iterations)):
                     if iteration % 4 == 0:
                         J = fl.evaluate(problem.estimator, theta, count=2000, seed=99).J
                         spent = iteration * problem.count
                         yield {"problem": name, "method": method, "seed": seed, "trajectories": spent, "J": J}
-            print(f"{name}, {method}: J = {J:.4f} after {spent:,} trajectories", flush=True)
+            if only in method:
+                print(f"{name}, {method}: J = {J:.4f} after {spent:,} trajectories", flush=True)
 
 
 # ------------------------------------------------------------------------------------------ natural gradient
@@ -219,7 +224,7 @@ def training(iterations: int) -> Iterator[dict[str, Any]]:
 
 def natural(iterations: int) -> Iterator[dict[str, Any]]:
     """Small lattices, 300 trajectories an iteration, no model but the drift in the score."""
-    for rows, columns in ((4, 5), (5, 8)):
+    for rows, columns in ((5, 8), (4, 5)):
         size = {"lattice.rows": rows, "lattice.columns": columns, "backend": "cpu"}
         for seed in SEEDS:
             parts = build(changed(PRESETS["demo"], size | {"seed": seed}))
@@ -255,6 +260,7 @@ def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
                 out = csv.DictWriter(file, entry)
                 out.writeheader()
             out.writerow({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in entry.items()})
+            file.flush()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -345,6 +351,7 @@ def main() -> None:
     parser.add_argument("part", choices=("reach", "training", "natural", "draw"))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "reuse")
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--only", default="", help="methods whose names hold this")
     options = parser.parse_args()
     if options.part == "reach":
         write(
@@ -352,7 +359,7 @@ def main() -> None:
             (r for part in (reach_small("trap"), reach_small("double well"), reach_lattice()) for r in part),
         )
     elif options.part == "training":
-        write(options.out / "training.csv", training(options.iterations))
+        write(options.out / "training.csv", training(options.iterations, options.only))
     elif options.part == "natural":
         write(options.out / "natural.csv", natural(options.iterations))
     else:

@@ -123,12 +123,13 @@ class Fused:
         many = blocks_for(count, ravel_pytree(theta)[0].size, steps, blocks)
         block = np.arange(steps) * many // steps
 
-        def gradients(there: np.ndarray) -> Array:
+        def gradients(there: np.ndarray) -> np.ndarray:
             result = self.run(key, theta, count, np.append(0.0, there.astype(float)), samples=True)
-            return jax.vmap(lambda row: ravel_pytree(row)[0])(_samples(self.task, theta, result).gradient)
+            leaves = jax.tree.leaves(_samples(self.task, theta, result).gradient)
+            return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in leaves], axis=1)
 
         nothing = gradients(block < 0)
-        return jnp.concatenate([nothing - gradients(block == b) for b in range(many)])
+        return jnp.asarray(np.concatenate([nothing - gradients(block == b) for b in range(many)]))
 
     def run(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
