@@ -94,6 +94,14 @@ def test_one_trace():
     assert min(gains) > 1.5  # measured with 200,000 steps: 3.5 to 7.4
 
 
+def test_unknown_device():
+    out = run(ROOT / "examples" / "unknown.py")
+    before, after = (float(re.search(rf"{when}:\s+J = (\S+) ±", out)[1]) for when in ("before", "after"))
+    assert before < -0.8
+    assert after > -0.05
+    assert "calibrated with 120 trajectories" in out
+
+
 def test_own_instrument_trains_though_acquisitions_fail():
     out = run(ROOT / "examples" / "own_instrument.py")
     assert "note: the acquisition failed: no trigger" in out

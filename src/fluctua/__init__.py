@@ -23,6 +23,7 @@ from fluctua.core.types import (
     Trajectories,
 )
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
+from fluctua.learn.calibrated import Calibrated, Calibration
 from fluctua.learn.environment import feedback_environment, settings_environment
 from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.natural import Fisher, Natural, fisher, kl_ascent, natural
@@ -50,6 +51,8 @@ __version__ = _version("fluctua")
 __all__ = [
     "Averaged",
     "Baseline",
+    "Calibrated",
+    "Calibration",
     "Certificate",
     "Clip",
     "Coloured",

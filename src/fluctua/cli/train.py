@@ -31,7 +31,8 @@ def train(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET|FILE.toml", help="demo (the default), fast, isolation, paper, paper-quick, or a file"
+            metavar="PRESET|FILE.toml",
+            help="demo (the default), fast, unknown, isolation, paper, paper-quick, or a file",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,

@@ -234,6 +234,10 @@ class PPGT(NamedTuple):
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
         return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count))
 
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of measured trajectories, of an estimator with a `Twin`."""
+        return _recorded_split(self.method, theta, trajectories, None, BLOCK_BYTES)
+
 
 def total(parts: TwinSamples) -> Samples:
     """Direct + correction."""

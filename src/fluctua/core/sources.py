@@ -257,6 +257,22 @@ def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array,
     return sweep.to_go(objective, theta, times, x, context).mean(axis=0)
 
 
+def returns_of(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
+    """The return of each trajectory that is held in memory. (E,)"""
+    t, x, context = trajectories[:3]
+    t, x = jnp.asarray(t), jnp.asarray(x)
+
+    def one(path: Array, context: PyTree) -> Array:
+        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
+        total = jnp.sum(rates * jnp.diff(t)) + rewards.terminal(theta, path[-1], context)
+        if rewards.step is not None:
+            of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+            total += jnp.sum(of_step(theta, path[:-1], path[1:], t[:-1], jnp.diff(t), context))
+        return total if rewards.initial is None else total + rewards.initial(theta, path[0], context)
+
+    return jax.vmap(one)(x, context)
+
+
 # ---------------------------------------------------------------------- streamed
 
 

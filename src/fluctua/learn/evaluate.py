@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
 from fluctua.core.averaged import Averaged
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
+from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times, Trajectories
+from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times
 from fluctua.learn.natural import Natural
 
 FRESH = 0x4A
@@ -76,7 +76,7 @@ def evaluate(
         returns, t = _simulated(finer.recipe, rewards, count, key, theta, finer.times, finer.x0), finer.t
     else:
         trajectories = finer(key, theta, count)
-        returns, t = _recorded(rewards, theta, trajectories), trajectories.t
+        returns, t = returns_of(rewards, theta, trajectories), trajectories.t
     values = np.asarray(returns, np.float64)
     if not np.isfinite(values).all():
         raise FloatingPointError(
@@ -133,21 +133,6 @@ def _simulated(
     begun = at_start(rewards, theta, ensemble.x, ensemble.context)
     (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
     return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
-
-
-def _recorded(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
-    t, x, context = trajectories[:3]
-    t, x = jnp.asarray(t), jnp.asarray(x)
-
-    def one(path: Array, context: Any) -> Array:
-        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
-        total = jnp.sum(rates * jnp.diff(t)) + rewards.terminal(theta, path[-1], context)
-        if rewards.step is not None:
-            of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
-            total += jnp.sum(of_step(theta, path[:-1], path[1:], t[:-1], jnp.diff(t), context))
-        return total if rewards.initial is None else total + rewards.initial(theta, path[0], context)
-
-    return jax.vmap(one)(x, context)
 
 
 def _mean_step(t: Array) -> float:

@@ -14,6 +14,7 @@ from fluctua.core.types import Array, Estimator, Params
 from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
+from fluctua.runs.unknown import is_unknown, make_calibrated
 from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.twin import KernelTwin
 
@@ -61,9 +62,14 @@ def make_network(config: Config, sigma_w: float | None = None) -> tcmt.Network:
 
 
 def make_task(
-    config: Config, *, sigma_w: float | None = None, sigma_kappa: float | None = None, dt: float | None = None
+    config: Config,
+    *,
+    sigma_w: float | None = None,
+    sigma_kappa: float | None = None,
+    dt: float | None = None,
+    network: tcmt.Network | None = None,
 ) -> tcmt.Task:
-    """The task of a configuration, with other noise or another step where asked."""
+    """The task of a configuration, with other noise, another step or another network where asked."""
     t = config.task
     steps = t.horizon / (t.dt if dt is None else dt)
     if not 0 < steps <= MOST_STEPS:
@@ -73,7 +79,7 @@ def make_task(
         )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
     return make(
-        make_network(config, sigma_w),
+        make_network(config, sigma_w) if network is None else network,
         horizon=t.horizon,
         dt=t.dt if dt is None else dt,
         s=t.amplitude,
@@ -87,6 +93,8 @@ def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
     backend, b = config.backend, config.baseline
     if backend == "cuda":
         require_cupy()  # here, before a folder is made
+    if is_unknown(config):
+        return make_calibrated(config, task, lambda network: make_task(config, network=network))
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without

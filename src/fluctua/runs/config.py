@@ -121,6 +121,33 @@ class BaselineConfig:
 
 
 @dataclass(frozen=True)
+class DeviceConfig:
+    """What the device is beside its settings, drawn with the run's seed and told to nobody; 0 is nothing."""
+
+    gain_error: float = _key(0.0, rules.number(least=0), "standard deviation of every coupling's gain about 1")
+    offset_error: float = _key(0.0, rules.number(least=0), "of every detuning's offset")
+    kerr_error: float = _key(0.0, rules.number(least=0), "of every Kerr coefficient")
+    second_neighbours: float = _key(0.0, rules.number(least=0), "couplings across the cells of the lattice")
+    readout: float = _key(0.0, rules.number(least=0), "noise of every sample, on either quadrature")
+    sample_every: int = _key(1, rules.whole(1), "steps between two samples")
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """How the unknowns of a device are found from the trajectories that are rewarded."""
+
+    correction: str = _key("none", rules.word("none", "simulated", "measured"), "to the model's noise-free gradient")
+    simulated: int = _key(16, rules.whole(2), "trajectories of the model an iteration; they cost time only")
+    samples: int = _key(2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out")
+    measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")
+    memory: float = _key(0.0, rules.number(least=0), "iterations over which measurements fade; 0: never")
+    kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
+    second_neighbours: str = _key(
+        "ignore", rules.word("ignore", "watch", "fit"), "couplings across the cells: not in the model, watched, fitted"
+    )
+
+
+@dataclass(frozen=True)
 class Stop:
     """Budgets; 0 is none. Whatever comes first stops."""
 
@@ -143,7 +170,7 @@ class Config:
 
     preset: str = _key(
         "paper",
-        rules.word("demo", "fast", "isolation", "paper", "paper-quick"),
+        rules.word("demo", "fast", "isolation", "paper", "paper-quick", "unknown"),
         "where keys that are not given come from",
     )
     seed: int = _key(0, rules.whole(0, rules.SEEDS), "of the noise, the modulation and the initial Kerr coefficients")
@@ -156,6 +183,8 @@ class Config:
     ensemble: Ensemble = _section(Ensemble)
     optimiser: Optimiser = _section(Optimiser)
     baseline: BaselineConfig = _section(BaselineConfig)
+    device: DeviceConfig = _section(DeviceConfig)
+    calibration: CalibrationConfig = _section(CalibrationConfig)
     stop: Stop = _section(Stop)
     keep: Keep = _section(Keep)
 
@@ -385,7 +414,27 @@ ISOLATION = changed(
 )
 """A small Kerr lattice that lets power through one way, with drive, noise, loss and bounds of the paper's lattice."""
 
-PRESETS = {"demo": DEMO, "fast": FAST, "isolation": ISOLATION, "paper": PAPER, "paper-quick": PAPER_QUICK}
+UNKNOWN = changed(
+    FAST,
+    {
+        "preset": "unknown",
+        "iterations": 150,
+        "ensemble.trajectories": 2,
+        "device.gain_error": 0.2,
+        "device.offset_error": 0.2,
+        "calibration.measure_every": 3,
+    },
+)
+"""The paper's lattice and bounds, on a device whose every coupling and detuning is hidden and 20 % off."""
+
+PRESETS = {
+    "demo": DEMO,
+    "fast": FAST,
+    "isolation": ISOLATION,
+    "paper": PAPER,
+    "paper-quick": PAPER_QUICK,
+    "unknown": UNKNOWN,
+}
 
 
 def named(source: str) -> Config:

@@ -15,6 +15,7 @@ from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_task, resolve_backend
 from fluctua.runs.config import ENSEMBLE, Config
 from fluctua.runs.rules import SEEDS, whole
+from fluctua.runs.unknown import is_unknown, true_system
 from fluctua.tcmt.network import Network
 
 _SEED, _COUNT = whole(0, SEEDS), whole(2, ENSEMBLE)
@@ -45,11 +46,18 @@ def evaluate(
     dt: float | None = None,
     backend: str | None = None,
 ) -> Measurement:
-    """Measure J at θ. What is not given is as in `config`. sigma_w = 0 is allowed: no score is taken."""
+    """Measure J at θ, of the device if it has hidden errors. What is not given is as in `config`.
+
+    sigma_w = 0 is allowed: no score is taken.
+    """
     device = resolve_backend(config.backend if backend is None else backend)
     device = "cpu" if device == "jax" else device  # the same noise and the same law, in a fraction of the time
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
+    if is_unknown(config):  # J is the device's, whatever was believed of it
+        richer = lambda network: make_task(config, sigma_kappa=sigma_kappa, dt=dt, network=network)
+        task, parameters = true_system(config, task, richer)
+        theta = parameters(theta)
     estimator: Any = task.estimator(device, baseline="none")
     key = jax.random.fold_in(jax.random.key(_SEED("seed", seed)), FRESH)
     begun = time.perf_counter()

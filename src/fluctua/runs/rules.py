@@ -50,6 +50,11 @@ def word(*words: str) -> Rule:
     return Rule("one of " + ", ".join(f'"{w}"' for w in words), lambda v: v if v in words else None, words)
 
 
+def flag() -> Rule:
+    """True or false."""
+    return Rule("true or false", lambda v: v if isinstance(v, bool) else None)
+
+
 def text() -> Rule:
     """Any string; whoever uses it checks it."""
     return Rule("a string", lambda v: v if isinstance(v, str) else None)

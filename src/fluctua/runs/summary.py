@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from fluctua.core.averaged import certificate_of
-from fluctua.runs.build import FAMILIES, make_network
+from fluctua.learn.calibrated import Calibrated
+from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
+from fluctua.runs.unknown import hidden, is_unknown
 from fluctua.store import checkpoint, history
 from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder
@@ -50,7 +52,7 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
         "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
         **fallen(history.effective(rows), final, config.baseline.kind == "twin"),
-        **_certified(place, config, theta),
+        **(_calibrated(place, config) if is_unknown(config) else _certified(place, config, theta)),
         "how": how(config),
     }
 
@@ -67,6 +69,8 @@ KNOWN = {
 def how(config: Config) -> str:
     """How J was reached: what the estimator knew, and the rule."""
     rule = "the paper's rule" if config.optimiser.rule == "paper" else config.optimiser.rule.capitalize()
+    if is_unknown(config):
+        return f"the structure alone, calibrated on the trajectories that are rewarded, {rule}"
     return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
 
 
@@ -89,15 +93,44 @@ def as_text(summary: dict[str, Any]) -> str:
     if "twin" in summary:
         each = (f"{name} {row['rms']:.1e} (±{row['error']:.1e})" for name, row in summary["twin"].items())
         lines.append(f"twin       its error in the gradient, rms: {', '.join(each)}")
+    if "calibration" in summary:
+        known = summary["calibration"]
+        each = (f"{name} {row['error']:.1e} (±{row['stderr']:.1e})" for name, row in known["families"].items())
+        lines.append(f"unknowns   rms error after {known['trajectories']:,} trajectories: {', '.join(each)}")
+        if known["watched"]:
+            chi2, expected = known["watched"]["chi2"], known["watched"]["expected"]
+            lines.append(f"structure  chi² of what the model leaves out: {chi2:,.0f}, {expected} if it were not there")
     return "\n".join([*lines, ""])
+
+
+def _memory(place: RunFolder) -> dict[str, np.ndarray]:
+    """What the estimator remembered in the newest checkpoint."""
+    readable = checkpoint.newest(place.checkpoints, lambda text: None)
+    arrays = {} if readable is None else readable[1]
+    return {name.removeprefix("estimator/"): v for name, v in arrays.items() if name.startswith("estimator/")}
+
+
+def _calibrated(place: RunFolder, config: Config) -> dict[str, Any]:
+    """What was learnt of a device, and how far that is from what it is."""
+    memory = _memory(place)
+    task = make_task(config)
+    estimator = make_estimator(config, task)
+    if not memory or not isinstance(estimator, Calibrated):
+        return {}
+    estimator.restore(memory)
+    known, true = estimator.calibration, hidden(config, task.network)
+    rms = lambda v: float(np.sqrt(np.mean(np.square(v))))
+    families = {
+        name: {"error": rms(known.unknown[name] - true[name]), "stderr": rms(known.stderr[name])}
+        for name in known.unknown
+    }
+    watched = {"chi2": known.watched_chi2, "expected": known.watched_degrees} if known.watched_degrees else None
+    return {"calibration": {"trajectories": known.trajectories, "families": families, "watched": watched}}
 
 
 def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
     """The certificate of a run with a twin, family by family, from its newest checkpoint."""
-    readable = checkpoint.newest(place.checkpoints, lambda text: None) if config.baseline.kind == "twin" else None
-    if readable is None:
-        return {}
-    memory = {name.removeprefix("estimator/"): v for name, v in readable[1].items() if name.startswith("estimator/")}
+    memory = _memory(place) if config.baseline.kind == "twin" else {}
     if not memory:
         return {}
     certificate = certificate_of(memory, theta)

@@ -258,7 +258,8 @@ def _families(theta: Params) -> dict[str, np.ndarray]:
 
 def _alike(a: Config, b: Config) -> bool:
     """Whether what one's estimator remembers is of use to the other's."""
-    return (a.baseline, a.task.horizon, a.task.dt) == (b.baseline, b.task.horizon, b.task.dt)
+    of = lambda c: (c.baseline, c.device, c.calibration, c.task.horizon, c.task.dt)
+    return of(a) == of(b)
 
 
 def _hand_over(state: State, parts: Parts) -> None:

@@ -21,16 +21,20 @@ from fluctua.core import check
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.ppgt import ppgt
+from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params
+from fluctua.core.types import Array, Estimate, Params, Trajectories
+from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
+from fluctua.tcmt import measured
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.options import Binned, KernelSpec, Options
 from fluctua.tcmt.kernel.run import Families, KernelResult, run
-from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, run_twin, twin_options
+from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, expected_lambda, run_twin, twin_options
 from fluctua.tcmt.network import parameters
 from fluctua.tcmt.time_step import StabilityWatch
 
@@ -130,6 +134,29 @@ class Fused:
 
         nothing = gradients(block < 0)
         return jnp.asarray(np.concatenate([nothing - gradients(block == b) for b in range(many)]))
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """The return of each measured trajectory. (E,)"""
+        return measured.returns(kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x)
+
+    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1) -> Evidence:
+        """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
+        p = at(theta, jnp.asarray(u, jnp.result_type(float)))
+        if self.task.copies > 1 or not set(p) <= set(measured.KNOWN):
+            return evidence(self.task.process, full_score, at, theta, u, trajectories, every)
+        spec = kernel_spec(self.task, p, self.s_plus)
+        return measured.evidence(self.task, spec, at, theta, u, trajectories, every)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of the twin correction on measured states; score and twin are of the network at θ."""
+        on_grid = len(trajectories.t) == len(self.task.t)
+        if self.task.copies > 1 or self.task.modulation or not on_grid or not set(theta) <= set(measured.KNOWN):
+            general = ppgt(self.task.process, self.task.objective, self.task.simulator(), baseline=Twin())
+            return general.recorded(theta, trajectories)
+        spec = kernel_spec(self.task, theta, self.s_plus)
+        parts = measured.recorded(self.task, spec, expected_lambda(spec), trajectories)
+        mine = lambda each: {name: each[name] for name in theta}
+        return parts._replace(direct=mine(parts.direct), correction=mine(parts.correction))
 
     def run(
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any

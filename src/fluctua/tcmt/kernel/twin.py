@@ -139,6 +139,11 @@ def run_twin(
     return result(ensemble, run(ensemble, of_twin))
 
 
+def expected_lambda(twin: KernelSpec) -> np.ndarray:
+    """E[Λ_n] of a twin that is exact, to the extent that it is linear: the `table` if none is given. (T+1,)"""
+    return mean_lambda(*arriving(responses(twin), twin.noise), twin.steps)
+
+
 def twin_options(**options: Any) -> Options:
     """Options of a run with the twin correction, which has noise, scores and no recording."""
     fixed = {"noise": True, "scores": True, "record_every": 0}

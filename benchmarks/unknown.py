@@ -1,0 +1,193 @@
+"""Trainings on a device with hidden errors: J on the device against measured trajectories, as table and figure.
+
+    python benchmarks/unknown.py --runs RUNS... [--nominal RUNS/nominal]     # curves.csv and the figure
+    python benchmarks/unknown.py                                             # the figure again, from curves.csv
+
+RUNS are folders of `fluctua train unknown`; J at some iterations of each is measured afresh on its device with 256
+trajectories that are not counted. NOMINAL is a training that knew of no hidden errors (`fluctua train fast`), whose
+parameters are set on the same devices. The curve of the paper's rule is that of results/fig1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from fluctua.plot.style import LOOK, WIDTH, save
+from fluctua.runs.build import make_network
+from fluctua.runs.config import Config, changed, named, parse
+from fluctua.runs.evaluate import evaluate, load_parameters
+from fluctua.store import history, tables
+
+EVALUATED = 256
+"""Trajectories of every J, none of them counted."""
+
+AT = (0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 75, 90, 105, 120, 135, 149, 174, 199)
+"""Iterations whose parameters are measured."""
+
+GOAL = 0.65
+INK = {"alone": "#d55e00", "seldom": "#0072b2", "correction": "#009e73", "paper": "#222222", "nominal": "#888888"}
+
+
+class Curve(NamedTuple):
+    """One training. spent, J (I,): measured trajectories, and J on the device after them."""
+
+    label: str
+    seed: int
+    spent: np.ndarray
+    J: np.ndarray
+
+
+def label_of(config: Config) -> str:
+    """What sets a training apart from the others, in words."""
+    d, c, t = config.device, config.calibration, config.task
+    parts = [
+        (c.correction == "measured", "with the measured correction"),
+        (c.measure_every > 1, f"measured in one iteration of {c.measure_every}"),
+        (t.sigma_kappa, f"σ_κ = {t.sigma_kappa:g}, modulation recorded"),
+        (d.kerr_error, f"Kerr coefficients off by {d.kerr_error:g}, " + ("fitted" if c.kerr else "not in the model")),
+        (d.second_neighbours, f"couplings of {d.second_neighbours:g} across the cells, {SECOND[c.second_neighbours]}"),
+        (d.readout, f"readout noise of {d.readout:g}"),
+        (d.sample_every > 1, f"sampled every {d.sample_every} steps"),
+    ]  # fmt: skip
+    return "; ".join(text for there, text in parts if there) or "calibrated gradient alone"
+
+
+SECOND = {"ignore": "not in the model", "watch": "watched", "fit": "fitted"}
+
+
+def read_curve(folder: Path, trajectories: int = EVALUATED) -> Curve:
+    """J on the device of the parameters in a run folder."""
+    config = parse(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
+    rows = history.effective(history.read(folder / "history.csv"))
+    spent = {row.iteration: row.trajectories for row in rows}
+    counts, values = [], []
+    with h5py.File(folder / "parameters.h5") as file:
+        iterations = file["iteration"][:]
+        for k in np.flatnonzero(np.isin(iterations, (*AT, iterations[-1]))):
+            theta = {name: np.asarray(file[name][k]) for name in ("omega", "kappa", "chi")}
+            # θ of iteration l was reached with what was measured before it
+            counts.append(spent.get(int(iterations[k]) - 1, 0))
+            values.append(evaluate(config, theta, trajectories=trajectories, seed=1, backend="cpu").J)
+    return Curve(label_of(config), config.seed, np.array(counts), np.array(values))
+
+
+def nominal(folder: Path, seeds: Sequence[int]) -> list[Curve]:
+    """A training that never measured, on the devices of some seeds."""
+    theta: Any = None
+    made = []
+    for seed in seeds:
+        config = changed(named("unknown"), {"seed": seed, "backend": "cpu"})
+        theta = load_parameters(folder / "final.npz", make_network(config)) if theta is None else theta
+        J = evaluate(config, theta, trajectories=EVALUATED, seed=1).J
+        made.append(Curve("nominal model carried over", seed, np.array([0]), np.array([J])))
+    return made
+
+
+def write_curves(path: Path, curves: Sequence[Curve]) -> None:
+    """The curves as a small table."""
+    columns: dict[str, list[float]] = {"curve": [], "trajectories": [], "J": []}
+    for k, curve in enumerate(curves):
+        columns["curve"] += [k] * len(curve.J)
+        columns["trajectories"] += curve.spent.tolist()
+        columns["J"] += curve.J.round(5).tolist()
+    header = [{"label": curve.label, "seed": curve.seed} for curve in curves]
+    tables.write(path, columns, {"evaluated": EVALUATED, "curves": header})
+
+
+def read_curves(path: Path) -> list[Curve]:
+    """What `write_curves` wrote."""
+    table = tables.read(path)
+    each = (table.where(curve=k) for k in range(len(table.header["curves"])))
+    return [
+        Curve(h["label"], h["seed"], rows["trajectories"].astype(int), rows["J"])
+        for h, rows in zip(table.header["curves"], each, strict=True)
+    ]
+
+
+def table_text(curves: Sequence[Curve]) -> str:
+    """Trajectories until J = 0.65, and J at the end, of every training."""
+    width = max(len(curve.label) for curve in curves)
+    lines = [f"{'training':<{width}}  seed  trajectories  J at the end  trajectories until J = {GOAL}"]
+    for curve in curves:
+        there = np.flatnonzero(curve.J >= GOAL)
+        until = f"{curve.spent[there[0]]:,}" if there.size else "–"
+        lines.append(
+            f"{curve.label:<{width}}  {curve.seed:>4}  {curve.spent[-1]:>12,}  {curve.J[-1]:>12.4f}  {until:>10}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def paper_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Trajectories and J of the paper's rule with the exact drift in its score."""
+    table = tables.read(path)
+    names = [run["name"] for run in table.header["runs"]]
+    rows = table.where(run=names.index("sigma_kappa_0"))
+    spent = np.cumsum(rows["ensemble"])
+    kept = np.unique(np.searchsorted(spent, np.geomspace(spent[0], spent[-1], 300)).clip(0, len(spent) - 1))
+    window = np.ones(9) / 9
+    smooth = np.convolve(np.pad(rows["J"], 4, mode="edge"), window, mode="valid")
+    return spent[kept], smooth[kept]
+
+
+def draw(curves: Sequence[Curve], paper: tuple[np.ndarray, np.ndarray] | None) -> Figure:
+    """J on the device against measured trajectories, on a logarithmic axis; a line for each seed."""
+    with mpl.rc_context(LOOK):
+        figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+        axes = figure.subplots()
+        if paper is not None:
+            axes.plot(*paper, color=INK["paper"], lw=1, label="score alone, the paper's rule: exact drift in the score")
+        kinds = {
+            "calibrated gradient alone": ("alone", "calibrated gradient alone: structure, and these trajectories"),
+            "measured in one iteration of 3": ("seldom", "the same, measured in one iteration of three"),
+            "with the measured correction": ("correction", "calibrated gradient with the score's correction: the same"),
+        }
+        for label, (kind, text) in kinds.items():
+            for k, curve in enumerate([c for c in curves if c.label == label]):
+                spent = np.maximum(curve.spent, 1)
+                axes.plot(spent, curve.J, color=INK[kind], lw=1.2, label=None if k else text)
+        never = [float(c.J[-1]) for c in curves if c.label == "nominal model carried over"]
+        for k, J in enumerate(never):
+            text = None if k else "nominal model carried over: the data sheet, nothing measured"
+            axes.axhline(J, color=INK["nominal"], lw=1, ls="--", label=text)
+        axes.axhline(GOAL, color="#bbbbbb", lw=0.8, zorder=0)
+        axes.set(xscale="log", xlabel="measured trajectories, all counted", ylabel="$J$ on the device", ylim=(0, 0.72))
+        axes.legend(loc="lower right", fontsize=7)
+    return figure
+
+
+def main() -> None:
+    """Read runs or curves, write table and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="*", type=Path, default=[])
+    parser.add_argument("--nominal", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/unknown"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "curves.csv"
+    curves = read_curves(path) if path.exists() else []
+    for folder in given.runs:
+        curve = read_curve(folder)
+        curves = [c for c in curves if (c.label, c.seed) != (curve.label, curve.seed)] + [curve]
+        print(f"{folder}: {curve.label}, J = {curve.J[-1]:.4f} after {curve.spent[-1]}", flush=True)
+    if given.nominal:
+        curves = [c for c in curves if c.label != "nominal model carried over"] + nominal(given.nominal, (0, 1, 2))
+    curves.sort(key=lambda c: (c.label, c.seed))
+    write_curves(path, curves)
+    text = table_text(curves)
+    (given.out / "table.txt").write_text(text)
+    print(text)
+    reference = Path("results/fig1/long/curves.csv")
+    save(draw(curves, paper_curve(reference) if reference.exists() else None), given.out / "unknown")
+
+
+if __name__ == "__main__":
+    main()

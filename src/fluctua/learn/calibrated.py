@@ -1,0 +1,447 @@
+"""An estimator that calibrates its model on the trajectories that it rewards: for a device of which the structure is
+known and no number is.
+
+A device is set to θ and does something else: a detuning has an offset, a coupling a gain, a loss was never measured.
+With these unknowns φ the model's parameters are p(θ, φ), and every call
+
+1. measures some trajectories at θ, which are rewarded;
+2. takes a Gauss–Newton step of their likelihood (`fluctua.learn.evidence`), on top of all that was measured before;
+3. asks the model at p(θ, φ̂) for ∂J/∂p and hands on (∂p/∂θ)ᵀ ∂J/∂p.
+
+One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ and Λ the precision
+of φ̂, and two readings say when not to trust it: the score of new trajectories has mean zero where the model is right,
+and so has that of unknowns that are watched and not fitted.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.estimate import FEWEST
+from fluctua.core.ppgt import PPGT
+from fluctua.core.simulate import Simulator
+from fluctua.core.sources import returns_of
+from fluctua.core.text import calibration_table, close_match, names
+from fluctua.core.twin import TwinSamples
+from fluctua.core.types import Array, Estimate, Params, Process, Substrate, Trajectories
+from fluctua.learn.evidence import At, Belief, Evidence, evidence
+
+CORRECTIONS = ("none", "simulated", "measured")
+MOST_STEPS = 20
+"""Gauss–Newton steps a call, where the drift is not linear in the unknowns."""
+
+SETTLED = 1e-2
+"""Standard deviations of the posterior that the last of them moves."""
+
+CERTAIN = 6.0
+"""Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
+
+SUMS = ("information", "vector", "trajectories", "calls", "surprise")
+
+
+class CalibratedModel(Protocol):
+    """What `Calibrated` asks of a model in the parameters p: an estimator with a twin, such as that of `ppgt`."""
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The gradients of simulated trajectories in two parts, direct and correction."""
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The same of measured trajectories."""
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+
+    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int) -> Evidence:
+        """What they say about the unknowns."""
+
+
+@dataclass(frozen=True)
+class General:
+    """Any Itô process with a twin as a `CalibratedModel`."""
+
+    estimator: PPGT
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The two parts of simulated trajectories."""
+        return self.estimator.split(key, theta, count)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of measured trajectories."""
+        return self.estimator.recorded(theta, trajectories)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+        return returns_of(self.estimator.method.model.objective, theta, trajectories)
+
+    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int) -> Evidence:
+        """What they say about the unknowns."""
+        model = self.estimator.method.model
+        assert isinstance(model.process, Process)  # it has a twin
+        return evidence(model.process, model.score, at, theta, u, trajectories, every)
+
+
+@dataclass(frozen=True)
+class Effective:
+    """(θ, u (K,)) -> p of the user's (θ, φ) -> p. A record, so that equal ones share a compilation."""
+
+    effective: Callable[[Params, Params], Params]
+    tree: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, theta: Params, u: Array) -> Params:
+        """The parameters p of the model."""
+        edges = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        leaves = [part.reshape(shape) for part, shape in zip(jnp.split(u, edges), self.shapes, strict=True)]
+        return self.effective(theta, jax.tree.unflatten(self.tree, leaves))
+
+
+class Calibration(NamedTuple):
+    """What is known of a device after some trajectories.
+
+    unknown, stderr: with the structure of φ; those that are watched have the value that they would be fitted with.
+    chi2, degrees: of the last call's score against what was expected before it; about one a degree where the model is
+    right. watched_chi2, watched_degrees: of the unknowns that are held at their start; about one a degree where they
+    are there.
+    """
+
+    unknown: Params
+    stderr: Params
+    trajectories: int
+    chi2: float
+    degrees: int
+    watched_chi2: float
+    watched_degrees: int
+    watched: tuple[bool, ...]
+
+    @property
+    def structure_is_wrong(self) -> bool:
+        """Whether the unknowns that are watched are not where they are held, beyond doubt."""
+        return _beyond(self.watched_chi2, self.watched_degrees)
+
+    def __repr__(self) -> str:
+        return calibration_table(self)
+
+
+class Calibrated:
+    """An estimator of ∇θJ that calibrates its model as it measures: (key, theta, count) -> Estimate.
+
+    Args:
+        model: an estimator with a twin in the parameters p, which simulates: ppgt(process, objective, simulator,
+            baseline=Twin()), or task.estimator("cpu", baseline="twin") of a resonator network.
+        device: (key, theta, count) -> Trajectories, an instrument or what stands for one. Every one is counted.
+        effective: (theta, phi) -> p, written in JAX: {"omega": theta["omega"] + phi["offset"], ...}.
+        unknown: φ before anything was measured, any pytree of floats.
+        spread: standard deviations of φ about that, a pytree like φ or a prefix of it.
+        watch: names of φ at its top level that are held where they are and watched: what the model leaves out, such as
+            couplings beyond the nearest. Leave a name out of `watch` to have it fitted.
+        memory: calls over which what was measured fades, for a device that changes; inf keeps everything.
+        correction: "none" takes the model's direct part alone, its noise-free gradient; "simulated" adds the correction
+            of its own simulated trajectories, which is what noise does to the gradient; "measured" takes direct part
+            and correction of the measured trajectories, in which the score tells what the model's path misses. Their
+            model is the one that was calibrated before them: fitted to their noise, it would take that for granted.
+        simulated: trajectories that the model runs a call. They cost time and no measurement.
+        samples: of the calibration's error in the gradient; exact, one for each unknown, where these are as few.
+        measure_every: calls of which one measures; in the others the model alone is asked, and J is the model's.
+        every: steps of which one counts for the information; see `evidence`.
+
+    `calibration` says what is known. It has a state; put it back to go on where another left off.
+
+    >>> model, device = fl.ppgt(process, objective, simulator, baseline=fl.Twin()), simulator
+    >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
+    >>> fl.Calibrated(model, device, effective, jnp.zeros(()), spread=0.2)(key, theta, 4)
+
+    """
+
+    def __init__(
+        self,
+        model: PPGT | CalibratedModel,
+        device: Substrate,
+        effective: Callable[[Params, Params], Params],
+        unknown: Params,
+        spread: Params,
+        *,
+        watch: Sequence[str] = (),
+        memory: float = math.inf,
+        correction: str = "none",
+        simulated: int = 16,
+        samples: int = 8,
+        measure_every: int = 1,
+        every: int = 1,
+    ):
+        _check_options(model, correction, memory, simulated, samples, measure_every, every)
+        unknown = check.parameters(unknown)
+        leaves, tree = jax.tree.flatten(unknown)
+        size = sum(leaf.size for leaf in leaves)
+        self.model: CalibratedModel = General(model) if isinstance(model, PPGT) else model
+        self.device, self.effective, self.unknown = device, effective, unknown
+        self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
+        self.measure_every, self.every = measure_every, every
+        self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
+        start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+        empty = np.zeros((size, size))
+        self.belief = Belief(start, _precision(spread, unknown), empty, np.zeros(size), ~_named(unknown, watch))
+        self._trajectories = self._calls = self._last = 0
+        self._surprise = (0.0, 0)
+
+    def cost(self, theta: Params) -> int:
+        """Measured trajectories per sample: 0 after a call that asked the model alone."""
+        return int(self._last > 0 or self._calls == 0)
+
+    @property
+    def pilot(self) -> int:
+        """None: what calibrates is what is rewarded."""
+        return 0
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ, from `count` new trajectories and all before them."""
+        check.count(count, 2 if self.correction == "measured" else 1)
+        theta = check.parameters(theta)
+        k_device, k_model, k_error = jax.random.split(key, 3)
+        measured, before = None, self.belief
+        if self._calls % self.measure_every == 0:
+            measured = self.device(k_device, theta, count)
+            self.learn(theta, measured)
+        self._last, self._calls = 0 if measured is None else count, self._calls + 1
+
+        scored = measured if self.correction == "measured" and before.information.any() else None
+        belief = self.belief if scored is None else before
+        rows, returns = self._rows(k_model, theta, belief.mean, scored)
+        gradient, variance = rows.mean(axis=0), rows.var(axis=0, ddof=1) / len(rows)
+        variance = variance + self._calibration_variance(k_model, k_error, theta, belief, scored, gradient)
+        if measured is not None:
+            p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
+            returns = np.asarray(self.model.returns(p, measured), np.float64)
+        many = max(self._last, 1)
+        _, unravel = ravel_pytree(theta)
+        shaped = lambda v: unravel(jnp.asarray(v, ravel_pytree(theta)[0].dtype))
+        error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
+        return Estimate(
+            shaped(gradient),
+            shaped(np.sqrt(variance)),
+            shaped(gradient**2 + many * variance),
+            jnp.asarray(returns.mean()),
+            jnp.asarray(error),
+            self._last,
+        )
+
+    def learn(self, theta: Params, trajectories: Trajectories) -> None:
+        """Refine the calibration by trajectories that were taken at θ, of the device or of a recording."""
+        fade = 0.0 if self.memory == 1 else 1 - 1 / self.memory
+        before = self.belief.faded(fade)
+        u, first = before.mean, True
+        for _ in range(MOST_STEPS):
+            u = np.asarray(u, jnp.result_type(float)).astype(np.float64)  # what the model is given, in its precision
+            news = self.model.evidence(self.at, theta, u, trajectories, self.every)
+            if not (np.isfinite(news.score).all() and np.isfinite(news.information).all()):
+                raise FloatingPointError(
+                    "the score of the measured trajectories is not finite at the calibrated model."
+                )
+            if first:
+                self._surprise, first = before.surprise(news), False
+            after = before.with_evidence(news, u)
+            moved, u = after.mean - u, after.mean
+            if news.linear or moved @ _inner(after, moved) <= SETTLED**2:
+                break
+        else:
+            warnings.warn(
+                f"the calibration has not settled after {MOST_STEPS} Gauss–Newton steps: the drift bends strongly in "
+                "the unknowns. Begin nearer to the device, with a smaller `spread`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self.belief, self._trajectories = after, self._trajectories + len(trajectories.x)
+        self._warn()
+
+    @property
+    def calibration(self) -> Calibration:
+        """What is known of the device."""
+        b = self.belief
+        values, errors = b.mean, np.zeros(b.start.size)
+        errors[b.free] = np.sqrt(np.diag(np.linalg.inv(b.posterior_precision)))
+        chi2 = 0.0
+        if not b.free.all():
+            values[~b.free], errors[~b.free], chi2 = b.watched()
+        tree = lambda v: _like(self.unknown, v)
+        degrees = int((~b.free).sum())
+        watched = tuple(bool(v) for v in ~b.free)
+        return Calibration(tree(values), tree(errors), self._trajectories, *self._surprise, chi2, degrees, watched)
+
+    @property
+    def phi(self) -> Params:
+        """φ̂, with which the model is asked."""
+        return _like(self.unknown, self.belief.mean)
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered, as plain arrays; empty before the first call."""
+        if not self._calls and not self._trajectories:
+            return {}
+        numbers = (self._trajectories, self._calls, self._surprise)
+        values = (self.belief.information, self.belief.vector, *(np.asarray(v, np.float64) for v in numbers))
+        return {name: np.array(value) for name, value in zip(SUMS, values, strict=True)}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
+        """Put a `state` back. theta: not needed here."""
+        if not state:
+            return
+        missing = sorted(set(SUMS) - set(state))
+        if missing:
+            raise ValueError(f"this is not the state of a `Calibrated`: it has no {', '.join(map(repr, missing))}.")
+        information, vector = (np.array(state[name], np.float64) for name in SUMS[:2])
+        if vector.shape != self.belief.vector.shape:
+            raise ValueError(
+                f"the state is of {vector.size} unknowns and φ has {self.belief.vector.size}. Begin anew with another "
+                "`Calibrated`."
+            )
+        self.belief = self.belief._replace(information=information, vector=vector)
+        self._trajectories, self._calls = int(state["trajectories"]), int(state["calls"])
+        self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
+
+    # --------------------------------------------------------------------------------- the gradient
+
+    def _rows(
+        self, key: Array, theta: Params, u: np.ndarray, scored: Trajectories | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gradients of θ, a row a trajectory, and returns, if the unknowns are u: simulated, or of those `scored`."""
+        p, pull = jax.vjp(lambda th: self.at(th, jnp.asarray(u, jnp.result_type(float))), theta)
+        parts = self.model.split(key, p, self.simulated) if scored is None else self.model.recorded(p, scored)
+        each = parts.direct
+        if self.correction != "none":
+            each = jax.tree.map(jnp.add, each, parts.correction)
+        rows = jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(each)
+        return np.asarray(rows, np.float64), np.asarray(parts.returns, np.float64)
+
+    def _calibration_variance(
+        self,
+        key: Array,
+        k_error: Array,
+        theta: Params,
+        belief: Belief,
+        scored: Trajectories | None,
+        gradient: np.ndarray,
+    ) -> np.ndarray:
+        """diag HΛ⁻¹Hᵀ: the gradient at departures of φ that its posterior allows, on the same noise. (P,)"""
+        unknowns = int(belief.free.sum())
+        if not self.samples or not unknowns:
+            return np.zeros_like(gradient)
+        whole = unknowns <= self.samples
+        normals = np.eye(unknowns)
+        if not whole:
+            normals = np.asarray(jax.random.normal(k_error, (self.samples, unknowns)), np.float64)
+        total = np.zeros_like(gradient)
+        for away in belief.deviations(normals):
+            total += (self._rows(key, theta, belief.mean + away, scored)[0].mean(axis=0) - gradient) ** 2
+        return total if whole else total / self.samples
+
+    def _warn(self) -> None:
+        chi2, degrees = self._surprise
+        if _beyond(chi2, degrees):
+            warnings.warn(
+                f"the calibrated model did not expect what was measured: χ² of the score is {chi2:.4g} with {degrees} "
+                "degrees of freedom. The device has changed (give `memory`), the prior is too narrow (`spread`), or "
+                "the structure of the model is wrong (`watch` what it leaves out).",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        if self.belief.free.all():
+            return
+        known = self.calibration
+        if known.structure_is_wrong:
+            flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            watched = np.asarray(known.watched)
+            z = (flat(known.unknown) - self.belief.start)[watched] / flat(known.stderr)[watched]
+            worst = np.flatnonzero(watched)[int(np.argmax(np.abs(z)))]
+            warnings.warn(
+                f"the structure of the model is wrong: what it leaves out is there, with χ² = {known.watched_chi2:.4g} "
+                f"for {known.watched_degrees} degrees of freedom, most of all {names(self.unknown)[worst]} "
+                f"({np.max(np.abs(z)):.1f} standard errors). Take it out of `watch` to have it fitted.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+# ------------------------------------------------------------------------------------------ helpers
+
+
+def _inner(belief: Belief, moved: np.ndarray) -> np.ndarray:
+    """Λ·moved, of the free unknowns."""
+    result = np.zeros_like(moved)
+    result[belief.free] = belief.posterior_precision @ moved[belief.free]
+    return result
+
+
+def _beyond(chi2: float, degrees: int) -> bool:
+    return degrees > 0 and chi2 > degrees + CERTAIN * math.sqrt(2 * max(degrees, FEWEST))
+
+
+def _like(tree: Params, flat: np.ndarray) -> Params:
+    """(K,) in the structure of φ, in double precision."""
+    leaves, shape = jax.tree.flatten(tree)
+    pieces = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    return jax.tree.unflatten(shape, [v.reshape(np.shape(leaf)) for v, leaf in zip(pieces, leaves, strict=True)])
+
+
+def _precision(spread: Params, unknown: Params) -> np.ndarray:
+    """1/spread² of every unknown. (K,)"""
+    try:
+        whole = jax.tree.map(
+            lambda s, sub: jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(s, np.float64), np.shape(leaf)), sub),
+            spread,
+            unknown,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"`spread` must have the structure of `unknown`, {jax.tree.structure(unknown)}, or be a prefix: {error}"
+        ) from None
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)])
+    if not (np.isfinite(flat).all() and (flat > 0).all()):
+        raise ValueError(f"`spread` is a standard deviation, finite and above 0; got {flat.min():g}.")
+    return 1 / flat**2
+
+
+def _named(unknown: Params, watch: Sequence[str]) -> np.ndarray:
+    """Which components of φ belong to the names in `watch`. (K,) bool"""
+    if not watch:
+        return np.zeros(sum(np.size(leaf) for leaf in jax.tree.leaves(unknown)), bool)
+    known = list(unknown) if isinstance(unknown, Mapping) else []
+    for name in watch:
+        if isinstance(watch, str) or name not in known:
+            raise ValueError(
+                f"`watch` is a list of names of `unknown`, which has {', '.join(map(repr, known)) or 'none'}; got "
+                f"{watch if isinstance(watch, str) else name!r}.{close_match(str(name), known)}"
+            )
+    marked = {name: jax.tree.map(lambda leaf: np.full(np.shape(leaf), name in watch), v) for name, v in unknown.items()}  # noqa: B023
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)]).astype(bool)
+
+
+def _check_options(model: Any, correction: str, memory: float, *counts: int) -> None:
+    if isinstance(model, PPGT) and (model.method.twin is None or not isinstance(model.substrate, Simulator)):
+        raise TypeError("the model of a `Calibrated` simulates and has a twin: ppgt(..., simulator, baseline=Twin()).")
+    model = General(model) if isinstance(model, PPGT) else model
+    lacking = [name for name in ("split", "recorded", "returns", "evidence") if not hasattr(model, name)]
+    if lacking:
+        raise TypeError(
+            "`Calibrated` needs a model that simulates and has a twin, such as ppgt(process, objective, simulator, "
+            f"baseline=Twin()); this {type(model).__name__} has no {', '.join(lacking)}."
+        )
+    if correction not in CORRECTIONS:
+        raise ValueError(
+            f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
+            + close_match(str(correction), CORRECTIONS)
+        )
+    if not memory >= 1:
+        raise ValueError(f"`memory` is a number of calls, at least 1; got {memory!r}.")
+    limits = (("simulated", 2), ("samples", 0), ("measure_every", 1), ("every", 1))
+    for (name, least), value in zip(limits, counts, strict=True):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")

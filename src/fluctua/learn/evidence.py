@@ -1,0 +1,225 @@
+"""What trajectories say about the unknowns of a model: the sum of their scores, their information, and a belief.
+
+The score that trains also calibrates. With u the unknowns and p(θ, u) the parameters of the process, ΣU over a
+trajectory is the gradient of its log-likelihood,
+
+    s = Σ_n (∂p/∂u)ᵀ U_n,     F = Σ_n ∂_uμᵀ (2Q)⁻¹ ∂_uμ Δt  [+ ½ Σ_n ∂_u ln Qᵀ ∂_u ln Q],
+
+with E[s] = 0 and Cov[s] = F where the model is right. For a drift linear in u, s(u') = s(u) − F(u' − u), so that one
+Gauss–Newton step is least squares of the increments on their features, and sums of F and of Fu + s over trajectories
+taken at any θ are all that there is to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core import check
+from fluctua.core.diffusion import depends, diffusion_at, with_silent
+from fluctua.core.scores import local_linear, local_linear_score
+from fluctua.core.types import (
+    Array,
+    NoiseProduct,
+    Params,
+    Process,
+    PyTree,
+    Score,
+    Step,
+    Times,
+    Trajectories,
+    working_dtype,
+)
+
+At = Callable[[Params, Array], Params]
+"""(θ, u (K,)) -> p, the parameters of the process."""
+
+
+class Evidence(NamedTuple):
+    """s (K,) and F (K, K) of some trajectories, float64. linear: F is the same at any u, one step is exact."""
+
+    score: np.ndarray
+    information: np.ndarray
+    linear: bool
+
+
+def evidence(
+    process: Process, score: Score, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1
+) -> Evidence:
+    """The sum of scores and the information of trajectories about u, for any Itô process.
+
+    Args:
+        process: drift and noise in p.
+        score: that of the estimator, of p.
+        at: (θ, u) -> p.
+        theta: the settings at which the trajectories were taken.
+        u: where the derivatives are taken, (K,).
+        trajectories: simulated or measured.
+        every: F is summed over every so many steps, which stand for those between: features change slowly.
+    Returns: an `Evidence`.
+
+    """
+    u = jnp.asarray(u, jnp.result_type(float))
+    x = jnp.asarray(trajectories.x, working_dtype((at(theta, u), u), trajectories.x))
+    times = check.grid(trajectories.t)
+    context = jax.tree.map(jnp.asarray, trajectories.context)
+    one = jax.tree.map(lambda leaf: leaf[0], context)
+    known = with_silent(check.process(process), at(theta, u), x[0, 0], times.t[0], one)
+    assert isinstance(known, Process)
+    noisy = depends(lambda v: _log_q(known, at(theta, v), x[0, 0], times.t[0], one), u)
+    independent = _plain(known) and jax.eval_shape(known.noise, at(theta, u), x[0, 0], times.t[0], one).ndim == 1
+    if noisy and not independent:
+        raise ValueError(
+            "unknowns of the noise are calibrated where it is independent on every component; this process has a "
+            "matrix, a product or components without noise. Calibrate its amplitude beforehand."
+        )
+    s, information = _sums(known, score, at, noisy, every, theta, u, times, jnp.swapaxes(x, 0, 1), context)
+    slope = lambda v: jax.jacfwd(lambda w: known.drift(at(theta, w), x[0, 0], times.t[0], one))(v)
+    linear = score is not local_linear_score and not noisy and not depends(slope, u)
+    return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
+
+
+def _plain(process: Process) -> bool:
+    return not (process.silent or process.diffusion is not None or isinstance(process.noise, NoiseProduct))
+
+
+def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """ln Q of independent noise; another form of it as it is, to see what it depends on."""
+    if process.diffusion is not None:
+        return process.diffusion(p, x, t, context, jnp.ones_like(x))
+    if isinstance(process.noise, NoiseProduct):
+        return process.noise.product(p, x, t, context, jnp.ones(process.noise.width, x.dtype))
+    assert process.noise is not None  # checked at the boundary
+    sigma = process.noise(p, x, t, context)
+    return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.silent else sigma
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _sums(
+    process: Process,
+    score: Score,
+    at: At,
+    noisy: bool,
+    every: int,
+    theta: Params,
+    u: Array,
+    times: Times,
+    x: Array,
+    context: PyTree,
+) -> tuple[Array, Array]:
+    """x: (T+1, E, M)."""
+    p, pull = jax.vjp(lambda v: at(theta, v), u)
+    t, dt = times.t[:-1], times.dt
+    flat, unravel = ravel_pytree(p)
+
+    def scores(total: Array, step: Any) -> tuple[Array, None]:
+        x, x_next, t, dt = step
+        each = jax.vmap(lambda a, b, c: ravel_pytree(score(process, p, Step(a, b, t, dt, c)))[0])(x, x_next, context)
+        return total + each.sum(axis=0), None
+
+    s, _ = jax.lax.scan(scores, jnp.zeros_like(flat), (x[:-1], x[1:], t, dt))
+
+    def one(x: Array, t: Array, dt: Array, share: Array, context: PyTree) -> Array:
+        if score is local_linear_score:
+            law = lambda v: local_linear(process, at(theta, v), Step(x, x, t, dt, context))
+            slope = jax.jacfwd(lambda v: law(v).mean)(u)
+            return slope.T @ jnp.linalg.solve(law(u).covariance, slope) * share / dt
+        slope = jax.jacfwd(lambda v: process.drift(at(theta, v), x, t, context))(u)
+        q = diffusion_at(process, p, x, t, context)
+        information = slope.T @ jax.vmap(q.solve, in_axes=1, out_axes=1)(slope) * share / 2
+        if noisy:
+            of_noise = jax.jacfwd(lambda v: _log_q(process, at(theta, v), x, t, context))(u)
+            information += of_noise.T @ of_noise / 2 * share / dt
+        return information
+
+    begins = np.arange(0, len(dt), every)
+    shares = jax.ops.segment_sum(dt, np.arange(len(dt)) // every, len(begins))
+
+    def informations(total: Array, step: Any) -> tuple[Array, None]:
+        x, t, dt, share = step
+        return total + jax.vmap(one, in_axes=(0, None, None, None, 0))(x, t, dt, share, context).sum(axis=0), None
+
+    empty = jnp.zeros((u.size, u.size), u.dtype)
+    steps = (x[:-1][begins], t[begins], dt[begins], shares)
+    return pull(unravel(s))[0], jax.lax.scan(informations, empty, steps)[0]
+
+
+# --------------------------------------------------------------------------------------------- belief
+
+
+class Belief(NamedTuple):
+    """A Gaussian about the unknowns: the prior, which stays, and what was measured, which fades.
+
+    start (K,), precision (K,): mean and diagonal precision of the prior. information: I = ΣF (K, K).
+    vector: η = Σ(Fu + s) (K,). free: which unknowns are fitted, (K,) bool; the others stay at their start and are
+    watched. The posterior of those that are free has the precision Λ = prior + I and the mean Λ⁻¹(prior·start + η).
+    """
+
+    start: np.ndarray
+    precision: np.ndarray
+    information: np.ndarray
+    vector: np.ndarray
+    free: np.ndarray
+
+    def faded(self, factor: float) -> Belief:
+        """What was measured counts for less."""
+        return self._replace(information=factor * self.information, vector=factor * self.vector)
+
+    def with_evidence(self, news: Evidence, u: np.ndarray) -> Belief:
+        """And what other trajectories say, whose evidence was taken at u."""
+        vector = self.vector + news.information @ u + news.score
+        return self._replace(information=self.information + news.information, vector=vector)
+
+    @property
+    def posterior_precision(self) -> np.ndarray:
+        """Λ of the free unknowns. (F, F)"""
+        return (np.diag(self.precision) + self.information)[np.ix_(self.free, self.free)]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The posterior mean of the free unknowns, the start of those that are watched. (K,)"""
+        u, f = self.start.copy(), self.free
+        pull = (self.precision * self.start + self.vector)[f] - self.information[np.ix_(f, ~f)] @ self.start[~f]
+        u[f] = np.linalg.solve(self.posterior_precision, pull)
+        return u
+
+    def deviations(self, rows: np.ndarray) -> np.ndarray:
+        """Rows (S, F) of standard normals as departures of the unknowns from their mean. (S, K)"""
+        factor = np.linalg.cholesky(self.posterior_precision)
+        spread = np.zeros((len(rows), self.start.size))
+        spread[:, self.free] = np.linalg.solve(factor.T, rows.T).T
+        return spread
+
+    def surprise(self, news: Evidence) -> tuple[float, int]:
+        """χ² of a score against this belief, and its degrees of freedom.
+
+        The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device is the one that the
+        belief is of: its own noise, and the error of the calibration so far.
+        """
+        f = self.free
+        factor = np.linalg.cholesky(self.posterior_precision)
+        white = lambda m: np.linalg.solve(factor, m)
+        size, directions = np.linalg.eigh(white(white(news.information[np.ix_(f, f)]).T))
+        there = size > 1e-6 * max(size.max(initial=0), 1e-300)  # single precision leaves about seven digits
+        along = (directions.T @ white(news.score[f]))[there]
+        return float(np.sum(along**2 / (size[there] + size[there] ** 2))), int(there.sum())
+
+    def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """What the unknowns that are watched would be if they were fitted too, (K − F,), with standard errors and χ².
+
+        That is Rao's test: their score at the fit without them, less what the free unknowns explain of it.
+        """
+        f, w = self.free, ~self.free
+        u = self.mean
+        cross = self.information[np.ix_(w, f)]
+        score = self.vector[w] - cross @ u[f] - self.information[np.ix_(w, w)] @ u[w]
+        precision = self.information[np.ix_(w, w)] - cross @ np.linalg.solve(self.posterior_precision, cross.T)
+        covariance = np.linalg.inv(precision + np.diag(self.precision[w]))
+        away = covariance @ score
+        return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)

@@ -1,0 +1,153 @@
+"""A lattice that is not what its settings say, and an estimator that knows its structure only.
+
+Every coupling has a gain and every detuning an offset that nobody is told; Kerr coefficients, couplings across the
+cells, noise of the readout and coarse sampling can be added. What is drawn depends on the run's seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua import tcmt
+from fluctua.core.types import Params
+from fluctua.learn.calibrated import Calibrated
+from fluctua.runs.config import Config
+from fluctua.tcmt.device import Device
+
+STREAM = 0xDE
+"""Sets the draw of the hidden errors apart from other uses of a seed."""
+
+SPREAD = {"gain": "gain_error", "offset": "offset_error", "kerr": "kerr_error", "second": "second_neighbours"}
+"""Unknowns, and the key that says how large they are."""
+
+LEAST = 1e-3
+"""Spread of an unknown that is fitted or watched though the device has none of it."""
+
+EVERY = 20
+"""Steps of which one counts for the information: features change by 1e-3 of themselves in a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Richer:
+    """A lattice with bonds across its cells. near, across: where the bonds of either kind are among all."""
+
+    network: tcmt.Network
+    near: np.ndarray
+    across: np.ndarray
+
+    def kappa(self, near: Any, across: Any) -> Any:
+        """All couplings in the order of the network's bonds."""
+        whole = jnp.zeros(len(self.network.bonds), jnp.asarray(near).dtype)
+        return whole.at[self.near].set(near).at[self.across].set(across)
+
+
+def is_unknown(config: Config) -> bool:
+    """Whether the configuration has a device that differs from its settings, or one that is only seen through them."""
+    d = config.device
+    return any((d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout, d.sample_every > 1))
+
+
+def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
+    """The lattice with a bond from every site to those across its cells."""
+    site = np.arange(rows * columns).reshape(rows, columns)
+    falling, rising = (site[:-1, :-1], site[1:, 1:]), (site[:-1, 1:], site[1:, :-1])
+    diagonal = np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in (falling, rising)])
+    edges = np.concatenate([network.bonds, np.sort(diagonal, axis=1)])
+    each = zip(network.lead_sites, network.gamma_e, network.sigma_e, strict=True)
+    leads = [tcmt.Lead(int(place), float(rate), float(sigma)) for place, rate, sigma in each]
+    richer = tcmt.from_edges(
+        edges, sites=network.sites, leads=leads, gamma=network.gamma, sigma_r=network.sigma_r,
+        positions=network.positions,
+    )  # fmt: skip
+    index = {tuple(bond): k for k, bond in enumerate(richer.bonds.tolist())}
+    places = np.array([index[tuple(edge)] for edge in edges.tolist()])
+    return Richer(richer, places[: len(network.bonds)], places[len(network.bonds) :])
+
+
+def hidden(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
+    """The errors of the device: gain (B,) about 1, offset and kerr (N,) about 0, second (D,)."""
+    d, sites, bonds = config.device, network.sites, len(network.bonds)
+    across = 2 * (config.lattice.rows - 1) * (config.lattice.columns - 1)
+    z = np.random.default_rng([STREAM, config.seed]).normal(size=bonds + 2 * sites + across)
+    gain, offset, kerr, second = np.split(z, np.cumsum([bonds, sites, sites]))
+    return {
+        "gain": 1 + d.gain_error * gain,
+        "offset": d.offset_error * offset,
+        "kerr": d.kerr_error * kerr,
+        "second": d.second_neighbours * (1 + d.gain_error * second),
+    }
+
+
+def true_system(
+    config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
+) -> tuple[tcmt.Task, Callable[[Params], Params]]:
+    """The task of the device as it is, and θ -> its parameters. make: network -> its task."""
+    errors, richer = hidden(config, task.network), None
+    if config.device.second_neighbours:
+        richer = with_diagonals(task.network, config.lattice.rows, config.lattice.columns)
+        task = make(richer.network)
+
+    def parameters(theta: Params) -> Params:
+        # NumPy, not JAX: it is what the device does
+        kappa = np.asarray(theta["kappa"], np.float64) * errors["gain"]
+        return {
+            "omega": np.asarray(theta["omega"], np.float64) + errors["offset"],
+            "kappa": kappa if richer is None else np.asarray(richer.kappa(kappa, errors["second"])),
+            "chi": np.asarray(theta["chi"], np.float64) + errors["kerr"],
+        }
+
+    return task, parameters
+
+
+@dataclass(frozen=True)
+class Settings:
+    """(θ, φ) -> p of the model. A record, so that equal ones share a compilation."""
+
+    richer: Richer | None = None
+
+    def __call__(self, theta: Params, phi: Params) -> Params:
+        """What the model takes the device to be."""
+        kappa = theta["kappa"] * phi["gain"]
+        return {
+            "omega": theta["omega"] + phi["offset"],
+            "kappa": kappa if self.richer is None else self.richer.kappa(kappa, phi["second"]),
+            "chi": theta["chi"] + phi["kerr"] if "kerr" in phi else theta["chi"],
+        }
+
+
+def make_calibrated(config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]) -> Calibrated:
+    """The estimator of a device of which the structure is known."""
+    c, d, network = config.calibration, config.device, task.network
+    if config.task.reward != "transmission":
+        raise ValueError(f'`device` is for `task.reward` = "transmission"; got {config.task.reward!r}.')
+    start = {"gain": jnp.ones(len(network.bonds)), "offset": jnp.zeros(network.sites)}
+    if c.kerr:
+        start["kerr"] = jnp.zeros(network.sites)
+    richer = None
+    model = task
+    if c.second_neighbours != "ignore":
+        richer = with_diagonals(network, config.lattice.rows, config.lattice.columns)
+        start["second"] = jnp.zeros(len(richer.across))
+        model = make(richer.network)
+    true_task, parameters = true_system(config, task, make)
+    device = Device(true_task, parameters, d.sample_every, d.readout)
+    spread = {name: max(getattr(d, SPREAD[name]), LEAST) for name in start}
+    return Calibrated(
+        model.estimator(config.backend, baseline="twin"),  # type: ignore[arg-type]
+        device,
+        Settings(richer),
+        start,
+        spread,
+        watch=["second"] if c.second_neighbours == "watch" else [],
+        memory=c.memory or np.inf,
+        correction=c.correction,
+        simulated=c.simulated,
+        samples=c.samples,
+        measure_every=c.measure_every,
+        every=EVERY,
+    )

@@ -1,0 +1,328 @@
+"""Measured states of a resonator network: returns, what they say about its parameters, and the twin correction.
+
+The fused kernels score the noise that they drew. Here are states ψ of a device whose numbers are not the model's, so
+that residuals are taken against the model,
+
+    r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q,   U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m + ζ_m*ψ_n),
+
+all steps of a trajectory at once, a block of them at a time in the cache. The drift is linear in ω, κ and χ, with
+features ψ_n, |ψ_n|²ψ_n and ψ_m, so that the information about all of them follows from one Gram matrix of (ψ, |ψ|²ψ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.diffusion import depends
+from fluctua.core.twin import TwinSamples
+from fluctua.core.types import Array, Params, PyTree, Trajectories
+from fluctua.learn.evidence import At, Evidence
+from fluctua.tcmt.coupled_modes import delta_kappa
+from fluctua.tcmt.experiment import Experiment
+from fluctua.tcmt.kernel.options import KernelSpec
+from fluctua.tcmt.kernel.run import run
+
+KNOWN = ("omega", "kappa", "chi")
+"""Families that this module scores; losses also enter the noise, and are left to the general path."""
+
+BLOCK = 500
+"""Steps at a time."""
+
+
+class Graph(NamedTuple):
+    """Neighbours of every site in as many slots as the most of them has. site, bond (N, D); there (N, D): 1 or 0."""
+
+    site: Array
+    bond: Array
+    there: Array
+    ends: Array  # (B, 2)
+
+
+class Numbers(NamedTuple):
+    """A model at its parameters: ω, χ, Γ, 2Q (N,), κ (B,) and as a matrix (N, N), the drive (N,) or (T, N), complex."""
+
+    omega: Array
+    chi: Array
+    damping: Array
+    double_q: Array
+    kappa: Array
+    coupling: Array
+    force: Array
+
+
+def graph_of(spec: KernelSpec) -> Graph:
+    """The neighbours of every site of a network."""
+    around: list[list[tuple[int, int]]] = [[] for _ in range(spec.sites)]
+    for b, (i, j) in enumerate(spec.bonds.tolist()):
+        around[i].append((j, b))
+        around[j].append((i, b))
+    slots = max((len(each) for each in around), default=0)
+    table = np.zeros((3, spec.sites, slots), np.int32)
+    for n, each in enumerate(around):
+        for d, (m, b) in enumerate(each):
+            table[:, n, d] = m, b, 1
+    return Graph(*(jnp.asarray(v) for v in table), jnp.asarray(spec.bonds))
+
+
+def numbers_of(spec: KernelSpec) -> Numbers:
+    """The numbers of a kernel's network, in JAX's precision."""
+    force = np.zeros((len(spec.drive), spec.sites), complex)
+    force[:, spec.drive_sites] = spec.drive
+    real = lambda v: jnp.asarray(v, jnp.result_type(float))
+    coupling = np.zeros((spec.sites, spec.sites))
+    i, j = spec.bonds.T
+    coupling[i, j] = coupling[j, i] = spec.kappa
+    whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
+    return Numbers(*(real(v) for v in (spec.omega, spec.chi, spec.damping, spec.noise**2, spec.kappa, coupling)), whole)
+
+
+def psi_of(x: Array) -> Array:
+    """ψ (..., N) of states [Re ψ, Im ψ] (..., 2N)."""
+    n = np.shape(x)[-1] // 2
+    return np.asarray(x)[..., :n] + 1j * np.asarray(x)[..., n:]
+
+
+def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
+    """R of every trajectory. x: (E, T+1, 2N) -> (E,)"""
+    psi = psi_of(np.asarray(x)[:, :-1])[..., spec.port_sites]
+    stride = (len(spec.incoming) // psi.shape[1]) or 1
+    out = spec.port_gain * psi - (spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming)
+    return np.einsum("etp,p,t->e", np.abs(out) ** 2, spec.port_weight, np.diff(np.asarray(t, np.float64)))
+
+
+def evidence(
+    task: Experiment, spec: KernelSpec, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int
+) -> Evidence:
+    """What measured states say about unknowns of ω, κ and χ: the network's own `fluctua.learn.evidence.evidence`.
+
+    Args:
+        task: the model.
+        spec: its numbers at p(θ, u).
+        at: (θ, u) -> p.
+        theta: the settings at which they were measured.
+        u: where the derivatives are taken.
+        trajectories: x (E, T+1, 2N); with modulation, its `context` too.
+        every: steps of which one counts for the information.
+
+    """
+    graph, numbers = graph_of(spec), numbers_of(spec)
+    t = np.asarray(trajectories.t, np.float64)
+    families = np.zeros(2 * spec.sites + len(spec.bonds))
+    gram = np.zeros((2 * spec.sites, 2 * spec.sites))
+    for j in range(len(trajectories.x)):
+        x = np.asarray(trajectories.x[j])
+        for block in blocks(task, numbers, t, x, _context(trajectories, j)):
+            families += np.asarray(_scores(numbers, graph, *block), np.float64)
+        gram += _gram(x[:-1], np.diff(t), every)
+    slope, linear = _slopes(at, theta, u)
+    chosen = sorted(slope)
+    places = np.cumsum([0, spec.sites, len(spec.bonds), spec.sites])
+    rows = np.concatenate([np.arange(places[KNOWN.index(n)], places[KNOWN.index(n) + 1]) for n in chosen])
+    jacobian = np.concatenate([slope[name] for name in chosen])
+    information = _information(spec, gram)[np.ix_(rows, rows)]
+    return Evidence(jacobian.T @ families[rows], jacobian.T @ information @ jacobian, linear)
+
+
+def recorded(task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories: Trajectories) -> TwinSamples:
+    """The two parts of the twin correction on measured states, model and score being one: see `kernel.twin`.
+
+    table: λ̄ (T+1,). For a network without modulation, on the time grid of the task.
+    -> leaves (E, ·) of ω, κ and χ.
+    """
+    graph, numbers = graph_of(spec), numbers_of(spec)
+    t = np.asarray(trajectories.t, np.float64)
+    dt = np.diff(t)
+    path = run(spec, 0, 1, noise=False, scores=False, record_every=1).trajectories
+    assert path is not None
+    xbar, q = path[0], np.asarray(_adjoint(numbers, graph, _ports(spec), jnp.asarray(path[0]), jnp.asarray(dt)))
+    g = lambda psi: np.abs(spec.port_gain * psi[:-1, spec.port_sites] - spec.incoming) ** 2 @ spec.port_weight * dt
+    left = lambda v: np.append(np.cumsum(v[::-1])[::-1], 0.0)  # Σ_{k ≥ n}
+    ahead = left(g(xbar))  # ν
+    direct, correction, values, means = [], [], [], []
+    inner = lambda a, b: np.sum((a.conj() * b).real, axis=1, dtype=np.float64)
+    for j in range(len(trajectories.x)):
+        x = np.asarray(trajectories.x[j])
+        psi = psi_of(x)
+        r = np.concatenate([np.asarray(_residuals(numbers, graph, *b)) for b in blocks(task, numbers, t, x, None)])
+        to_go = left(g(psi))
+        guess = ahead + inner(q, psi - xbar)
+        lam = to_go - guess - left(inner(q[1:], r))  # Λ
+        weight = lam[1:] - table[1:]
+        zeta = r / np.asarray(numbers.double_q)
+        direct.append(products(graph, q[1:] * dt[:, None], psi[:-1]))
+        correction.append(products(graph, zeta * weight[:, None].astype(zeta.real.dtype), psi[:-1]))
+        values.append(to_go[0])
+        means.append(lam)
+    shaped = lambda each: {name: jnp.stack([jnp.asarray(row[name]) for row in each]) for name in KNOWN}
+    return TwinSamples(shaped(direct), shaped(correction), jnp.asarray(values), np.mean(means, axis=0))
+
+
+# ------------------------------------------------------------------------------------------ one trajectory
+
+
+def blocks(
+    task: Experiment, numbers: Numbers, t: np.ndarray, x: np.ndarray, context: PyTree
+) -> Iterator[tuple[Array, Array, Array, Array | None]]:
+    """A trajectory x (T+1, 2N) some steps at a time: states, intervals, drive (N,) or (b, N), and δκ (b, B) or None."""
+    steps = len(t) - 1
+    varying = numbers.force.ndim == 2
+    force = numbers.force[:: max(1, len(numbers.force) // steps)] if varying else numbers.force
+    for n in range(0, steps, BLOCK):
+        stop = min(n + BLOCK, steps)
+        shift = None if context is None else _delta(task.modulation, context, jnp.asarray(t[n:stop]))
+        dt = jnp.asarray(np.diff(t[n : stop + 1]), numbers.omega.dtype)
+        yield jnp.asarray(x[n : stop + 1], numbers.omega.dtype), dt, force[n:stop] if varying else force, shift
+
+
+@partial(jax.jit, static_argnums=0)
+def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
+    return jax.vmap(lambda when: delta_kappa(modulation, context, when))(t.astype(jnp.result_type(float)))
+
+
+def drift(
+    numbers: Numbers, graph: Graph, re: Array, im: Array, force: Array, shift: Array | None = None
+) -> tuple[Array, Array]:
+    """The quadratures of μ at states (..., N). shift: δκ (..., B) of the modulation."""
+    frequency = numbers.omega + numbers.chi * (re**2 + im**2)
+    of_re, of_im = frequency * re, frequency * im
+    if shift is None:  # one matrix for all states: its product is several times faster than gathering neighbours
+        of_re, of_im = of_re + re @ numbers.coupling, of_im + im @ numbers.coupling
+    else:
+        kappa = numbers.kappa + shift
+        for d in range(graph.site.shape[1]):
+            k = kappa[..., graph.bond[:, d]] * graph.there[:, d]
+            of_re, of_im = of_re + k * re[..., graph.site[:, d]], of_im + k * im[..., graph.site[:, d]]
+    return of_im - numbers.damping * re + force.real, -of_re - numbers.damping * im + force.imag
+
+
+def _residual(
+    numbers: Numbers, graph: Graph, x: Array, dt: Array, force: Array, shift: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Quadratures of r = ψ' − ψ − μΔt, and of ψ, at the steps of a block. (b, N) each"""
+    re, im = jnp.split(x, 2, axis=1)
+    d_re, d_im = drift(numbers, graph, re[:-1], im[:-1], force, shift)
+    step = dt[:, None]
+    return re[1:] - re[:-1] - d_re * step, im[1:] - im[:-1] - d_im * step, re[:-1], im[:-1]
+
+
+@jax.jit
+def _residuals(numbers: Numbers, graph: Graph, *block: Any) -> Array:
+    re, im, _, _ = _residual(numbers, graph, *block)
+    return jax.lax.complex(re, im)
+
+
+@jax.jit
+def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
+    """ΣU of ω, κ and χ over a block. (N + B + N,)"""
+    r_re, r_im, re, im = _residual(numbers, graph, *block)
+    return _products(graph.ends, r_re / numbers.double_q, r_im / numbers.double_q, re, im)
+
+
+def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
+    """Σ of Im ζ*ψ for ω, of both ends for κ, and of |ψ|² Im ζ*ψ for χ. (N + B + N,)"""
+    own = z_re * im - z_im * re
+    cross = z_re.T @ im - z_im.T @ re  # all pairs: a product of matrices is faster than B of columns
+    i, j = ends.T
+    return jnp.concatenate([own.sum(axis=0), cross[i, j] + cross[j, i], jnp.sum(own * (re**2 + im**2), axis=0)])
+
+
+_products_of = jax.jit(_products)
+
+
+def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of any ζ (T, N) and ψ (T, N), complex, family by family."""
+    sites = psi.shape[1]
+    total = np.zeros(2 * sites + len(graph.ends))
+    for n in range(0, len(psi), BLOCK):
+        z, y = zeta[n : n + BLOCK], psi[n : n + BLOCK]
+        total += np.asarray(_products_of(graph.ends, z.real, z.imag, y.real, y.imag), np.float64)
+    return dict(zip(KNOWN, np.split(total, [sites, len(total) - sites]), strict=True))
+
+
+def _gram(x: np.ndarray, dt: np.ndarray, every: int) -> np.ndarray:
+    """Re Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ). (2N, 2N)"""
+    begins = np.arange(0, len(dt), every)
+    share = np.add.reduceat(dt, begins)
+    some = psi_of(x[begins])
+    z = np.concatenate([some, np.abs(some) ** 2 * some], axis=1) * np.sqrt(share)[:, None].astype(some.real.dtype)
+    return (z.real.T @ z.real + z.imag.T @ z.imag).astype(np.float64)
+
+
+def _information(spec: KernelSpec, gram: np.ndarray) -> np.ndarray:
+    """F of ω, κ and χ, (N + B + N)²: every site's own block, whose features are those of its parameters."""
+    n, b = spec.sites, len(spec.bonds)
+    total = np.zeros((2 * n + b, 2 * n + b))
+    around: list[list[tuple[int, int]]] = [[(i, i), (n + b + i, n + i)] for i in range(n)]
+    for bond, (i, j) in enumerate(spec.bonds.tolist()):
+        around[i].append((n + bond, j))
+        around[j].append((n + bond, i))
+    for site, each in enumerate(around):
+        parameter, feature = np.array(each).T
+        total[np.ix_(parameter, parameter)] += gram[np.ix_(feature, feature)] / spec.noise[site] ** 2
+    return total
+
+
+def _slopes(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], bool]:
+    """∂p/∂u of every family (·, K), and whether they are the same at any u."""
+    of = jax.jacfwd(lambda v: at(theta, v))
+    point = jnp.asarray(u, jnp.result_type(float))
+    return {name: np.asarray(v, np.float64) for name, v in _jacobian(at, theta, point).items()}, not depends(of, point)
+
+
+@partial(jax.jit, static_argnums=0)
+def _jacobian(at: At, theta: Params, u: Array) -> Params:
+    return jax.jacfwd(lambda v: at(theta, v))(u)
+
+
+class Ports(NamedTuple):
+    """What is rewarded, for the adjoint."""
+
+    site: Array
+    gain: Array
+    weight: Array
+    incoming: Array
+
+
+def _ports(spec: KernelSpec) -> Ports:
+    real = jnp.result_type(float)
+    return Ports(
+        jnp.asarray(spec.port_sites),
+        jnp.asarray(spec.port_gain, real),
+        jnp.asarray(spec.port_weight, real),
+        jnp.asarray(np.broadcast_to(spec.incoming, (spec.steps, spec.port_sites.size)), jnp.result_type(1j)),
+    )
+
+
+@jax.jit
+def _adjoint(numbers: Numbers, graph: Graph, ports: Ports, xbar: Array, dt: Array) -> Array:
+    """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d: q_T = 0."""
+
+    def back(q: Array, step: Any) -> tuple[Array, Array]:
+        psi, s_plus, force, dt = step
+
+        def onward(v: Array) -> Array:  # g Δt + q·(ψ + μΔt), of the quadratures v (2, N)
+            out_re = ports.gain * v[0, ports.site] - s_plus.real
+            out_im = ports.gain * v[1, ports.site] - s_plus.imag
+            d_re, d_im = drift(numbers, graph, v[0], v[1], force)
+            moved = q[0] @ (v[0] + d_re * dt) + q[1] @ (v[1] + d_im * dt)
+            return ports.weight @ (out_re**2 + out_im**2) * dt + moved
+
+        q = jax.grad(onward)(jnp.stack([psi.real, psi.imag]))
+        return q, q
+
+    last = jnp.zeros((2, xbar.shape[1]), xbar.real.dtype)
+    force = jnp.broadcast_to(numbers.force, xbar[:-1].shape)
+    steps = (xbar[:-1], ports.incoming, force, dt.astype(xbar.real.dtype))
+    _, path = jax.lax.scan(back, last, steps, reverse=True)
+    whole = jnp.concatenate([path, last[None]])
+    return jax.lax.complex(whole[:, 0], whole[:, 1])
+
+
+def _context(trajectories: Trajectories, j: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[j], trajectories.context)

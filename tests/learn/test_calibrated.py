@@ -1,0 +1,258 @@
+"""The self-calibrating estimator: posterior, gradient, error bar, forgetting, wrong structure, state; against the exact
+moments of an Ornstein–Uhlenbeck chain whose every number is hidden.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluctua as fl
+from fluctua.core.scores import full_score
+from fluctua.learn.evidence import evidence
+from problems import flat, tolerance
+
+DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
+T = np.arange(STEPS + 1) * DT
+OBJECTIVE = fl.Objective(running=lambda p, x: -((x[0] - 1) ** 2))
+PROCESS = fl.Process(lambda p, x: -p["k"] * x + p["b"], lambda p, x: SIGMA * jnp.ones_like(x))
+CUBIC = fl.Process(lambda p, x: -p["k"] * x + p["b"] - p["cubic"] * x**3, lambda p, x: SIGMA * jnp.ones_like(x))
+SIMULATOR = fl.simulator(PROCESS, jnp.array([START]), T)
+MODEL = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin())
+THETA = {"b": jnp.array(0.6), "k": jnp.array(1.2)}
+NOMINAL = {"gain": jnp.array(1.0), "loss": jnp.array(0.0), "offset": jnp.array(0.0)}
+
+
+def effective(theta, phi):
+    """The force has a gain and an offset, the stiffness an offset: linear in φ."""
+    return {"b": phi["gain"] * theta["b"] + phi["offset"], "k": theta["k"] + phi["loss"]}
+
+
+def device_of(hidden, process=PROCESS, of=effective):
+    simulate = fl.simulator(process, jnp.array([START]), T)
+    return lambda key, theta, count: simulate(key, of(theta, hidden), count)
+
+
+def drawn(seed, spread=0.2):
+    z = np.random.default_rng(seed).normal(size=3)
+    return {name: jnp.asarray(value + spread * n) for (name, value), n in zip(NOMINAL.items(), z, strict=True)}
+
+
+@jax.jit
+def exact(theta, phi):
+    """J of the Euler chain, by its mean and variance."""
+    p = effective(theta, phi)
+
+    def step(carry, _):
+        m, v = carry
+        return (m + (p["b"] - p["k"] * m) * DT, (1 - p["k"] * DT) ** 2 * v + SIGMA**2 * DT), (m - 1) ** 2 + v
+
+    return -jax.lax.scan(step, (jnp.array(START), jnp.array(0.0)), length=STEPS)[1].sum() * DT
+
+
+def settings(i):
+    return {"b": jnp.asarray(0.6 + 0.5 * (-1) ** i), "k": jnp.asarray(1.2 + 0.2 * i)}
+
+
+def least_squares(batches, spread):
+    """Posterior mean and covariance by linear regression of increments on features, in double precision."""
+    precision, pull = np.eye(3) / spread**2, np.array([1.0, 0.0, 0.0]) / spread**2
+    for theta, x in batches:
+        now, dx = x[:, :-1, 0].ravel(), np.diff(x[:, :, 0]).ravel()
+        features = np.stack([np.full_like(now, theta["b"]), -now, np.ones_like(now)])
+        rest = dx / DT + float(theta["k"]) * now
+        precision += features @ features.T * DT / SIGMA**2
+        pull += features @ rest * DT / SIGMA**2
+    return np.linalg.solve(precision, pull), np.linalg.inv(precision)
+
+
+def test_the_calibration_is_the_exact_posterior():
+    device = device_of(drawn(1))
+    estimator, batches = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, samples=0), []
+    for i in range(4):
+        theta = settings(i)
+        key = jax.random.split(jax.random.key(i), 3)[0]
+        batches.append((theta, np.asarray(device(key, theta, 20).x, np.float64)))
+        estimator(jax.random.key(i), theta, 20)
+    mean, covariance = least_squares(batches, 0.2)
+    known = estimator.calibration
+    # float32 leaves 1e-7 of features of order one in each of 4,800 steps; the posterior is 0.05 wide
+    np.testing.assert_allclose(flat(known.unknown), mean, atol=2e-5)
+    np.testing.assert_allclose(flat(known.stderr), np.sqrt(np.diag(covariance)), rtol=1e-5)
+    assert known.trajectories == 80
+    assert "gain" in repr(known)
+
+
+def test_information_of_every_tenth_step_is_nearly_that_of_all():
+    x = device_of(drawn(1))(jax.random.key(0), THETA, 10)
+    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    all_, some = (
+        evidence(PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every) for every in (1, 10)
+    )
+    np.testing.assert_array_equal(some.score, all_.score)
+    np.testing.assert_allclose(some.information, all_.information, rtol=0.1)
+    assert all_.linear
+
+
+@pytest.mark.parametrize("correction", ["none", "simulated", "measured"])
+def test_the_error_bar_covers_the_calibration_too(correction):
+    # Devices drawn from the prior: (gradient − exact)/stderr is then a standard normal, over devices and noise.
+    # The direct part alone misses ∂v/∂k, what noise does: the component of k is not asked of it.
+    repetitions, z, alone = 40, [], []
+    for seed in range(repetitions):
+        hidden = drawn(seed)
+        estimator = fl.Calibrated(
+            MODEL, device_of(hidden), effective, NOMINAL, 0.2, correction=correction, simulated=100
+        )
+        for i in range(3):
+            estimator.samples = 8 * (i == 2)
+            estimate = estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
+        away = flat(estimate.gradient) - flat(jax.grad(exact)(settings(2), hidden))
+        z.append(away / flat(estimate.stderr))
+        if correction == "simulated":
+            estimator.samples = 0
+            alone.append(away / flat(estimator(jax.random.key(seed), settings(2), 4).stderr))
+    z = np.array(z)[:, : 1 if correction == "none" else 2]
+    assert np.abs(z.mean(axis=0) * np.sqrt(repetitions)).max() < tolerance(2)
+    # errors of `measured` are estimated from four trajectories, which widens z as Student's t with three degrees: its
+    # variance is 3 and its tails are heavy, so that the cover is what is compared
+    cover = np.mean(np.abs(z) < 1.96, axis=0)
+    lowest = 0.85 if correction == "measured" else 0.95
+    assert cover.min() > lowest - tolerance(2) * np.sqrt(0.05 * 0.95 / repetitions)
+    if correction != "measured":
+        assert np.abs(z.var(axis=0) - 1).max() < tolerance(2) * np.sqrt(2 / repetitions)
+    if correction == "simulated":  # without the calibration's error the bar is far too short
+        assert np.mean(np.abs(np.array(alone)[:, 0]) < 1.96) < 0.8
+
+
+def test_forgetting_follows_a_device_that_drifts():
+    errors = {}
+    for memory in (np.inf, 6):
+        hidden = dict(NOMINAL)
+        estimator = fl.Calibrated(MODEL, device_of(hidden), effective, NOMINAL, 0.5, memory=memory, samples=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the one that forgets nothing says so
+            for i in range(30):
+                hidden["offset"] = jnp.asarray(0.03 * i)
+                estimator(jax.random.key(i), settings(i % 3), 20)
+        known = estimator.calibration
+        errors[memory] = (float(known.unknown["offset"]) - 0.03 * 29) / float(known.stderr["offset"])
+    assert abs(errors[6]) < 4  # its lag of 6 · 0.03 is within its error bar
+    assert errors[np.inf] < -8
+
+
+def test_a_device_that_jumps_is_noticed():
+    hidden = dict(NOMINAL)
+    estimator = fl.Calibrated(MODEL, device_of(hidden), effective, NOMINAL, 0.2, samples=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for i in range(5):
+            estimator(jax.random.key(i), settings(i % 3), 20)
+    hidden["offset"] = jnp.asarray(1.0)
+    with pytest.warns(RuntimeWarning, match="did not expect"):
+        estimator(jax.random.key(9), settings(1), 20)
+
+
+def test_the_surprise_is_chi_squared():
+    values = []
+    for seed in range(40):
+        estimator = fl.Calibrated(MODEL, device_of(drawn(seed)), effective, NOMINAL, 0.2, samples=0)
+        for i in range(2):
+            estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
+            values.append(estimator.calibration.chi2 / estimator.calibration.degrees)
+    # of 1 to 3 degrees of freedom, so that the variance of one is at most 2
+    assert abs(np.mean(values) - 1) < tolerance(1) * np.sqrt(2 / len(values))
+
+
+def richer(theta, phi):
+    return {**effective(theta, phi), "cubic": phi["cubic"]}
+
+
+@pytest.mark.parametrize("cubic", [0.0, 0.5])
+def test_a_wrong_structure_is_found_and_mended(cubic):
+    hidden = {**drawn(3), "cubic": jnp.asarray(cubic)}
+    simulate = fl.simulator(CUBIC, jnp.array([START]), T)
+    model = fl.ppgt(CUBIC, OBJECTIVE, simulate, baseline=fl.Twin())
+    device = device_of(hidden, CUBIC, richer)
+    start = {**NOMINAL, "cubic": jnp.array(0.0)}
+    made = lambda watch: fl.Calibrated(model, device, richer, start, 0.5, watch=watch, samples=0)
+    watching, fitting = made(["cubic"]), made([])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        for i in range(8):
+            for estimator in (watching, fitting):
+                estimator(jax.random.key(i), {"b": jnp.asarray(1.0 + i), "k": jnp.asarray(1.2)}, 50)
+    known = watching.calibration
+    assert float(watching.phi["cubic"]) == 0
+    assert known.structure_is_wrong == (cubic > 0)
+    assert any("cubic" in str(w.message) for w in said) == (cubic > 0)
+    # what would be fitted is what is fitted
+    np.testing.assert_allclose(known.unknown["cubic"], fitting.calibration.unknown["cubic"], rtol=1e-3, atol=1e-4)
+    error = float(fitting.calibration.stderr["cubic"])
+    assert abs(float(fitting.phi["cubic"]) - cubic) < 4 * error
+
+
+def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
+    process = fl.Process(lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x))
+    simulate = fl.simulator(process, jnp.array([0.5]), T)
+    model = fl.ppgt(process, OBJECTIVE, simulate, baseline=fl.Twin())
+    hidden = {"sigma": jnp.array(0.36), "w": jnp.array(1.4)}
+    of = lambda theta, phi: {"a": theta, **phi}
+    device = lambda key, theta, count: simulate(key, of(theta, hidden), count)
+    start = {"sigma": jnp.array(0.3), "w": jnp.array(1.0)}
+    estimator = fl.Calibrated(model, device, of, start, 0.5, samples=0)
+    for i in range(3):
+        estimator(jax.random.key(i), jnp.array(1.5), 100)
+    known = estimator.calibration
+    z = (flat(known.unknown) - flat(hidden)) / flat(known.stderr)
+    assert np.abs(z).max() < tolerance(2)
+    assert float(known.stderr["sigma"]) < 0.01
+
+
+def test_calls_that_measure_nothing_cost_nothing():
+    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3)
+    records = list(fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.0), count=4, iterations=7))
+    assert [record.trajectories for record in records] == [4, 4, 4, 8, 8, 8, 12]
+    assert estimator.calibration.trajectories == 12
+    assert [record.estimate.count for record in records] == [4, 0, 0, 4, 0, 0, 4]
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+    made = lambda: fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=2)
+    options = {"count": 4, "seed": 5, "project": fl.box(0.1, 3.0)}
+    whole = fl.run(tmp_path / "whole", made(), THETA, optax.adam(0.05), iterations=5, **options)
+    fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=3, **options)
+    rest = fl.resume(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=5, **options)
+    assert np.array_equal(flat(whole.theta), flat(rest.theta))
+    state = made()
+    state.restore({})
+    assert state.state == {}
+
+
+def test_what_is_wrong_is_named():
+    device = device_of(drawn(1))
+    with pytest.raises(TypeError, match="split"):
+        fl.Calibrated(lambda *_: None, device, effective, NOMINAL, 0.2)
+    with pytest.raises(TypeError, match="has a twin"):
+        fl.Calibrated(fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR), device, effective, NOMINAL, 0.2)
+    with pytest.raises(ValueError, match="'simulatd'"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, correction="simulatd")
+    with pytest.raises(ValueError, match="got -0.2"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, -0.2)
+    with pytest.raises(ValueError, match="got 'gian'"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, watch=["gian"])
+    with pytest.raises(ValueError, match="`memory`.*0.5"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, memory=0.5)
+    with pytest.raises(ValueError, match="`samples`.*-1"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, samples=-1)
+    estimator = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2)
+    with pytest.raises(ValueError, match="'calls'"):
+        estimator.restore({"information": np.eye(3)})
+    dense = fl.Process(PROCESS.drift, lambda p, x: p["sigma"] * jnp.eye(1))
+    model = fl.ppgt(dense, OBJECTIVE, fl.simulator(dense, jnp.array([START]), T), baseline=fl.Twin())
+    noisy = fl.Calibrated(model, device, lambda th, phi: {**th, "sigma": phi}, jnp.array(0.3), 0.1)
+    with pytest.raises(ValueError, match="unknowns of the noise"):
+        noisy(jax.random.key(0), THETA, 4)
