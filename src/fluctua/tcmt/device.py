@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.draws import philox_seed
 from fluctua.core.simulate import noise_key
 from fluctua.core.types import Array, Params, Trajectories
-from fluctua.core.wiener import philox_seed
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run
