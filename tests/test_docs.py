@@ -36,6 +36,20 @@ def test_the_reference_names_all_that_is_public():
     assert public - set(NAMES) == set()
 
 
+def test_dotted_names_in_the_text_exist():
+    pages = [*DOCS.glob("*.md"), *(DOCS.parent / "results").rglob("*.md"), *DOCS.parent.glob("[!C]*.md")]
+    for page in (*pages, DOCS.parent / "CONTRIBUTING.md"):
+        for name in re.findall(r"`(fluctua(?:\.\w+)+)", page.read_text()):
+            assert find(name) is not None, f"{page.name}: {name}"
+
+
+def test_files_in_the_text_exist():
+    place = re.compile(r"`(?:python )?((?:tests|examples|benchmarks|docs)/[\w./]*\w)")
+    pages = (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md")
+    named = {(page.name, name) for page in pages for name in place.findall(page.read_text())}
+    assert {(page, name) for page, name in named if not (DOCS.parent / name).exists()} == set()
+
+
 def test_pages_that_are_linked_exist():
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\b", page.read_text()):

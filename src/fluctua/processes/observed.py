@@ -80,9 +80,9 @@ class Observed:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        given = check.process(self.process)
-        if not isinstance(given, Process):
-            raise TypeError(f"`Observed` is of a `Process`; got {type(given).__name__}.")
+        process = check.process(self.process)
+        if not isinstance(process, Process):
+            raise TypeError(f"`Observed` is of a `Process`; got {type(process).__name__}.")
         c = np.asarray(self.observe, float)
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():
             raise ValueError(
@@ -94,7 +94,7 @@ class Observed:
             raise TypeError(
                 "`start` of an `Observed` is a state (M,) or a Normal(mean, covariance), which may depend on θ."
             )
-        for name, value in (("observe", c), ("noise", 0.0 if self.noise is None else self.noise), ("process", given)):
+        for name, value in (("observe", c), ("noise", 0.0 if self.noise is None else self.noise), ("process", process)):
             object.__setattr__(self, name, value if name == "process" else _hashable(value))
         object.__setattr__(self, "start", Normal(*map(_hashable, start)))
         if not callable(self.noise):
