@@ -7,6 +7,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import philox
+from fluctua.core.guard import examine
 from fluctua.core.ppgt import samples_of
 from fluctua.core.sources import run_and_pilot
 from fluctua.processes.jumps import Jumps, Sized, events_on
@@ -171,3 +172,16 @@ def test_a_rate_that_turns_negative_on_the_way_is_not_averaged(key):
     process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * (4 - x[0])]), [[1.0], [-1.0]])
     with pytest.raises((ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"):
         fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
+
+
+def test_events_that_are_not_those_of_the_rates_are_told(key):
+    """N/∫a dt is 1 within 1/√∫a dt of each event; a wrong rate or another unit of time is named."""
+    record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 300)
+    fits = examine(BIRTH_DEATH, RATES, record)
+    assert not fits.cause
+    np.testing.assert_allclose(fits.v, 1, atol=4 * fits.stderr.max())
+    assert abs(fits.stderr[0] * np.sqrt(300 * 5.0 * 2.0) - 1) < 0.1  # birth: ∫a dt is known
+    with pytest.warns(RuntimeWarning, match=r"events / ∫ rate dt.*Event 1 happens 0.6\d* times"):
+        fl.gradient(BIRTH_DEATH, COUNT, {**RATES, "death": jnp.array(1.5)}, record)
+    slow = record._replace(t=record.t / 1e3, events=record.events._replace(after=record.events.after / 1e3))
+    assert "times are multiplied by 1000" in examine(BIRTH_DEATH, RATES, slow).cause

@@ -35,6 +35,7 @@ from fluctua.core.scores import Gaussian, euler, local_linear, residual
 from fluctua.core.types import (
     AnyProcess,
     Array,
+    Counting,
     NoiseProduct,
     Params,
     Process,
@@ -73,7 +74,7 @@ class Residuals(NamedTuple):
     """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there are two steps.
 
     steps: transitions looked at. cause: what is probably wrong, in words; empty where v is 1. silent: components
-    without noise of their own, whose v is 1 where they move as their drift says.
+    without noise of their own, whose v is 1 where they move as their drift says. law: what v is, for people.
     """
 
     v: np.ndarray
@@ -82,6 +83,7 @@ class Residuals(NamedTuple):
     doubled: np.ndarray | None = None
     cause: str = ""
     silent: tuple[int, ...] = ()
+    law: str = "E[r Q⁻¹r]/2Δt"
 
     @property
     def wrong(self) -> np.ndarray:
@@ -90,7 +92,7 @@ class Residuals(NamedTuple):
 
     def __repr__(self) -> str:
         each = ", ".join(f"{v:.3g}" for v in self.v[:8]) + (", …" if len(self.v) > 8 else "")
-        return f"E[r Q⁻¹r]/2Δt = {each} (1 expected) from {self.steps:,} steps" + (f". {self.cause}" * bool(self.cause))
+        return f"{self.law} = {each} (1 expected) from {self.steps:,} steps" + (f". {self.cause}" * bool(self.cause))
 
 
 def examine(
@@ -119,7 +121,9 @@ def examine(
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     if isinstance(process, Remembering):
         return _examine_samples(process, theta, data, most)
-    assert isinstance(process, Process)  # `Jumps` have no residuals; nobody asks for them
+    if isinstance(process, Counting):
+        return _examine_counts(process, theta, data, most)
+    assert isinstance(process, Process)
     plain = transition is euler and _is_diagonal(process, theta, data)
     silent = _silent(process, theta, data)
     if not plain or silent:  # a few solves of M × M matrices a transition
@@ -176,6 +180,46 @@ def _examine_samples(process: Remembering, theta: Params, data: Trajectories, mo
         "variance that the filter predicts: the process, its start, what is observed, the readout noise or a unit is "
         "another one, or the drift bends too much within the uncertainty of the hidden state for an extended filter."
     )
+
+
+def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: int) -> Residuals:
+    """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ± 1/√∫a dt."""
+    rows = _spread(data, most)
+    one = [jax.tree.map(lambda leaf: np.asarray(leaf[j : j + 1]), tree) for j in map(int, rows) for tree in data[1:]]  # noqa: B023
+    x, context, events = (
+        jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *one[k::3]) for k in range(3)
+    )
+    times = check.grid(data.t)
+    happened, expected = (
+        np.asarray(part, float)
+        for part in _counts(process, theta, x.astype(working_dtype(theta, x)), times.t[:-1], times.dt, context, events)
+    )
+    there = expected > 0
+    v = np.where(there, happened / np.where(there, expected, 1), np.where(happened > 0, np.inf, 1))
+    stderr = np.where(there, np.sqrt(np.maximum(happened, expected)) / np.where(there, expected, 1), 1)
+    residuals = Residuals(v, stderr, x.shape[0] * (x.shape[1] - 1), law="events / ∫ rate dt")
+    if not residuals.wrong.size:
+        return residuals
+    fits = [factor for factor in (*UNITS, 60.0, 1 / 60) if not _wrong(v / factor, stderr / factor).any()]
+    i = int(residuals.wrong[0])
+    cause = f"Event {i} happens {v[i]:.3g} times as often as its rate says: a rate, a parameter or a unit is another."
+    return residuals._replace(
+        cause=f"They fit if the times are multiplied by {fits[0]:g} (another unit)." if fits else cause
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _counts(
+    process: Counting, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, events: PyTree
+) -> tuple[Array, Array]:
+    """Sums over trajectories x (E, T+1, M) and steps. (R,) each"""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
+        return process.counts(theta, Step(x, x_next, t, dt, context, events))
+
+    along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, None, 0)), in_axes=(0, 0, None, None, 0, 0))
+    happened, expected = along(x[:, :-1], x[:, 1:], t, dt, context, events)
+    return happened.sum(axis=(0, 1)), expected.sum(axis=(0, 1))
 
 
 def warn_of_residuals(

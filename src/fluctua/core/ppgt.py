@@ -42,6 +42,7 @@ from fluctua.core.twin import (
 from fluctua.core.types import (
     AnyProcess,
     Array,
+    Counting,
     Estimate,
     Objective,
     Params,
@@ -439,7 +440,8 @@ def _guard(
     """Whether the residuals are the noise of the process. A score of one's own may know another law: not asked."""
     process, objective, score = method.model[:3]
     check_model(process, objective, theta, recording.first, recording.t, recording.context)
-    if isinstance(process, Remembering):
+    counted = isinstance(process, Counting) and jax.tree.leaves(recording.events(0, 1))  # none: the score says so
+    if isinstance(process, Remembering) or counted:
         warn_of_residuals(process, theta, trajectories, stacklevel=4)
     law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
     if law is local_linear and isinstance(process, Process):

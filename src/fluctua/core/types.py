@@ -115,6 +115,14 @@ class Remembering(Transition, Protocol):
         """Squares of the residuals of x (E, T+1, M), in units of what is expected: of mean 1. (E, T, M)"""
 
 
+@runtime_checkable
+class Counting(Transition, Protocol):
+    """A `Transition` whose events can be counted, to be compared with its rates."""
+
+    def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
+        """How often each event happened in one recorded step, and how often its rate says, ∫a ds. (R,) each"""
+
+
 AnyProcess = Process | Transition
 """What a simulator runs and a score is of."""
 

@@ -17,7 +17,7 @@ from fluctua.core.estimate import RunningSums
 from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import euler, full_score, local_linear, local_linear_score
-from fluctua.core.types import AnyProcess, Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
@@ -98,6 +98,8 @@ def estimate(
     if not isinstance(process, Process):
         law = None
         check_events(recording, process, observation_noise)
+        if isinstance(process, Counting):
+            residuals = examine(process, theta, recording.trajectories())
     else:
         partial = visible(recording, process, objective, theta, score, observed, size)
         if partial is not None:

@@ -127,6 +127,24 @@ class Jumps:
         )
         return Ratio(log + smooth.log, smooth.divergence - log)
 
+    def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
+        """How often each event happened in one recorded step, and how often its rate says, ∫a ds. (R,) each"""
+        x, _, t, dt, context, events = step
+
+        def one(carry: tuple[Array, ...], event: Events) -> tuple[tuple[Array, ...], None]:
+            x, since, happened, expected = carry
+            after, channel, change = event
+            there = channel >= 0
+            a = self.rates(theta, x, t, context)
+            expected = expected + jnp.where(there, a * (after - since), 0)
+            happened = happened + (there & (jnp.arange(a.size) == channel))
+            return (jnp.where(there, x + change, x), jnp.where(there, after, since), happened, expected), None
+
+        none = jnp.zeros_like(self.rates(theta, x, t, context))
+        events = jax.tree.map(lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events)
+        (x, since, happened, expected), _ = jax.lax.scan(one, (x, jnp.zeros((), x.dtype), none, none), events)
+        return happened, expected + self.rates(theta, x, t, context) * (dt - since)
+
     def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> Jumps:
         """Rates are one number for each event, finite and not negative; changes have the shape of the state."""
         rates = np.asarray(self.rates(theta, x, t, context))

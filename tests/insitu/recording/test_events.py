@@ -229,6 +229,8 @@ def test_estimate_agrees_with_the_exact_answer(folder):
     exact = {"birth": 1 - fall, "death": -3 * 2 * fall - 5 * (1 - fall) + 5 * 2 * fall}
     for name, value in exact.items():
         assert abs(told["gradient"][name] - value) < 4 * told["stderr"][name]
+    assert told["residuals"]["cause"] == ""
+    np.testing.assert_allclose(told["residuals"]["v"], 1, atol=0.05)  # thousands of events of each kind
 
 
 @pytest.mark.parametrize(
