@@ -63,3 +63,15 @@ def test_titles_are_nouns():
     pages += [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md")]
     prose = {page.as_posix(): re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
     assert {name: title.group() for name, text in prose.items() if (title := verbs.search(text))} == {}
+
+
+def test_the_design_shows_the_tree():
+    """Every folder of the package with a line, indented as it lies."""
+    page = (DOCS / "design.md").read_text()
+    drawn = re.findall(r"^( +)(\w+)/ ", page.split("src/fluctua/\n")[1].split("\ntests/")[0], re.MULTILINE)
+    folders, above = set(), ""
+    for indent, name in drawn:
+        above = name if len(indent) == 2 else above
+        folders.add(name if len(indent) == 2 else f"{above}/{name}")
+    package = DOCS.parent / "src" / "fluctua"
+    assert folders == {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}
