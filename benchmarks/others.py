@@ -1,7 +1,8 @@
 """Policy gradients beside PPO, evolution, SPSA and finite differences, at equal trajectories on two tasks.
 
 The device is run one trajectory at a time with settings u ∈ [−1, 1]^P between bounds that all methods share, and nobody
-repeats its noise. Every method is tuned with the same number of trials on a seed of its own, then run on three others.
+repeats its noise. Every method is tuned by four trials with a quarter of the budget each, on a seed of their own, then
+run on three others.
 
     pip install 'fluctua[gym]' stable-baselines3 cmaes
     python benchmarks/others.py --task trap --task lattice    # two cores; tables and figure into results/others
@@ -135,13 +136,17 @@ def ppo(problem: Problem, seed: int, *, batch: int, rate: float, log_std: float)
 
 
 class Method(NamedTuple):
-    """knows: besides the returns that everybody sees. trials: settings that are tried, by task."""
+    """knows: besides the returns that everybody sees. trials: settings that are tried, by task.
+
+    most: trajectories after which it is stopped though the budget has more.
+    """
 
     label: str
     knows: str
     run: Callable[..., Course]
     trials: dict[str, list[dict[str, Any]]]
     ink: str
+    most: int = 10**9
 
 
 def _grid(**values: list[Any]) -> list[dict[str, Any]]:
@@ -157,6 +162,9 @@ def _both(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 METHODS = {
     "ppgt-twin": Method("policy gradient, exact model as twin, Adam", "the exact model", gradient, _both(
         _grid(known=["twin"], rule=["adam"], rate=[0.02, 0.05], count=[16, 64])), "#332288"),
+    "ppgt-calibrated": Method(
+        "policy gradient, twin calibrated from the same trajectories, Adam", "the structure", gradient, _both(
+        _grid(known=["calibrated"], rule=["adam"], rate=[0.02, 0.05], count=[8, 16])), "#88ccee", 480),
     "ppgt": Method("policy gradient, score only, the paper's rule", "the exact drift, in the score", gradient, _both(
         _grid(known=["score"], rule=["paper"], rate=[0.05, 0.2], count=[50, 200])), "#117733"),
     "cma": Method("CMA-ES", "nothing", covariance, _both(
@@ -191,7 +199,7 @@ def follow(problem: Problem, name: str, settings: dict[str, Any], seed: int) -> 
     row = lambda spent, u: Point(problem.name, name, json.dumps(settings), seed, spent, problem.value(u))
     last, points = (0, np.zeros(problem.size)), []
     for spent, u in METHODS[name].run(problem, seed, **settings):
-        if spent > problem.budget:
+        if spent > min(problem.budget, METHODS[name].most):
             break
         last = spent, u
         if spent >= due[0]:
@@ -201,9 +209,10 @@ def follow(problem: Problem, name: str, settings: dict[str, Any], seed: int) -> 
 
 
 def contest(problem: Problem, name: str) -> list[Point]:
-    """All trials on the seed for tuning, then the best of them on the others."""
+    """All trials on the seed for tuning, which share one budget, then the best of them on the others."""
     trials = METHODS[name].trials[problem.name]
-    tuned = [follow(problem, name, settings, TUNING) for settings in trials]
+    short = problem._replace(budget=problem.budget // len(trials))
+    tuned = [follow(short, name, settings, TUNING) for settings in trials]
     chosen = trials[int(np.argmax([points[-1].J for points in tuned]))]
     return [point for points in tuned for point in points] + [
         point for seed in SEEDS for point in follow(problem, name, chosen, seed)

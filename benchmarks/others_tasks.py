@@ -14,6 +14,8 @@ from scipy.signal import lfilter
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.runs.unknown import Settings
+from fluctua.tcmt.device import Device
 
 
 class Problem(NamedTuple):
@@ -107,7 +109,12 @@ def trap() -> Problem:
     simulator = fl.simulator(process, start, jnp.linspace(0, 1, SETTINGS * HELD + 1))
     made = {"score": fl.ppgt(process, objective, simulator, baseline="mean"),
             "twin": fl.ppgt(process, objective, simulator, baseline="twin")}  # fmt: skip
-    boxed = {k: lambda v=v: InBox(v, middle, np.full(SETTINGS, AROUND), lambda v: v) for k, v in made.items()}
+    reach = np.full(SETTINGS, AROUND)
+    boxed = {k: lambda v=v: InBox(v, middle, reach, lambda v: v) for k, v in made.items()}
+    device = lambda key, theta, count: simulator(key, theta + OFFSETS.astype(np.float32), count)
+    unknown = jnp.zeros(SETTINGS), 0.5
+    calibrated = lambda: fl.Calibrated(made["twin"], device, lambda c, offset: c + offset, *unknown, samples=0)
+    boxed["calibrated"] = lambda: InBox(calibrated(), RAMP, reach, lambda v: v)
     # −J is a quadratic form of the centres: its least value in the box
     hessian = -np.asarray(jax.hessian(exact)(jnp.asarray(middle)), float)
     slope = -np.asarray(jax.grad(exact)(jnp.asarray(middle)), float)
@@ -148,4 +155,19 @@ def lattice() -> Problem:
     made = {"score": lambda: task.estimator("cpu", baseline="carried", threads=1),
             "twin": lambda: task.estimator("cpu", baseline="twin", threads=1)}  # fmt: skip
     boxed = {k: lambda v=v: InBox(v(), centre, width, unravel) for k, v in made.items()}
+
+    def parameters(theta: Any) -> Any:
+        """What the device makes of its settings."""
+        numbers = {name: np.asarray(value, float) for name, value in theta.items()}
+        return {**numbers, "omega": numbers["omega"] + middle["omega"], "kappa": numbers["kappa"] * gain}
+
+    def calibrated() -> Any:
+        start = {"gain": jnp.ones(size["kappa"]), "offset": jnp.zeros(size["omega"])}
+        return fl.Calibrated(made["twin"](), Device(task, parameters), Settings(), start, ERROR, samples=0, every=20)
+
+    nominal = {"omega": 0 * middle["omega"], "kappa": np.ones(size["kappa"]), "chi": middle["chi"]}
+    flat = lambda tree: np.asarray(ravel_pytree(jax.tree.map(jnp.asarray, tree))[0], float)
+    boxed["calibrated"] = lambda: InBox(
+        calibrated(), flat(nominal), flat({**reach, "kappa": nominal["kappa"]}), unravel
+    )
     return Problem("lattice", len(centre), 2_000, measure, value, boxed, None)
