@@ -156,6 +156,34 @@ def test_a_device_that_jumps_is_noticed():
         estimator(jax.random.key(9), settings(1), 20)
 
 
+def test_a_device_that_jumps_is_learnt_anew(tmp_path):
+    """What was measured before the jump is gone, the history says when, and nothing is forgotten without one."""
+    hidden = dict(NOMINAL)
+    device, calls = device_of(hidden), []
+
+    def jumping(key, theta, count):
+        calls.append(count)
+        hidden["offset"] = jnp.asarray(0.0 if len(calls) <= 5 else 1.0)
+        return device(key, theta, count)
+
+    estimator = fl.Calibrated(MODEL, jumping, effective, NOMINAL, 0.5, samples=0, renew=True)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # it is dealt with
+        fl.run(
+            tmp_path / "run", estimator, THETA, optax.sgd(1e-6), count=20, iterations=8,
+            on_row=lambda row, record: rows.append(row),
+        )  # fmt: skip
+    assert [row.iteration for row in rows if row.event.startswith("renewed χ²")] == [5]
+    alone = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.5, samples=0)
+    key = jax.random.key(0)
+    for row in rows[5:]:
+        measured = device(jax.random.split(jax.random.fold_in(key, row.iteration), 3)[0], THETA, 20)
+        alone.learn(THETA, measured)
+    # settings move by 1e-6 of a gradient; the posterior of three batches is that of the same three batches
+    np.testing.assert_allclose(flat(estimator.phi), flat(alone.phi), atol=1e-3)
+
+
 def test_the_surprise_is_chi_squared():
     values = []
     for seed in range(40):

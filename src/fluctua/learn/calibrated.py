@@ -144,7 +144,9 @@ class Calibrated:
         spread: standard deviations of φ about that, a pytree like φ or a prefix of it.
         watch: names of φ at its top level that are held where they are and watched: what the model leaves out, such as
             couplings beyond the nearest. Leave a name out of `watch` to have it fitted.
-        memory: calls over which what was measured fades, for a device that changes; inf keeps everything.
+        memory: calls over which what was measured fades, for a device that changes slowly; inf keeps everything.
+        renew: forget everything before a call whose trajectories were not expected (χ² of their score beyond doubt),
+            for a device that jumps. The history of a run says when (`event`).
         correction: "none" takes the model's direct part alone, its noise-free gradient; "simulated" adds the correction
             of its own simulated trajectories, which is what noise does to the gradient; "measured" takes direct part
             and correction of the measured trajectories, in which the score tells what the model's path misses. Their
@@ -172,6 +174,7 @@ class Calibrated:
         *,
         watch: Sequence[str] = (),
         memory: float = math.inf,
+        renew: bool = False,
         correction: str = "none",
         simulated: int = 16,
         samples: int = 8,
@@ -185,7 +188,7 @@ class Calibrated:
         self.model: CalibratedModel = General(model) if isinstance(model, PPGT) else model
         self.device, self.effective, self.unknown = device, effective, unknown
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
-        self.measure_every, self.every = measure_every, every
+        self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
@@ -207,7 +210,7 @@ class Calibrated:
         check.count(count, 2 if self.correction == "measured" else 1)
         theta = check.parameters(theta)
         k_device, k_model, k_error = jax.random.split(key, 3)
-        measured, before = None, self.belief
+        measured, before, self.event = None, self.belief, ""
         if self._calls % self.measure_every == 0:
             measured = self.device(k_device, theta, count)
             self.learn(theta, measured)
@@ -248,6 +251,8 @@ class Calibrated:
                 )
             if first:
                 self._surprise, first = before.surprise(news), False
+                if self.renew and before.information.any() and _beyond(*self._surprise):
+                    before, self.event = before.faded(0.0), "renewed χ² {:.4g} of {}".format(*self._surprise)
             after = before.with_evidence(news, u)
             moved, u = after.mean - u, after.mean
             if news.linear or moved @ _inner(after, moved) <= SETTLED**2:
@@ -345,11 +350,11 @@ class Calibrated:
 
     def _warn(self) -> None:
         chi2, degrees = self._surprise
-        if _beyond(chi2, degrees):
+        if _beyond(chi2, degrees) and not self.event:
             warnings.warn(
                 f"the calibrated model did not expect what was measured: χ² of the score is {chi2:.4g} with {degrees} "
-                "degrees of freedom. The device has changed (give `memory`), the prior is too narrow (`spread`), or "
-                "the structure of the model is wrong (`watch` what it leaves out).",
+                "degrees of freedom. The device has changed (give `memory` or `renew`), the prior is too narrow "
+                "(`spread`), or the structure of the model is wrong (`watch` what it leaves out).",
                 RuntimeWarning,
                 stacklevel=4,
             )

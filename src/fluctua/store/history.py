@@ -21,7 +21,7 @@ class Row(NamedTuple):
     """One iteration. trajectories: spent so far. seconds: of this iteration.
 
     event: empty, or `escalate 2000` (the ensemble size from the next row on), or `escalate 2000; rewind 412` (the
-    next row is iteration 412).
+    next row is iteration 412), or what the estimator says of its last call, such as `renewed χ² 812 of 3`.
     """
 
     row: int

@@ -260,7 +260,7 @@ def _complete(task: Task, book: Journal, state: State, on_row: OnRow | None) -> 
 
     def step(state: State, record: Record) -> Step:
         stands[0] = after(state, record, estimator.state)
-        return Step(stands[0], journal.row_of(state.row, record))
+        return Step(stands[0], journal.row_of(state.row, record, getattr(estimator, "event", "")))
 
     rows = book.rows(state, records, step, task.finished)
     try:
