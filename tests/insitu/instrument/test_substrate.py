@@ -1,6 +1,8 @@
 """An instrument as a substrate, and one test for each way in which it can fail."""
 
+import contextlib
 import functools
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from fluctua.insitu.instrument import transport
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Archive, Retry, measured
+from processes import wait_until
 
 SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}
@@ -33,6 +36,14 @@ class Still:
 
     def acquire(self):
         return self.batch
+
+
+def answers(port):
+    """Whether the bench does: not while it restarts."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+        line.sendall(b"*IDN?\n")
+        return bool(line.recv(1))
+    return False
 
 
 @functools.cache
@@ -58,12 +69,10 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
     with server.background(bench) as port:
         address = f"TCPIP::127.0.0.1::{port}::SOCKET" if visa else f"tcp://127.0.0.1:{port}"
 
-        def rest(seconds):  # as long as a restart takes; a test waits for nothing else
+        def rest(seconds):  # until a restart is over; a test waits for nothing else
             pauses.append(seconds)
             if "reboot" in str(faults):
-                import time
-
-                time.sleep(server.BOOTING)
+                wait_until(lambda: answers(port))
 
         substrate = measured(
             lambda: VirtualBench(address, points=POINTS, timeout=timeout),
