@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
+from fluctua.insitu.estimating import estimate_model
 from fluctua.insitu.hidden import refuse
+from fluctua.tcmt import exact
 from problems import flat, tolerance
 
 PROCESS = fl.Process(
@@ -123,7 +125,8 @@ def test_hidden_site_refuses_its_neighbourhood_by_name():
         insitu.visibility(TASK.process, TASK.objective, theta, [0, 1, 2, 3, 5, 6, 7, 8], 10)
 
 
-def test_what_remains_is_as_if_all_was_seen(tmp_path):
+def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
+    """Of a Kerr network with site 0 hidden: parameters that do not need it have the score of full observation."""
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, chi_std=0.01)
     for name, observe in (("all", None), ("some", [1, 2, 3, 4])):
         head = insitu.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
@@ -131,13 +134,47 @@ def test_what_remains_is_as_if_all_was_seen(tmp_path):
     results = {}
     for name in ("all", "some"):
         with insitu.open_recording(tmp_path / name) as r:
-            m = insitu.model_of(r)
-            results[name] = insitu.estimate(r, m.process, m.objective, m.theta, observed=m.observed, size=m.size)
+            results[name] = estimate_model(r, insitu.model_of(r), baseline="none")
     whole, part = flat(results["all"].estimate.gradient), flat(results["some"].estimate.gradient)
-    trainable = results["some"].view.trainable
-    assert trainable.sum() == 14 - 6
-    np.testing.assert_allclose(part[trainable], whole[trainable], rtol=1e-9)
-    assert np.isnan(part[~trainable]).all()
+    view = insitu.visibility(TASK.process, TASK.objective, theta, [1, 2, 3, 4, 6, 7, 8, 9], 10)
+    assert view.trainable.sum() == 14 - 6
+    np.testing.assert_allclose(part[view.trainable], whole[view.trainable], rtol=1e-6)
+    assert np.isfinite(part).all()
+    assert np.abs(part - whole)[~view.trainable].max() > 1e-3  # they are not known as well
+    assert results["some"].view is None
+    assert (results["all"].score, results["some"].score) == ("", "filter")
+
+
+def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
+    """Sites 1 and 4 of a chain of five are read, with noise; the answer is that of the network's own moments."""
+    task = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05, source=0, to=1, s=3.0)
+    theta = {"omega": jnp.array([0.3, -0.2, 0.1, 0.4, 0.0]), "kappa": jnp.array([1.0, 0.8, 1.2, 1.0])}
+    path = tmp_path / "r.nc"
+    head = insitu.describe(task, theta, observe=[1, 4], seed=4, dtype="complex128", observation_noise=0.2)
+    assert list(insitu.record(path, task, head, 3000))[-1] == 3000
+    done = CliRunner().invoke(app, ["estimate", str(path), "--observation-noise", "0.2", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["score"] == "filter"
+    assert report["refused"] == []
+    assert np.abs(np.array(report["residuals"]["v"]) - 1).max() < 0.05
+    _, answer = exact.value_and_gradient(task, theta)
+    z = {name: (np.array(report["gradient"][name]) - answer[name]) / report["stderr"][name] for name in theta}
+    assert max(np.abs(v).max() for v in z.values()) < tolerance(9)
+    assert (np.abs(answer["kappa"]) / report["stderr"]["kappa"]).max() > 5  # and not lost in its error
+
+
+def test_stretches_that_do_not_begin_empty_have_no_filter(tmp_path):
+    theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, train=("omega", "kappa"))
+    head = insitu.describe(TASK, theta, observe=[1, 2, 3, 4], seed=4, dtype="complex128")
+    assert list(insitu.record(tmp_path / "r", TASK, head, 4))[-1] == 4
+    with insitu.open_recording(tmp_path / "r") as r:
+        result = estimate_model(r.cut(5), insitu.model_of(r))
+        assert "does not begin with empty resonators" in result.score
+        assert set(result.view.missing) == {"omega[0]", "omega[1]", "kappa[0]", "kappa[1]"}
+        assert np.isnan(flat(result.estimate.gradient)).sum() == 4
+        with pytest.raises(ValueError, match="hidden.*does not begin with empty resonators"):
+            estimate_model(r.cut(5), insitu.model_of(r), observation_noise=1e-6)
 
 
 # ------------------------------------------------------------------------------------------ inspection

@@ -71,11 +71,12 @@ def estimate(
     """Gradient with error bars from a recording, which may be larger than memory.
 
     A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
-    is used. Parameters that need channels nobody recorded are refused by name.
+    is used. Where channels are missing or carry noise of their own, the score is that of a filter; what no filter can
+    help is refused by name.
     """
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.continuing import estimate_continuing
-    from fluctua.insitu.estimating import SCORES, estimate_model
+    from fluctua.insitu.estimating import FILTER, SCORES, estimate_model
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.recording.model import model_of
 
@@ -141,7 +142,9 @@ def estimate(
         typer.echo(line)
     if observation_noise is not None:
         typer.echo(f"observation noise: {observation_noise:g}, as given")
-    typer.echo(f"{seconds:.1f} s, {score} score, {baseline} baseline" + (f"; written to {out}" if out else ""))
+    of_filter = " of a filter" if result.score == FILTER else ""
+    written = f"; written to {out}" if out else ""
+    typer.echo(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")
     refuse_if(strict, result.residuals)
     _refuse_change(strict, result)
 
@@ -172,7 +175,7 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
     e = result.estimate
     numbers: dict[str, Any] = {"J": float(e.value), "J_stderr": float(e.value_stderr), "trajectories": e.count}
     numbers |= {"gradient": e.gradient, "stderr": e.stderr, "seconds": seconds}
-    numbers |= {"residuals": result.residuals}
+    numbers |= {"residuals": result.residuals, "score": result.score}
     if result.continuing is not None:
         c = result.continuing
         names = ("window", "autocorrelation_time", "effective", "duration", "length", "missing", "missing_stderr")
@@ -188,7 +191,10 @@ def _print(result: Result, label: Any) -> None:
     typer.echo(describe_estimate(result.estimate) if result.continuing is None else repr(result.continuing))
     if result.view and result.view.missing:
         missing = result.view.missing
-        typer.echo(f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded:")
+        why = f" ({result.score})" if result.score else ""
+        typer.echo(
+            f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded{why}:"
+        )
         for name, wanted in list(missing.items())[:6]:
             sites = list(dict.fromkeys(label(i) for i in wanted))
             typer.echo(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")

@@ -138,7 +138,12 @@ def estimate_continuing(
     process, reward = model.process, long_run(recording, model)
     view = residuals = None
     if isinstance(process, Process):
-        view = visible(recording, process, reward, theta, used, model.observed, model.size)
+        view = visible(recording, process, reward, theta, model.observed, model.size)
+        if view is not None and score != "euler":
+            raise ValueError(
+                "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
+                "channel. Sample faster and use the Euler score, or observe all channels."
+            )
     else:
         check_events(recording, process, observation_noise)
     if view is not None:

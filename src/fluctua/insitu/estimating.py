@@ -18,6 +18,7 @@ from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.insitu.filtering import filter_of
 from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
 from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
@@ -32,9 +33,13 @@ BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a recording can serve."""
 
 
-class Result(NamedTuple):
-    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; else None.
+FILTER = "filter"
 
+
+class Result(NamedTuple):
+    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; None where a filter helps.
+
+    score: where the recording holds less than the state `FILTER`, or why there is none; else empty.
     parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
     residuals: whether they are the noise of the process, where all channels are there; `cause` says what is wrong.
     continuing: of a long-run average (`insitu.continuing`), what the estimate rests on.
@@ -45,6 +50,7 @@ class Result(NamedTuple):
     parts: np.ndarray | None = None
     residuals: Residuals | None = None
     continuing: Stationary | None = None
+    score: str = ""
 
 
 LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_linear}
@@ -76,9 +82,10 @@ def estimate(
             the trajectories for the other, so it is independent of the trajectories it is used on, and reads the file
             twice from beginning to end. "none" reads it once. The others look across trajectories or at a model, and
             read the file in blocks of steps.
-        observed: the components of the state that the file holds, if some are hidden.
+        observed: the components of the state that the file holds, if some are hidden. Parameters that need those have
+            the score of a filter (`fluctua.Observed`), if the record begins with empty resonators.
         size: how many components there are then.
-        observation_noise: variance of the measurement, a number or (M,), to correct for (`calibration.readout`).
+        observation_noise: variance of the measurement, a number or (M,), for the filter.
         chunk_bytes: of states held at a time.
         progress: called with (trajectories read, to read).
 
@@ -94,20 +101,31 @@ def estimate(
             f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least. For one "
             "long record of a steady state use --continuing (in Python, insitu.estimate_continuing)."
         )
-    law, view, residuals = LAWS.get(score), None, None
+    law, view, residuals, note = LAWS.get(score), None, None, ""
     if not isinstance(process, Process):
         law = None
         check_events(recording, process, observation_noise)
         if isinstance(process, Counting):
             residuals = examine(process, theta, recording.trajectories())
     else:
-        partial = visible(recording, process, objective, theta, score, observed, size)
+        if observation_noise is not None:
+            observation_noise = observation_variance(observation_noise, recording.x.shape[2])
+        partial = visible(recording, process, objective, theta, observed, size)
+        if observation_noise is not None or (partial is not None and (score is not full_score or partial[0].missing)):
+            if law is None:
+                raise ValueError("a filter knows the transitions of `full_score` and `local_linear_score` only.")
+            filtered = filter_of(recording, process, objective, theta, law, observed, size, observation_noise)
+            note = FILTER if filtered.process else filtered.why
+            if filtered.process is not None:
+                process, objective = filtered.process, filtered.objective
+                score, partial, observation_noise = full_score, None, None
         if partial is not None:
+            if score is not full_score or observation_noise is not None:
+                raise ValueError(f"channels are hidden, and {note}: sample faster for the Euler score, or observe all.")
             view, process, objective, score = partial
     if observation_noise is not None:
-        observation_noise = observation_variance(observation_noise, recording.x.shape[2])
         check.only_of_states(check.objective(objective), "the correction for observation noise")
-    if law is not None and view is None and isinstance(process, Process):
+    if law is not None and view is None:
         residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
     plan = chosen(baseline, door="a recording", serves=BASELINES)
     if isinstance(plan, Twin) or plan.needs_returns:
@@ -123,7 +141,7 @@ def estimate(
         result, parts = _by_chunks(
             recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
         )
-    return Result(result if view is None else blank(result, view), view, parts, residuals)
+    return Result(result if view is None else blank(result, view), view, parts, residuals, score=note)
 
 
 def visible(
@@ -131,18 +149,12 @@ def visible(
     process: Process,
     objective: Objective,
     theta: Params,
-    score: Score,
     observed: np.ndarray | None,
     size: int | None,
 ) -> tuple[Visibility, Process, Objective, Score] | None:
     """Process, reward and score of the channels that a file has, and what they leave out; None if it has all."""
     if observed is None or size is None or len(observed) == size:
         return None
-    if score is not full_score:
-        raise ValueError(
-            "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
-            "channel. Sample faster and use the Euler score, or observe all channels."
-        )
     first = recording.trajectories(0, 1).context
     one = jax.tree.map(lambda leaf: leaf[0], first)
     view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
@@ -197,7 +209,7 @@ def _by_chunks(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Estimate, np.ndarray | None]:
     rewards, checked = check.objective(objective), check.process(process)
-    if noise is not None:
+    if noise is not None and isinstance(checked, Process):
         checked = with_silent_named(recording, checked, theta)
     total, done = (2 if baseline.pilot else 1) * recording.count, 0
 

@@ -164,16 +164,22 @@ def observed_model(
     process: Process, objective: Objective | None, observed: Sequence[int], size: int
 ) -> tuple[Process, Objective]:
     """Process and objective of the observed components only, for `gradient` with `partial_score`."""
-    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
-    seen = tuple(int(i) for i in observed)
+    process, seen = check.process(process), tuple(int(i) for i in observed)
     if process.noise is None or not callable(process.noise):
         raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")
-    embed = lambda f, project: Embedded(f, seen, size, project)
-    return Process(embed(process.drift, True), embed(process.noise, True)), Objective(
-        embed(rewards.running, False),
-        embed(rewards.terminal, False),
-        None if rewards.step is None else Embedded(rewards.step, seen, size, False, states=2),
-        None if rewards.initial is None else embed(rewards.initial, False),
+    embed = lambda f: Embedded(f, seen, size, project=True)
+    return Process(embed(process.drift), embed(process.noise)), observed_objective(objective, seen, size)
+
+
+def observed_objective(objective: Objective | None, observed: Sequence[int], size: int) -> Objective:
+    """Rewards of the whole state as rewards of its observed components, on which alone they depend."""
+    rewards, seen = check.objective(objective or NO_REWARD), tuple(int(i) for i in observed)
+    embed = lambda f: Embedded(f, seen, size, project=False)
+    return Objective(
+        embed(rewards.running),
+        embed(rewards.terminal),
+        None if rewards.step is None else Embedded(rewards.step, seen, size, project=False, states=2),
+        None if rewards.initial is None else embed(rewards.initial),
     )
 
 
