@@ -16,6 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.processes.stationary import of_batches
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
 PROBLEMS = {"Ornstein–Uhlenbeck": ornstein_uhlenbeck, "non-normal": non_normal, "multiplicative noise": multiplicative}
@@ -40,6 +41,30 @@ def cover(make, size, repeats, seed=0):
     return np.mean(inside, axis=0), np.mean(plain, axis=0)
 
 
+def cover_of_records(steps, window, length, repeats, seed=0):
+    """The same for dJ/dk of a long-run average, J = E[x²], from Ornstein–Uhlenbeck records of so many steps each.
+
+    The batches of `fluctua.stationary` with this window and batch length, of all records at once.
+    """
+    k, s, dt, rng = 1.5, 0.8, 0.05, np.random.default_rng(seed)
+    decay = 1 - k * dt
+    exact = -2 * s**2 * dt**2 * decay / (1 - decay**2) ** 2
+    x = np.empty((repeats, steps + 1))
+    x[:, 0] = s * np.sqrt(dt / (1 - decay**2)) * rng.normal(size=repeats)
+    for n in range(steps):
+        x[:, n + 1] = decay * x[:, n] + s * np.sqrt(dt) * rng.normal(size=repeats)
+    score = -x[:, :-1] * (x[:, 1:] - decay * x[:, :-1]) / s**2
+    total = np.concatenate([np.zeros((repeats, 1)), np.cumsum(score, axis=1)], axis=1)
+    n, g = np.arange(window, steps), x[:, :-1] ** 2
+    each = (g[:, n] - g.mean(axis=1, keepdims=True)) * (total[:, n] - total[:, n - window])
+    many = each.shape[1] // length
+    batches = each[:, : many * length].reshape(repeats, many, length).mean(axis=2)
+    estimates = [of_batches(jnp.zeros(()), row[:, None], row) for row in batches]
+    inside = [e.interval[0] < exact < e.interval[1] for e in estimates]
+    plain = [abs(e.gradient - exact) < 1.96 * e.stderr for e in estimates]
+    return many, np.array([np.mean(inside)]), np.array([np.mean(plain)])
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=1000)
@@ -51,6 +76,9 @@ def main():
             inside, plain = cover(make, size, repeats)
             with_least = lambda v: f"{v.mean():.3f} ({v.min():.2f})"
             print(f"{size:>6}  {name:<20}{with_least(inside):>36}{with_least(plain):>22}")
+    for steps in (2500, 8000, 80_000):
+        size, inside, plain = cover_of_records(steps, 70, 140, repeats)
+        print(f"{size:>6}  {'batches of a record':<20}{with_least(inside):>36}{with_least(plain):>22}")
 
 
 if __name__ == "__main__":

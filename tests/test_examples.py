@@ -164,7 +164,7 @@ def test_a_gene_learns_to_hold_its_protein():
     assert distance["after"] < 13
 
 
-@pytest.mark.parametrize("name", ["sampled_oscillator", "lock_in", "reactions"])
+@pytest.mark.parametrize("name", ["sampled_oscillator", "lock_in", "reactions", "one_trace"])
 def test_short_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
 

@@ -77,12 +77,17 @@ def test_a_short_window_keeps_its_share(key):
 
 
 def test_errors_cover():
-    z = []
+    z, inside = [], []
     exact = jax.grad(stationary_square)(THETA)
     for seed in range(60):
         answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0)
         z.append([(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA])
+        low, high = answer.estimate.interval
+        inside.append([low[n] < exact[n] < high[n] for n in THETA])
+        low, high = answer.estimate.value_interval
+        inside[-1].append(low < stationary_square(THETA) < high)
     z = np.array(z)
+    assert np.all(np.mean(inside, axis=0) > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 60))
     # the mean square of 60 Student variables of ten batches or more: 1 to within 4 of its own errors, √(2·1.5/60)
     assert np.all(np.abs(z.mean(axis=0)) < 4 / np.sqrt(60))
     assert np.all(np.mean(z**2, axis=0) < 1 + 4 * np.sqrt(3 / 60))

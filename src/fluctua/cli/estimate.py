@@ -181,6 +181,7 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
         names = ("window", "autocorrelation_time", "effective", "duration", "length", "missing", "missing_stderr")
         numbers["continuing"] = {name: getattr(c, name) for name in names}
         numbers["continuing"] |= {"batches": e.count, "bias_bound": c.bias_bound, "change": c.change}
+        numbers["continuing"]["interval"] = e.interval
         del numbers["trajectories"]
     return {**numbers, "refused": list(result.view.missing) if result.view else []}
 

@@ -238,7 +238,10 @@ def _without_shared_noise(
         data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
         off.append(np.asarray(reward_term(checked, rewards, score, jnp.asarray(noise), theta, data), np.float64))
     batches = answer.batches - np.concatenate(off) / (length * dt)
-    estimate = of_batches(theta, batches, float(answer.estimate.value), float(answer.estimate.value_stderr))
+    before = answer.estimate
+    estimate = of_batches(theta, batches, batches[:, 0])._replace(
+        value=before.value, value_stderr=before.value_stderr, value_interval=before.value_interval
+    )
     return answer._replace(estimate=estimate, batches=batches)
 
 

@@ -29,6 +29,7 @@ from scipy import stats
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
+from fluctua.core.estimate import Samples, reduce_samples, unflatten
 from fluctua.core.guard import TRANSITIONS, warn_of_residuals
 from fluctua.core.ppgt import score_of
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
@@ -88,7 +89,8 @@ class Change(NamedTuple):
 class Stationary(NamedTuple):
     """The gradient of a long-run average and what it rests on.
 
-    estimate: `stderr` by batch means; `count` is the number of batches. window: in units of time.
+    estimate: `stderr` by batch means; `count` is the number of batches, `interval` is corrected for their skewness,
+    which is large: two standard errors of a short record cover 78 to 91 %. window: in units of time.
     autocorrelation_time: of the reward, integrated, in units of time. missing: what the window that follows would add
     to the gradient, as θ; missing_stderr: its error. A plateau is where the one is within a few of the other.
     duration: of the record, all traces together. batches: the gradients of single batches (B, P), trace by trace.
@@ -195,7 +197,7 @@ def stationary(
             break
         lags *= 2
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
-    estimate = of_batches(theta, near, float(g.mean()), float(_error(blocks)))
+    estimate = of_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
     change = _change(parts, memory * PARTS * 2 / steps)
     if change is not None and change.seen:
         warnings.warn(f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2)
@@ -205,15 +207,19 @@ def stationary(
     )  # fmt: skip
 
 
-def of_batches(theta: Params, batches: np.ndarray, value: float, value_stderr: float) -> Estimate:
-    """The estimate that gradients of single batches (B, P) make."""
+def of_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
+    """The estimate that gradients (B, P) and mean rewards (B',) of batches make, with intervals for skewed ones."""
+    gradient = reduce_samples(Samples(unflatten(theta, jnp.asarray(batches)), jnp.asarray(batches[:, 0])))
+    value = reduce_samples(Samples(jnp.asarray(values), jnp.asarray(values)))
     return Estimate(
         _shaped(theta, batches.mean(axis=0)),
         _shaped(theta, _error(batches)),
         _shaped(theta, (batches**2).mean(axis=0)),
-        jnp.asarray(value),
-        jnp.asarray(value_stderr),
+        value.value,
+        jnp.asarray(_error(values)),
         len(batches),
+        gradient.interval,
+        value.value_interval,
     )
 
 
