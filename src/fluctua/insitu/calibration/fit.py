@@ -133,7 +133,7 @@ def calibrate(
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 1:
-        raise ValueError(f"{recording.path} has no complete trajectory to calibrate from.")
+        raise ValueError(f"{recording.path} has 0 complete trajectories: there is nothing to calibrate from.")
     only_diffusions(model.process, "a calibration measures drift and noise")
     assert isinstance(model.process, Process)
     law, record, pieces = laws[transition], recording, None
