@@ -341,7 +341,7 @@ def draw(folder: Path) -> Figure:
             panel.set(xlabel="trajectories", ylabel="J", title=problem[0])
             if problem[0] == "trap":
                 panel.set_ylim(-0.8, -0.12)
-            if problem[0] != "double well":  # its methods are those of the trap
+            if problem[0] != "trap":  # its methods are those of the double well
                 panel.legend(fontsize=5.5, loc="lower right")
         for name, panel in zip("abcdef", panels, strict=True):
             letter(panel, name)
