@@ -6,6 +6,7 @@ from fluctua.core.averaged import Averaged, Certificate
 from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
 from fluctua.core.draws import Density, Reparameterised, Wiener
 from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.means import of_means
 from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
 from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
 from fluctua.core.simulate import simulator
@@ -16,6 +17,7 @@ from fluctua.core.types import (
     Estimator,
     NoiseProduct,
     Objective,
+    OfMeans,
     Process,
     Score,
     Step,
@@ -72,6 +74,7 @@ __all__ = [
     "Normal",
     "Objective",
     "Observed",
+    "OfMeans",
     "Process",
     "Record",
     "Reparameterised",
@@ -110,6 +113,7 @@ __all__ = [
     "moving_average",
     "natural",
     "none",
+    "of_means",
     "optimal",
     "pathwise",
     "ppgt",

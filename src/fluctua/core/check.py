@@ -18,6 +18,7 @@ from fluctua.core.types import (
     Array,
     NoiseProduct,
     Objective,
+    OfMeans,
     Params,
     Process,
     PyTree,
@@ -109,10 +110,22 @@ def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def objective(candidate: Objective | Rewards) -> Rewards:
+def objective_or_means(candidate: Any) -> Rewards | OfMeans:
+    """Rewards as callables, or a function of means of such: for doors that serve both."""
+    if isinstance(candidate, OfMeans):
+        return candidate._replace(parts=tuple(objective(part) for part in candidate.parts))
+    return objective(candidate)
+
+
+def objective(candidate: Any) -> Rewards:
     """Rewards as callables of all their arguments."""
     if isinstance(candidate, Rewards):
         return candidate
+    if isinstance(candidate, OfMeans):
+        raise ValueError(
+            "a function of means (`of_means`) is served by gradient, samples_of, ppgt, the yardsticks and evaluate, "
+            "with all trajectories at hand; here give one `Objective`."
+        )
     if not isinstance(candidate, Objective):
         raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(candidate).__name__}.")
     if all(reward is None for reward in candidate):

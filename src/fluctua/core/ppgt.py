@@ -26,6 +26,7 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Samples, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
+from fluctua.core.means import combined
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
 from fluctua.core.simulate import Simulator, refuse_start
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
@@ -45,6 +46,7 @@ from fluctua.core.types import (
     Counting,
     Estimate,
     Objective,
+    OfMeans,
     Params,
     Process,
     Remembering,
@@ -59,7 +61,7 @@ from fluctua.core.types import (
 
 def gradient(
     process: AnyProcess,
-    objective: Objective,
+    objective: Objective | OfMeans,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
@@ -73,7 +75,7 @@ def gradient(
 
     Args:
         process: drift and noise that the score uses, of the system or a calibrated model of it.
-        objective: what is maximised.
+        objective: what is maximised, or a function of means (`of_means`).
         theta: the parameters at which the trajectories were taken, any pytree of floats.
         trajectories: one record, or an iterable of them (chunks of a data set larger than memory, on one time grid;
             arrays that load when sliced, such as memory maps and h5py data sets, are read block by block). Chunks give
@@ -105,7 +107,7 @@ class Choices(TypedDict, total=False):
 
 def samples_of(
     process: AnyProcess,
-    objective: Objective,
+    objective: Objective | OfMeans,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
@@ -132,7 +134,7 @@ def samples_of(
 
 def ppgt(
     process: AnyProcess,
-    objective: Objective,
+    objective: Objective | OfMeans,
     substrate: Substrate,
     *,
     start: Density | Reparameterised | None = None,
@@ -147,7 +149,7 @@ def ppgt(
 
     Args:
         process: drift and noise that the score uses; it may be a calibrated model of the substrate.
-        objective: what is maximised.
+        objective: what is maximised, or a function of means (`of_means`).
         substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
         start: the simulator's own if not given.
         score: ∂θ ln p(x'|x) of one step.
@@ -167,13 +169,20 @@ def ppgt(
 class Method(NamedTuple):
     """The theorem with all its choices made. twin: checked, with a process of its own; None without one.
 
-    baseline: λ̄ of the return-to-go, or with a twin that of Λ.
+    baseline: λ̄ of the return-to-go, or with a twin that of Λ. means: of an objective that is a function of means; the
+    objective of `model` is then its first part.
     """
 
     model: Model
     baseline: Baseline
     initial_baseline: Baseline
     twin: Twin | None
+    means: OfMeans | None = None
+
+    @property
+    def objective(self) -> Rewards | OfMeans:
+        """What is maximised."""
+        return self.means or self.model.objective
 
 
 class PPGT(NamedTuple):
@@ -207,6 +216,14 @@ class PPGT(NamedTuple):
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
+        if self.method.means and not isinstance(self.substrate, Simulator):
+            check.count(count)
+            theta = check.parameters(theta)
+            k_run, _ = run_and_pilot(key)  # the parts are of the same trajectories: measured once
+            return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
+        return _of_parts(self.method, lambda method: PPGT(method, self.substrate)._samples(key, theta, count))
+
+    def _samples(self, key: Array, theta: Params, count: int) -> Samples:
         if self.method.twin:
             return total(self.split(key, theta, count))
         check.count(count)
@@ -227,6 +244,7 @@ class PPGT(NamedTuple):
         """
         if self.method.twin is None:
             raise ValueError("`split` is of the twin correction: make the estimator with ppgt(..., baseline=Twin()).")
+        check.objective(self.method.objective)
         check.count(count)
         theta = check.parameters(theta)
         k_run, _ = run_and_pilot(key)
@@ -265,7 +283,7 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
 
 def _method(
     process: AnyProcess,
-    objective: Objective,
+    objective: Objective | OfMeans,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
     baseline: Baseline | Twin | str | None = None,
@@ -273,7 +291,9 @@ def _method(
 ) -> Method:
     refuse_start(process, start)
     moving = None if start is None else checked_start(start)[0]
-    process, rewards = check.process(process), check.objective(objective)
+    process, checked = check.process(process), check.objective_or_means(objective)
+    means = checked if isinstance(checked, OfMeans) else None
+    rewards = checked.parts[0] if isinstance(checked, OfMeans) else checked
     score = score_of(process, score)
     check_score(score, moving)
     plan = chosen(baseline, door="an estimator of any process")
@@ -288,7 +308,7 @@ def _method(
             initial = chosen(initial_baseline, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
-    return Method(Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin)
+    return Method(Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin, means)
 
 
 def score_of(process: AnyProcess, score: Score) -> Score:
@@ -304,6 +324,14 @@ def _own_score(process: Transition, theta: Params, step: Step) -> Params:
     return process.score(theta, step)
 
 
+def _of_parts(method: Method, samples: Callable[[Method], Samples]) -> Samples:
+    """The samples of a method, from those of its parts where the objective is a function of means."""
+    if method.means is None:
+        return samples(method)
+    alone = lambda part: samples(method._replace(model=method.model._replace(objective=part), means=None))
+    return combined(method.means.function, [alone(part) for part in method.means.parts])
+
+
 def _recorded(
     method: Method,
     theta: Params,
@@ -311,6 +339,8 @@ def _recorded(
     block_bytes: int,
     taken_at: Params | None = None,
 ) -> Samples:
+    if method.means:
+        return _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
     if method.twin:
         return total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at))
     theta = check.parameters(theta)
@@ -350,6 +380,7 @@ def chunked_samples(
     trajectories; "time" reads everything twice, "none" once. block_bytes: how much is held at a time. progress: called
     with the number of trajectories that were just read.
     """
+    check.objective(objective)
     plan = chosen(baseline, door="an estimate chunk by chunk", serves=("none", "time"))
     method = _method(process, objective, start, score, plan, None)
     return _by_pieces(method, check.parameters(theta), trajectories, count, block_bytes, progress)

@@ -145,6 +145,16 @@ class Objective(NamedTuple):
     initial: Callable[..., Array] | None = None
 
 
+class OfMeans(NamedTuple):
+    """J = F(m₁, …, m_K), a function of expected returns m_i = E[R_i]; made by `of_means`.
+
+    function: F, of K numbers. parts: the K objectives.
+    """
+
+    function: Callable[..., Array]
+    parts: tuple[Any, ...]
+
+
 class Rewards(NamedTuple):
     """An `Objective` as the library calls it: its rewards take all their arguments.
 

@@ -24,8 +24,9 @@ from rich.table import Table
 from fluctua.core import check
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, as_estimator, reduce_samples
+from fluctua.core.means import combined
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
-from fluctua.core.types import Array, Estimate, Estimator, Objective, Params, Rewards, Times
+from fluctua.core.types import Array, Estimate, Estimator, Objective, OfMeans, Params, Rewards, Times
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
@@ -35,7 +36,7 @@ class Yardstick(NamedTuple):
 
     kernel: Callable[..., tuple[Array, Array]]
     runs: Callable[[Params], int]
-    objective: Rewards
+    objective: Rewards | OfMeans
     substrate: Simulator
     options: tuple[float | None, ...] = ()
 
@@ -58,10 +59,10 @@ class Yardstick(NamedTuple):
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Average over `count` noise realisations."""
-        return _estimate(self.kernel, self.substrate, self.objective, key, theta, count, *self.options)
+        return reduce_samples(_samples(self.kernel, self.substrate, self.objective, key, theta, count, *self.options))
 
 
-def pathwise(objective: Objective, substrate: Simulator) -> Yardstick:
+def pathwise(objective: Objective | OfMeans, substrate: Simulator) -> Yardstick:
     """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
 
     A `Density` start is differentiated through its `sample` function. Memory grows as √T: the reverse
@@ -73,10 +74,10 @@ def pathwise(objective: Objective, substrate: Simulator) -> Yardstick:
 
     Returns: the estimator; one trajectory a sample.
     """
-    return Yardstick(_pathwise, _one, check.objective(objective), _simulated(substrate, "pathwise"))
+    return Yardstick(_pathwise, _one, check.objective_or_means(objective), _simulated(substrate, "pathwise"))
 
 
-def finite_differences(objective: Objective, substrate: Simulator, *, step: float | None = None) -> Yardstick:
+def finite_differences(objective: Objective | OfMeans, substrate: Simulator, *, step: float | None = None) -> Yardstick:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
     Args:
@@ -88,10 +89,10 @@ def finite_differences(objective: Objective, substrate: Simulator, *, step: floa
 
     """
     simulated = _simulated(substrate, "finite_differences")
-    return Yardstick(_differences, _two_each, check.objective(objective), simulated, (_positive(step),))
+    return Yardstick(_differences, _two_each, check.objective_or_means(objective), simulated, (_positive(step),))
 
 
-def spsa(objective: Objective, substrate: Simulator, *, step: float | None = None) -> Yardstick:
+def spsa(objective: Objective | OfMeans, substrate: Simulator, *, step: float | None = None) -> Yardstick:
     """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and trajectory.
 
     Args:
@@ -102,7 +103,9 @@ def spsa(objective: Objective, substrate: Simulator, *, step: float | None = Non
     Returns: an estimator that runs two trajectories a sample, whatever the number of parameters.
 
     """
-    return Yardstick(_spsa, _two, check.objective(objective), _simulated(substrate, "spsa"), (_positive(step),))
+    return Yardstick(
+        _spsa, _two, check.objective_or_means(objective), _simulated(substrate, "spsa"), (_positive(step),)
+    )
 
 
 def _one(theta: Params) -> int:
@@ -135,18 +138,21 @@ def _positive(step: float | None) -> float | None:
     return step
 
 
-def _estimate(
+def _samples(
     kernel: Any,
     substrate: Simulator,
-    objective: Rewards,
+    objective: Rewards | OfMeans,
     key: Array,
     theta: Params,
     count: int,
     *options: Any,
-) -> Estimate:
+) -> Samples:
     check.key(key)
     check.count(count)
     theta = check.parameters(theta)
+    if isinstance(objective, OfMeans):  # every part under the same noise
+        parts = [_samples(kernel, substrate, part, key, theta, count, *options) for part in objective.parts]
+        return combined(objective.function, parts)
     first, context = first_state(substrate, key, theta)
     check_model(substrate.recipe.process, objective, theta, first, substrate.t, context)
     flat, unravel = ravel_pytree(theta)
@@ -161,7 +167,7 @@ def _estimate(
         *(_sizes(flat, h) for h in options),
     )
     check.finite_simulation(returns[:, None], substrate.t)
-    return reduce_samples(Samples(jax.vmap(unravel)(each), returns))
+    return Samples(jax.vmap(unravel)(each), returns)
 
 
 def _sizes(flat: Array, step: float | None) -> Array:

@@ -13,12 +13,13 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.averaged import Averaged
+from fluctua.core.means import FEWEST, values_of
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Estimator, Objective, Params, Rewards, Substrate, Times
+from fluctua.core.types import Array, Estimator, Objective, OfMeans, Params, Rewards, Substrate, Times
 from fluctua.learn.natural import Natural
 
 FRESH = 0x4A
@@ -45,7 +46,7 @@ def evaluate(
     count: int = 1000,
     seed: int = 0,
     refine: int = 1,
-    objective: Objective | None = None,
+    objective: Objective | OfMeans | None = None,
 ) -> Evaluation:
     """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are split in `refine`.
 
@@ -68,15 +69,22 @@ def evaluate(
     substrate, own = parts_of(system)
     if objective is None and own is None:
         raise ValueError("a simulator alone does not know what is rewarded: give `objective=`, or the estimator.")
-    rewards = check.objective(objective if objective is not None else own)
+    rewards = check.objective_or_means(objective if objective is not None else own)
     theta = check.parameters(theta)
     finer = refined(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)
     if isinstance(finer, Simulator):
-        returns, t = _simulated(finer.recipe, rewards, count, key, theta, finer.times, finer.x0), finer.t
+        t = finer.t
+        each = lambda part: _simulated(finer.recipe, part, count, key, theta, finer.times, finer.x0)
     else:
         trajectories = finer(key, theta, count)
-        returns, t = returns_of(rewards, theta, trajectories), trajectories.t
+        t = trajectories.t
+        each = lambda part: returns_of(part, theta, trajectories)
+    if isinstance(rewards, OfMeans):
+        check.count(count, FEWEST)
+        returns = values_of(rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1))
+    else:
+        returns = each(rewards)
     values = np.asarray(returns, np.float64)
     if not np.isfinite(values).all():
         raise FloatingPointError(
@@ -90,7 +98,7 @@ def parts_of(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
     inner = system.estimator if isinstance(system, Averaged | Natural) else system
     if isinstance(inner, PPGT):
-        return inner.substrate, inner.method.model.objective
+        return inner.substrate, inner.method.objective
     return inner, None
 
 

@@ -167,11 +167,11 @@ def stationary(
 
     """
     process, theta = check.process(process), check.parameters(theta)
-    objective = reward if isinstance(reward, Objective) else Objective(running=reward)
+    objective = Objective(running=reward) if callable(reward) else reward
+    rewards = check.objective(objective)
     for name in ("terminal", "initial"):
         if getattr(objective, name) is not None:
             raise ValueError(f"a long-run average has a `running` or a `step` reward and no `{name}` one.")
-    rewards = check.objective(objective)
     recording = Recording(record, theta)
     steps, dt = len(recording.t) - 1, _interval(recording)
     process = check_model(process, rewards, theta, recording.first, recording.t, recording.context)
