@@ -176,6 +176,29 @@ def test_trainings_leave_a_picture(name, tmp_path):
     assert (tmp_path / f"{name}.png").stat().st_size > 20_000
 
 
+def test_moving_trap_learns_to_jump():
+    out = run(ROOT / "examples" / "moving_trap.py", "--iterations", 20, "--count", 300)
+    best = float(re.search(r"best on this grid (\S+)", out)[1])
+    assert abs(best / (25 / 3) - 1) < 0.002
+    assert 0.998 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.01  # 1.10 before
+
+
+def test_kicked_trap_learns_to_kick():
+    out = run(ROOT / "examples" / "kicked_trap.py", "--iterations", 40, "--count", 500)
+    assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.15  # 4.03 before
+    first, last = map(float, re.search(r"kicks at both ends: \[(.*?)\]", out)[1].split())
+    assert first > 2
+    assert last < -2
+
+
+def test_signal_to_noise():
+    out = run(ROOT / "examples" / "signal_to_noise.py", "--iterations", 15, "--count", 200)
+    for estimate, error, exact in re.findall(r"= (\S+) ± (\S+), exactly (\S+)", out):
+        assert abs(float(estimate) - float(exact)) < 4 * float(error)
+    before, after = map(float, re.search(r"(\S+) before, (\S+) after", out).groups())
+    assert after > 2 * before
+
+
 def test_readme_blocks_run_in_order(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) >= 3
