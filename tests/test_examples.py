@@ -184,8 +184,8 @@ def test_moving_trap_learns_to_jump():
 
 
 def test_kicked_trap_learns_to_kick():
-    out = run(ROOT / "examples" / "kicked_trap.py", "--iterations", 40, "--count", 500)
-    assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.15  # 4.03 before
+    out = run(ROOT / "examples" / "kicked_trap.py", "--iterations", 100, "--count", 1000)
+    assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.2  # 4.03 before
     first, last = map(float, re.search(r"kicks at both ends: \[(.*?)\]", out)[1].split())
     assert first > 2
     assert last < -2
