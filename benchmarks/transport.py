@@ -7,7 +7,7 @@ Trains both, measures their protocols by exact moments and draws them beside the
 from __future__ import annotations
 
 import argparse
-import sys
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,18 @@ from matplotlib.figure import Figure
 
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-import kicked_trap
-import moving_trap
 
+def example(name: str) -> Any:
+    """The module examples/NAME.py."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).resolve().parents[1] / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+moving_trap, kicked_trap = example("moving_trap"), example("kicked_trap")
 LEARNT, EXACT, START = "#0072b2", "0.25", "0.6"
 
 
