@@ -77,7 +77,7 @@ def draw_work(axes: Axes, rows: np.ndarray, least: float, best: float) -> None:
     axes.axhline(best, color="#d55e00", ls=":", lw=0.8, label=f"best on the grid, {best:.4f}")
     axes.set(xlabel="iteration", ylabel="mean work", xlim=(1, rows[-1, 0]), xscale="log")
     axes.set_ylim(0.998 * min(best, least), min(rows[:, 2].max(), 1.25 * least))
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
 
 
 def best_of(example: Any) -> float:
