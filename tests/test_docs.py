@@ -44,14 +44,14 @@ def test_dotted_names_in_the_text_exist():
 
 
 def test_files_in_the_text_exist():
-    place = re.compile(r"`(?:python )?((?:tests|examples|benchmarks|docs)/[\w./]*\w)")
+    place = re.compile(r"`(?:python )?((?:tests|examples|benchmarks|docs|results)/[\w./]*\w)")
     pages = (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md")
     named = {(page.name, name) for page in pages for name in place.findall(page.read_text())}
     assert {(page, name) for page, name in named if not (DOCS.parent / name).exists()} == set()
 
 
 def test_pages_that_are_linked_exist():
-    for page in DOCS.glob("*.md"):
+    for page in (*DOCS.glob("*.md"), *DOCS.parent.glob("*.md"), *(DOCS.parent / "results").rglob("*.md")):
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\b", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
