@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.means import combined
+from fluctua.core.estimate import combined
 from fluctua.core.sources import run_and_pilot
 
 STEPS, DT = 8, 0.2
@@ -96,7 +96,7 @@ def groups(size):
 
 def estimates(size):
     """Gradient (G, P), value (G,) and both errors of every group."""
-    from fluctua.core.means import _combined
+    from fluctua.core.estimate import _combined
 
     each = jax.vmap(lambda a, b: _combined(RATIO, (a, b)))(*groups(size))
     rows = np.stack([np.asarray(each.gradient[n]) for n in THETA] + [np.asarray(each.returns)], axis=2)

@@ -24,9 +24,8 @@ from fluctua.core.baselines import (
 )
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
-from fluctua.core.estimate import Samples, reduce_samples, unflatten
+from fluctua.core.estimate import Samples, combined, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
-from fluctua.core.means import combined
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
 from fluctua.core.simulate import Simulator, refuse_start
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot

@@ -23,8 +23,7 @@ from rich.table import Table
 
 from fluctua.core import check
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Samples, as_estimator, reduce_samples
-from fluctua.core.means import combined
+from fluctua.core.estimate import Samples, as_estimator, combined, reduce_samples
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
 from fluctua.core.types import Array, Estimate, Estimator, Objective, OfMeans, Params, Rewards, Times
 

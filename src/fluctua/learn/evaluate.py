@@ -14,7 +14,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.averaged import Averaged
-from fluctua.core.means import FEWEST, values_of
+from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.sources import returns_of
@@ -82,7 +82,7 @@ def evaluate(
         t = trajectories.t
         each = lambda part: returns_of(part, theta, trajectories)
     if isinstance(rewards, OfMeans):
-        check.count(count, FEWEST)
+        check.count(count, FEWEST_OF_MEANS)
         returns = values_of(rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1))
     else:
         returns = each(rewards)
