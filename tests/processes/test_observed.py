@@ -349,5 +349,9 @@ def test_what_does_not_go_with_an_observed_process(key):
         fl.ppgt(MIXTURE, ONE, fl.simulator(MIXTURE, t=GRID), score=fl.local_linear_score)
     with pytest.raises(ValueError, match="2 channels.*3 components"):
         fl.gradient(MIXTURE, ONE, MIXED, fl.Trajectories(GRID, jnp.zeros((4, len(GRID), 3))))
+    trap = fl.Observed(OU, observe=[[1.0]], noise=0.1, start=jnp.zeros(1))
+    trace = fl.simulator(trap, t=jnp.linspace(0, 200, 2001))(key, THETA, 1)
+    with pytest.raises(ValueError, match="`Observed` depends on all samples before"):
+        fl.stationary(trap, lambda th, y: y[0], THETA, trace, window=1.0)
     with pytest.raises(TypeError, match="start"):
         fl.simulator(HIDDEN, t=GRID)

@@ -156,7 +156,7 @@ class Observed:
     def score(self, theta: Params, step: Step) -> Params:
         """Not of one step alone."""
         raise ValueError(
-            "the score of an `Observed` depends on all samples before the step, so it is not had from one."
+            "the score of an `Observed` depends on all samples before the step: `gradient` and `ppgt` carry them along."
         )
 
     def _remembered(self, now: Filtered, slopes: Filtered) -> Memory:
