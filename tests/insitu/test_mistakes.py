@@ -120,7 +120,7 @@ def test_folders_that_cannot_take_a_run(folder):
 
 def test_help_breaks_lines_where_the_terminal_ends():
     text = CliRunner().invoke(app, ["estimate", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
-    assert "its own noise, which is used. Parameters that need" in text
+    assert "its own noise, which is used. Where channels are missing" in text
 
 
 STATES = np.random.default_rng(1).normal(size=(20, 21, 2)).cumsum(1)

@@ -133,7 +133,7 @@ def estimate_continuing(
     if score not in SCORES:
         raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
     if not recording.count:
-        raise ValueError(f"{recording.path} has no complete trajectory.")
+        raise ValueError(f"{recording.path} has 0 complete trajectories: there is nothing to estimate from.")
     theta, used = check.parameters(model.theta), SCORES[score]
     process, reward = model.process, long_run(recording, model)
     view = residuals = None
