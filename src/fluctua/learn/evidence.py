@@ -65,7 +65,7 @@ def evidence(
     Returns: an `Evidence`.
 
     """
-    u = jnp.asarray(u, jnp.result_type(float))
+    u = jnp.asarray(u, jnp.result_type(float))  # type: ignore[assignment]
     x = jnp.asarray(trajectories.x, working_dtype((at(theta, u), u), trajectories.x))
     times = check.grid(trajectories.t)
     context = jax.tree.map(jnp.asarray, trajectories.context)
@@ -73,7 +73,10 @@ def evidence(
     known = with_silent(check.process(process), at(theta, u), x[0, 0], times.t[0], one)
     assert isinstance(known, Process)
     noisy = depends(lambda v: _log_q(known, at(theta, v), x[0, 0], times.t[0], one), u)
-    independent = _plain(known) and jax.eval_shape(known.noise, at(theta, u), x[0, 0], times.t[0], one).ndim == 1
+    independent = False
+    if _plain(known):
+        assert callable(known.noise)
+        independent = jax.eval_shape(known.noise, at(theta, u), x[0, 0], times.t[0], one).ndim == 1
     if noisy and not independent:
         raise ValueError(
             "unknowns of the noise are calibrated where it is independent on every component; this process has a "

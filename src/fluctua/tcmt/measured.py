@@ -67,7 +67,8 @@ def graph_of(spec: KernelSpec) -> Graph:
     for n, each in enumerate(around):
         for d, (m, b) in enumerate(each):
             table[:, n, d] = m, b, 1
-    return Graph(*(jnp.asarray(v) for v in table), jnp.asarray(spec.bonds))
+    site, bond, there = (jnp.asarray(v) for v in table)
+    return Graph(site, bond, there, jnp.asarray(spec.bonds))
 
 
 def numbers_of(spec: KernelSpec) -> Numbers:
@@ -79,7 +80,8 @@ def numbers_of(spec: KernelSpec) -> Numbers:
     i, j = spec.bonds.T
     coupling[i, j] = coupling[j, i] = spec.kappa
     whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
-    return Numbers(*(real(v) for v in (spec.omega, spec.chi, spec.damping, spec.noise**2, spec.kappa, coupling)), whole)
+    omega, chi, damping, double_q = (real(v) for v in (spec.omega, spec.chi, spec.damping, spec.noise**2))
+    return Numbers(omega, chi, damping, double_q, real(spec.kappa), real(coupling), whole)
 
 
 def psi_of(x: Array) -> Array:
