@@ -249,6 +249,8 @@ def table(points: list[Point], problems: list[Problem]) -> str:
     lines = []
     for problem in problems:
         present = [name for name in METHODS if any((p.task, p.method) == (problem.name, name) for p in points)]
+        if not present:
+            continue
         start, ends = problem.value(np.zeros(problem.size)), {}
         for name in present:
             ends[name] = [curve[-1, 1] for curve in curves_of(points, problem.name, name)]
@@ -278,6 +280,7 @@ def _reached(curve: np.ndarray, level: float) -> str:
 
 def draw(points: list[Point], problems: list[Problem]) -> Figure:
     """J against trajectories: the mean of three seeds, and all of them as a band."""
+    keys: dict[str, Any] = {}
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
         for axes, problem, name in zip(figure.subplots(1, len(problems)), problems, "ab", strict=False):
@@ -289,16 +292,17 @@ def draw(points: list[Point], problems: list[Problem]) -> Figure:
                 each = np.array([np.interp(np.log(spent), np.log(run[:, 0]), run[:, 1]) for run in runs])
                 ink = METHODS[method].ink
                 axes.fill_between(spent, each.min(axis=0), each.max(axis=0), color=ink, alpha=0.2, lw=0)
-                axes.plot(spent, each.mean(axis=0), color=ink, label=METHODS[method].label)
+                (keys[METHODS[method].label],) = axes.plot(spent, each.mean(axis=0), color=ink)
             start = problem.value(np.zeros(problem.size))
-            axes.axhline(start, color="0.7", lw=0.6, ls=(0, (4, 3)))
+            for level, text in ((start, "start"), (problem.best, "best")):
+                if level is not None:
+                    axes.axhline(level, color="0.7", lw=0.6, ls=(0, (4, 3)))
+                    axes.text(20, level, text, fontsize=7, color="0.5", va="bottom")
             if problem.best is not None:
-                axes.axhline(problem.best, color="0.7", lw=0.6, ls=(0, (4, 3)))
                 axes.set_ylim(start - 1.2 * (problem.best - start), problem.best + 0.15 * (problem.best - start))
             axes.set(xscale="log", xlabel="trajectories", title=TITLES[problem.name])
             letter(axes, name)
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=2)
     return figure
 
 
