@@ -3,14 +3,15 @@
     python benchmarks/unknown.py --runs RUNS... [--nominal RUNS/nominal]     # curves.csv and the figure
     python benchmarks/unknown.py                                             # the figure again, from curves.csv
 
-RUNS are folders of `fluctua train unknown`; J at some iterations of each is measured afresh on its device with 256
-trajectories that are not counted. NOMINAL is a training that knew of no hidden errors (`fluctua train fast`), whose
-parameters are set on the same devices. The curve of the paper's rule is that of results/fig1.
+RUNS are folders of `fluctua train unknown`; J at some iterations of those in the figure is measured afresh on the
+device, with trajectories that are not counted. NOMINAL is a training that knew of no hidden errors (`fluctua train
+fast`), whose parameters are set on the same devices. The curve of the paper's rule is that of results/fig1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,14 +28,22 @@ from fluctua.runs.config import Config, changed, named, parse
 from fluctua.runs.evaluate import evaluate, load_parameters
 from fluctua.store import history, tables
 
-EVALUATED = 256
-"""Trajectories of every J, none of them counted."""
+EVALUATED = 64
+"""Trajectories of every J on the way, none of them counted; that at the end is the summary's."""
 
 AT = (0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 75, 90, 105, 120, 135, 149, 174, 199)
 """Iterations whose parameters are measured."""
 
 GOAL = 0.65
 INK = {"alone": "#d55e00", "seldom": "#0072b2", "correction": "#009e73", "paper": "#222222", "nominal": "#888888"}
+
+
+KINDS = {
+    "measured in one iteration of 3": ("seldom", "calibrated gradient alone: the structure, and these trajectories"),
+    "calibrated gradient alone": ("alone", "the same, measured in every iteration"),
+    "with the measured correction": ("correction", "calibrated gradient with the score's correction: the same"),
+}
+"""What is drawn, and what each of them knows."""
 
 
 class Curve(NamedTuple):
@@ -64,20 +73,28 @@ def label_of(config: Config) -> str:
 SECOND = {"ignore": "not in the model", "watch": "watched", "fit": "fitted"}
 
 
-def read_curve(folder: Path, trajectories: int = EVALUATED) -> Curve:
-    """J on the device of the parameters in a run folder."""
+def read_curve(folder: Path) -> Curve:
+    """J on the device of the parameters in a run folder: at some iterations if it is drawn, and at the end."""
     config = parse(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
     rows = history.effective(history.read(folder / "history.csv"))
     spent = {row.iteration: row.trajectories for row in rows}
+    label = label_of(config)
+    end = (
+        json.loads((folder / "summary.json").read_text())["final"]["J"] if (folder / "summary.json").exists() else None
+    )
     counts, values = [], []
     with h5py.File(folder / "parameters.h5") as file:
         iterations = file["iteration"][:]
-        for k in np.flatnonzero(np.isin(iterations, (*AT, iterations[-1]))):
+        wanted = AT if label in KINDS else ()
+        for k in np.flatnonzero(np.isin(iterations, wanted if end is not None else (*wanted, iterations[-1]))):
             theta = {name: np.asarray(file[name][k]) for name in ("omega", "kappa", "chi")}
             # θ of iteration l was reached with what was measured before it
             counts.append(spent.get(int(iterations[k]) - 1, 0))
-            values.append(evaluate(config, theta, trajectories=trajectories, seed=1, backend="cpu").J)
-    return Curve(label_of(config), config.seed, np.array(counts), np.array(values))
+            values.append(evaluate(config, theta, trajectories=EVALUATED, seed=1, backend="cpu").J)
+    if end is not None:
+        counts.append(rows[-1].trajectories)
+        values.append(end)
+    return Curve(label, config.seed, np.array(counts), np.array(values))
 
 
 def nominal(folder: Path, seeds: Sequence[int]) -> list[Curve]:
@@ -87,7 +104,7 @@ def nominal(folder: Path, seeds: Sequence[int]) -> list[Curve]:
     for seed in seeds:
         config = changed(named("unknown"), {"seed": seed, "backend": "cpu"})
         theta = load_parameters(folder / "final.npz", make_network(config)) if theta is None else theta
-        J = evaluate(config, theta, trajectories=EVALUATED, seed=1).J
+        J = evaluate(config, theta, trajectories=4 * EVALUATED, seed=1).J
         made.append(Curve("nominal model carried over", seed, np.array([0]), np.array([J])))
     return made
 
@@ -145,12 +162,7 @@ def draw(curves: Sequence[Curve], paper: tuple[np.ndarray, np.ndarray] | None) -
         axes = figure.subplots()
         if paper is not None:
             axes.plot(*paper, color=INK["paper"], lw=1, label="score alone, the paper's rule: exact drift in the score")
-        kinds = {
-            "calibrated gradient alone": ("alone", "calibrated gradient alone: structure, and these trajectories"),
-            "measured in one iteration of 3": ("seldom", "the same, measured in one iteration of three"),
-            "with the measured correction": ("correction", "calibrated gradient with the score's correction: the same"),
-        }
-        for label, (kind, text) in kinds.items():
+        for label, (kind, text) in KINDS.items():
             for k, curve in enumerate([c for c in curves if c.label == label]):
                 spent = np.maximum(curve.spent, 1)
                 axes.plot(spent, curve.J, color=INK[kind], lw=1.2, label=None if k else text)

@@ -65,31 +65,32 @@ def evidence(
     Returns: an `Evidence`.
 
     """
-    u = jnp.asarray(u, jnp.result_type(float))  # type: ignore[assignment]
-    x = jnp.asarray(trajectories.x, working_dtype((at(theta, u), u), trajectories.x))
+    point = jnp.asarray(u, jnp.result_type(float))
+    p = at(theta, point)
+    x = jnp.asarray(trajectories.x, working_dtype((p, point), trajectories.x))
     times = check.grid(trajectories.t)
     context = jax.tree.map(jnp.asarray, trajectories.context)
     one = jax.tree.map(lambda leaf: leaf[0], context)
-    known = with_silent(check.process(process), at(theta, u), x[0, 0], times.t[0], one)
+    known = with_silent(check.process(process), p, x[0, 0], times.t[0], one)
     assert isinstance(known, Process)
-    noisy = depends(lambda v: _log_q(known, at(theta, v), x[0, 0], times.t[0], one), u)
-    independent = False
-    if _plain(known):
-        assert callable(known.noise)
-        independent = jax.eval_shape(known.noise, at(theta, u), x[0, 0], times.t[0], one).ndim == 1
-    if noisy and not independent:
+    noisy = depends(lambda v: _log_q(known, at(theta, v), x[0, 0], times.t[0], one), point)
+    if noisy and not _independent(known, p, x[0, 0], times.t[0], one):
         raise ValueError(
             "unknowns of the noise are calibrated where it is independent on every component; this process has a "
             "matrix, a product or components without noise. Calibrate its amplitude beforehand."
         )
-    s, information = _sums(known, score, at, noisy, every, theta, u, times, jnp.swapaxes(x, 0, 1), context)
+    s, information = _sums(known, score, at, noisy, every, theta, point, times, jnp.swapaxes(x, 0, 1), context)
     slope = lambda v: jax.jacfwd(lambda w: known.drift(at(theta, w), x[0, 0], times.t[0], one))(v)
-    linear = score is not local_linear_score and not noisy and not depends(slope, u)
+    linear = score is not local_linear_score and not noisy and not depends(slope, point)
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
 
 
-def _plain(process: Process) -> bool:
-    return not (process.silent or process.diffusion is not None or isinstance(process.noise, NoiseProduct))
+def _independent(process: Process, p: Params, *state: Any) -> bool:
+    """Whether every component has noise of its own, as one amplitude."""
+    noise: Any = process.noise
+    if process.silent or process.diffusion is not None or isinstance(noise, NoiseProduct):
+        return False
+    return jax.eval_shape(noise, p, *state).ndim == 1
 
 
 def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> Array:
