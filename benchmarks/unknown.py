@@ -158,21 +158,22 @@ def paper_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def draw(curves: Sequence[Curve], paper: tuple[np.ndarray, np.ndarray] | None) -> Figure:
     """J on the device against measured trajectories, on a logarithmic axis; a line for each seed."""
     with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
         axes = figure.subplots()
         if paper is not None:
             axes.plot(*paper, color=INK["paper"], lw=1, label="score alone, the paper's rule: exact drift in the score")
         for label, (kind, text) in KINDS.items():
             for k, curve in enumerate([c for c in curves if c.label == label]):
+                last = np.append(np.diff(curve.spent) > 0, True)  # of several J after as many trajectories
                 spent = np.maximum(curve.spent, 1)
-                axes.plot(spent, curve.J, color=INK[kind], lw=1.2, label=None if k else text)
+                axes.plot(spent[last], curve.J[last], color=INK[kind], lw=1.2, label=None if k else text)
         never = [float(c.J[-1]) for c in curves if c.label == "nominal model carried over"]
         for k, J in enumerate(never):
             text = None if k else "nominal model carried over: the data sheet, nothing measured"
             axes.axhline(J, color=INK["nominal"], lw=1, ls="--", label=text)
         axes.axhline(GOAL, color="#bbbbbb", lw=0.8, zorder=0)
         axes.set(xscale="log", xlabel="measured trajectories, all counted", ylabel="$J$ on the device", ylim=(0, 0.72))
-        axes.legend(loc="lower right", fontsize=7)
+        figure.legend(loc="outside lower center", ncols=1, fontsize=8)
     return figure
 
 

@@ -80,8 +80,15 @@ def numbers_of(spec: KernelSpec) -> Numbers:
     i, j = spec.bonds.T
     coupling[i, j] = coupling[j, i] = spec.kappa
     whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
-    omega, chi, damping, double_q = (real(v) for v in (spec.omega, spec.chi, spec.damping, spec.noise**2))
-    return Numbers(omega, chi, damping, double_q, real(spec.kappa), real(coupling), whole)
+    return Numbers(
+        real(spec.omega),
+        real(spec.chi),
+        real(spec.damping),
+        real(spec.noise**2),
+        real(spec.kappa),
+        real(coupling),
+        whole,
+    )
 
 
 def psi_of(x: Array) -> Array:
