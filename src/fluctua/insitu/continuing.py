@@ -126,9 +126,6 @@ def estimate_continuing(
 
     Returns: a `Result`, whose `continuing` has the window and what it leaves out.
 
-    >>> with open_recording("trace.nc") as recording:
-    ...     print(estimate_continuing(recording, model_of(recording)).continuing)
-
     """
     if score not in SCORES:
         raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
