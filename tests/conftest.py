@@ -6,8 +6,10 @@ tests start unless they ask for `environment_of_a_user`: half of the time. To ha
 `pytest --cache-clear` begins anew.
 """
 
+import gc
 import os
 import zlib
+from pathlib import Path
 
 import jax
 import pytest
@@ -23,6 +25,20 @@ def pytest_configure(config):
     if hasattr(config, "cache"):
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+MOST_MAPS = 20_000
+"""Memory maps of a process at which compiled functions are let go: XLA crashes at Linux' limit of 65,530."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_memory_maps():
+    """Every function that JAX compiles maps some memory."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
