@@ -109,7 +109,7 @@ class Killed(BaseException):
     """In place of a SIGKILL: nothing after it is done."""
 
 
-@pytest.mark.parametrize("write", range(4))
+@pytest.mark.parametrize("write", range(5))
 @pytest.mark.parametrize("how", ["run", "replace", "resume"])
 def test_a_kill_during_set_up_leaves_a_folder_that_can_be_used(tmp_path, monkeypatch, write, how):
     done, real = [], os.replace
@@ -131,7 +131,7 @@ def test_a_kill_during_set_up_leaves_a_folder_that_can_be_used(tmp_path, monkeyp
             runs.resume(tmp_path / "run")
     elif how == "resume":
         assert len(list(runs.resume(tmp_path / "run"))) == 2
-    elif how == "run" and write == 3:  # its first checkpoint: a row is written, so it is a run
+    elif how == "run" and write == 4:  # its first checkpoint: a row is written, so it is a run
         with pytest.raises(ValueError, match="--replace"):
             runs.run(config, tmp_path / "run")
     else:
