@@ -146,8 +146,8 @@ def test_two_batches_by_the_balance_heuristic():
 
 
 def test_error_bars_cover():
-    """400 repeats of 200 trajectories with an ESS of about 150: of 95 % intervals, no fewer hold than chance allows."""
-    repeats, count, truth = 400, 200, exact_force(NEW)
+    """200 repeats of 200 trajectories with an ESS of about 150: of 95 % intervals, no fewer hold than chance allows."""
+    repeats, count, truth = 200, 200, exact_force(NEW)
     paths = pushed(seed=5, count=repeats * count)
     held = np.zeros(2, int)
     for k in range(repeats):
