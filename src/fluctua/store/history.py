@@ -73,12 +73,14 @@ def read_owned(path: Path) -> list[tuple[Row, str]]:
         raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")
     whole, owned = text[len(header) : text.rfind("\n") + 1], header is HEADER
     try:
-        return [
-            (Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True))), _owner(cells, owned))
-            for cells in csv.reader(whole.splitlines())
-        ]
+        return [(parsed(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())]
     except ValueError as error:
         raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+
+
+def parsed(cells: Sequence[str]) -> Row:
+    """A line's cells as a row; further ones are left out."""
+    return Row(*(kind(cell) for kind, cell in zip(_KINDS, cells[: len(_KINDS)], strict=True)))
 
 
 def _owner(cells: list[str], owned: bool) -> str:

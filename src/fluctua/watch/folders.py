@@ -294,8 +294,8 @@ def _last_row(path: Path) -> Row | None:
         return None
     cells = next(csv.reader([lines[-1]]))
     try:
-        return Row(*(kind(cell) for kind, cell in zip((int, int, float, float, int, int, float, float, str), cells)))  # noqa: B905
-    except (TypeError, ValueError):
+        return history.parsed(cells)
+    except ValueError:
         return None
 
 
@@ -384,7 +384,7 @@ def _courses(file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]])
 
 
 def _range(dataset: h5py.Dataset) -> list[float | None]:
-    """Least and greatest of the last record and the first: scales that a slider does not change."""
+    """Least and greatest of the first, middle and last record: scales that a slider does not change."""
     if not dataset.shape[0] or not dataset.size:
         return [None, None]
     ends = np.concatenate([np.ravel(dataset[0]), np.ravel(dataset[-1]), np.ravel(dataset[dataset.shape[0] // 2])])

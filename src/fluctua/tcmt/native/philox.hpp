@@ -2,7 +2,7 @@
 // same noise and any step can be replayed. Philox4x32-10 (Salmon et al., SC'11), then Box–Muller.
 //
 // One call serves two steps of one site: words (0, 1) give the two quadratures of the even step and
-// words (2, 3) those of the odd one. The law is the specification of `fluctua.wiener.philox`.
+// words (2, 3) those of the odd one. The law is the specification of `fluctua.core.draws.philox`.
 #pragma once
 #include <cmath>
 #include <cstdint>
