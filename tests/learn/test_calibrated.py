@@ -284,3 +284,66 @@ def test_what_is_wrong_is_named():
     noisy = fl.Calibrated(model, device, lambda th, phi: {**th, "sigma": phi}, jnp.array(0.3), 0.1)
     with pytest.raises(ValueError, match="unknowns of the noise"):
         noisy(jax.random.key(0), THETA, 4)
+
+
+def best_of(phi, k):
+    """The force b at which J is highest, and −∂²J/∂b²: J is quadratic in b."""
+    J = lambda b: exact({"b": b, "k": k}, phi)
+    slope, bend = float(jax.grad(J)(jnp.array(0.0))), -float(jax.grad(jax.grad(J))(jnp.array(0.0)))
+    return slope / bend, bend
+
+
+def test_training_recovers_from_a_jump(tmp_path):
+    """Regret after the jump is what the new calibration's error allows: ½ (∂²J/∂b∂φ · δφ)²/A, δφ of its posterior."""
+    k, hidden, calls = THETA["k"], dict(NOMINAL), []
+    device = device_of(hidden, of=lambda b, phi: effective({"b": b, "k": k}, phi))
+
+    def jumping(key, b, count):
+        calls.append(count)
+        hidden["offset"] = jnp.asarray(0.0 if len(calls) <= 4 else 1.0)
+        return device(key, b, count)
+
+    of = lambda b, phi: effective({"b": b, "k": k}, phi)
+    estimator = fl.Calibrated(MODEL, jumping, of, NOMINAL, 0.5, samples=0, renew=True)
+    b, bend = best_of({**NOMINAL, "offset": jnp.asarray(0.0)}, k)
+    rows = []
+    result = fl.run(
+        tmp_path / "run", estimator, jnp.asarray(b), optax.sgd(1 / bend), count=20, iterations=9,
+        on_row=lambda row, record: rows.append(row),
+    )  # fmt: skip
+    assert [row.iteration for row in rows if row.event] == [4]
+    J = lambda b: float(exact({"b": jnp.asarray(b), "k": k}, hidden))
+    top, bend = best_of(hidden, k)
+    lost, regret = J(top) - J(b), J(top) - J(result.theta)
+    slope = jax.grad(lambda phi, b: jax.grad(lambda b: exact({"b": b, "k": k}, phi))(b))(hidden, jnp.asarray(top))
+    covariance = np.linalg.inv(estimator.belief.posterior_precision)
+    allowed = float(flat(slope) @ covariance @ flat(slope)) / (2 * bend)
+    # a χ² of one degree times `allowed`: four Newton steps from afar leave nothing
+    assert regret < tolerance(1) ** 2 * allowed
+    assert lost > 20 * tolerance(1) ** 2 * allowed
+
+
+def test_another_task_keeps_what_is_known(tmp_path):
+    """The model of a schedule is asked from its call on, also after a kill; the calibration goes on."""
+    away = fl.ppgt(PROCESS, fl.Objective(running=lambda p, x: -((x[0] + 1) ** 2)), SIMULATOR, baseline=fl.Twin())
+    made = lambda: fl.Calibrated(
+        lambda call: MODEL if call < 3 else away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0
+    )
+    options, rows = {"count": 4, "seed": 5}, []
+    on_row = lambda row, record: rows.append((row, record))
+    whole = made()
+    fl.run(tmp_path / "whole", whole, THETA, optax.adam(0.05), iterations=5, on_row=on_row, **options)
+    assert [row.event for row, _ in rows] == ["", "", "", "new task", ""]
+    assert whole.calibration.trajectories == 20
+    one = fl.Calibrated(away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0)
+    for row, record in rows[:4]:
+        estimate = one(jax.random.fold_in(jax.random.key(5), row.iteration), record.theta, 4)
+    assert np.array_equal(flat(estimate.gradient), flat(rows[3][1].estimate.gradient))
+    fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=4, **options)
+    rest = []
+    fl.resume(
+        tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=5,
+        on_row=lambda row, record: rest.append((row, record)), **options,
+    )  # fmt: skip
+    assert rest[-1][0].event == ""
+    assert np.array_equal(flat(rest[-1][1].next_theta), flat(rows[-1][1].next_theta))

@@ -46,6 +46,9 @@ SETTLED = 1e-2
 CERTAIN = 6.0
 """Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
 
+NEW_TASK = "new task"
+"""The event of a call whose model is another than that of the call before."""
+
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
 
 
@@ -137,7 +140,8 @@ class Calibrated:
 
     Args:
         model: an estimator with a twin in the parameters p, which simulates: ppgt(process, objective, simulator,
-            baseline=Twin()), or task.estimator("cpu", baseline="twin") of a resonator network.
+            baseline=Twin()), or task.estimator("cpu", baseline="twin") of a resonator network. For a task that changes
+            on the way, call -> such an estimator: what is known of the device stays, and the history says when.
         device: (key, theta, count) -> Trajectories, an instrument or what stands for one. Every one is counted.
         effective: (theta, phi) -> p, written in JAX: {"omega": theta["omega"] + phi["offset"], ...}.
         unknown: φ before anything was measured, any pytree of floats.
@@ -166,7 +170,7 @@ class Calibrated:
 
     def __init__(
         self,
-        model: PPGT | CalibratedModel,
+        model: PPGT | CalibratedModel | Callable[[int], PPGT | CalibratedModel],
         device: Substrate,
         effective: Callable[[Params, Params], Params],
         unknown: Params,
@@ -181,11 +185,14 @@ class Calibrated:
         measure_every: int = 1,
         every: int = 1,
     ):
-        _check_options(model, correction, memory, simulated, samples, measure_every, every)
+        _check_options(correction, memory, simulated, samples, measure_every, every)
         unknown = check.parameters(unknown)
         leaves, tree = jax.tree.flatten(unknown)
         size = sum(leaf.size for leaf in leaves)
-        self.model: CalibratedModel = General(model) if isinstance(model, PPGT) else model
+        # an estimator can be called too: what has the parts of one is one
+        scheduled = callable(model) and not isinstance(model, PPGT) and not hasattr(model, "split")
+        self._task_of: Callable[[int], Any] = model if scheduled else lambda call: model  # type: ignore[assignment]
+        self._turn_to(self._task_of(0))
         self.device, self.effective, self.unknown = device, effective, unknown
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
@@ -210,7 +217,11 @@ class Calibrated:
         check.count(count, 2 if self.correction == "measured" else 1)
         theta = check.parameters(theta)
         k_device, k_model, k_error = jax.random.split(key, 3)
-        measured, before, self.event = None, self.belief, ""
+        task, self.event = self._task_of(self._calls), ""
+        if task is not self._task:
+            self._turn_to(task)
+            self.event = NEW_TASK
+        measured, before = None, self.belief
         if self._calls % self.measure_every == 0:
             measured = self.device(k_device, theta, count)
             self.learn(theta, measured)
@@ -252,7 +263,8 @@ class Calibrated:
             if first:
                 self._surprise, first = before.surprise(news), False
                 if self.renew and before.information.any() and _beyond(*self._surprise):
-                    before, self.event = before.faded(0.0), "renewed χ² {:.4g} of {}".format(*self._surprise)
+                    renewed = "renewed χ² {:.4g} of {}".format(*self._surprise)
+                    before, self.event = before.faded(0.0), f"{self.event}; {renewed}" if self.event else renewed
             after = before.with_evidence(news, u)
             moved, u = after.mean - u, after.mean
             if news.linear or moved @ _inner(after, moved) <= SETTLED**2:
@@ -311,6 +323,13 @@ class Calibrated:
         self.belief = self.belief._replace(information=information, vector=vector)
         self._trajectories, self._calls = int(state["trajectories"]), int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
+        self._turn_to(self._task_of(max(self._calls - 1, 0)))
+
+    def _turn_to(self, task: Any) -> None:
+        """Ask this model from now on."""
+        _check_model(task)
+        self._task = task
+        self.model: CalibratedModel = General(task) if isinstance(task, PPGT) else task
 
     # --------------------------------------------------------------------------------- the gradient
 
@@ -350,7 +369,7 @@ class Calibrated:
 
     def _warn(self) -> None:
         chi2, degrees = self._surprise
-        if _beyond(chi2, degrees) and not self.event:
+        if _beyond(chi2, degrees) and "renewed" not in self.event:
             warnings.warn(
                 f"the calibrated model did not expect what was measured: χ² of the score is {chi2:.4g} with {degrees} "
                 "degrees of freedom. The device has changed (give `memory` or `renew`), the prior is too narrow "
@@ -429,7 +448,7 @@ def _named(unknown: Params, watch: Sequence[str]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)]).astype(bool)
 
 
-def _check_options(model: Any, correction: str, memory: float, *counts: int) -> None:
+def _check_model(model: Any) -> None:
     if isinstance(model, PPGT) and (model.method.twin is None or not isinstance(model.substrate, Simulator)):
         raise TypeError("the model of a `Calibrated` simulates and has a twin: ppgt(..., simulator, baseline=Twin()).")
     model = General(model) if isinstance(model, PPGT) else model
@@ -439,6 +458,9 @@ def _check_options(model: Any, correction: str, memory: float, *counts: int) -> 
             "`Calibrated` needs a model that simulates and has a twin, such as ppgt(process, objective, simulator, "
             f"baseline=Twin()); this {type(model).__name__} has no {', '.join(lacking)}."
         )
+
+
+def _check_options(correction: str, memory: float, *counts: int) -> None:
     if correction not in CORRECTIONS:
         raise ValueError(
             f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
