@@ -1,4 +1,5 @@
-"""`fluctua bench`: the speed of the kernels, beside the JAX reference, on the paper's lattice.
+"""`fluctua bench`: the speed of the kernels, beside the JAX reference, on the paper's lattice; of processes that a user
+writes with `bench own` (`fluctua.cli.own`).
 
 143 resonators, 262 bonds, the scores of all 548 parameters included. The slow reference runs fewer steps of the same
 ensemble, and the time is given per trajectory and step. Other libraries: `benchmarks/peers.py`.
@@ -31,17 +32,34 @@ Row = dict[str, Any]
 
 
 def bench(
+    what: Annotated[str, typer.Argument(help="lattice: the paper's; own: processes that a user writes")] = "lattice",
     backend: Annotated[str, typer.Option(help="cpu or cuda: which kernels to measure")] = "cpu",
-    trajectories: Annotated[int, typer.Option(help="of each run")] = 1000,
+    trajectories: Annotated[
+        list[int] | None, typer.Option(help="of each run; 1000, or 2000 and 200000 for own (give it twice)")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="short runs: a look, not a measurement")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="also write the table to this file")] = None,
+    process: Annotated[list[str] | None, typer.Option(help="own: this process only; may be repeated")] = None,
+    kernels: Annotated[Path, typer.Option(help="own: the folder of pendulum.cpp and pendulum.cu")] = Path("benchmarks"),
 ) -> None:
-    """Kernels and JAX reference side by side on the paper's lattice; prints ratios."""
+    """Kernels and JAX side by side, and with `own` other libraries too; prints ratios."""
     try:
-        result = measure(backend, trajectories, quick)
+        if what == "lattice":
+            if trajectories and len(trajectories) > 1:
+                raise ValueError(f"the lattice takes one number of `--trajectories`; got {trajectories}.")
+            result = measure(backend, trajectories[0] if trajectories else 1000, quick)
+            text = report(result)
+        elif what == "own":
+            from fluctua.cli.own import measure as own
+
+            counts = tuple(trajectories or own.COUNTS)
+            result = own.measure(backend, counts, quick, kernels, tuple(process or ()))
+            text = own.report(result)
+        else:
+            raise ValueError(f"bench measures lattice or own; got {what!r}.")
     except (ValueError, ImportError, RuntimeError) as error:
         fail(str(error))
-    typer.echo(report(result))
+    typer.echo(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")

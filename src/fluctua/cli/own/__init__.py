@@ -1,0 +1,1 @@
+"""`fluctua bench own`: how fast processes are that a user writes."""
