@@ -20,6 +20,7 @@ W = F = 1, and a residual tells of its own component alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -186,52 +187,41 @@ def _together(variance: np.ndarray, stderr: np.ndarray) -> float:
     return float(np.sum(variance / stderr**2) / np.sqrt(np.sum(1 / stderr**2)))
 
 
+NOTHING: dict[str, float] = {
+    "diffusion": 0.0,
+    "diffusion_stderr": 0.0,
+    "quadratic_variation": 0.0,
+    "quadratic_variation_stderr": 0.0,
+    "ratio": 1.0,
+    "ratio_stderr": 0.0,
+    "autocorrelation": 0.0,
+    "whiteness": 1.0,
+}
+"""What a fit says of a component that has no noise, but for the rows of `OF_STATE`, which are zero."""
+
+OF_STATE = ("state_dependence", "state_dependence_z")
+
+
 def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
     weight = usable / fit.observation_stderr**2
     s2, error = np.sum(weight * fit.observation_variance) / weight.sum(), weight.sum() ** -0.5
-
-    def here(value: np.ndarray, other: np.ndarray | float) -> np.ndarray:
-        return np.where(usable, value, other)
-
-    pair = usable & usable[:, None]
-    return fit._replace(
-        diffusion=here(fit.diffusion, model),
-        diffusion_stderr=here(fit.diffusion_stderr, model),
-        quadratic_variation=here(fit.quadratic_variation, model),
-        quadratic_variation_stderr=here(fit.quadratic_variation_stderr, model),
-        observation_variance=here(fit.observation_variance, s2),
-        observation_stderr=here(fit.observation_stderr, error),
-        ratio=here(fit.ratio, 1.0),
-        ratio_stderr=here(fit.ratio_stderr, 1.0),
-        correlation=np.where(pair, fit.correlation, np.eye(len(usable))),
-        autocorrelation=here(fit.autocorrelation, 0.0),
-        whiteness=here(fit.whiteness, 1.0),
-        state_dependence=here(fit.state_dependence.T, 0.0).T,
-        state_dependence_z=here(fit.state_dependence_z.T, 0.0).T,
-    )
+    of_model = ("diffusion", "diffusion_stderr", "quadratic_variation", "quadratic_variation_stderr")
+    others = NOTHING | dict.fromkeys(of_model, model) | {"ratio_stderr": 1.0}
+    return _where(usable, fit, others | {"observation_variance": s2, "observation_stderr": error})
 
 
 def _without(fit: NoiseFit, silent: np.ndarray) -> NoiseFit:
     """The fit with nothing about noise that components do not have, but for that of their readout."""
+    return _where(~silent, fit, NOTHING)
 
-    def here(value: np.ndarray, other: float) -> np.ndarray:
-        return np.where(silent, other, value)
 
-    pair = ~silent & ~silent[:, None]
-    return fit._replace(
-        diffusion=here(fit.diffusion, 0.0),
-        diffusion_stderr=here(fit.diffusion_stderr, 0.0),
-        quadratic_variation=here(fit.quadratic_variation, 0.0),
-        quadratic_variation_stderr=here(fit.quadratic_variation_stderr, 0.0),
-        ratio=here(fit.ratio, 1.0),
-        ratio_stderr=here(fit.ratio_stderr, 0.0),
-        correlation=np.where(pair, fit.correlation, np.eye(len(silent))),
-        autocorrelation=here(fit.autocorrelation, 0.0),
-        whiteness=here(fit.whiteness, 1.0),
-        state_dependence=here(fit.state_dependence.T, 0.0).T,
-        state_dependence_z=here(fit.state_dependence_z.T, 0.0).T,
-    )
+def _where(keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | float]) -> NoiseFit:
+    """The fit with `others` in place of what it says of components that are not kept. keep: (M,)"""
+    replaced: dict[str, Any] = {name: np.where(keep, getattr(fit, name), other) for name, other in others.items()}
+    pair = keep & keep[:, None]
+    of_state: dict[str, Any] = {name: np.where(keep[:, None], getattr(fit, name), 0.0) for name in OF_STATE}
+    return fit._replace(correlation=np.where(pair, fit.correlation, np.eye(len(keep))), **replaced, **of_state)
 
 
 def _reduced(
