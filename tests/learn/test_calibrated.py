@@ -12,7 +12,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.scores import full_score
-from fluctua.learn.evidence import evidence
+from fluctua.learn.evidence import Belief, Evidence, evidence
 from problems import flat, tolerance
 
 DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
@@ -193,6 +193,21 @@ def test_the_surprise_is_chi_squared():
             values.append(estimator.calibration.chi2 / estimator.calibration.degrees)
     # of 1 to 3 degrees of freedom, so that the variance of one is at most 2
     assert abs(np.mean(values) - 1) < tolerance(1) * np.sqrt(2 / len(values))
+
+
+@pytest.mark.parametrize("rank", [3, 6])
+def test_the_surprise_is_that_of_its_covariance(rank):
+    """sᵀ(F + FΛ⁻¹F)⁺s by its eigenvalues; offset and gain of a knob that rests are one direction of F."""
+    rng = np.random.default_rng(rank)
+    half, precision, away = rng.normal(size=(6, rank)), np.exp(rng.normal(size=6)), rng.normal(size=(6, 6))
+    inner = half @ half.T
+    before = Belief(np.zeros(6), precision, away @ away.T, np.zeros(6), np.ones(6, bool))
+    score = half @ rng.normal(size=rank)
+    covariance = inner + inner @ np.linalg.solve(before.posterior_precision, inner)
+    expected = score @ np.linalg.pinv(covariance, rcond=1e-9) @ score
+    chi2, degrees = before.surprise(Evidence(score, inner, True))
+    assert degrees == rank
+    np.testing.assert_allclose(chi2, expected, rtol=1e-6)
 
 
 def richer(theta, phi):

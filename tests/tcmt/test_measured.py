@@ -11,8 +11,11 @@ from fluctua.core.scores import full_score
 from fluctua.learn.evidence import evidence
 from fluctua.tcmt.device import Device
 from fluctua.tcmt.exact import value_and_gradient
-from fluctua.tcmt.fused import kernel_spec
+from fluctua.tcmt.fused import OfLosses, kernel_spec
+from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.options import Ensemble, Options
 from fluctua.tcmt.kernel.twin import expected_lambda
+from fluctua.tcmt.measured import evidence as of_network
 
 NETWORK = tcmt.rectangular(2, 3)
 SITES, BONDS = NETWORK.sites, len(NETWORK.bonds)
@@ -72,6 +75,75 @@ def test_evidence_is_that_of_any_process(sigma_kappa, every):
     np.testing.assert_allclose(fast.information, general.information, atol=1e-5 * np.abs(general.information).max())
     assert fast.linear
     assert general.linear
+
+
+def reference(spec, x, stride):
+    """ΣU of ω, κ, χ and Γ in double precision: the noise-free network from each sample to the next."""
+    psi = np.asarray(x, np.float64)[..., :SITES] + 1j * np.asarray(x, np.float64)[..., SITES:]
+    coupling, force = np.zeros((SITES, SITES)), np.zeros(SITES, complex)
+    i, j = spec.bonds.T
+    coupling[i, j] = coupling[j, i] = spec.kappa
+    force[spec.drive_sites] = spec.drive[0]
+    state, mean, bright = psi[:, :-1], 0, 0
+    for _ in range(stride):
+        power = np.abs(state) ** 2
+        mean, bright = mean + state / stride, bright + power * state / stride
+        turn = (spec.omega + spec.chi * power) * state + state @ coupling
+        state = state + spec.dt * (-1j * turn - spec.damping * state + force)
+    zeta = ((psi[:, 1:] - state) / spec.noise**2).conj()
+    total = lambda v: v.sum(axis=(0, 1))
+    kappa = total((zeta[..., i] * mean[..., j] + zeta[..., j] * mean[..., i]).imag)
+    return np.concatenate([total((zeta * mean).imag), kappa, total((zeta * bright).imag), -total((zeta * mean).real)])
+
+
+@pytest.mark.parametrize("stride", [1, 10])
+def test_scores_of_samples_some_steps_apart(stride):
+    """23 intervals: a whole block of the kernel and a part of one."""
+    task = task_of()
+    spec = kernel_spec(task, {**hidden(THETA), "gamma": np.linspace(0.01, 0.03, SITES)})
+    x = np.asarray(Device(task, hidden)(KEY, THETA, 2).x)[:, : 24 * stride : stride]
+    exact = reference(spec, x, stride)
+    sums = measured_scores(Ensemble(spec, 0, 1, Options(dtype="float64")), x, stride)
+    np.testing.assert_allclose(sums, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
+    single = measured_scores(Ensemble(spec, 0, 1), x, stride)  # 46 terms with 7 digits of states of order 10
+    np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+
+
+def test_information_is_the_slope_of_the_score():
+    """The score is linear in the unknowns, so that a difference is its derivative: of losses beside detunings too."""
+    task = task_of()
+    lossy = lambda theta, u: {**effective(theta, {**START, "offset": u[:SITES]}), "gamma": 0.02 + u[SITES:]}
+    x, zero = Device(task, hidden)(KEY, THETA, 1), np.zeros(2 * SITES)
+    noise = kernel_spec(task, THETA).noise  # a loss has noise, and the weight of a step is not asked here
+    spec = lambda u: kernel_spec(task, lossy(THETA, jnp.asarray(u))).replace(noise=noise)
+    found = lambda u: of_network(task, spec(u), lossy, THETA, u, x, 1)
+    first = found(zero)
+    assert first.linear
+    scale = np.abs(first.information).max()
+    for k in (0, SITES + 1):
+        step = np.zeros(2 * SITES)
+        step[k] = 0.5
+        slope = (first.score - found(step).score) / 0.5
+        np.testing.assert_allclose(first.information[k], slope, atol=1e-3 * scale)  # float32 states
+
+
+def test_samples_ten_steps_apart_calibrate_losses():
+    """Euler's score of such samples takes (ω² + Σκ²)Δt/2, here 0.05, for a loss; the model's own path does not."""
+    lossy = lambda theta, phi: {**effective(theta, phi), "gamma": phi["gamma"]}
+    truth = {"gain": GAIN, "kerr": np.zeros(SITES), "offset": OFFSET, "gamma": np.full(SITES, 0.02)}
+    network = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3)
+    device = Device(network, hidden, sample_every=10)
+    start = {**START, "gamma": jnp.full(SITES, 0.05)}
+    spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2, "gamma": 0.05}
+    model = OfLosses(network.estimator("cpu", baseline="twin"))
+    estimator = fl.Calibrated(model, device, lossy, start, spread, samples=0)
+    for i in range(3):
+        setting = {**THETA, "kappa": THETA["kappa"] + 0.3 * np.cos(np.arange(BONDS) * i)}
+        estimator.learn(setting, device(jax.random.key(i), setting, 8))
+    known = estimator.calibration
+    z = np.concatenate([np.ravel((known.unknown[n] - truth[n]) / known.stderr[n]) for n in truth])
+    assert np.abs(z).max() < 4.5
+    assert np.median(known.stderr["gamma"]) < 0.01  # 0.05 would show
 
 
 def test_losses_take_the_general_path():

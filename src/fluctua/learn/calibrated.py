@@ -41,7 +41,7 @@ MOST_STEPS = 20
 """Gauss–Newton steps a call, where the drift is not linear in the unknowns."""
 
 SETTLED = 1e-2
-"""Standard deviations of the posterior that the last of them moves."""
+"""Standard deviations of the posterior that one more of them would move, the root mean square over the unknowns."""
 
 CERTAIN = 6.0
 """Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
@@ -252,7 +252,7 @@ class Calibrated:
         """Refine the calibration by trajectories that were taken at θ, of the device or of a recording."""
         fade = 0.0 if self.memory == 1 else 1 - 1 / self.memory
         before = self.belief.faded(fade)
-        u, first = before.mean, True
+        u, first, step = before.mean, True, np.inf
         for _ in range(MOST_STEPS):
             u = np.asarray(u, jnp.result_type(float)).astype(np.float64)  # what the model is given, in its precision
             news = self.model.evidence(self.at, theta, u, trajectories, self.every)
@@ -266,9 +266,11 @@ class Calibrated:
                     renewed = "renewed χ² {:.4g} of {}".format(*self._surprise)
                     before, self.event = before.faded(0.0), f"{self.event}; {renewed}" if self.event else renewed
             after = before.with_evidence(news, u)
-            moved, u = after.mean - u, after.mean
-            if news.linear or moved @ _inner(after, moved) <= SETTLED**2:
+            away, u = u, after.mean
+            moved = _size(after, u - away)
+            if news.linear or moved * min(1.0, moved / step) <= SETTLED:  # what the next step would be
                 break
+            step = moved
         else:
             warnings.warn(
                 f"the calibration has not settled after {MOST_STEPS} Gauss–Newton steps: the drift bends strongly in "
@@ -397,11 +399,10 @@ class Calibrated:
 # ------------------------------------------------------------------------------------------ helpers
 
 
-def _inner(belief: Belief, moved: np.ndarray) -> np.ndarray:
-    """Λ·moved, of the free unknowns."""
-    result = np.zeros_like(moved)
-    result[belief.free] = belief.posterior_precision @ moved[belief.free]
-    return result
+def _size(belief: Belief, moved: np.ndarray) -> float:
+    """A departure of the free unknowns in standard deviations of the posterior, the root mean square over them."""
+    away = moved[belief.free]
+    return float(np.sqrt(away @ (belief.posterior_precision @ away) / max(away.size, 1)))
 
 
 def _beyond(chi2: float, degrees: int) -> bool:

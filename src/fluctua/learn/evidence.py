@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from scipy import linalg
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
@@ -36,6 +37,9 @@ from fluctua.core.types import (
     Trajectories,
     working_dtype,
 )
+
+COLLINEAR = 1e-5
+"""Share of a direction that others leave of it, below which it is one of theirs: single precision leaves seven digits."""
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""
@@ -183,36 +187,37 @@ class Belief(NamedTuple):
     @property
     def posterior_precision(self) -> np.ndarray:
         """Λ of the free unknowns. (F, F)"""
-        return (np.diag(self.precision) + self.information)[np.ix_(self.free, self.free)]
+        whole = self.information + np.diag(self.precision)
+        return whole if self.free.all() else whole[np.ix_(self.free, self.free)]
 
     @property
     def mean(self) -> np.ndarray:
         """The posterior mean of the free unknowns, the start of those that are watched. (K,)"""
         u, f = self.start.copy(), self.free
-        pull = (self.precision * self.start + self.vector)[f] - self.information[np.ix_(f, ~f)] @ self.start[~f]
-        u[f] = np.linalg.solve(self.posterior_precision, pull)
+        pull = (self.precision * self.start + self.vector)[f]
+        if not f.all():
+            pull = pull - self.information[np.ix_(f, ~f)] @ self.start[~f]
+        u[f] = linalg.cho_solve(linalg.cho_factor(self.posterior_precision, lower=True), pull)
         return u
 
     def deviations(self, rows: np.ndarray) -> np.ndarray:
         """Rows (S, F) of standard normals as departures of the unknowns from their mean. (S, K)"""
-        factor = np.linalg.cholesky(self.posterior_precision)
+        factor = linalg.cholesky(self.posterior_precision, lower=True)
         spread = np.zeros((len(rows), self.start.size))
-        spread[:, self.free] = np.linalg.solve(factor.T, rows.T).T
+        spread[:, self.free] = linalg.solve_triangular(factor, rows.T, trans="T", lower=True).T
         return spread
 
     def surprise(self, news: Evidence) -> tuple[float, int]:
         """χ² of a score against this belief, and its degrees of freedom.
 
         The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device is the one that the
-        belief is of: its own noise, and the error of the calibration so far.
+        belief is of: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹ − (F + Λ)⁻¹.
         """
         f = self.free
-        factor = np.linalg.cholesky(self.posterior_precision)
-        white = lambda m: np.linalg.solve(factor, m)
-        size, directions = np.linalg.eigh(white(white(news.information[np.ix_(f, f)]).T))
-        there = size > 1e-6 * max(size.max(initial=0), 1e-300)  # single precision leaves about seven digits
-        along = (directions.T @ white(news.score[f]))[there]
-        return float(np.sum(along**2 / (size[there] + size[there] ** 2))), int(there.sum())
+        inner, score = (news.information, news.score) if f.all() else (news.information[np.ix_(f, f)], news.score[f])
+        own, degrees = _square(inner, score)
+        explained = linalg.cho_solve(linalg.cho_factor(self.posterior_precision + inner, lower=True), score)
+        return float(own - score @ explained), degrees
 
     def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
         """What the unknowns that are watched would be if they were fitted too, (K − F,), with standard errors and χ².
@@ -227,3 +232,18 @@ class Belief(NamedTuple):
         covariance = np.linalg.inv(precision + np.diag(self.precision[w]))
         away = covariance @ score
         return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)
+
+
+def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
+    """sᵀF⁺s and the rank of F: offset and gain of a knob that has not moved are one direction.
+
+    With F = LLᵀ on its pivots and s = Ly, that is |y|².
+    """
+    scale = np.sqrt(np.diag(information))
+    seen = scale > 0
+    scale, some = scale[seen], information[np.ix_(seen, seen)]
+    if not scale.size:
+        return 0.0, 0
+    factor, pivots, rank, _ = linalg.lapack.dpstrf(some / np.outer(scale, scale), lower=1, tol=COLLINEAR)
+    y = linalg.solve_triangular(factor[:rank, :rank], (score[seen] / scale)[pivots[:rank] - 1], lower=True)
+    return float(y @ y), int(rank)

@@ -214,6 +214,36 @@ class Fused:
         return None
 
 
+@dataclass(frozen=True)
+class OfLosses:
+    """A network's twin for `fluctua.Calibrated`, in p with losses γ: these are found by what they do to the drift.
+
+    Their noise is taken as the model has it. A `Fused` also asks the noise, which tells more about γ where it is all
+    that moves a sample, and is wrong where samples are far apart or the readout has noise of its own.
+    """
+
+    fused: Fused
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The two parts of simulated trajectories, of all but the losses: no setting moves them."""
+        parts = self.fused.split(key, theta, count)
+        still = lambda each: {**each, "gamma": jnp.zeros_like(each["omega"])}
+        return parts._replace(direct=still(parts.direct), correction=still(parts.correction))
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of measured trajectories."""
+        return self.fused.recorded(theta, trajectories)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+        return self.fused.returns(theta, trajectories)
+
+    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1) -> Evidence:
+        """What they say about the unknowns."""
+        spec = kernel_spec(self.fused.task, at(theta, jnp.asarray(u, jnp.result_type(float))), self.fused.s_plus)
+        return measured.evidence(self.fused.task, spec, at, theta, u, trajectories, every)
+
+
 def next_table(result: KernelResult | TwinResult) -> np.ndarray:
     """What a run has measured for the baseline of the next, (T+1,): the mean return-to-go, or with a twin that of Λ."""
     return result.mean_lambda if isinstance(result, TwinResult) else result.mean_return_to_go

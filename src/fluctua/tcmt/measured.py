@@ -4,20 +4,27 @@ The fused kernels score the noise that they drew. Here are states ψ of a device
 that residuals are taken against the model,
 
     r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q,   U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m + ζ_m*ψ_n),
+    U_Γ = −Re ζ*ψ,
 
-all steps of a trajectory at once, a block of them at a time in the cache. The drift is linear in ω, κ and χ, with
-features ψ_n, |ψ_n|²ψ_n and ψ_m, so that the information about all of them follows from one Gram matrix of (ψ, |ψ|²ψ).
+by the CPU's kernel, or with modulation all steps of a trajectory at once, a block of them at a time in the cache. The
+drift is linear in ω, κ, χ and Γ, with features −iψ_n, −i|ψ_n|²ψ_n, −iψ_m and −ψ_n, so that the information about all
+of them follows from one Gram matrix of (ψ, |ψ|²ψ).
+
+Samples that are several steps of the model apart are met by the model's own path from one to the next, ψ̄ being its mean:
+the residual is then that of the model whatever the interval, and the features are right up to what the network does
+within it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import sparse
 
 from fluctua.core.diffusion import depends
 from fluctua.core.twin import TwinSamples
@@ -25,11 +32,15 @@ from fluctua.core.types import Array, Params, PyTree, Trajectories
 from fluctua.learn.evidence import At, Evidence
 from fluctua.tcmt.coupled_modes import delta_kappa
 from fluctua.tcmt.experiment import Experiment
-from fluctua.tcmt.kernel.options import KernelSpec
+from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options
 from fluctua.tcmt.kernel.run import run
 
 KNOWN = ("omega", "kappa", "chi")
-"""Families that this module scores; losses also enter the noise, and are left to the general path."""
+"""Families of the twin correction. Losses also enter the noise, and are left to the general path."""
+
+SCORED = (*KNOWN, "gamma")
+"""Families of the evidence. Losses by what they do to the drift: their noise is taken as the model has it."""
 
 BLOCK = 500
 """Steps at a time."""
@@ -120,22 +131,42 @@ def evidence(
         every: steps of which one counts for the information.
 
     """
-    graph, numbers = graph_of(spec), numbers_of(spec)
     t = np.asarray(trajectories.t, np.float64)
-    families = np.zeros(2 * spec.sites + len(spec.bonds))
-    gram = np.zeros((2 * spec.sites, 2 * spec.sites))
-    for j in range(len(trajectories.x)):
-        x = np.asarray(trajectories.x[j])
-        for block in blocks(task, numbers, t, x, _context(trajectories, j)):
-            families += np.asarray(_scores(numbers, graph, *block), np.float64)
-        gram += _gram(x[:-1], np.diff(t), every)
+    stride = _stride(spec, t)
+    if stride and trajectories.context is None and len(spec.drive) == 1:
+        families = measured_scores(Ensemble(spec, 0, 1, Options(dtype=_precision())), trajectories.x, stride)
+    else:
+        families = _blockwise(task, spec, t, trajectories)
     slope, linear = _slopes(at, theta, u)
-    chosen = sorted(slope)
-    places = np.cumsum([0, spec.sites, len(spec.bonds), spec.sites])
-    rows = np.concatenate([np.arange(places[KNOWN.index(n)], places[KNOWN.index(n) + 1]) for n in chosen])
-    jacobian = np.concatenate([slope[name] for name in chosen])
-    information = _information(spec, gram)[np.ix_(rows, rows)]
-    return Evidence(jacobian.T @ families[rows], jacobian.T @ information @ jacobian, linear)
+    sizes = {"omega": spec.sites, "kappa": len(spec.bonds), "chi": spec.sites, "gamma": spec.sites}
+    slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
+    kerr = bool(slope["chi"].any())
+    thinned = max(1, every // max(stride, 1))
+    gram = sum(_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr) for x in trajectories.x)
+    jacobian = sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))  # of a knob or two each
+    information = jacobian.T @ _information(spec, gram, kerr) @ jacobian
+    return Evidence(jacobian.T @ families, information.toarray(), linear and stride <= 1)
+
+
+def _stride(spec: KernelSpec, t: np.ndarray) -> int:
+    """Steps of the model between two samples; 0 where that is no whole number, the same for all."""
+    steps = np.diff(t) / spec.dt
+    stride = round(float(steps[0]))
+    return stride if stride >= 1 and np.allclose(steps, stride, rtol=0, atol=1e-3) else 0
+
+
+def _precision() -> str:
+    return str(jnp.result_type(float))
+
+
+def _blockwise(task: Experiment, spec: KernelSpec, t: np.ndarray, trajectories: Trajectories) -> np.ndarray:
+    """ΣU of Euler steps from sample to sample, with modulation and drives that vary. (N + B + 2N,)"""
+    graph, numbers = graph_of(spec), numbers_of(spec)
+    total = np.zeros(3 * spec.sites + len(spec.bonds))
+    for j in range(len(trajectories.x)):
+        for block in blocks(task, numbers, t, np.asarray(trajectories.x[j]), _context(trajectories, j)):
+            total += np.asarray(_scores(numbers, graph, *block), np.float64)
+    return total
 
 
 def recorded(task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories: Trajectories) -> TwinSamples:
@@ -228,9 +259,11 @@ def _residuals(numbers: Numbers, graph: Graph, *block: Any) -> Array:
 
 @jax.jit
 def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
-    """ΣU of ω, κ and χ over a block. (N + B + N,)"""
+    """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
     r_re, r_im, re, im = _residual(numbers, graph, *block)
-    return _products(graph.ends, r_re / numbers.double_q, r_im / numbers.double_q, re, im)
+    z_re, z_im = r_re / numbers.double_q, r_im / numbers.double_q
+    losses = -jnp.sum(z_re * re + z_im * im, axis=0)
+    return jnp.concatenate([_products(graph.ends, z_re, z_im, re, im), losses])
 
 
 def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
@@ -254,34 +287,69 @@ def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.nd
     return dict(zip(KNOWN, np.split(total, [sites, len(total) - sites]), strict=True))
 
 
-def _gram(x: np.ndarray, dt: np.ndarray, every: int) -> np.ndarray:
-    """Re Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ). (2N, 2N)"""
+def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool) -> np.ndarray:
+    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N, N), complex"""
     begins = np.arange(0, len(dt), every)
     share = np.add.reduceat(dt, begins)
-    some = psi_of(x[begins])
-    z = np.concatenate([some, np.abs(some) ** 2 * some], axis=1) * np.sqrt(share)[:, None].astype(some.real.dtype)
-    return (z.real.T @ z.real + z.imag.T @ z.imag).astype(np.float64)
+    z = psi_of(x[begins])
+    z = np.concatenate([z, np.abs(z) ** 2 * z], axis=1) if kerr else z
+    z = z * np.sqrt(share)[:, None].astype(z.real.dtype)
+    return (z.conj().T @ z).astype(np.complex128)
 
 
-def _information(spec: KernelSpec, gram: np.ndarray) -> np.ndarray:
-    """F of ω, κ and χ, (N + B + N)²: every site's own block, whose features are those of its parameters."""
-    n, b = spec.sites, len(spec.bonds)
-    total = np.zeros((2 * n + b, 2 * n + b))
-    around: list[list[tuple[int, int]]] = [[(i, i), (n + b + i, n + i)] for i in range(n)]
-    for bond, (i, j) in enumerate(spec.bonds.tolist()):
-        around[i].append((n + bond, j))
-        around[j].append((n + bond, i))
-    for site, each in enumerate(around):
-        parameter, feature = np.array(each).T
-        total[np.ix_(parameter, parameter)] += gram[np.ix_(feature, feature)] / spec.noise[site] ** 2
-    return total
+class Products(NamedTuple):
+    """Pairs of parameters of one site: their places, their features' places, the phase of the product, the site."""
+
+    row: np.ndarray
+    column: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    phase: np.ndarray
+    site: np.ndarray
+
+
+@lru_cache(maxsize=8)
+def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Products:
+    """Which products of features are the information: those of every site's own parameters."""
+    n, b = sites, len(bonds)
+    # parameter, feature, and the feature's phase: −i, or −1 of a loss
+    around: list[list[tuple[int, int, complex]]] = [[(i, i, -1j), (2 * n + b + i, i, -1)] for i in range(n)]
+    for i, each in enumerate(around):
+        if kerr:
+            each.append((n + b + i, n + i, -1j))
+    for bond, (i, j) in enumerate(bonds):
+        around[i].append((n + bond, j, -1j))
+        around[j].append((n + bond, i, -1j))
+    rows = [
+        (p, q, f, g, np.conj(a) * c, site)
+        for site, each in enumerate(around)
+        for p, f, a in each
+        for q, g, c in each
+    ]  # fmt: skip
+    return Products(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> sparse.csr_array:
+    """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of its parameters."""
+    p = _pairs(spec.sites, tuple(map(tuple, spec.bonds.tolist())), kerr)
+    values = (p.phase * gram[p.left, p.right]).real / spec.noise[p.site] ** 2
+    size = 3 * spec.sites + len(spec.bonds)
+    return sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
 
 
 def _slopes(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], bool]:
-    """∂p/∂u of every family (·, K), and whether they are the same at any u."""
-    of = jax.jacfwd(lambda v: at(theta, v))
+    """∂p/∂u of every family of p (·, K), and whether they are the same at any u."""
     point = jnp.asarray(u, jnp.result_type(float))
-    return {name: np.asarray(v, np.float64) for name, v in _jacobian(at, theta, point).items()}, not depends(of, point)
+    slope = {name: np.asarray(v, np.float64) for name, v in _jacobian(at, theta, point).items()}
+    shapes = tuple((name, jnp.shape(v), jnp.result_type(v)) for name, v in theta.items())
+    return slope, _is_linear(at, shapes, point.shape, point.dtype)
+
+
+@lru_cache(maxsize=32)
+def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than to use."""
+    settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
+    return not depends(jax.jacfwd(lambda v: at(settings, v)), jnp.zeros(shape, dtype))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluctua.tcmt.kernel.layout import pairs, plan_of
+from fluctua.tcmt.kernel.layout import neighbours, pairs, plan_of
 from fluctua.tcmt.kernel.options import LANES, Ensemble, TwinModel, cores
 from fluctua.tcmt.native import _native
 
@@ -134,6 +134,35 @@ def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
     model = plan_of(e.replace(spec=twin.spec, table=None))
     _native.twin(plan_of(e), once, model, tables, out, o.dtype == "float64", o.engine)
     return out
+
+
+@dataclass(frozen=True)
+class States:
+    """Measured states for the core. x: (count, samples + 1, 2N). sums: of scores, to be filled (3N + B,)."""
+
+    count: int
+    samples: int
+    stride: int
+    threads: int
+    x: np.ndarray
+    sums: np.ndarray
+
+
+def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
+    """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network: ω, κ, χ, Γ.
+
+    Between two samples the noise-free network goes on in its own steps; its features are their means meanwhile.
+    For a constant drive and no modulation. -> (N + B + 2N,)
+    """
+    o, spec = e.options, e.spec
+    x = np.ascontiguousarray(x, o.real)
+    sums = np.empty(3 * spec.sites + len(spec.bonds))
+    states = States(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)
+    _native.measured(plan_of(e), states, o.dtype == "float64", o.engine)
+    omega, chi, damping, kappa = np.split(sums, spec.sites * np.arange(1, 4))
+    in_order = np.empty_like(kappa)
+    in_order[neighbours(spec.sites, spec.bonds).order] = kappa
+    return np.concatenate([omega, in_order, chi, damping])
 
 
 def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:

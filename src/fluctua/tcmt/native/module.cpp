@@ -71,6 +71,11 @@ void twin(nb::object plan, nb::object once, nb::object model, nb::object tables,
                    : fluctua::twin_pass<float>(p, o, m, t, to, engine));
 }
 
+void measured(nb::object plan, nb::object states, bool is_double, const std::string& engine) {
+  const Fields p(plan), s(states);
+  finish(is_double ? fluctua::measured_pass<double>(p, s, engine) : fluctua::measured_pass<float>(p, s, engine));
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names;
   for (const auto& e : fluctua::engines<float>()) names.emplace_back(e.name);
@@ -92,5 +97,7 @@ NB_MODULE(_native, m) {
         nb::arg("engine") = "", "The second pass over those trajectories, with the quantile-binned baseline.");
   m.def("twin", &twin, nb::arg("plan"), nb::arg("once"), nb::arg("model"), nb::arg("tables"), nb::arg("out"),
         nb::arg("is_double"), nb::arg("engine") = "", "One pass with the twin correction.");
+  m.def("measured", &measured, nb::arg("plan"), nb::arg("states"), nb::arg("is_double"), nb::arg("engine") = "",
+        "Sums of the scores of measured states; see fluctua.tcmt.kernel.cpu.");
   m.def("engines", &engine_names, "Instruction sets this processor can use, best first.");
 }

@@ -1,4 +1,4 @@
-// What one instruction set's engine is put together from; see columns.cpp, twin.cpp.
+// What one instruction set's engine is put together from; see columns.cpp, twin.cpp, measured.cpp.
 #pragma once
 #include "simd.hpp"
 #include "twin.hpp"
@@ -12,6 +12,8 @@ void columns(const Plan<double>& plan, const Columns<double>& c, int site);
 
 extern const TwinEngine<float> twin32;
 extern const TwinEngine<double> twin64;
+extern const MeasuredEngine<float> measured32;
+extern const MeasuredEngine<double> measured64;
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

@@ -38,4 +38,7 @@ template <class Real>
 bool twin_pass(const Fields& plan, const Fields& once, const Fields& model, const Fields& tables, const Fields& out,
                const std::string& engine);
 
+// Sums of scores of measured states: `states` holds them, how they were sampled, and the sums to fill.
+template <class Real> bool measured_pass(const Fields& plan, const Fields& states, const std::string& engine);
+
 }  // namespace fluctua

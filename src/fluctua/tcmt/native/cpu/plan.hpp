@@ -119,6 +119,20 @@ constexpr int kMostBins = 256;
 
 template <class Real> struct TwinEngine;  // twin.hpp
 
+// Consecutive samples of one measured trajectory, `stride` steps apart, and the one after them.
+template <class Real> struct Measured {
+  const Real* x;  // (samples + 1, 2·sites): real quadratures, then imaginary ones
+  std::int64_t samples;
+  int stride;
+  Real* workspace;
+  double* sums;  // scores of ω, χ, Γ (sites each) and κ (bonds)
+};
+
+template <class Real> struct MeasuredEngine {
+  std::int64_t (*workspace)(const Plan<Real>&);
+  void (*scores)(const Plan<Real>&, const Measured<Real>&);
+};
+
 // A function per instruction set and precision.
 template <class Real> struct Engine {
   std::int64_t (*workspace)(const Plan<Real>&);  // elements of Real
@@ -126,6 +140,7 @@ template <class Real> struct Engine {
   void (*replay)(const Plan<Real>&, const Replay<Real>&);
   void (*columns)(const Plan<Real>&, const Columns<Real>&, int site);
   const TwinEngine<Real>* twin;
+  const MeasuredEngine<Real>* measured;
   const char* name;
 };
 
