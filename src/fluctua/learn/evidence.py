@@ -39,7 +39,7 @@ from fluctua.core.types import (
 )
 
 COLLINEAR = 1e-5
-"""Share of a direction that others leave of it, below which it is one of theirs: single precision leaves seven digits."""
+"""Share of a direction that others leave of it, below which it is one of theirs; single precision has seven digits."""
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""

@@ -10,7 +10,7 @@ by the CPU's kernel, or with modulation all steps of a trajectory at once, a blo
 drift is linear in ω, κ, χ and Γ, with features −iψ_n, −i|ψ_n|²ψ_n, −iψ_m and −ψ_n, so that the information about all
 of them follows from one Gram matrix of (ψ, |ψ|²ψ).
 
-Samples that are several steps of the model apart are met by the model's own path from one to the next, ψ̄ being its mean:
+Samples some steps of the model apart are met by the model's own path from one to the next, ψ̄ being its mean:
 the residual is then that of the model whatever the interval, and the features are right up to what the network does
 within it.
 """
