@@ -45,6 +45,7 @@ from fluctua.processes.augmented import (
 from fluctua.processes.jumps import Events, Jumps, Sized, events_on
 from fluctua.processes.observed import Normal, Observed
 from fluctua.processes.stationary import Stationary, stationary
+from fluctua.scale.distributed import Distributed, distributed
 from fluctua.store.training import resume, run
 
 __version__ = _version("fluctua")
@@ -59,6 +60,7 @@ __all__ = [
     "Coloured",
     "Comparison",
     "Density",
+    "Distributed",
     "Estimate",
     "Estimator",
     "Evaluation",
@@ -93,6 +95,7 @@ __all__ = [
     "carried",
     "coloured",
     "compare",
+    "distributed",
     "drift_score",
     "evaluate",
     "events_on",

@@ -70,7 +70,7 @@ def recorded():
 
 
 ROOMS = {
-    "core": trap, "learn": trap, "store": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "paper": lattice,
+    "core": trap, "learn": trap, "store": trap, "scale": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "paper": lattice,
     "insitu": recorded,
 }  # fmt: skip
 

@@ -338,13 +338,13 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
         )
 
 
-def finite_simulation(x: Array, t: Array) -> None:
-    """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow."""
+def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
+    """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow. offset: number of the first trajectory."""
     if bool(jnp.all(jnp.isfinite(x))):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(x)).reshape(len(x), -1).all(axis=1))
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
-        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which)}. The time step (up to "
+        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which + offset)}. The time step (up to "
         f"{step:g}) is probably too large for the drift at these parameters; refine `t` or bound `theta`."
     )

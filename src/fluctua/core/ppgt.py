@@ -213,33 +213,52 @@ class PPGT(NamedTuple):
         """Estimate ∇θJ from `count` trajectories."""
         return reduce_samples(self.samples(key, theta, count))
 
-    def samples(self, key: Array, theta: Params, count: int) -> Samples:
-        """The gradients of the single trajectories."""
+    def samples(
+        self, key: Array, theta: Params, count: int, *, first: int | None = None, table: Array | None = None
+    ) -> Samples:
+        """The gradients of the single trajectories.
+
+        first: number of the first one, of a simulator; 0 if not given. table: λ̄ of `pilot_table`, known already.
+        """
         if self.method.means and not isinstance(self.substrate, Simulator):
             check.count(count)
             theta = check.parameters(theta)
             k_run, _ = run_and_pilot(key)  # the parts are of the same trajectories: measured once
             return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
-        return _of_parts(self.method, lambda method: PPGT(method, self.substrate)._samples(key, theta, count))
+        return _of_parts(
+            self.method, lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table)
+        )
 
-    def _samples(self, key: Array, theta: Params, count: int) -> Samples:
+    def pilot_table(self, key: Array, theta: Params) -> Array | None:
+        """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
+        if not self.pilot or self.method.means or not isinstance(self.substrate, Simulator):
+            return None
+        plans = _plans(self.method)
+        return sources.pilot_table(self.method.model, plans, self.substrate, key, check.parameters(theta))
+
+    def _samples(
+        self, key: Array, theta: Params, count: int, first: int | None = None, table: Array | None = None
+    ) -> Samples:
         if self.method.twin:
-            return total(self.split(key, theta, count))
+            return total(self.split(key, theta, count, first=first or 0))
         check.count(count)
         theta = check.parameters(theta)
         if isinstance(self.substrate, Simulator):
             plans = _plans(self.method)
             flat, returns = sources.streamed_samples(
-                self.method.model, _tables(plans), plans, self.substrate, key, theta, count
+                self.method.model, _tables(plans), plans, self.substrate, key, theta, count, first, table
             )
             return Samples(unflatten(theta, flat), returns)
         k_run, _ = run_and_pilot(key)
         return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
 
-    def split(self, key: Array, theta: Params, count: int, table: Array | None = None) -> TwinSamples:
+    def split(
+        self, key: Array, theta: Params, count: int, table: Array | None = None, *, first: int = 0
+    ) -> TwinSamples:
         """The gradients in two parts, direct and correction, of an estimator with a `Twin`.
 
         table: λ̄ as a function of time (T+1,), the `mean_lambda` of other trajectories, in place of `Twin.baseline`.
+        first: number of the first trajectory, of a simulator.
         """
         if self.method.twin is None:
             raise ValueError("`split` is of the twin correction: make the estimator with ppgt(..., baseline=Twin()).")
@@ -250,7 +269,7 @@ class PPGT(NamedTuple):
         if not isinstance(self.substrate, Simulator):
             return _recorded_split(self.method, theta, self.substrate(k_run, theta, count), table, BLOCK_BYTES)
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
-        return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count))
+        return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first))
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""

@@ -190,9 +190,12 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
     return Ensemble(x, context, stream)
 
 
-def begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
-    """Trajectories 0 … count−1 before their first step."""
-    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(jnp.arange(count))
+def begin(
+    recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: Array | None = None
+) -> Ensemble:
+    """Trajectories first … first + count − 1 before their first step; from 0 if `first` is None."""
+    numbers = jnp.arange(count) if first is None else first + jnp.arange(count)
+    return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(numbers)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -305,18 +305,24 @@ def streamed_samples(
     key: Array,
     theta: Params,
     count: int,
+    first: int | None = None,
+    table: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Gradients (E, P) and returns (E,) of `count` simulated trajectories. `plans`: step and initial baseline."""
-    k_run, k_pilot = run_and_pilot(key)
+    """Gradients (E, P) and returns (E,) of `count` simulated trajectories.
+
+    plans: step and initial baseline. first: number of the first trajectory; 0 if not given. table: of `pilot_table`, if
+    it is there already.
+    """
+    k_run, _ = run_and_pilot(key)
     for plan in plans:
         check_baseline(plan, count, substrate.t)
-    first, context = first_state(substrate, k_run, theta)
-    model = silenced(model, check_model(model.process, model.objective, theta, first, substrate.t, context))
-    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0)
+    state, context = first_state(substrate, k_run, theta)
+    model = silenced(model, check_model(model.process, model.objective, theta, state, substrate.t, context))
+    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0, first)
 
-    pilot = max(plan.pilot for plan in plans)
-    if pilot:
-        table = _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0)
+    if any(plan.pilot for plan in plans):
+        if table is None:
+            table = pilot_table(model, plans, substrate, key, theta)
         tables = Tables(*(table if values is None else values for values in tables))
     if any(plan.needs_returns for plan in plans):
         guess = _returns(model, *run)
@@ -324,9 +330,28 @@ def streamed_samples(
         guess = jnp.zeros(()) if tables.step is None else tables.step[0]
     returns, flat, last = _sweep(model, *run, guess, tables)
 
-    check_path(model.process, substrate, k_run, theta, last)
-    check_scores(flat, model.process, theta, lambda j: only(substrate(k_run, theta, j + 1), j), substrate.t)
+    check_path(model.process, substrate, k_run, theta, last, first or 0)
+    check_scores(
+        flat, model.process, theta, trajectory_of(substrate, k_run, theta, first or 0), substrate.t, first or 0
+    )
     return flat, returns
+
+
+def pilot_table(model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params) -> Array:
+    """The mean return-to-go (T+1,) of the independent run that a time-only baseline asks for. key: of the estimate."""
+    pilot = max(plan.pilot for plan in plans)
+    _, k_pilot = run_and_pilot(key)
+    return _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0)
+
+
+def trajectory_of(substrate: Simulator, key: Array, theta: Params, first: int) -> Callable[[int], Trajectories]:
+    """j -> trajectory first + j alone. key: of the run."""
+
+    def trajectory(j: int) -> Trajectories:
+        x, context = sampled(substrate, key, theta, jnp.array([first + j]), 1)
+        return Trajectories(substrate.t, x, context)
+
+    return trajectory
 
 
 def only(trajectories: Trajectories, j: int) -> Trajectories:
@@ -337,10 +362,17 @@ def only(trajectories: Trajectories, j: int) -> Trajectories:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _returns(
-    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+    model: Model,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    first: Array | None = None,
 ) -> Array:
     """R of every trajectory: the first pass. (E,)"""
-    ensemble = begin(recipe, count, key, theta, x0)
+    ensemble = begin(recipe, count, key, theta, x0, first)
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, reward = carry
@@ -391,14 +423,15 @@ def _sweep(
     theta: Params,
     times: Times,
     x0: Array | None,
+    first: Array | None,
     guess: Array,
     tables: Tables,
 ) -> tuple[Array, Array, Array]:
     """Returns (E,), gradients (E, P), final states (E, M). `guess`: R where it is known, near it otherwise."""
-    ensemble = begin(recipe, count, key, theta, x0)
+    ensemble = begin(recipe, count, key, theta, x0, first)
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
-    first = seen(recipe, ensemble.x)
-    sums = sweep.initial_sums(model, theta, first, times.t[0], ensemble.context, guess, tables)
+    started = seen(recipe, ensemble.x)
+    sums = sweep.initial_sums(model, theta, started, times.t[0], ensemble.context, guess, tables)
 
     def body(carry: tuple[Array, Sums], step: Any) -> tuple[tuple[Array, Sums], None]:
         x, sums = carry
@@ -435,11 +468,13 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
         )
 
 
-def check_path(process: AnyProcess, substrate: Simulator, key: Array, theta: Params, last: Array) -> None:
+def check_path(
+    process: AnyProcess, substrate: Simulator, key: Array, theta: Params, last: Array, offset: int = 0
+) -> None:
     """Simulated states are finite; if not, tell a drift that is not a number from a time step that is too large."""
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
     if bad.size:
-        j = int(bad[0])
+        j = offset + int(bad[0])
         x, context = sampled(substrate, key, theta, jnp.array([j]), 1)
         n = max(int(np.argmin(np.isfinite(np.asarray(x[0])).all(axis=1))) - 1, 0)
         one = jax.tree.map(lambda leaf: leaf[0], context)
@@ -452,7 +487,7 @@ def check_path(process: AnyProcess, substrate: Simulator, key: Array, theta: Par
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")
-    check.finite_simulation(last, substrate.t)
+    check.finite_simulation(last, substrate.t, offset)
 
 
 def check_scores(

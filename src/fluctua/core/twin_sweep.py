@@ -22,7 +22,7 @@ from fluctua.core.baselines import Kick
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
-from fluctua.core.sources import Recording, check_rounding, check_scores, only
+from fluctua.core.sources import Recording, check_rounding, check_scores, trajectory_of
 from fluctua.core.twin import (
     Guess,
     Numbers,
@@ -195,9 +195,12 @@ def _drop(tree: PyTree, x: Array) -> PyTree:
 
 
 def streamed_parts(
-    twin: TwinModel, numbers: Numbers, batch: int, substrate: Simulator, key: Array, count: int
+    twin: TwinModel, numbers: Numbers, batch: int, substrate: Simulator, key: Array, count: int, offset: int = 0
 ) -> Parts:
-    """The two parts of the gradients of `count` simulated trajectories. key: of the run, not of the estimate."""
+    """The two parts of the gradients of `count` simulated trajectories, numbered from `offset`.
+
+    key: of the run, not of the estimate.
+    """
     theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
     first, context = first_state(substrate, key, theta)
     process = check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
@@ -209,13 +212,13 @@ def streamed_parts(
 
     pieces = []
     for low, high in batches(count, batch):
-        ensemble = _begin(recipe, high - low, key, theta, substrate.x0, low)
+        ensemble = _begin(recipe, high - low, key, theta, substrate.x0, offset + low)
         xbar = ensemble.x[:1] if shared else ensemble.x
         kept = [(ensemble.x, xbar)]
         for n, stop in bounds:
             steps = _part(times, n, stop)
             kept.append(_forward(twin, recipe, numbers, ensemble, *kept[-1], n, steps))
-        check.finite_simulation(kept[-1][0], substrate.t)
+        check.finite_simulation(kept[-1][0], substrate.t, offset + low)
         check_path(kept[-1][1], substrate.t)
 
         carry = end(twin, numbers, *kept.pop(), times, ensemble.context)
@@ -228,8 +231,8 @@ def streamed_parts(
             lambdas.append(block)
         pieces.append(_finish(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
     parts = _joined(pieces)
-    trajectory = lambda j: only(substrate(key, theta, j + 1), j)
-    check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t)
+    trajectory = trajectory_of(substrate, key, theta, offset)
+    check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t, offset)
     return parts
 
 

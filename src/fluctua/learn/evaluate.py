@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.averaged import Averaged
 from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
@@ -21,7 +20,6 @@ from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
 from fluctua.core.types import Array, Estimator, Objective, OfMeans, Params, Rewards, Substrate, Times
-from fluctua.learn.natural import Natural
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
@@ -97,7 +95,9 @@ def evaluate(
 
 def parts_of(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
-    inner = system.estimator if isinstance(system, Averaged | Natural) else system
+    inner = system
+    while hasattr(inner, "estimator"):  # `Averaged`, `Natural` and `Distributed` are of another one
+        inner = inner.estimator
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.objective
     return inner, None

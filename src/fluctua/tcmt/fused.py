@@ -89,19 +89,21 @@ class Fused:
     ) -> tuple[Estimate, KernelResult | TwinResult]:
         """The estimate, and the kernel's result behind it, which holds a `table` for the next: see `next_table`."""
         theta = check.parameters(theta)
-        combined = self.task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
+        combined = chain_rule(self.task, theta)
         result = self.run(key, theta, count, table, samples=combined)
         if combined:
-            return reduce_samples(_samples(self.task, theta, result)), result
+            return reduce_samples(samples_of_result(self.task, theta, result)), result
         return _estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
         theta = check.parameters(theta)
-        return _samples(self.task, theta, self.run(key, theta, count, samples=True))
+        return samples_of_result(self.task, theta, self.run(key, theta, count, samples=True))
 
-    def split(self, key: Array, theta: Params, count: int, table: np.ndarray | None = None) -> TwinSamples:
-        """The two parts of the twin correction; `count` may be 1.
+    def split(
+        self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, *, first: int = 0
+    ) -> TwinSamples:
+        """The two parts of the twin correction; `count` may be 1. first: number of the first trajectory.
 
         >>> parts = task.estimator("cpu", baseline="twin").split(key, theta, 64)
         >>> parts.correction["kappa"].mean(axis=0)  # how wrong the twin is
@@ -109,7 +111,7 @@ class Fused:
         if not isinstance(self.baseline, KernelTwin):
             raise ValueError('`split` is of the twin correction: make the estimator with baseline="twin".')
         theta = check.parameters(theta)
-        result = self.run(key, theta, count, table, samples=True)
+        result = self.run(key, theta, count, table, first=first, samples=True)
         assert isinstance(result, TwinResult)
         assert result.direct_samples is not None
         assert result.correction_samples is not None
@@ -129,7 +131,7 @@ class Fused:
 
         def gradients(there: np.ndarray) -> np.ndarray:
             result = self.run(key, theta, count, np.append(0.0, there.astype(float)), samples=True)
-            leaves = jax.tree.leaves(_samples(self.task, theta, result).gradient)
+            leaves = jax.tree.leaves(samples_of_result(self.task, theta, result).gradient)
             return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in leaves], axis=1)
 
         nothing = gradients(block < 0)
@@ -159,24 +161,42 @@ class Fused:
         return parts._replace(direct=mine(parts.direct), correction=mine(parts.correction))
 
     def run(
-        self, key: Array, theta: Params, count: int, table: np.ndarray | None = None, **options: Any
+        self,
+        key: Array,
+        theta: Params,
+        count: int,
+        table: np.ndarray | None = None,
+        *,
+        first: int | None = None,
+        **options: Any,
     ) -> KernelResult | TwinResult:
         """The kernel's own result: returns, and trajectories if `record_every` is given.
 
         table: (T+1,), in place of the baseline that this estimator was made with; with a twin, in place of its λ̄.
+        first: number of the first trajectory, where these are a part of an ensemble; a part may be of one.
         """
         twin = self.baseline if isinstance(self.baseline, KernelTwin) else None
-        check.count(count, fewest=1 if twin and options.get("samples") else 2)
+        check.count(count, fewest=1 if first is not None or (twin and options.get("samples")) else 2)
         self.watch(self.task, theta)
         spec = kernel_spec(self.task, theta, self.s_plus)
         seed, pilot_seed = estimate_seeds(key)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
-        chosen = vars(self.options) | options
+        chosen = vars(self.options) | options | {"first_trajectory": first or 0}
         if twin:
             return self._run_twin(twin, spec, seed, theta, count, table, chosen)
         baseline = self._baseline(spec, pilot_seed) if table is None else table
         return run(spec, seed, count, baseline=baseline, **chosen)
+
+    def pilot_table(self, key: Array, theta: Params) -> np.ndarray | None:
+        """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
+        if not self.pilot:
+            return None
+        theta = check.parameters(theta)
+        self.watch(self.task, theta)
+        table = self._baseline(kernel_spec(self.task, theta, self.s_plus), estimate_seeds(key)[1])
+        assert isinstance(table, np.ndarray)
+        return table
 
     def _run_twin(
         self,
@@ -417,6 +437,11 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
     )
 
 
+def chain_rule(task: Experiment, theta: Params) -> bool:
+    """Whether gradients of θ are put together from several columns of the kernels, trajectory by trajectory."""
+    return task.copies > 1 or not {"gamma_e", "gamma"}.isdisjoint(theta)
+
+
 def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params:
     """The kernels' columns as gradients of θ, trajectory by trajectory: chain rule, and sum over copies."""
     of = {"omega": columns.omega, "kappa": columns.kappa, "chi": columns.chi}
@@ -428,7 +453,8 @@ def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params
     }
 
 
-def _samples(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
+def samples_of_result(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
+    """The gradients of θ of the single trajectories, from a run with `samples`."""
     assert result.samples is not None
     return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))
 

@@ -1,0 +1,1 @@
+"""Ensembles larger than one process: shards of trajectories, who works on them, and their sum in order."""

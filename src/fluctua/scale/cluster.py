@@ -1,0 +1,220 @@
+"""Workers on a Ray cluster: actors that hold a backend, one a GPU, one a share of the cores, or one an instrument.
+
+Ray starts, watches and connects processes; what is computed, in which order it is added and what is computed again is
+decided in `dispatch`. Ray itself repeats nothing: a call that was lost is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fluctua.scale.dispatch import Call, Done, Gone
+
+PATIENCE = 300.0
+"""Seconds without any worker after which a run gives up."""
+
+
+def require_ray() -> Any:
+    """Ray, or an error that says what to install."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            "ensembles on several machines need Ray: pip install 'fluctua[cluster]'. With `address=None` the same "
+            "shards are computed in this process."
+        ) from None
+    return ray
+
+
+class Worker:
+    """What an actor runs. cores: how many it keeps to, and the number of this worker among those of its machine."""
+
+    def __init__(self, subject: Any, double: bool, cores: tuple[int, int] | None):
+        if cores is not None and hasattr(os, "sched_setaffinity"):
+            count, place = cores
+            mine = sorted(os.sched_getaffinity(0))[place * count : (place + 1) * count]
+            if len(mine) == count:
+                os.sched_setaffinity(0, mine)  # XLA and the kernels take as many threads as there are cores
+        jax.config.update("jax_enable_x64", double)
+        self.subject = subject
+
+    def about(self) -> tuple[str, ...]:
+        """What the bits of a result depend on beside the code."""
+        return jax.__version__, jax.default_backend(), jax.devices()[0].device_kind, _processor()
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Carry out a call."""
+        return jax.device_get(getattr(self.subject, method)(*arguments))  # numbers travel, devices do not
+
+
+def _processor() -> str:
+    """The kind of processor, as far as the system says."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        return ""
+
+
+class Cluster:
+    """A pool of actors on a Ray cluster.
+
+    Args:
+        subject: what every worker holds a copy of.
+        address: of the cluster: "auto" for the one that runs here, "local" to begin one on this machine, or HOST:PORT.
+        each: what a worker takes, {"cpu": 4}, {"gpu": 1} or {"instrument": 1}; a whole machine's cores if not given.
+        most: workers at most; as many as fit if not given.
+
+    """
+
+    def __init__(
+        self, subject: Any, address: str = "auto", each: Mapping[str, float] | None = None, most: int | None = None
+    ):
+        self.ray = ray = require_ray()
+        self.ours = not ray.is_initialized()
+        if self.ours:
+            options = {} if address == "local" else {"address": address}
+            try:
+                ray.init(**options, log_to_driver=False, logging_level="ERROR")
+            except ConnectionError as error:
+                raise ConnectionError(
+                    f"no Ray cluster answers at {address!r}: {error} Begin one with `ray start --head`, or "
+                    'address="local" for this machine alone.'
+                ) from None
+        self.each = {"cpu": 0.0} if each is None else {name.lower(): float(v) for name, v in each.items()}
+        self.whole, self.most = each is None, most
+        self.subject = ray.put(subject)
+        self.slots: dict[tuple[str, int], int] = {}  # (node, place on it) -> worker
+        self.actors: dict[int, Any] = {}
+        self.ready: set[int] = set()
+        self.refs: dict[Any, tuple[int, int]] = {}  # what is to come -> (worker, number; −1: that it is ready)
+        self.come: deque[Any] = deque()  # those of them that are there
+        self.about: dict[int, tuple[str, ...]] = {}
+        self.numbers = itertools.count()
+        self.warned = False
+
+    def workers(self) -> Sequence[int]:
+        """Those that are ready; waits for the first."""
+        self._begin_missing()
+        begun = time.monotonic()
+        while not self.ready:
+            starting = [ref for ref, (_, number) in self.refs.items() if number < 0]
+            if not starting:
+                time.sleep(0.2)
+            for ref in self.ray.wait(starting, timeout=1.0)[0] if starting else []:
+                self._settle(ref)
+            if time.monotonic() - begun > PATIENCE:
+                raise RuntimeError(
+                    f"no worker began within {PATIENCE:g} s: the cluster has {self.ray.cluster_resources()}, and each "
+                    f"worker takes {self.each}."
+                )
+            self._begin_missing()
+        return sorted(self.ready)
+
+    def submit(self, worker: int, call: Call) -> None:
+        """Hand over a call."""
+        self.refs[self.actors[worker].do.remote(call.method, *call.arguments)] = worker, call.number
+
+    def wait(self) -> Done | Gone:
+        """The next result or loss."""
+        while True:
+            while not self.come:
+                refs = list(self.refs)
+                self.ray.wait(refs, num_returns=1)
+                self.come.extend(self.ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+            ref = self.come.popleft()
+            report = self._settle(ref) if ref in self.refs else None
+            if report is not None:
+                return report
+
+    def close(self) -> None:
+        """End the actors, and the connection if it was made here."""
+        if self.ray.is_initialized():
+            for actor in self.actors.values():
+                self.ray.kill(actor)
+            if self.ours:
+                self.ray.shutdown()
+        self.actors, self.refs, self.slots, self.ready = {}, {}, {}, set()
+
+    def put(self, value: Any) -> Any:
+        """A value that many calls share: it travels once to a machine."""
+        return self.ray.put(value)
+
+    def _settle(self, ref: Any) -> Done | Gone | None:
+        """What came of a call; None where a worker has become ready."""
+        worker, number = self.refs.pop(ref)
+        exceptions = self.ray.exceptions
+        try:
+            value = self.ray.get(ref)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from error
+            raise
+        except exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise RuntimeError(f"a worker could not begin: {error}") from None
+            return self._bury(worker, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        if number >= 0:
+            return Done(worker, number, value)
+        self.ready.add(worker)
+        self.about[worker] = value
+        kinds = set(self.about.values())
+        if len(kinds) > 1 and not self.warned:
+            self.warned = True
+            listed = "; ".join(", ".join(kind) for kind in sorted(kinds))
+            warnings.warn(
+                f"the workers are not alike ({listed}). Estimates are right, and the same to the bit only if the same "
+                "kind of worker computes the same shard.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
+
+    def _bury(self, worker: int, reason: str) -> Gone:
+        self.refs = {ref: owner for ref, owner in self.refs.items() if owner[0] != worker}
+        self.slots = {slot: owner for slot, owner in self.slots.items() if owner != worker}
+        self.ready.discard(worker)
+        self.about.pop(worker, None)
+        actor = self.actors.pop(worker, None)
+        if actor is not None:
+            self.ray.kill(actor)  # it may only be out of reach: what it still does counts for nothing
+        return Gone(worker, reason)
+
+    def _begin_missing(self) -> None:
+        """One actor in every place that a living machine has and that is empty."""
+        for node in self.ray.nodes():
+            if not node["Alive"]:
+                continue
+            has = {name.lower(): amount for name, amount in node["Resources"].items()}
+            wanted = {"cpu": has.get("cpu", 0.0)} if self.whole else self.each
+            fits = [int(has.get(name, 0) // amount) for name, amount in wanted.items() if amount > 0]
+            for place in range(min(fits, default=0)):
+                slot = (node["NodeID"], place)
+                if slot not in self.slots and (self.most is None or len(self.slots) < self.most):
+                    self._begin(slot, wanted)
+
+    def _begin(self, slot: tuple[str, int], wanted: Mapping[str, float]) -> None:
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(slot[0], soft=False)
+        cpus = wanted.get("cpu", 0.0)
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": wanted.get("gpu", 0.0),
+            "resources": {name: v for name, v in wanted.items() if name not in ("cpu", "gpu")},
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": strategy,
+        }
+        cores = (int(cpus), slot[1]) if cpus >= 1 and not self.whole else None
+        worker = next(self.numbers)
+        double = bool(jax.config.read("jax_enable_x64"))
+        self.actors[worker] = self.ray.remote(Worker).options(**options).remote(self.subject, double, cores)
+        self.slots[slot] = worker
+        self.refs[self.actors[worker].about.remote()] = worker, -1

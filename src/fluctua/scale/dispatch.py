@@ -1,0 +1,144 @@
+"""Work handed to workers that may die: every result once, in the order of the calls, whoever computed it.
+
+A call is known by its number. Results are kept by that number, so that neither the order in which they come nor a
+second one of the same call changes anything. What a worker had in hand when it died is handed to another. Where calls
+acquire trajectories, nobody knows how many of them were acquired before it died: they are counted as lost, and the call
+is replaced by another one, under new numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+AHEAD = 2
+"""Calls in the hands of a worker, so that it need not wait for the next."""
+
+MOST_LOSSES = 5
+"""Workers that one call may cost. After that it is the call that kills them."""
+
+
+class Call(NamedTuple):
+    """A method of what the workers hold, with its arguments. number: what the result is known by."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Done(NamedTuple):
+    """A result."""
+
+    worker: int
+    number: int
+    value: Any
+
+
+class Gone(NamedTuple):
+    """A worker that will not answer again, with all that it had in hand."""
+
+    worker: int
+    reason: str
+
+
+class Pool(Protocol):
+    """Workers, of whatever kind. Numbers of workers are never used again."""
+
+    def workers(self) -> Sequence[int]:
+        """Those that take calls now; waits until there is one. Begins others where some are missing."""
+
+    def submit(self, worker: int, call: Call) -> None:
+        """Hand over a call. That the worker is gone is reported by `wait`."""
+
+    def wait(self) -> Done | Gone:
+        """The next report. An error of the call itself is raised."""
+
+    def put(self, value: Any) -> Any:
+        """A value that many calls have as an argument, as it is handed over."""
+
+    def close(self) -> None:
+        """Let the workers go."""
+
+
+def gathered(
+    pool: Pool,
+    calls: Sequence[Call],
+    *,
+    ahead: int = AHEAD,
+    instead: Callable[[Call, str], Call] | None = None,
+) -> list[Any]:
+    """The results of all calls, in their order.
+
+    Args:
+        pool: who works.
+        calls: with numbers of their own.
+        ahead: calls in the hands of a worker at a time.
+        instead: (call, reason of its loss) -> the call to make in its place, with the same number; the same call if
+            not given.
+
+    Returns: one result a call.
+
+    """
+    waiting = deque(calls)
+    results: dict[int, Any] = {}
+    held: dict[int, dict[int, Call]] = {}  # worker -> number -> call
+    losses: dict[int, int] = {}
+    while len(results) < len(calls):
+        _hand_out(pool, waiting, held, ahead)
+        report = pool.wait()
+        if isinstance(report, Done):
+            mine = held.get(report.worker, {})
+            if report.number in mine:  # else it was given up and handed to another
+                del mine[report.number]
+                results.setdefault(report.number, report.value)
+            continue
+        for number, call in held.pop(report.worker, {}).items():
+            losses[number] = losses.get(number, 0) + 1
+            if losses[number] >= MOST_LOSSES:
+                raise RuntimeError(
+                    f"{MOST_LOSSES} workers died over the same piece of work, {call.method} number {number}, the last "
+                    f"of them because {report.reason}. Does a worker have the memory for a shard?"
+                )
+            waiting.appendleft(call if instead is None else instead(call, report.reason))
+    return [results[call.number] for call in calls]
+
+
+def _hand_out(pool: Pool, waiting: deque[Call], held: dict[int, dict[int, Call]], ahead: int) -> None:
+    """Give every worker one call before any has two."""
+    workers = pool.workers() if waiting else []
+    for most in range(1, ahead + 1):
+        for worker in workers:
+            mine = held.setdefault(worker, {})
+            if waiting and len(mine) < most:
+                call = waiting.popleft()
+                mine[call.number] = call
+                pool.submit(worker, call)
+
+
+class Here:
+    """A pool of one worker: this process."""
+
+    def __init__(self, subject: Any):
+        self.subject = subject
+        self._calls: deque[Call] = deque()
+
+    def workers(self) -> Sequence[int]:
+        """Itself."""
+        return (0,)
+
+    def submit(self, worker: int, call: Call) -> None:
+        """Keep it for `wait`."""
+        self._calls.append(call)
+
+    def wait(self) -> Done | Gone:
+        """Compute the next one."""
+        call = self._calls.popleft()
+        return Done(0, call.number, getattr(self.subject, call.method)(*call.arguments))
+
+    def put(self, value: Any) -> Any:
+        """As it is."""
+        return value
+
+    def close(self) -> None:
+        """Nothing to let go."""

@@ -1,0 +1,180 @@
+"""An estimator whose ensembles are computed shard by shard, here or on a cluster, with one result wherever that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.averaged import Averaged
+from fluctua.core.ppgt import PPGT
+from fluctua.core.twin import TwinSamples
+from fluctua.core.types import Array, Estimate, Params
+from fluctua.scale.cluster import Cluster
+from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
+from fluctua.scale.parts import estimate_of, total
+from fluctua.scale.ranges import served
+from fluctua.tcmt.fused import Carried, Fused
+
+SHARDS = 64
+
+
+class Loss(NamedTuple):
+    """A shard that was lost with its worker: its trajectories, and why. Simulated ones were computed again."""
+
+    first: int
+    count: int  # type: ignore[assignment]
+    reason: str
+
+
+class Distributed:
+    """The estimator made by `distributed`: (key, theta, count) -> Estimate.
+
+    `losses`: shards that were lost with their workers, over all calls. `event`: what the history of a run says about
+    the last call; empty unless acquired trajectories were lost, since simulated ones come out the same.
+    """
+
+    def __init__(self, estimator: PPGT | Fused | Carried, pool: Pool, shards: int):
+        self.estimator, self.pool, self.shards = estimator, pool, shards
+        self.ranged = served(_inner(estimator))
+        self.losses: list[Loss] = []
+        self.event = ""
+        self._lost = 0  # acquired trajectories of the last call
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` trajectories."""
+        check.key(key)
+        check.count(count)
+        theta = check.parameters(theta)
+        carried = self.estimator if isinstance(self.estimator, Carried) else None
+        table = carried.table if carried else None
+        if table is None and self.ranged.estimator.pilot:
+            shared = self.pool.put((key, theta, None))
+            table = gathered(self.pool, [Call(0, "table", (shared,))])[0]
+        if carried:
+            carried.pilot = carried.fused.pilot if carried.table is None else 0
+        whole = total(self._of_shards("part", key, theta, count, table))
+        if carried:
+            carried.table = whole.table
+        return estimate_of(whole, theta)
+
+    def split(self, key: Array, theta: Params, count: int, table: Array | None = None) -> TwinSamples:
+        """Both parts of the twin correction, trajectory by trajectory: what travels is of size count·P."""
+        check.key(key)
+        theta = check.parameters(theta)
+        parts = self._of_shards("split", key, theta, count, None if table is None else np.asarray(table))
+        sizes = [len(part.returns) for part in parts]
+        joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(part[:3] for part in parts))
+        mean = sum(n * np.asarray(part.mean_lambda, np.float64) for n, part in zip(sizes, parts, strict=True))
+        return TwinSamples(joined[0], joined[1], joined[2], mean / sum(sizes))
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return self.estimator.cost(theta)
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories that the last call ran besides; those that were acquired and lost are among them."""
+        return self.estimator.pilot + self._lost
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What the estimator remembers between calls."""
+        return self.estimator.state
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Put a `state` back."""
+        self.estimator.restore(state, theta)
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _of_shards(self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None) -> list[Any]:
+        """The shards' results in order."""
+        edges = self.ranged.edges(count, self.shards)
+        shared = self.pool.put((key, theta, table))
+        calls = [Call(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
+        self._lost, self.event = 0, ""
+        physical = self.ranged.physical
+
+        def instead(call: Call, reason: str) -> Call:
+            _, first, size = call.arguments
+            self.losses.append(Loss(first, size, reason))
+            if not physical:
+                return call
+            fresh = count + self._lost
+            self._lost += size
+            self.event = f"lost {self._lost} acquired trajectories with their workers"
+            return call._replace(arguments=(shared, fresh, size))
+
+        # an instrument has one call in hand: of those that wait behind it nothing is acquired yet, so nothing is lost
+        return gathered(self.pool, calls, ahead=1 if physical else AHEAD, instead=instead)
+
+
+def distributed(
+    estimator: Any,
+    address: str | None = "auto",
+    *,
+    shards: int = SHARDS,
+    each: Mapping[str, float] | None = None,
+    workers: int | None = None,
+) -> Any:
+    """An estimator whose ensembles are computed in shards, on a Ray cluster or in this process.
+
+    G = Σ_s Σ_{j∈s} G_j / n: a shard s is a range of trajectories, returns sums of the size of θ, and is added in the
+    order of the ranges. Trajectory j is a function of (key, j) and θ, and the ranges are one of `count` and `shards`,
+    so the estimate is the same to the bit with any number of workers, also if some are killed meanwhile.
+
+    Args:
+        estimator: made by `ppgt` or task.estimator(...), or an `Averaged` of one. Its baseline may not compare all
+            trajectories of an ensemble with each other ("mean", "optimal", "binned" without `group`).
+        address: of the cluster: "auto" for the one that runs here, "local" to begin Ray on this machine, HOST:PORT;
+            None computes the same shards in this process, without Ray.
+        shards: into which an ensemble is cut at most. Another number is another rounding.
+        each: what a worker takes, {"cpu": 4}, {"gpu": 1}, {"instrument": 1}; all cores of a machine if not given, or a
+            GPU where the estimator runs on the "cuda" backend.
+        workers: at most; as many as fit if not given.
+
+    Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` lets the workers go.
+
+    >>> distributed(estimator, address=None, shards=4)(key, theta, 100).count
+    100
+
+    """
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")
+    if isinstance(estimator, Averaged):
+        inner = distributed(estimator.estimator, address, shards=shards, each=each, workers=workers)
+        again = Averaged(inner, estimator.memory, shrink=estimator.shrink, carry=estimator.carry)
+        again.restore(estimator.state)
+        return again
+    ranged = served(_inner(estimator))
+    if each is None and isinstance(ranged.estimator, Fused) and ranged.estimator.options.backend == "cuda":
+        each = {"gpu": 1}
+    pool: Pool = Here(ranged) if address is None else Cluster(ranged, address, each, workers)
+    return Distributed(estimator, pool, shards)
+
+
+def close(estimator: Any) -> None:
+    """Let the workers of an estimator go, if it has any."""
+    while not isinstance(estimator, Distributed) and hasattr(estimator, "estimator"):
+        estimator = estimator.estimator
+    if isinstance(estimator, Distributed):
+        estimator.close()
+
+
+def _inner(estimator: Any) -> Any:
+    return estimator.fused if isinstance(estimator, Carried) else estimator

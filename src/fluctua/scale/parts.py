@@ -1,0 +1,147 @@
+"""What a range of trajectories adds to an estimate: sums of the size of θ, and the sum of ranges in their order.
+
+Means and central sums of two parts make those of both (Chan, Golub and LeVeque 1979; Pébay 2008),
+
+    δ = m_b − m_a,   m = m_a + δ n_b/n,   S₂ = S₂ᵃ + S₂ᵇ + δ² n_a n_b/n,   S₃, S₄ likewise,
+
+so that nothing is lost where returns are large against their spread. Rounding depends on where an ensemble is cut and
+on the order of the sum. Both are functions of the number of trajectories alone, so the result does not depend on who
+computed what, nor how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.core.estimate import Moments, RunningSums, Samples, interval
+from fluctua.core.types import Estimate, Params
+from fluctua.tcmt.fused import next_table
+from fluctua.tcmt.kernel.run import Families, KernelResult
+from fluctua.tcmt.kernel.twin import TwinResult
+
+
+class Part(NamedTuple):
+    """Of n trajectories: sums over their P gradients and, last, their returns. (P+1,) each.
+
+    count: n. units: of them independent; antithetic pairs count once. mean: over trajectories. second: Σv².
+    spread: Σ(v − mean)² over units. third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only means and errors are
+    known, as from the fused kernels. table: mean return-to-go (T+1,), or with a twin that of Λ, for the next estimate.
+    """
+
+    count: int  # type: ignore[assignment]
+    units: int
+    mean: np.ndarray
+    second: np.ndarray
+    spread: np.ndarray
+    third: np.ndarray | None = None
+    fourth: np.ndarray | None = None
+    table: np.ndarray | None = None
+
+
+def of_samples(samples: Samples, table: np.ndarray | None = None) -> Part:
+    """The part of trajectories whose gradients are known one by one."""
+    returns = np.asarray(samples.returns, np.float64)
+    n = len(returns)
+    rows = [np.asarray(leaf, np.float64).reshape(n, -1) for leaf in jax.tree.leaves(samples.gradient)]
+    v = np.concatenate([*rows, returns[:, None]], axis=1)
+    mean = v.mean(axis=0)
+    d = v - mean
+    s2, s3, s4 = (np.sum(d**k, axis=0) for k in (2, 3, 4))
+    return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4, table)
+
+
+def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
+    """The part of trajectories that a fused kernel has summed up already."""
+    n = len(result.returns)
+    units = n // 2 if antithetic else n
+
+    def flat(families: Families | None, of_return: float) -> np.ndarray:
+        leaves = jax.tree.leaves({name: np.asarray(getattr(families, name), np.float64) for name in theta})
+        return np.append(np.concatenate([leaf.ravel() for leaf in leaves]), of_return)
+
+    second = flat(result.second_moment, np.mean(np.square(result.returns)))
+    error = flat(result.stderr, result.value_stderr) if units > 1 else np.zeros_like(second)
+    spread = error**2 * (units * (units - 1))
+    return Part(n, units, flat(result.gradient, result.value), n * second, spread, table=next_table(result))
+
+
+def of_running(sums: RunningSums) -> Part:
+    """The part of the trajectories of a recording."""
+    assert sums.origin is not None
+    n, powers = sums.count, sums.powers
+    d = powers[1] / n
+    s2 = powers[2] - n * d**2
+    s3 = powers[3] - 3 * d * powers[2] + 2 * n * d**3
+    s4 = powers[4] - 4 * d * powers[3] + 6 * d**2 * powers[2] - 3 * n * d**4
+    mean = sums.origin + d
+    return Part(n, n, mean, np.maximum(s2, 0) + n * mean**2, np.maximum(s2, 0), s3, s4)
+
+
+def of_estimate(estimate: Estimate) -> Part:
+    """The part of an estimate of which no more is known than what it says."""
+    n = estimate.count
+    flat = lambda tree, last: np.append(np.asarray(ravel_pytree(tree)[0], np.float64), np.float64(last))
+    mean, error = flat(estimate.gradient, estimate.value), flat(estimate.stderr, estimate.value_stderr)
+    spread = error**2 * (n * (n - 1))
+    second = n * flat(estimate.second_moment, np.square(float(estimate.value)))
+    second[-1] += spread[-1]
+    return Part(n, n, mean, second, spread)
+
+
+def added(a: Part, b: Part) -> Part:
+    """Both parts as one."""
+    n, units = a.count + b.count, a.units + b.units
+    delta, share = b.mean - a.mean, b.count / n
+    third = fourth = table = None
+    if a.third is not None and b.third is not None and a.fourth is not None and b.fourth is not None:
+        na, nb = a.count, b.count
+        third = a.third + b.third + delta**3 * (na * nb * (na - nb) / n**2)
+        third = third + 3 * delta * (na * b.spread - nb * a.spread) / n
+        fourth = a.fourth + b.fourth + delta**4 * (na * nb * (na**2 - na * nb + nb**2) / n**3)
+        fourth = fourth + 6 * delta**2 * (na**2 * b.spread + nb**2 * a.spread) / n**2
+        fourth = fourth + 4 * delta * (na * b.third - nb * a.third) / n
+    if a.table is not None and b.table is not None:
+        table = a.table + (b.table - a.table) * share
+    spread = a.spread + b.spread + delta**2 * (a.units * b.units / units)
+    return Part(n, units, a.mean + delta * share, a.second + b.second, spread, third, fourth, table)
+
+
+def total(parts: Sequence[Part]) -> Part:
+    """All parts as one, added in their order."""
+    return reduce(added, parts)
+
+
+def estimate_of(part: Part, theta: Params) -> Estimate:
+    """Mean, standard error, second moment and, where third and fourth powers are known, interval."""
+    n, units = part.count, part.units
+    if units < 2:
+        raise ValueError(f"an estimate needs two independent trajectories at least; got {n}.")
+    _, unravel = ravel_pytree(theta)
+    dtype = jnp.result_type(*jax.tree.leaves(theta))
+    tree = lambda v: unravel(jnp.asarray(v[:-1], dtype))
+    stderr = np.sqrt(part.spread / (units * (units - 1)))
+    limits: tuple[np.ndarray, np.ndarray] | None = None
+    if part.third is not None and part.fourth is not None:
+        unit = np.where(part.spread > 0, part.spread / n, 1)
+        skewness = np.where(part.spread > 0, part.third / n / unit**1.5, 0)
+        kurtosis = np.where(part.spread > 0, part.fourth / n / unit**2 - 3, 0)
+        moments = (part.mean, np.sqrt(part.spread / (n - 1)), skewness, kurtosis)
+        low, high = interval(Moments(*(jnp.asarray(v) for v in moments)), n)
+        limits = np.asarray(low), np.asarray(high)
+    return Estimate(
+        tree(part.mean),
+        tree(stderr),
+        tree(part.second / n),
+        jnp.asarray(part.mean[-1]),
+        jnp.asarray(stderr[-1]),
+        n,
+        None if limits is None else (tree(limits[0]), tree(limits[1])),
+        None if limits is None else (jnp.asarray(limits[0][-1]), jnp.asarray(limits[1][-1])),
+    )

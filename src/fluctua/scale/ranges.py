@@ -1,0 +1,120 @@
+"""Estimators that can be computed range by range: where an ensemble may be cut, and what a worker does with a range.
+
+Trajectory j is a function of (key, j) and θ alone, so trajectories first … first + count − 1 can be computed anywhere,
+and again. An ensemble is cut where trajectories are not compared with each other: anywhere, between antithetic pairs,
+between the batches of a `Twin`, between the groups of a binned baseline. A baseline that compares all of them cannot be
+cut, and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.ppgt import PPGT
+from fluctua.core.simulate import Simulator
+from fluctua.core.sweep import random_start
+from fluctua.core.twin import TwinSamples
+from fluctua.core.types import Array, Params
+from fluctua.scale.parts import Part, of_result, of_samples
+from fluctua.tcmt.fused import EVERYONE, Fused, chain_rule, next_table, samples_of_result
+from fluctua.tcmt.kernel.options import LANES, Binned
+
+LEAST = LANES
+"""Trajectories that a shard has at least, if there are so many: a vector of the CPU kernels."""
+
+
+Shared = tuple[Array, Params, np.ndarray | None]
+"""What all shards of an ensemble are told: key, θ, and λ̄ (T+1,) where it is known."""
+
+
+class Ranged(NamedTuple):
+    """An estimator as a worker holds it. All that it computes is of trajectories first … first + count − 1."""
+
+    estimator: PPGT | Fused
+
+    @property
+    def physical(self) -> bool:
+        """Whether trajectories are acquired, so that none can be had again."""
+        return isinstance(self.estimator, PPGT) and not isinstance(self.estimator.substrate, Simulator)
+
+    def edges(self, count: int, shards: int) -> list[int]:
+        """Where an ensemble is cut into at most `shards` shards: a function of these two numbers alone."""
+        e = self.estimator
+        if isinstance(e, PPGT):
+            return even(count, shards) if e.method.twin is None else of_groups(count, shards, e.method.twin.batch)
+        if isinstance(e.baseline, Binned):
+            return of_groups(count, shards, e.baseline.group)
+        return even(count, shards, 2 if e.options.antithetic else 1)
+
+    def table(self, shared: Shared) -> np.ndarray | None:
+        """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None without one."""
+        key, theta, _ = shared
+        table = self.estimator.pilot_table(key, theta)
+        return None if table is None else np.asarray(table)
+
+    def part(self, shared: Shared, first: int, count: int) -> Part:
+        """What these trajectories add to the estimate."""
+        e, (key, theta, table) = self.estimator, shared
+        if isinstance(e, PPGT):
+            if e.method.twin:
+                return of_samples(e.samples(key, theta, count, first=first))
+            return of_samples(e.samples(key, theta, count, first=first, table=table))
+        theta = check.parameters(theta)
+        result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
+        if result.samples is not None:
+            return of_samples(samples_of_result(e.task, theta, result), next_table(result))
+        return of_result(theta, result, e.options.antithetic)
+
+    def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
+        """Both parts of the twin correction, trajectory by trajectory."""
+        key, theta, table = shared
+        return self.estimator.split(key, theta, count, table, first=first)
+
+
+def served(estimator: Any) -> Ranged:
+    """An estimator whose ranges can be computed apart, or an error that says what can be."""
+    if isinstance(estimator, PPGT):
+        method = estimator.method
+        if method.means is not None:
+            raise ValueError(
+                "a function of means weighs every trajectory with the mean of all others, so they cannot be computed "
+                "apart: estimate it in one process."
+            )
+        plans = [method.baseline, *([method.initial_baseline] if random_start(method.model) else [])]
+        compared = [plan.name for plan in plans if plan.needs_returns] if method.twin is None else []
+        if compared:
+            _refuse(compared[0])
+        return Ranged(estimator)
+    if isinstance(estimator, Fused):
+        if isinstance(estimator.baseline, Binned) and estimator.baseline.group >= EVERYONE:
+            _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
+        return Ranged(estimator)
+    raise TypeError(
+        "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also within `Averaged`; got "
+        f"{type(estimator).__name__}."
+    )
+
+
+def _refuse(name: str) -> None:
+    what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
+    raise ValueError(
+        f"{what} compares all trajectories of an ensemble with each other, so they cannot be computed apart. Use "
+        'baseline="time" or "twin", or on the kernels binned(group=4096), whose groups are.'
+    )
+
+
+def even(count: int, shards: int, unit: int = 1) -> list[int]:
+    """Edges of shards of equal size up to one unit."""
+    units = count // unit
+    many = max(1, min(shards, count // LEAST, units))
+    return [unit * (units * i // many) for i in range(many)] + [count]
+
+
+def of_groups(count: int, shards: int, group: int) -> list[int]:
+    """Edges of shards that are made of whole groups of at most `group` trajectories."""
+    groups = -(-count // group)
+    many = max(1, min(shards, groups))
+    return [count * (groups * i // many) // groups for i in range(many)] + [count]
