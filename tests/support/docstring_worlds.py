@@ -70,8 +70,8 @@ def recorded():
 
 
 ROOMS = {
-    "core": trap, "learn": trap, "store": trap, "scale": trap, "tcmt": lattice, "runs": lattice, "plot": lattice, "paper": lattice,
-    "insitu": recorded,
+    "core": trap, "learn": trap, "store": trap, "scale": trap, "tcmt": lattice, "runs": lattice, "plot": lattice,
+    "paper": lattice, "insitu": recorded,
 }  # fmt: skip
 
 
