@@ -23,19 +23,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from scipy import stats
 
 from fluctua.core import check
-from fluctua.core.types import Array, Estimate, Estimates, Estimator, Objective, OfMeans, Params
+from fluctua.core.types import (
+    Array,
+    Estimate,
+    Estimates,
+    Estimator,
+    Groups,
+    Objective,
+    OfMeans,
+    Params,
+    Trajectories,
+    Variances,
+)
 
 FEWEST = 8
 """Trajectories that are needed to say anything about skewness and tails."""
 
 
 class Samples(NamedTuple):
-    """One gradient and one return per trajectory: leaves (E, ...), and (E,)."""
+    """One gradient and one return per trajectory: leaves (E, ...), and (E,). group: (E,), see `Trajectories`."""
 
     gradient: Params
     returns: Array
+    group: Array | None = None
 
 
 class Moments(NamedTuple):
@@ -80,11 +93,73 @@ def _student(nu: Array) -> Array:
     return z + sum(term / nu ** (k + 1) for k, term in enumerate(terms))
 
 
+def labelled(samples: Samples, trajectories: Any) -> Samples:
+    """Samples with the groups of the trajectories that they are of, one record or a list of them."""
+    chunks = [trajectories] if isinstance(trajectories, Trajectories) else trajectories
+    if not isinstance(chunks, list | tuple):  # read from files, which have no groups
+        return samples
+    groups = [chunk.group for chunk in chunks]
+    if all(group is None for group in groups):
+        return samples
+    if any(group is None for group in groups):
+        raise ValueError("some chunks say of which `group` their trajectories are, and some do not. Give all, or none.")
+    group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])
+    if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
+        raise ValueError(
+            f"`group` must have one whole number a trajectory, ({len(samples.returns)},); got {group.dtype} "
+            f"{group.shape}."
+        )
+    return samples._replace(group=group)
+
+
 def reduce_samples(samples: Samples) -> Estimate:
-    """Mean, standard error, second moment and interval over trajectories."""
+    """Mean, standard error, second moment and interval over trajectories, or over groups of them."""
+    if samples.group is not None:
+        return _reduce_groups(samples, np.asarray(samples.group))
     gradient, stderr, second_moment, value, value_stderr, low, high, value_interval = _reduce(samples)
     count = samples.returns.shape[0]
     return Estimate(gradient, stderr, second_moment, value, value_stderr, count, (low, high), value_interval)
+
+
+def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
+    """Means of K group means, with errors between groups: Var(Ḡ) = (τ² + σ²/n)/K, whatever is alike within a group.
+
+    Two-stage sampling: the groups are a sample of a population, and the trajectories of a group a sample of it. With
+    one group nothing is known of the population, and errors are NaN.
+    """
+    labels, of, counts = np.unique(group, return_inverse=True, return_counts=True)
+    like, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], samples.gradient))
+    leaves = [*jax.tree.leaves(samples.gradient), samples.returns]
+    both = np.concatenate([np.asarray(v, np.float64).reshape(len(samples.returns), -1) for v in leaves], axis=1)
+    if of.shape != both.shape[:1]:
+        raise ValueError(f"`group` must have one number a trajectory, ({len(both)},); got {np.shape(group)}.")
+    total = lambda v: np.stack([v[of == k].sum(axis=0) for k in range(len(labels))])
+    means = total(both) / counts[:, None]
+    squares = total((both - means[of]) ** 2)  # about the mean of each group
+    few = np.where(counts > 1, counts - 1, np.nan)[:, None]
+    own = squares / few / counts[:, None]  # variance of each group's mean, from its own trajectories
+    k, spare = len(labels), max(len(both) - len(labels), 1)
+    within = squares.sum(axis=0) / spare
+    mean, error = means.mean(axis=0), np.full(both.shape[1], np.nan)
+    between = np.full(both.shape[1], np.nan)
+    if k > 1:
+        error = means.std(axis=0, ddof=1) / np.sqrt(k)
+        between = means.var(axis=0, ddof=1) - within * np.mean(1 / counts)  # a mean of means: groups count the same
+    reach = stats.t.ppf(0.975, k - 1) * error if k > 1 else error
+    tree = lambda v: unravel(jnp.asarray(v[:-1], like.dtype))
+    number = lambda v: jnp.asarray(v[-1])
+    here = np.sqrt(np.nansum(np.where(np.isnan(own), within / counts[:, None], own), axis=0)) / k
+    added = lambda v: float(np.maximum(v[:-1].sum(), 0))
+    groups = Groups(
+        labels, counts, means[:, -1], np.sqrt(own[:, -1]),
+        Variances(float(np.maximum(between[-1], 0)), float(within[-1])), Variances(added(between), added(within)),
+        number(here), tree(here),
+    )  # fmt: skip
+    second = (total(both**2) / counts[:, None]).mean(axis=0)
+    return Estimate(
+        tree(mean), tree(error), tree(second), number(mean), number(error), len(both),
+        (tree(mean - reach), tree(mean + reach)), (number(mean - reach), number(mean + reach)), None, groups,
+    )  # fmt: skip
 
 
 def unflatten(theta: Params, flat: Array) -> Params:

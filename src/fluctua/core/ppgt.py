@@ -24,7 +24,7 @@ from fluctua.core.baselines import (
 )
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
-from fluctua.core.estimate import Samples, combined, reduce_samples, unflatten
+from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
 from fluctua.core.simulate import Simulator, refuse_start
@@ -239,18 +239,18 @@ class PPGT(NamedTuple):
     def _samples(
         self, key: Array, theta: Params, count: int, first: int | None = None, table: Array | None = None
     ) -> Samples:
-        if self.method.twin:
-            return total(self.split(key, theta, count, first=first or 0))
         check.count(count)
         theta = check.parameters(theta)
-        if isinstance(self.substrate, Simulator):
-            plans = _plans(self.method)
-            flat, returns = sources.streamed_samples(
-                self.method.model, _tables(plans), plans, self.substrate, key, theta, count, first, table
-            )
-            return Samples(unflatten(theta, flat), returns)
-        k_run, _ = run_and_pilot(key)
-        return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
+        if not isinstance(self.substrate, Simulator):
+            k_run, _ = run_and_pilot(key)
+            return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
+        if self.method.twin:
+            return total(self.split(key, theta, count, first=first or 0))
+        plans = _plans(self.method)
+        flat, returns = sources.streamed_samples(
+            self.method.model, _tables(plans), plans, self.substrate, key, theta, count, first, table
+        )
+        return Samples(unflatten(theta, flat), returns)
 
     def split(
         self, key: Array, theta: Params, count: int, table: Array | None = None, *, first: int = 0
@@ -358,9 +358,10 @@ def _recorded(
     taken_at: Params | None = None,
 ) -> Samples:
     if method.means:
-        return _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
+        parts = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
+        return labelled(parts, trajectories)
     if method.twin:
-        return total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at))
+        return labelled(total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at)), trajectories)
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
@@ -368,7 +369,8 @@ def _recorded(
         check_baseline(plan, recording.count, recording.t)
     if not any(plan.needs_returns for plan in _plans(method)):
         parts = [samples for _, samples in _by_pieces(method, theta, trajectories, recording.count, block_bytes, None)]
-        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        joined = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        return labelled(joined, trajectories)
     model, tables = method.model, _tables(method[1:3])
     if any(plan.pilot for plan in _plans(method)):  # beside a baseline that looks across all trajectories
         means = jnp.stack(_means_of_halves(method, theta, trajectories, recording.count, block_bytes, None), axis=1)
@@ -376,7 +378,7 @@ def _recorded(
         of = [of_other_half if plan.pilot else plan.of for plan in method[1:3]]
         model = model._replace(baseline=of[0], initial_baseline=of[1])
     flat, returns = sources.recorded_samples(model, tables, recording, theta, block_bytes)
-    return Samples(unflatten(theta, flat), returns)
+    return labelled(Samples(unflatten(theta, flat), returns), trajectories)
 
 
 def chunked_samples(

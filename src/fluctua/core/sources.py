@@ -172,8 +172,8 @@ def pieces(
             high = min(low + size, count)
             if seen + low < cut:
                 high = min(high, cut - seen)
-            context, events = (jax.tree.map(lambda leaf: leaf[low:high], tree) for tree in chunk[2:])  # noqa: B023
-            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), context, events)
+            beside = (jax.tree.map(lambda leaf: leaf[low:high], tree) for tree in chunk[2:])  # noqa: B023
+            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), *beside)
             low = high
         seen += count
 

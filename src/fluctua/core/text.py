@@ -48,6 +48,8 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
         least, greatest = estimate.value_interval
         span = _between(float(least), float(greatest), float(estimate.value_stderr))
     lines = [f"J = {value}{span}   ({estimate.count:,} trajectories)"]
+    if estimate.groups is not None:
+        lines.append(describe_groups(estimate.groups))
     shown = np.sort(np.argsort(-z, kind="stable")[: min(most, int(known.sum()))])
     labels = names(estimate.gradient)
     room = max((len(labels[i]) for i in shown), default=0)
@@ -56,9 +58,22 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
         lines.append(f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}")
     if known.sum() > most:
         lines.append(f"  … {known.sum()} components in all; shown: the {most} furthest from zero in standard errors")
-    if intervals:
+    if estimate.groups is not None and intervals:
+        degrees = len(estimate.groups.group) - 1
+        lines.append(f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} degrees of freedom")
+    elif intervals:
         lines.append("  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples (Hall, Student)")
     return "\n".join(lines)
+
+
+def describe_groups(groups: Any) -> str:
+    """How much devices differ, beside the noise of their trajectories, and how many of those a device are enough."""
+    tau, sigma = np.sqrt(groups.returns.between), np.sqrt(groups.returns.within)
+    text = f"  {len(groups.group)} devices: J differs by {tau:.2g} between them and by {sigma:.2g} between trajectories"
+    if tau > 0:
+        enough = max(1, int(np.ceil(10 * (sigma / tau) ** 2)))
+        text += f"; {enough:,} trajectories a device are enough for a tenth of that variance"
+    return text + f"\n  of these devices alone J is known to ± {float(groups.value_stderr):.2g}"
 
 
 def _between(low: float, high: float, error: float) -> str:

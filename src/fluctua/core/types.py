@@ -174,12 +174,15 @@ class Trajectories(NamedTuple):
     context: pytree with leaves (E, ...), whatever was drawn or set once a trajectory, or None.
     events: what happened within each step, a pytree with leaves (E, T, ...), for processes whose score needs more than
     the states (`Jumps`); else None.
+    group: (E,) whole numbers, the device, the sample or the day that each is of, where the expected return is that of
+    all devices there could be. Every group then counts the same, and errors are those between groups; else None.
     """
 
     t: Array
     x: Array
     context: PyTree = None
     events: PyTree = None
+    group: Array | None = None
 
 
 class Times(NamedTuple):
@@ -200,6 +203,43 @@ class Step(NamedTuple):
     events: PyTree = None
 
 
+class Variances(NamedTuple):
+    """between: of the means of groups, τ², without what trajectories add to it. within: of one trajectory, σ²."""
+
+    between: float
+    within: float
+
+    def worthwhile(self, group: float = 1.0, trajectory: float = 1.0) -> float:
+        """Trajectories a group, n = √(c_g σ² / c_t τ²): of least variance (τ² + σ²/n)/K at a cost of K(c_g + c_t n).
+
+        Args:
+            group: c_g, what going to another group costs.
+            trajectory: c_t, what one more trajectory costs, in the same unit.
+
+        """
+        if not (group > 0 and trajectory > 0):
+            raise ValueError(f"costs must be positive; got {group!r} for a group, {trajectory!r} for a trajectory.")
+        return float(np.sqrt(group * self.within / (trajectory * self.between))) if self.between > 0 else float("inf")
+
+
+class Groups(NamedTuple):
+    """What K groups of trajectories say one by one: devices of an array, say.
+
+    group: (K,) their numbers. counts: (K,) trajectories. values, value_errors: (K,) the expected return of each.
+    returns, gradient: variances of the return, and of the gradient, summed over its components. value_stderr, stderr:
+    the errors of the value and of the gradient, with the structure of θ, if these groups were all there are.
+    """
+
+    group: np.ndarray
+    counts: np.ndarray
+    values: np.ndarray
+    value_errors: np.ndarray
+    returns: Variances
+    gradient: Variances
+    value_stderr: Array
+    stderr: Params
+
+
 class Estimate(NamedTuple):
     """A gradient and how far to trust it. The first three fields have the structure of θ.
 
@@ -208,7 +248,8 @@ class Estimate(NamedTuple):
     and its standard error. count: trajectories averaged. interval: (low, high), each with the structure of θ, that hold
     the gradient with 95 %; value_interval: the same of the value. None where only means and errors are known, as from
     the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few. natural: F⁻¹ times the
-    gradient, of estimators made by `natural`; else None.
+    gradient, of estimators made by `natural`; else None. groups: where trajectories were of several devices; errors are
+    then those of the mean over all devices of which these are a sample.
     """
 
     gradient: Params
@@ -220,6 +261,7 @@ class Estimate(NamedTuple):
     interval: tuple[Params, Params] | None = None
     value_interval: tuple[Array, Array] | None = None
     natural: Params | None = None
+    groups: Groups | None = None
 
     def __repr__(self) -> str:
         return describe_estimate(self)

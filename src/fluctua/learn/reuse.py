@@ -347,4 +347,4 @@ def _weighted(samples: Samples, weights: np.ndarray, normalised: bool) -> Sample
         mean = jnp.mean(w * v, axis=0) if normalised else 0
         return mean + w * (v - mean)
 
-    return jax.tree.map(each, samples)
+    return jax.tree.map(each, samples._replace(group=None))._replace(group=samples.group)

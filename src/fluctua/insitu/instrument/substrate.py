@@ -94,31 +94,45 @@ class Measured:
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """`count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
-        settings = jax.tree.map(np.asarray, theta)
+        trajectories, failure = self.gather(jax.tree.map(np.asarray, theta), count)
+        if failure is not None:
+            raise failure
+        assert trajectories is not None
+        return trajectories
+
+    def gather(self, settings: Params, count: int) -> tuple[Trajectories | None, InstrumentError | None]:
+        """As many good trajectories as came, up to `count`, and what kept the others from coming."""
         t, good, have, wasted = None, [], 0, 0
-        while have < count:
+        failure: InstrumentError | None = None
+        while have < count and failure is None:
             size = min(self.batch, count - have)
-            taken, usable = self._acquire(settings, size)
-            if t is not None and not np.array_equal(t, taken.t):
-                raise Refused(
-                    f"the sampling times changed within one ensemble: {len(t)} times at first, {len(taken.t)} now. "
-                    "Set the number of points and the interval when the driver connects."
-                )
+            try:
+                taken, usable = self._acquire(settings, size)
+                if t is not None and not np.array_equal(t, taken.t):
+                    raise Refused(
+                        f"the sampling times changed within one ensemble: {len(t)} times at first, {len(taken.t)} now. "
+                        "Set the number of points and the interval when the driver connects."
+                    )
+            except InstrumentError as error:
+                failure = error
+                break
             t = np.asarray(taken.t)
             good.append(taken.x[usable])
             have += int(usable.sum())
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
-                raise InstrumentError(
+                failure = InstrumentError(
                     f"{wasted} acquisitions in a row held no usable trajectory ({self.describe()}). Of the last one "
                     f"{self.reason}. Look at them"
                     + (f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them.")
                 )
+        if not have:
+            return None, failure
         x = np.concatenate(good)
         context = None if self.context is None else self.context(len(x))
         result = Trajectories(t, x, context)
         self.last = settings, result
-        return result
+        return result, failure
 
     def describe(self) -> str:
         """`1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
