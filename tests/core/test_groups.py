@@ -73,7 +73,7 @@ def test_groups_travel_with_the_trajectories():
     """Through `gradient`, with every kind of baseline, in one piece and in chunks."""
     process = fl.Process(lambda k, x, t, c: -k * x + c, lambda k, x: jnp.ones_like(x))
     objective = fl.Objective(running=lambda k, x: x[0])
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(2)
     t, x = np.linspace(0, 1, 6), rng.normal(size=(8, 6, 1)).cumsum(axis=1) * np.sqrt(0.2)
     group, context = np.arange(8) % 4, np.repeat([0.1, -0.1], 4)[:, None]
     whole = Trajectories(t, x, context, None, group)

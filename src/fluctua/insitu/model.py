@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Array, Objective, Params, Process, Trajectories
+from fluctua.core import check
+from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, Rewards, Trajectories
 from fluctua.insitu.instrument.substrate import Head
 
 
@@ -25,11 +27,12 @@ class Model(NamedTuple):
     begin at. lower, upper: bounds of the settings. probe: rng -> settings for the calibration. calibrate: from
     [(settings, trajectories), …] to a `DeviceFit`. follow: (values, settings, trajectories) -> the values after those
     trajectories; None if they stay as they are. points: samples a trajectory. head: of the recordings, so that they can
-    be estimated and calibrated by themselves; without one they hold states and settings.
+    be estimated and calibrated by themselves; without one they hold states and settings. correct: (θ, values of a
+    device) -> the settings at which it does θ, for arrays of devices that share parameters; see `corrected`.
     """
 
     process: Process
-    objective: Objective
+    objective: Objective | Rewards
     start: Params
     lower: Params
     upper: Params
@@ -38,3 +41,37 @@ class Model(NamedTuple):
     follow: Callable[[dict[str, Array], Params, Trajectories], dict[str, Array]] | None = None
     points: int | None = None
     head: Head | None = None
+    correct: Callable[[Params, dict[str, Array]], Params] | None = None
+
+
+@dataclass(frozen=True)
+class _AtSettings:
+    """A function of the settings as one of θ. place: of the calibration among its arguments. A record, so that equal
+    ones share a compilation."""
+
+    function: Callable[..., Any]
+    correct: Callable[..., Params]
+    place: int
+
+    def __call__(self, theta: Params, *state: Any) -> Any:
+        return self.function(self.correct(theta, state[self.place]), *state)
+
+
+def corrected(model: Model) -> Model:
+    """The experiment as a function of what its devices are to do, not of their settings, which follow from it.
+
+    μ(θ, x) = μ(u(θ, calibration), x) with u = `model.correct`: the process of an array of devices that differ and share
+    parameters. Start and bounds are taken for θ as they are; settings stay within them too, where `correct` sees to it.
+    """
+    if model.correct is None:
+        raise ValueError(
+            "this model does not say how a device is set to do given parameters: give `Model.correct`, or share settings."
+        )
+    process, rewards = check.process(model.process), check.objective(model.objective)
+    at = lambda function, place: None if function is None else _AtSettings(function, model.correct, place)
+    noise = process.noise
+    noise = noise._replace(product=at(noise.product, 2)) if isinstance(noise, NoiseProduct) else at(noise, 2)
+    return model._replace(
+        process=process._replace(drift=at(process.drift, 2), noise=noise, diffusion=at(process.diffusion, 2)),
+        objective=Rewards(*(at(reward, -1) for reward in rewards)),
+    )

@@ -63,6 +63,9 @@ def network_model(
         names = tuple(f"psi[{n}]" for n in range(sites))
         return Description(np.asarray(batch.t), names, "complex64", parameters=values, settings=values, **tables)
 
+    def correct(theta: Params, values: KnobValues) -> Params:
+        return knobs.settings(values, theta, {"omega": omega, "kappa": kappa})
+
     real = jnp.result_type(float)
     return Model(
         process=knobs.process(task),
@@ -75,4 +78,5 @@ def network_model(
         follow=follow if rate > 0 else None,
         points=points,
         head=head,
+        correct=correct,
     )

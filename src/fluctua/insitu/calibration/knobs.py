@@ -32,6 +32,8 @@ diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_see
 omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
 """
 
+LEAST_GAIN = 0.1
+"""Knobs with less effect are not used to correct: their gain is known too badly, and its inverse is large."""
 TRUST = 3.0
 """A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
 
@@ -39,6 +41,23 @@ TRUST = 3.0
 def parameters(values: KnobValues, settings: Mapping[str, Array]) -> dict[str, Array]:
     """ω and κ at these settings."""
     return {name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name] for name in KNOBS}
+
+
+def settings(
+    values: KnobValues, theta: Mapping[str, Array], limits: Mapping[str, tuple[float, float]]
+) -> dict[str, Array]:
+    """The settings at which ω and κ are θ, as near as the knobs go: u = (θ − offset)/gain within limits.
+
+    A gain below `LEAST_GAIN` is not divided by: the knob stays where it has no effect worth the noise.
+    """
+
+    def at(name: str) -> Array:
+        offset, gain = (jnp.asarray(values[f"{name}_{part}"]) for part in ("offset", "gain"))
+        works = jnp.abs(gain) > LEAST_GAIN
+        u = jnp.where(works, (theta[name] - offset) / jnp.where(works, gain, 1), theta[name])
+        return jnp.clip(u, *limits[name]).astype(jnp.asarray(theta[name]).dtype)
+
+    return {name: at(name) for name in theta}
 
 
 @dataclass(frozen=True)

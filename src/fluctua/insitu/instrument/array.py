@@ -71,6 +71,8 @@ class DeviceArray:
         self.wait = np.zeros(len(devices), int)  # calls until a silent device is asked again
         self.silent = np.zeros(len(devices), int)  # failures in a row
         self.refused = np.zeros(len(devices), bool)  # asking again would not help
+        self.rates: dict[int, float] = {}  # trajectories a second, as last measured
+        self.failure: InstrumentError | None = None  # the last
         self.retry = devices[0].retry
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
@@ -92,12 +94,12 @@ class DeviceArray:
             return (0 if taken is None else len(taken.x)), failure
 
         asked, missing = self._asked(), count
+        later = [int(k) for k in np.flatnonzero(~self.refused) if k not in asked]
         while missing:
             if not asked:
-                raise InstrumentError(
-                    f"none of {len(self.devices)} devices answers; {missing:,} of {count:,} trajectories are missing. "
-                    "Everything acquired so far is kept; mend one and go on with the run."
-                )
+                asked, later = later, []  # sooner than planned: the others are gone
+            if not asked:
+                raise self._none_left(f"{missing:,} of {count:,} trajectories are missing")
             shares = dict(zip(asked, split(missing, self.weights[asked]), strict=True))
             begun = self.clock()
             results = self._each({k: n for k, n in shares.items() if n}, gather)
@@ -132,7 +134,7 @@ class DeviceArray:
             self._mark(k, failure)
         self._all_different()
         if np.all(self.silent > 0):
-            raise InstrumentError(f"none of {len(self.devices)} devices could be made ready; `incidents` say why.")
+            raise self._none_left("none could be made ready")
 
     def health(self) -> list[DeviceHealth]:
         """How each device is."""
@@ -208,14 +210,22 @@ class DeviceArray:
             return
         if not self.silent[k]:
             self.report(Incident(DOWN, 0, f"{name} is left out, its share goes to the others: {failure}"))
-        self.wait[k] = min(2 ** self.silent[k], LONGEST_WAIT) + 1
+        self.failure = failure
+        self.wait[k] = min(2 ** self.silent[k], LONGEST_WAIT)
         self.silent[k] += 1
         self.refused[k] = isinstance(failure, Refused)
 
+    def _none_left(self, what: str) -> InstrumentError:
+        kind = Refused if self.refused.all() else InstrumentError
+        return kind(
+            f"none of {len(self.devices)} devices answers: {what}. The last said: {self.failure} Everything acquired so "
+            "far is kept; mend one and go on with the run."
+        )
+
     def _rate(self, k: int, rate: float) -> float:
         """The weight of a device that ran so many trajectories a second."""
-        self._rates = {**getattr(self, "_rates", {}), k: rate}
-        relative = rate / float(np.median([*self._rates.values()]))
+        self.rates[k] = rate
+        relative = rate / float(np.median([*self.rates.values()]))
         return float(relative) if not 1 / STEADY < relative / self.weights[k] < STEADY else float(self.weights[k])
 
     def _all_different(self) -> None:
