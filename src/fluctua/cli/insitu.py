@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from fluctua.cli.common import EXPECTED, fail, free_folder
 if TYPE_CHECKING:
     from fluctua.insitu import Model, VirtualBench
     from fluctua.insitu.bench.demo import Result
+    from fluctua.insitu.bench.population import Comparison
     from fluctua.insitu.training import Plan, Rows
 
 app = typer.Typer(no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
@@ -34,6 +36,9 @@ def demo(
     trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
     baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin (the calibrated drift)")] = "twin",
     seed: Annotated[int, typer.Option(help="of the box, so of its hidden disorder")] = 3,
+    devices: Annotated[
+        int, typer.Option(min=1, max=32, help="several boxes that differ, trained alone and together, four held out")
+    ] = 1,
     fault_rate: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="probability that an acquisition goes wrong")
     ] = 0.0,
@@ -50,6 +55,9 @@ def demo(
     from fluctua.insitu.training import Plan
     from fluctua.plot.training import draw_in_situ
 
+    if devices > 1:
+        _demo_of_many(devices, out, iterations, trajectories, baseline, seed, fault_rate, record, figure)
+        return
     out = free_folder("insitu-demo") if out is None else out
     try:
         plan = Plan(
@@ -72,11 +80,62 @@ def demo(
         typer.echo(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
 
 
+def _demo_of_many(
+    devices: int,
+    out: Path | None,
+    iterations: int,
+    trajectories: int,
+    baseline: str,
+    seed: int,
+    fault_rate: float,
+    record: bool,
+    figure: Path | None,
+) -> None:
+    """Boxes that differ: trained one alone, together at the same settings, and with settings corrected for each."""
+    from fluctua.insitu.bench import population
+    from fluctua.insitu.bench.device import Sheet
+    from fluctua.insitu.training import Plan
+    from fluctua.plot.training import draw_population
+
+    out = free_folder("insitu-array") if out is None else out
+    try:
+        plan = Plan(
+            iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
+        )
+        typer.echo(_opening(plan))
+        warnings.showwarning = _note
+        result = population.compare(
+            out, devices=devices, sheet=Sheet(seed=seed), plan=plan, say=typer.echo, report=_tell,
+            bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
+        )  # fmt: skip
+    except EXPECTED as error:
+        fail(str(error))
+    typer.echo(_table_of_many(result))
+    picture = figure or out / "array.png"
+    draw_population(result).savefig(picture, dpi=150)
+    typer.echo(f"figure     {picture}   numbers   {out / 'array.csv'}")
+
+
+def _table_of_many(result: Comparison) -> str:
+    from fluctua.core.text import with_error
+
+    k, names = result.devices, {"before": "before training", "one device": "trained on box 1, carried over"}
+    names |= {"settings": "trained together, the same settings", "parameters": "trained together, settings corrected"}
+    lines = ["", f"J measured on   {'':<23} box 1   {f'boxes 1 to {k}, mean':<20} boxes that took no part"]
+    for design in result.designs:
+        together, others = (with_error(*design.over(which)) for which in (slice(0, k), slice(k, None)))
+        lines.append(f"  {names[design.name]:<36} {design.levels[0].J:>6.3f}   {together:<20} {others}")
+    return "\n".join([*lines, "", "± is the standard error between boxes."])
+
+
 @app.command()
 def train(
     context: typer.Context,
     address: Annotated[
-        str | None, typer.Argument(help="tcp://HOST:PORT or a VISA resource; not needed with --resume")
+        list[str] | None,
+        typer.Argument(
+            help="tcp://HOST:PORT or a VISA resource; several are trained together; not needed with --resume"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the folder of the run")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
@@ -91,12 +150,19 @@ def train(
     attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 30.0,
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk")] = True,
+    share: Annotated[
+        str,
+        typer.Option(
+            help="of several devices: settings (the same for all) or parameters (settings corrected by calibration)"
+        ),
+    ] = "settings",
 ) -> None:
     """Calibrate and train the instrument at ADDRESS, which speaks the commands of docs/virtual_bench.md.
 
     Failures of the line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
     Ctrl-C or a kill loses the iteration at hand; --resume goes on.
     """
+    from fluctua.core.text import describe_groups
     from fluctua.insitu import training as loop
     from fluctua.insitu.bench.driver import VirtualBench
     from fluctua.insitu.training import Plan
@@ -106,27 +172,28 @@ def train(
             _refuse_changes(context)
             plan, folder = loop.read_plan(resume), resume
             points = plan.points
-            address = address or plan.address
-        elif address is None or out is None:
+            where = address or plan.address.split()
+        elif not address or out is None:
             raise ValueError("give the address of an instrument and --out FOLDER; or --resume FOLDER.")
         else:
-            folder = out
+            folder, where = out, address
             plan = Plan(
                 iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
-                learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record, address=address,
-                points=points,
+                learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
+                address=" ".join(address), points=points, share=share,
             )  # fmt: skip
         warnings.showwarning = _note
-        where = address
-        connect = lambda: VirtualBench(where, points=points, timeout=timeout)
-        model = _model_of(connect, points, plan.attempts)
+        each = [partial(VirtualBench, one, points=points, timeout=timeout) for one in where]
+        connect = each if len(each) > 1 else each[0]
+        model = _model_of(each, points, plan.attempts)
         if resume is not None:
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
             rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
         else:
             typer.echo(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
-        done = [row for row, _ in _shown(rows, plan)]
+        pairs = list(_shown(rows, plan))
+        done, ended = [row for row, _ in pairs], [record for _, record in pairs]
     except KeyboardInterrupt:
         typer.echo(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
         raise typer.Exit(130) from None
@@ -138,14 +205,28 @@ def train(
     last = done[-1]
     typer.echo(f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the instrument")
     typer.echo(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
-    typer.echo(f"what the instrument is like   {folder / 'calibration.txt'}")
+    typer.echo(
+        f"what the instrument is like   {folder / ('calibration.txt' if len(where) == 1 else 'calibration-*.txt')}"
+    )
+    if (groups := ended[-1].estimate.groups) is not None:
+        typer.echo(describe_groups(groups))
 
 
 def _refuse_changes(context: typer.Context) -> None:
     """Options that a resumed run would not follow are not passed over in silence."""
     changed = [
         f"--{name.replace('_', '-')}"
-        for name in ("out", "trajectories", "learning_rate", "probes", "baseline", "points", "attempts", "record")
+        for name in (
+            "out",
+            "trajectories",
+            "learning_rate",
+            "probes",
+            "baseline",
+            "points",
+            "attempts",
+            "record",
+            "share",
+        )
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
     if changed:
@@ -155,23 +236,37 @@ def _refuse_changes(context: typer.Context) -> None:
         )
 
 
-def _model_of(connect: Callable[[], VirtualBench], points: int, attempts: int) -> Model:
-    """The network that the instrument says it is. A garbled answer is asked for again, a line that is dead is not."""
-    from fluctua import tcmt
-    from fluctua.insitu import Garbled, network_model
+def _model_of(connects: Sequence[Callable[[], VirtualBench]], points: int, attempts: int) -> Model:
+    """The network that the instrument says it is, the first of several that answers.
 
-    for left in reversed(range(attempts)):
+    A garbled answer is asked for again, a line that is dead is not.
+    """
+    from fluctua import tcmt
+    from fluctua.insitu import InstrumentError, Refused, network_model
+
+    for left, connect in zip(reversed(range(len(connects))), connects, strict=True):
         try:
-            instrument = connect()
+            instrument = _answering(connect, attempts)
             break
-        except Garbled as error:
-            if not left:
+        except InstrumentError as error:
+            if not left or isinstance(error, Refused):
                 raise
             _note(str(error))
     sheet = instrument.description
     instrument.close()
     network = tcmt.rectangular(sheet.rows, sheet.columns, sigma_w=sheet.sigma_w)
     return network_model(network, interval=sheet.interval, points=points)
+
+
+def _answering(connect: Callable[[], VirtualBench], attempts: int) -> VirtualBench:
+    from fluctua.insitu import Garbled
+
+    for _ in range(attempts - 1):
+        try:
+            return connect()
+        except Garbled as error:
+            _note(str(error))
+    return connect()
 
 
 def _visa_if_there() -> Any:

@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,10 @@ def virtual_bench(
     ),
     lattice: Annotated[str, typer.Option(help="rows x columns")] = "3x4",
     seed: Annotated[int, typer.Option(help="of the box: its hidden disorder, and its noise")] = 0,
+    devices: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="boxes, each with its own disorder (seed, seed + 1, …), on ports in a row"),
+    ] = 1,
     interval: Annotated[float, typer.Option(help="between two samples")] = 0.01,
     oversample: Annotated[int, typer.Option(help="simulation steps in a sampling interval")] = 10,
     disorder: Annotated[float, typer.Option(help="of the resonance frequencies, standard deviation")] = 0.4,
@@ -34,8 +40,8 @@ def virtual_bench(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="KIND@ACQUISITION, such as drop@3; may be repeated. drop, stall, short, nan, clip, reboot, brownout, "
-            "dead, frozen, random"
+            help="KIND@ACQUISITION, such as drop@3, or 2:drop@3 of the second box alone; may be repeated. drop, stall, "
+            "short, nan, clip, reboot, brownout, dead, frozen, random"
         ),
     ] = None,
     fault_rate: Annotated[
@@ -59,21 +65,35 @@ def virtual_bench(
             kappa_disorder=kappa_disorder, gain_error=gain_error, ageing=ageing, readout=readout, adc_range=adc_range,
             bits=bits,
         )  # fmt: skip
-        bench = Bench(sheet, Plan(tuple(map(parse, fault or [])), rate=fault_rate, seed=seed))
-        if not 0 <= port < 2**16:
-            raise ValueError(f"--port must be 0 to 65535; got {port}.")
+        faults = [(_device(text, devices), parse(text.rpartition(":")[2])) for text in fault or []]
+        benches = [
+            Bench(
+                replace(sheet, seed=seed + k),
+                Plan(tuple(f for which, f in faults if which in (None, k)), rate=fault_rate, seed=seed + k),
+            )
+            for k in range(devices)
+        ]
+        if not 0 <= port <= 2**16 - devices:
+            raise ValueError(f"--port must be 0 to {2**16 - devices}; got {port}.")
     except EXPECTED as error:
         fail(str(error))
+    numbers: dict[int, int] = {}
 
-    def listening(number: int) -> None:
-        typer.echo(f"listening on TCPIP::{host}::{number}::SOCKET   (tcp://{host}:{number})")
-        typer.echo(f"{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. Ctrl-C stops it.")
+    def listening(k: int, number: int) -> None:
+        numbers[k] = number
+        if len(numbers) < devices:
+            return
+        for _, at in sorted(numbers.items()):
+            typer.echo(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
+        of = "" if devices == 1 else f"{devices} boxes, each a "
+        typer.echo(f"{of}{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. Ctrl-C stops it.")
         if host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("It can be reached from other machines, and has no password.")
         sys.stdout.flush()
 
     async def main() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(serve(Server(bench), host, port, listening))
+        each = (serve(Server(bench), host, port and port + k, partial(listening, k)) for k, bench in enumerate(benches))
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.gather(*each))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         if attached:
@@ -87,6 +107,16 @@ def virtual_bench(
         asyncio.run(main())
     except OSError as error:
         fail(_why_not(error, host, port))
+
+
+def _device(text: str, devices: int) -> int | None:
+    """Which box a fault is of; None for all."""
+    which, colon, _ = text.rpartition(":")
+    if not colon:
+        return None
+    if not which.isdigit() or not 1 <= int(which) <= devices:
+        raise ValueError(f"a fault of one box is NUMBER:KIND@ACQUISITION, NUMBER 1 to {devices}; got {text!r}.")
+    return int(which) - 1
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:

@@ -358,8 +358,8 @@ def _recorded(
     taken_at: Params | None = None,
 ) -> Samples:
     if method.means:
-        parts = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
-        return labelled(parts, trajectories)
+        samples = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
+        return labelled(samples, trajectories)
     if method.twin:
         return labelled(total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at)), trajectories)
     theta = check.parameters(theta)

@@ -11,11 +11,12 @@ from fluctua.insitu.calibration.table import Applied, NoiseTable, apply_calibrat
 from fluctua.insitu.continuing import Stretches, estimate_continuing, stretches
 from fluctua.insitu.estimating import estimate
 from fluctua.insitu.hidden import Visibility, visibility
+from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth, array
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Retry, measured
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
-from fluctua.insitu.model import DeviceFit, Model
+from fluctua.insitu.model import DeviceFit, Model, corrected
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.recording.conversion import Converted, convert
 from fluctua.insitu.recording.description import Description, EventKinds
@@ -33,7 +34,9 @@ __all__ = [
     "Calibration",
     "Converted",
     "Description",
+    "DeviceArray",
     "DeviceFit",
+    "DeviceHealth",
     "DriftFit",
     "EventKinds",
     "FileAdvice",
@@ -65,10 +68,12 @@ __all__ = [
     "advise_file",
     "append_to",
     "apply_calibration",
+    "array",
     "begin",
     "calibrate",
     "connect",
     "convert",
+    "corrected",
     "create",
     "describe",
     "estimate",

@@ -46,8 +46,7 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class _AtSettings:
-    """A function of the settings as one of θ. place: of the calibration among its arguments. A record, so that equal
-    ones share a compilation."""
+    """A function of the settings as one of θ; equal ones share a compilation. place: of the calibration after θ."""
 
     function: Callable[..., Any]
     correct: Callable[..., Params]
@@ -65,10 +64,15 @@ def corrected(model: Model) -> Model:
     """
     if model.correct is None:
         raise ValueError(
-            "this model does not say how a device is set to do given parameters: give `Model.correct`, or share settings."
+            "this model does not say how a device is set to do given parameters: it has no `correct`. Give one, or let "
+            "the devices share settings."
         )
     process, rewards = check.process(model.process), check.objective(model.objective)
-    at = lambda function, place: None if function is None else _AtSettings(function, model.correct, place)
+    correct = model.correct
+
+    def at(function: Any, place: int) -> Any:
+        return None if function is None else _AtSettings(function, correct, place)
+
     noise = process.noise
     noise = noise._replace(product=at(noise.product, 2)) if isinstance(noise, NoiseProduct) else at(noise, 2)
     return model._replace(

@@ -5,6 +5,9 @@ parameters.h5   the settings over time        (fluctua.store.course)
 recordings/     every batch, bad ones too     incidents.csv  what went wrong, and what it cost
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
 calibration.txt what the probes said of the instrument, before the training
+devices.csv     how each device was           (fluctua.insitu.devices)
+
+With several devices recordings are in recordings/device-1/, … and calibrations are calibration-1.txt, …
 
 `begin(connect, model, Plan(iterations=60), folder)` yields a row and a record an iteration; `resume(connect, model,
 folder)` goes on after a stop.
@@ -16,13 +19,13 @@ import csv
 import dataclasses
 import json
 import secrets
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,11 +34,13 @@ import optax
 from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
-from fluctua.core.types import Estimator, PyTree
+from fluctua.core.types import Estimator
+from fluctua.insitu.devices import Device, Table
+from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
-from fluctua.insitu.instrument.protocol import Instrument
-from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Retry, measured
-from fluctua.insitu.model import Model
+from fluctua.insitu.instrument.protocol import Instrument, Refused
+from fluctua.insitu.instrument.substrate import Incident, Measured, Retry
+from fluctua.insitu.model import Model, corrected
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
@@ -47,14 +52,15 @@ from fluctua.store.journal import Journal, Keep, Step
 
 Rows = Iterator[tuple[Row, Record]]
 Connect = Callable[[], Instrument]
+Connects = Connect | Sequence[Connect]
+"""One instrument, or several that are trained together."""
 MakeEstimator = Callable[..., Estimator]
 """(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`."""
 
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift."""
 
-CALIBRATION = "calibration/"
-CUT_OFF = "cut off"
+SHARES = ("settings", "parameters")
 KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
 """A checkpoint after every row: what an instrument measured cannot be had again."""
 
@@ -66,7 +72,10 @@ class Plan:
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
     baseline: one of `BASELINES`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
-    kept on disk. points, address: of the instrument, for resuming.
+    kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by spaces.
+
+    Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
+    each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
     """
 
     iterations: int = 100
@@ -83,8 +92,13 @@ class Plan:
     record: bool = True
     points: int = 601
     address: str = ""
+    share: str = "settings"
+    rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(self.rates))
+        if self.share not in SHARES:
+            raise ValueError(f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}.")
         for name, least in (("iterations", 0), ("trajectories", 2), ("probes", 2), ("probe_trajectories", 2),
                             ("batch", 1), ("attempts", 1)):  # fmt: skip
             value = getattr(self, name)
@@ -96,7 +110,7 @@ class Plan:
 
 
 def begin(
-    connect: Connect,
+    connect: Connects,
     model: Model,
     plan: Plan,
     folder: str | Path,
@@ -107,7 +121,8 @@ def begin(
     """Calibrate and train into a new folder.
 
     Args:
-        connect: opens the instrument; called again after every failure.
+        connect: opens the instrument; called again after every failure. A list of such trains several devices
+            together (`fluctua.insitu.array`).
         model: of the instrument: process, objective, bounds, and how to calibrate.
         plan: what to do.
         folder: where; it must be empty or not exist.
@@ -117,16 +132,16 @@ def begin(
 
     """
     place, run = _place(folder), secrets.token_hex(8)
-    session = _Session(model, plan, estimator, place, report)
+    session = _Session(connect, model, plan, estimator, place, report)
     book = journal.create(
         place, _settings(plan, run), run, session.beginning(), journal.named_leaves, need=_space(plan), keep=KEEP
     )
-    session.open(connect)
+    session.open()
     return _rows(session, book, session.beginning())
 
 
 def resume(
-    connect: Connect,
+    connect: Connects,
     model: Model,
     folder: str | Path,
     *,
@@ -140,7 +155,7 @@ def resume(
     iterations the learning rate follows the cosine of that number from here on.
 
     Args:
-        connect: opens the instrument.
+        connect: opens the instrument, or each of several, in the same order.
         model: of the instrument.
         folder: of the run.
         iterations: how many in all, if not as planned.
@@ -154,7 +169,7 @@ def resume(
         plan, run = _read(place)
         if iterations is not None:
             plan = dataclasses.replace(plan, iterations=iterations)
-        session = _Session(model, plan, estimator, place, report)
+        session = _Session(connect, model, plan, estimator, place, report)
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
         run = run or secrets.token_hex(8)
         state = journal.standing(place, run, session.beginning(), warn)
@@ -164,7 +179,7 @@ def resume(
         book = journal.reopen(
             place, lock, _settings(plan, run), run, state, journal.named_leaves, keep=KEEP, report=warn
         )
-        session.open(connect)
+        session.open()
         return _rows(session, book, state)
 
 
@@ -195,14 +210,34 @@ def _space(plan: Plan) -> int:
     return 2**22 + 200 * plan.iterations
 
 
+def _check_share(plan: Plan, model: Model, devices: int) -> None:
+    """Refuse a plan that does not fit the number of devices, before there is a folder."""
+    if devices < 1:
+        raise ValueError("`connect` must open one instrument at least; got an empty list.")
+    if plan.rates and len(plan.rates) != devices:
+        raise ValueError(f"`rates` must be one a device, {devices}; got {len(plan.rates)}.")
+    if plan.share == "parameters":
+        if devices == 1:
+            raise ValueError("`share` = 'parameters' is of several devices; one was given.")
+        corrected(model)
+    if devices > 1 and plan.trajectories < 2 * devices:
+        raise ValueError(
+            f"`trajectories` must be {2 * devices} at least, two for each of {devices} devices; got "
+            f"{plan.trajectories}."
+        )
+
+
 class _Session:
     """What one process holds while it trains. The instrument comes with `open`, once the folder is ours."""
 
-    substrate: Measured
+    substrate: Measured | DeviceArray
     estimator: Estimator
+    devices: list[Device]
+    table: Table
 
     def __init__(
         self,
+        connect: Connects,
         model: Model,
         plan: Plan,
         make: MakeEstimator | None,
@@ -210,11 +245,12 @@ class _Session:
         report: Callable[[Incident], None],
     ):
         self.model, self.plan, self.place, self.report = model, plan, place, report
+        self.connects = [connect] if callable(connect) else list(connect)
+        _check_share(plan, model, len(self.connects))
         self.make = partial(ppgt, baseline=plan.baseline) if make is None else make
-        self.calibration: dict[str, Any] = {}
         self.iteration = "calibration"
         self.incidents: list[Incident] = []
-        self.guard = ResidualGuard(model.process)
+        self.lock = threading.Lock()  # devices of an array report from threads of their own
         decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
         self.rule = optax.with_extra_args_support(optax.adam(decay))
         self.project = box(model.lower, model.upper)
@@ -224,21 +260,43 @@ class _Session:
         theta = self.project(self.model.start)
         return begin_state(theta, self.rule.init(theta))
 
-    def open(self, connect: Connect) -> None:
-        """The instrument as a substrate, and the estimator that uses it."""
-        plan = self.plan
-        self.substrate = measured(
-            connect,
-            batch=plan.batch,
-            retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause),
-            archive=Archive(self.place.path / "recordings", self.model.head) if plan.record else None,
-            guard=self.guard,
-            report=self.note,
-        )
-        self.estimator = as_estimator(self.make(self.model.process, self.model.objective, self.substrate))
+    def open(self) -> None:
+        """The instruments as a substrate, and the estimator that uses it."""
+        plan, model, several = self.plan, self.model, len(self.connects) > 1
+        guard = ResidualGuard(model.process)
+        self.devices = [
+            Device(
+                one, model, guard.another(), probes=(plan.probes, plan.probe_trajectories, plan.seed),
+                folder=self.place.path, recordings="recordings" if plan.record else None, place=several and k + 1,
+                batch=plan.batch, retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause), report=self.note,
+            )
+            for k, one in enumerate(self.connects)
+        ]  # fmt: skip
+        self.table = Table(self.place.path, self.devices)
+        self.substrate = self.devices[0].substrate
+        if several:
+            correct = model.correct if plan.share == "parameters" else None
+            model = corrected(model) if correct else model
+            self.substrate = DeviceArray(
+                [device.substrate for device in self.devices], share=correct, rates=plan.rates or None,
+                prepare=self.prepare, report=self.note,
+            )  # fmt: skip
+        self.estimator = as_estimator(self.make(model.process, model.objective, self.substrate))
+
+    def prepare(self, k: int) -> None:
+        """Calibrate a device of several that is not yet: it may have been silent before."""
+        if not self.devices[k].calibration:
+            try:
+                self.devices[k].calibrate()
+            except ValueError as error:  # one device that cannot be calibrated does not end the training of the others
+                raise Refused(f"it cannot be calibrated: {error}") from error
 
     def note(self, incident: Incident) -> None:
         """To the file, and to whoever wants to know."""
+        with self.lock:
+            self._note(incident)
+
+    def _note(self, incident: Incident) -> None:
         self.incidents.append(incident)
         path = self.place.path / "incidents.csv"
         fresh = not path.exists()
@@ -258,61 +316,47 @@ class _Session:
         return "; ".join(f"{n} {kind}" for kind, n in count.items())
 
     def calibrate(self) -> None:
-        """Trajectories at random settings, and what they say of the instrument."""
-        rng, runs = np.random.default_rng(self.plan.seed), []
-        for _ in range(self.plan.probes):
-            settings = self.model.probe(rng)
-            runs.append((settings, self.substrate(None, settings, self.plan.probe_trajectories)))
-        fit = self.model.calibrate(runs)
-        self.calibration = fit.values
-        self.guard.calibrate(runs, fit.values)
-        if fit.report:
-            checkpoint.replace(self.place.path / "calibration.txt", fit.report.encode())
-
-    def follow(self) -> None:
-        """The calibration of the iterations to come, from the trajectories of this one."""
-        if self.model.follow is not None and self.substrate.last is not None:
-            self.calibration = self.model.follow(self.calibration, *self.substrate.last)
-
-    def context(self, count: int) -> PyTree:
-        """The calibration, a row a trajectory."""
-        return jax.tree.map(lambda v: np.broadcast_to(np.asarray(v), (count, *np.shape(v))), self.calibration)
+        """Trajectories at random settings, and what they say of each instrument."""
+        for device in self.devices:
+            device.count_cut_off(0)
+        if isinstance(self.substrate, DeviceArray):
+            self.substrate.prepared()
+        else:
+            self.devices[0].calibrate()
 
     def spent(self) -> int:
-        """Trajectories that the instrument ran, discarded ones included."""
+        """Trajectories that the instruments ran, discarded ones included."""
         return sum(n for kind, n in self.substrate.counts.items() if kind != "failures")
 
+    def health(self) -> list[DeviceHealth]:
+        """How each device is."""
+        if isinstance(self.substrate, DeviceArray):
+            return self.substrate.health()
+        return DeviceArray([self.substrate]).health()
+
     def arrays(self) -> dict[str, np.ndarray]:
-        """Calibration, counts and what is known of the instrument, for a checkpoint."""
-        archive = self.substrate.archive
-        calibration = {CALIBRATION + name: np.asarray(v) for name, v in self.calibration.items()}
-        return (
-            calibration
-            | self.substrate.memory()
-            | {
-                "counts": np.array(json.dumps(self.substrate.counts)),
-                "batches": np.array(archive.number if archive else 0),
-            }
-        )
+        """Calibrations, counts and what is known of the instruments, for a checkpoint."""
+        kept = {name: array for device in self.devices for name, array in device.arrays().items()}
+        if isinstance(self.substrate, DeviceArray):
+            kept |= self.substrate.memory() | {"counts": np.array(json.dumps(self.substrate.counts))}
+        return kept
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Put the `arrays` of a checkpoint back."""
-        self.substrate.counts = Counter(json.loads(str(arrays["counts"])))
-        self.substrate.remember(arrays)
-        self.count_cut_off(int(arrays["batches"]))
-        self.calibration = {n.removeprefix(CALIBRATION): v for n, v in arrays.items() if n.startswith(CALIBRATION)}
-
-    def count_cut_off(self, batches: int) -> None:
-        """Batches that came after a checkpoint, which knew of so many, were spent and are measured again."""
-        archive = self.substrate.archive
-        lost = archive.trajectories_since(batches) if archive else 0
-        if lost:
-            self.substrate.counts[CUT_OFF] += lost
-            self.note(Incident(CUT_OFF, lost, f"{lost} trajectories of what was cut off are kept and not used"))
+        several = isinstance(self.substrate, DeviceArray)
+        if several != ("array/wait" in arrays):
+            was, now = ("one device", "several") if several else ("several devices", "one")
+            raise ValueError(f"the run is of {was}, and {now} was given. Go on with the same, or begin another run.")
+        if isinstance(self.substrate, DeviceArray):
+            self.substrate.remember(arrays)
+        for device in self.devices:
+            device.load(arrays)
 
     def step(self, state: State, record: Record) -> Step:
         """A record as a row, and the calibration that follows from it."""
-        self.follow()
+        for device in self.devices:
+            device.follow()
+        self.table.add(state.row, self.health(), record.estimate.groups)
         row = journal.row_of(state.row, record, self.event())._replace(trajectories=self.spent())
         self.iteration = str(record.iteration + 1)
         further = self.arrays()
@@ -334,18 +378,18 @@ def _rows(session: _Session, book: Journal, state: State) -> Rows:
             if "counts" in state.further:
                 session.load(state.further)
             else:
-                session.count_cut_off(0)
                 session.calibrate()
                 state = dataclasses.replace(state, further=session.arrays())
                 with runfolder.explained(book.place):
                     book.save(state)
             if state.memory:
                 session.estimator.restore(state.memory, state.now.theta)
-            session.substrate.context = session.context
+            session.table.open(state.row)
         except BaseException:
             book.close(None)
             raise
         over = lambda state: "planned" if state.now.iteration >= session.plan.iterations else ""
         yield from book.rows(state, session.records, session.step, over)
     finally:
+        session.table.close()
         session.substrate.close()

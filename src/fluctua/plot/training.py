@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fluctua.core.types import Params
 from fluctua.insitu.bench.demo import Result
+from fluctua.insitu.bench.population import Comparison
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import LOOK, WIDTH, save
 from fluctua.runs.reading import History, Run, effective, read_history, read_run
@@ -151,4 +152,33 @@ def draw_in_situ(result: Result) -> Figure:
             xlim=(0, end),
             ylim=(0, 1.08 * top),
         )
+    return figure
+
+
+DESIGNS = {
+    "before": "before\ntraining",
+    "one device": "trained on\nbox 1 alone",
+    "settings": "trained together,\nsame settings",
+    "parameters": "trained together,\nsettings corrected",
+}
+
+
+def draw_population(result: Comparison) -> Figure:
+    """J of every box after each way of training: those that were trained on the left, those that were not beside."""
+    with mpl.rc_context({**LOOK, "font.size": 9, "axes.labelsize": 9, "legend.fontsize": 8}):
+        figure = Figure(figsize=(6.0, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for label, boxes, shift, colour, mark in (
+            ("boxes that were trained, and their mean", slice(0, result.devices), -0.14, LEVELS["in situ"], "o"),
+            ("boxes that took no part, and their mean", slice(result.devices, None), 0.14, LEVELS["nominal"], "s"),
+        ):
+            for place, design in enumerate(result.designs):
+                each = np.array([level.J for level in design.levels[boxes]])
+                spread = 0.07 * np.linspace(-1, 1, len(each)) if len(each) > 1 else np.zeros(1)
+                axes.plot(place + shift + spread, each, mark, ms=3.5, color=colour, alpha=0.6, mec="none")
+                ends = place + shift + np.array([-0.1, 0.1])
+                axes.plot(ends, 2 * [each.mean()], color=colour, lw=2, label=label if place == 0 else None)
+        axes.set_xticks(range(len(result.designs)), [DESIGNS[design.name] for design in result.designs])
+        axes.set(ylabel="transmitted power $J$, measured", ylim=(0, None), xlim=(-0.4, len(result.designs) - 0.6))
+        axes.legend(loc="upper left")
     return figure

@@ -27,24 +27,29 @@ def columns(theta: Mapping[str, np.ndarray]) -> list[str]:
 
 def header(theta: Mapping[str, np.ndarray]) -> str:
     """The first line."""
-    return _line(columns(theta))
+    return line(columns(theta))
 
 
 def append(file: IO[str], row: int, gradient: Mapping[str, np.ndarray], stderr: Mapping[str, np.ndarray]) -> None:
     """One more row, visible to readers at once."""
     norm = lambda array: f"{np.sqrt(np.sum(np.square(np.asarray(array, np.float64)))):.5g}"
     pairs = [(norm(gradient[name]), norm(stderr[name])) for name in [*gradient][:MOST]]
-    file.write(_line([str(row), *(cell for pair in pairs for cell in pair)]))
+    file.write(line([str(row), *(cell for pair in pairs for cell in pair)]))
     file.flush()
 
 
 def truncate(path: Path, theta: Mapping[str, np.ndarray], last: int) -> None:
     """Leave rows 0 … last; begin anew where the file is missing or of other columns."""
-    names, rows = read(path) if path.is_file() else ([], np.zeros((0, 0)))
-    kept = header(theta)
-    if names == columns(theta):
+    truncate_rows(path, columns(theta), last)
+
+
+def truncate_rows(path: Path, names: list[str], last: int) -> None:
+    """The same of any table of numbers whose first column is `row`."""
+    known, rows = read(path) if path.is_file() else ([], np.zeros((0, 0)))
+    kept = line(names)
+    if known == names:
         kept += "".join(
-            _line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)]) for row in rows if row[0] <= last
+            line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)]) for row in rows if row[0] <= last
         )
     replace(path, kept.encode())
 
@@ -64,7 +69,8 @@ def read(path: Path) -> tuple[list[str], np.ndarray]:
     return names, rows
 
 
-def _line(cells: list[str]) -> str:
+def line(cells: list[str]) -> str:
+    """Cells as a line of a table."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()

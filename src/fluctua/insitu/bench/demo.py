@@ -65,17 +65,21 @@ class Result(NamedTuple):
 
 
 @contextlib.contextmanager
-def bench_process(*options: str) -> Iterator[tuple[str, int]]:
-    """`fluctua virtual-bench` as a process of its own, on a port that the system chose; (host, port)."""
-    command = [sys.executable, "-m", "fluctua", "virtual-bench", "--port", "0", "--attached", *options]
+def bench_processes(devices: int, *options: str) -> Iterator[list[tuple[str, int]]]:
+    """`fluctua virtual-bench` as a process of its own, on ports that the system chose; (host, port) of each box."""
+    words = ["--port", "0", "--attached", "--devices", str(devices), *options]
+    command = [sys.executable, "-m", "fluctua", "virtual-bench", *words]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        first = process.stdout.readline()
-        if "listening on" not in first:
-            raise RuntimeError(f"the virtual bench did not start; it said {first!r}.")
-        _, host, port, _ = first.split()[2].split("::")
-        yield host, int(port)
+        places = []
+        for _ in range(devices):
+            line = process.stdout.readline()
+            if "listening on" not in line:
+                raise RuntimeError(f"the virtual bench did not start; it said {line!r}.")
+            _, host, port, _ = line.split()[2].split("::")
+            places.append((host, int(port)))
+        yield places
     finally:
         assert process.stdin is not None
         process.stdin.close()  # its sign to stop, also if this process is killed
@@ -84,6 +88,13 @@ def bench_process(*options: str) -> Iterator[tuple[str, int]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def bench_process(*options: str) -> Iterator[tuple[str, int]]:
+    """One box; (host, port)."""
+    with bench_processes(1, *options) as places:
+        yield places[0]
 
 
 class Exact(NamedTuple):
@@ -166,7 +177,7 @@ def run(
         discarded[incident.kind] += incident.trajectories
         report(incident)
 
-    with bench_process(*_options(sheet), *bench_options) as (host, port):
+    with bench_process(*sheet_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
         connect = lambda: VirtualBench(where, points=points, timeout=10.0)
@@ -203,7 +214,7 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
     return model._replace(calibrate=calibrate, follow=model.follow and follow)
 
 
-def _options(sheet: device.Sheet) -> list[str]:
+def sheet_options(sheet: device.Sheet) -> list[str]:
     """The command line of a bench with this sheet."""
     words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
     for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing", "readout",

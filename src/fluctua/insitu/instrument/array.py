@@ -106,8 +106,9 @@ class DeviceArray:
             for k, (came, failure, ended) in results.items():
                 missing -= came
                 self._mark(k, failure)
-                if failure is None and not self.known:
-                    self.weights[k] = self._rate(k, came / max(ended - begun, 1e-9))
+                if failure is None:
+                    self.rates[k] = came / max(ended - begun, 1e-9)
+            self._weigh()
             asked = [k for k in asked if not self.silent[k]]
         self._all_different()
         for k, parts in pieces.items():
@@ -218,15 +219,19 @@ class DeviceArray:
     def _none_left(self, what: str) -> InstrumentError:
         kind = Refused if self.refused.all() else InstrumentError
         return kind(
-            f"none of {len(self.devices)} devices answers: {what}. The last said: {self.failure} Everything acquired so "
-            "far is kept; mend one and go on with the run."
+            f"none of {len(self.devices)} devices answers: {what}. The last said: {self.failure} What was acquired is "
+            "kept; mend one and go on with the run."
         )
 
-    def _rate(self, k: int, rate: float) -> float:
-        """The weight of a device that ran so many trajectories a second."""
-        self.rates[k] = rate
-        relative = rate / float(np.median([*self.rates.values()]))
-        return float(relative) if not 1 / STEADY < relative / self.weights[k] < STEADY else float(self.weights[k])
+    def _weigh(self) -> None:
+        """Shares by the rates, once one of them has changed by more than a clock's noise."""
+        if self.known or len(self.rates) < 2:
+            return
+        known = np.array([*self.rates])
+        relative = np.array([*self.rates.values()]) / np.median([*self.rates.values()])
+        change = relative / self.weights[known]
+        if change.max() / change.min() > STEADY:
+            self.weights[known] = relative
 
     def _all_different(self) -> None:
         """One box under two addresses would pass for two devices that agree."""

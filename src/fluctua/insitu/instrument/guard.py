@@ -10,6 +10,7 @@ noise of a trajectory whatever the calibrated drift misses. A dead channel has �
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable
 from functools import partial
@@ -83,9 +84,16 @@ class ResidualGuard:
 
     def __init__(self, process: Process, noise: np.ndarray | None = None):
         self.noise = None if noise is None else np.asarray(noise, float)
+        self.reading = np.nan  # noise of the last batch in units of the calibration's, of the component furthest off
         step = partial(_residual, check.process(process))
         steps = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, None))
         self._residuals = jax.jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
+
+    def another(self) -> ResidualGuard:
+        """A guard of another device of the same kind, which compiles nothing anew."""
+        guard = copy.copy(self)
+        guard.noise, guard.reading = None, np.nan
+        return guard
 
     def calibrate(self, probes: list[tuple[Params, Trajectories]], context: PyTree) -> None:
         """Take ν from the trajectories that calibrated.
@@ -111,6 +119,8 @@ class ResidualGuard:
         most = SLACK if count >= FEWEST_FOR_MEDIAN else SLACK_OF_FEW
         bad = ~_within(unlike, steps, most)
         level = np.median(unlike, axis=0)
+        if count >= FEWEST_FOR_MEDIAN:  # the noise of fewer is not told from what the drift misses
+            self.reading = float(level[np.argmax(np.abs(np.log(np.maximum(level, np.finfo(float).tiny))))])
         off = ~_within(level, steps * count * 2 / np.pi, most)  # a median knows as much as 2/π of the values
         if not (bad.any() or off.any()):
             return Verdict(np.zeros(count, bool), "")

@@ -334,7 +334,7 @@ def with_silent_named(source: RecordingFile | Trajectories, process: Process, th
     process = check.process(process)
     if process.silent:
         return process
-    _, x, context, _ = next(pieces(source, 1))
+    _, x, context, *_ = next(pieces(source, 1))
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], context)
     start = jnp.asarray(x[0, 0], working_dtype(theta, x))
     named = with_silent(process, theta, start, jnp.asarray(source.t)[0], one)

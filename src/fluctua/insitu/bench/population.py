@@ -1,0 +1,129 @@
+"""Boxes that differ, trained alone and together; J on each of them, and on boxes that took no part.
+
+one device   the first box is trained, and the others are set as it is
+settings     K boxes are trained together at the same settings: a design for the population
+parameters   K boxes are trained together to do the same, the settings of each corrected by its calibration
+
+All spend the same number of trajectories an iteration. For "parameters" every box, trained or not, is calibrated once
+more before it is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.core.types import Params
+from fluctua.insitu.bench import device
+from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.instrument.substrate import Incident, Measured, measured
+from fluctua.insitu.model import Model
+from fluctua.insitu.networks import network_model
+from fluctua.insitu.training import Plan, Rows, begin
+from fluctua.store import tables
+
+
+class Design(NamedTuple):
+    """What one way of training comes to. levels: of every box, those that took no part last. spent: trajectories."""
+
+    name: str
+    levels: list[Level]
+    spent: int
+
+    def over(self, boxes: slice) -> Level:
+        """The mean over some boxes, with the error between them."""
+        each = np.array([level.J for level in self.levels[boxes]])
+        return Level(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else np.nan)
+
+
+class Comparison(NamedTuple):
+    """devices: that were trained together. designs: before training, and after each way of it."""
+
+    devices: int
+    designs: list[Design]
+
+    def save(self, path: Path, header: dict) -> None:
+        """One line a design and box."""
+        lines = [(d.name, k, level, d.spent) for d in self.designs for k, level in enumerate(d.levels)]
+        columns = {
+            "design": [name for name, *_ in lines],
+            "box": [k + 1 for _, k, *_ in lines],
+            "trained": [int(k < self.devices) for _, k, *_ in lines],
+            "J": [level.J for _, _, level, _ in lines],
+            "error": [level.stderr for _, _, level, _ in lines],
+            "trajectories": [spent for *_, spent in lines],
+        }
+        tables.write(path, columns, header)
+
+
+def compare(
+    folder: Path,
+    *,
+    devices: int = 4,
+    held_out: int = 4,
+    sheet: device.Sheet | None = None,
+    plan: Plan | None = None,
+    bench_options: tuple[str, ...] = (),
+    measure: int = 200,
+    say: Callable[[str], None] = print,
+    show: Callable[[Rows], Rows] = lambda rows: rows,
+    report: Callable[[Incident], None] = lambda incident: None,
+) -> Comparison:
+    """Everything, into folders below a new one.
+
+    Args:
+        folder: of the runs `one`, `settings` and `parameters`.
+        devices: boxes that are trained together.
+        held_out: boxes that take no part.
+        sheet: of the first box; the others have the seeds after its own.
+        plan: of every training.
+        bench_options: further words for `fluctua virtual-bench`.
+        measure: trajectories behind every level.
+        say: is told what happens.
+        show: wraps the rows of a training, for a display.
+        report: is told of incidents.
+
+    """
+    plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
+    model = network_model(sheet.nominal, interval=sheet.interval, points=plan.points)
+    with bench_processes(devices + held_out, *sheet_options(sheet), *bench_options) as places:
+        connects = [partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0) for h, p in places]
+        boxes = [measured(connect) for connect in connects]
+        say(f"bench      {devices} boxes to train and {held_out} that take no part, each with its own disorder")
+        designs = [Design("before", _levels(model, boxes, [model.start] * len(boxes), measure), 0)]
+        for name, several, share in (
+            ("one device", connects[:1], "settings"),
+            ("settings", connects[:devices], "settings"),
+            ("parameters", connects[:devices], "parameters"),
+        ):
+            say(f"training   {name}")
+            which = several if len(several) > 1 else several[0]
+            own = dataclasses.replace(plan, share=share)
+            row, record = list(show(begin(which, model, own, folder / name.replace(" ", "-"), report=report)))[-1]
+            theta = record.next_theta
+            settings = [theta if share == "settings" else _corrected(model, box, plan, theta) for box in boxes]
+            designs.append(Design(name, _levels(model, boxes, settings, measure), row.trajectories))
+        for box in boxes:
+            box.close()
+    result = Comparison(devices, designs)
+    result.save(folder / "array.csv", {"devices": devices, "held_out": held_out, "seed": sheet.seed})
+    return result
+
+
+def _corrected(model: Model, box: Measured, plan: Plan, theta: Params) -> Params:
+    """Settings of one box, from a calibration of its own."""
+    assert model.correct is not None
+    rng = np.random.default_rng(plan.seed)
+    probes = [model.probe(rng) for _ in range(plan.probes)]
+    fit = model.calibrate([(settings, box(None, settings, plan.probe_trajectories)) for settings in probes])
+    return {name: np.asarray(v) for name, v in model.correct(theta, fit.values).items()}
+
+
+def _levels(model: Model, boxes: Sequence[Measured], settings: Sequence[Params], count: int) -> list[Level]:
+    return [power(model, box, at, count) for box, at in zip(boxes, settings, strict=True)]

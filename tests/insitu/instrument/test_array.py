@@ -1,0 +1,307 @@
+"""Several devices as one substrate: shares, failures, population errors, training and resuming."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua import tcmt
+from fluctua.core.estimate import Samples
+from fluctua.insitu import Plan, Retry, array, corrected, network_model, open_recording
+from fluctua.insitu import training as loop
+from fluctua.insitu.bench import device
+from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.calibration import knobs
+from fluctua.insitu.instrument.array import split
+from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
+from fluctua.store import history, signal
+from fluctua.tcmt import exact
+
+# one Euler step a sample and no ageing: the score and exact moments are then those of the box
+SHEETS = [
+    device.Sheet(rows=2, columns=2, seed=k, interval=0.05, oversample=1, disorder=0.5, ageing=0.0) for k in range(4)
+]
+BOXES = [device.hidden(sheet) for sheet in SHEETS]
+POINTS = 41
+
+
+def truth(box):
+    """The calibration that a perfect laboratory would find."""
+    lead = np.array([1.0, 0, 0, 1.0])
+    parts = {f"{name}_{part}": getattr(box, part)[name] for name in knobs.KNOBS for part in ("offset", "gain")}
+    parts |= {"decay": lead + box.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    return parts | {"diffusion": SHEETS[0].sigma_w ** 2 * (lead + box.gamma)}
+
+
+def exact_of(sheet, box, settings):
+    """J of one box, and ∂J/∂θ of its network."""
+    network = sheet.nominal.replace(gamma=box.gamma)
+    task = tcmt.transmission(network, horizon=(POINTS - 1) * sheet.interval, dt=sheet.interval)
+    at = {name: box.offset[name] + box.gain[name] * np.asarray(settings[name]) for name in knobs.KNOBS}
+    return exact.value_and_gradient(task, at)
+
+
+class Direct:
+    """A bench without a line: an instrument of this process."""
+
+    def __init__(self, bench, points=POINTS, dead=lambda: False):
+        self.bench, self.points, self.dead = bench, points, dead
+
+    def set(self, settings):
+        self.bench.settings = {name: np.array(v, float) for name, v in settings.items()}
+
+    def arm(self, count):
+        self.count = count
+
+    def acquire(self):
+        if self.dead():
+            raise InstrumentError("no answer")
+        b = self.bench
+        codes = device.measure(b.sheet, b.hidden, b.settings, count=self.count, points=self.points, shots=b.shots)
+        b.shots += self.count
+        t = np.arange(self.points) * b.sheet.interval
+        return Batch(t, codes, b.sheet.scale, b.sheet.adc_range, device.INVALID)
+
+    def health(self):
+        return Health(self.bench.settings, identity=f"box {self.bench.sheet.seed}")
+
+    def close(self):
+        pass
+
+
+def rows_of(values):
+    return lambda count: jax.tree.map(lambda v: np.broadcast_to(v, (count, *np.shape(v))), values)
+
+
+@functools.cache
+def model():
+    return network_model(SHEETS[0].nominal, interval=SHEETS[0].interval, points=POINTS)
+
+
+def an_array(benches, dead=None, **options):
+    dead = dead or {}
+    connects = [functools.partial(Direct, b, dead=dead.get(k, lambda: False)) for k, b in enumerate(benches)]
+    options = {"rates": [1] * len(benches), "retry": Retry(attempts=2), "sleep": lambda seconds: None, **options}
+    return array(connects, contexts=[rows_of(truth(b.hidden)) for b in benches], **options)
+
+
+# ------------------------------------------------------------------------------------------- shares
+
+
+def test_shares_add_up_and_follow_the_rates():
+    assert split(10, np.array([1.0, 1.0, 2.0])) == [3, 2, 5]
+    rng = np.random.default_rng(0)
+    for count in (1, 7, 100):
+        weights = rng.uniform(0.1, 3, 5)
+        shares = split(count, weights)
+        assert sum(shares) == count
+        assert np.abs(shares - count * weights / weights.sum()).max() < 1
+
+
+def test_a_fast_device_gets_more_once_it_is_known_to_be():
+    substrate = an_array([Bench(sheet) for sheet in SHEETS[:2]], rates=None)
+    substrate.clock = lambda: 0.0
+    substrate._each = timed(substrate, {0: 1.0, 1: 3.0})
+    settings = model().start
+    assert list(np.bincount(substrate(None, settings, 40).group)) == [20, 20]
+    assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
+    substrate._each = timed(substrate, {0: 1.2, 1: 3.0})  # within the noise of a clock
+    assert list(np.bincount(substrate(None, settings, 40).group)) == [30, 10]
+
+
+def timed(substrate, seconds):
+    """`_each`, with so many seconds for a trajectory of each device."""
+    plain = type(substrate)._each
+
+    def each(shares, act):
+        return {k: (n, failure, seconds[k] * n) for k, (n, failure, _) in plain(substrate, shares, act).items()}
+
+    return each
+
+
+def test_a_silent_device_is_made_up_for_and_comes_back():
+    """Nothing is acquired twice, and what a device gave before it failed is used."""
+    benches, incidents, down = [Bench(sheet) for sheet in SHEETS[:3]], [], []
+    dead = lambda: bool(down) and benches[1].shots >= down[0]
+    substrate = an_array(benches, {1: dead}, batch=4, report=incidents.append)
+    settings = model().start
+    substrate(None, settings, 30)
+    down.append(14)  # in the middle of its share of 10, after one batch of 4
+    t, x, context, _, group = substrate(None, settings, 30)
+    assert list(np.bincount(group)) == [13, 4, 13]
+    assert len(np.unique(x[:, -1, 0])) == 30
+    np.testing.assert_array_equal(context["decay"], np.stack([truth(BOXES[k])["decay"] for k in group]))
+    assert [b.shots for b in benches] == [23, 14, 23]
+    assert [i.kind for i in incidents] == ["failure", "failure", "device down"]
+    assert "device 2 (box 1)" in incidents[-1].message
+    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [15, 0, 15]  # asked once, in vain
+    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [15, 0, 15]  # not asked
+    down.clear()
+    assert list(np.bincount(substrate(None, settings, 30).group)) == [10, 10, 10]
+    assert incidents[-1].kind == "device back"
+    assert sum(b.shots for b in benches) == substrate.counts["good"] == 150
+    assert [h.up for h in substrate.health()] == [True] * 3
+
+
+def test_an_array_ends_when_nobody_answers():
+    benches = [Bench(sheet) for sheet in SHEETS[:2]]
+    substrate = an_array(benches, {0: lambda: True, 1: lambda: True})
+    with pytest.raises(InstrumentError, match=r"none of 2 devices.*10 of 10.*no answer"):
+        substrate(None, model().start, 10)
+
+
+def test_one_box_under_two_addresses_is_refused():
+    substrate = an_array([Bench(SHEETS[0]), Bench(SHEETS[1]), Bench(SHEETS[0])])
+    with pytest.raises(Refused, match=r"devices 1 and 3.*box 0"):
+        substrate(None, model().start, 9)
+    with pytest.raises(ValueError, match=r"2 devices.*1 traj"):
+        an_array([Bench(s) for s in SHEETS[:2]])(None, model().start, 1)
+    with pytest.raises(ValueError, match=r"'offsets'"):
+        array([lambda: None], share="offsets")
+
+
+# --------------------------------------------------------------------------------------- the gradient
+
+
+@pytest.mark.parametrize("share", ["settings", "parameters"])
+def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
+    """Over four boxes with Gaussian disorder: J and its gradient by exact moments, in errors of these four devices; and
+    the error bars are those between devices."""
+    settings = {name: np.asarray(v, np.float64) for name, v in model().start.items()}
+    whole = model() if share == "settings" else corrected(model())
+    substrate = an_array(
+        [Bench(sheet) for sheet in SHEETS], share="settings" if share == "settings" else model().correct, batch=400
+    )
+    estimate = fl.ppgt(whole.process, whole.objective, substrate, baseline="twin")(
+        jax.random.key(0), model().start, 800
+    )
+    values, gradients = [], []
+    for k, (sheet, box) in enumerate(zip(SHEETS, BOXES, strict=True)):
+        at = substrate.settings(model().start, k)
+        value, slope = exact_of(sheet, box, at)
+        low, high = (
+            {n: jax.tree.map(float, bound[n]) for n in knobs.KNOBS} for bound in (model().lower, model().upper)
+        )
+        moves = {n: (np.asarray(at[n]) > low[n]) & (np.asarray(at[n]) < high[n]) for n in knobs.KNOBS}
+        chain = box.gain if share == "settings" else moves  # a knob at its limit does not follow θ
+        values.append(value)
+        gradients.append(np.concatenate([slope[name] * chain[name] for name in ("kappa", "omega")]))
+    flat = lambda tree: np.concatenate([np.asarray(tree[name]) for name in ("kappa", "omega")])
+    z = (flat(estimate.gradient) - np.mean(gradients, axis=0)) / flat(estimate.groups.stderr)
+    assert np.abs(z).max() < 4
+    assert abs(float(estimate.value) - np.mean(values)) < 4 * float(estimate.groups.value_stderr)
+    each = np.abs(estimate.groups.values - values) / estimate.groups.value_errors
+    assert each.max() < 4
+    expected = np.std(gradients, axis=0, ddof=1) / 2  # of K = 4 devices; trajectories add a few per cent
+    np.testing.assert_allclose(flat(estimate.stderr), expected, rtol=0.35, atol=4 * flat(estimate.groups.stderr).max())
+    if share == "parameters":  # devices that do the same θ differ less
+        assert np.std(values) < 0.5 * np.std([exact_of(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+def slope(process, objective, substrate):
+    """An estimator that needs no compilation: the mean power of each trajectory, and a gradient that has it too."""
+
+    def estimate(key, theta, count):
+        trajectories = substrate(key, theta, count)
+        power = np.square(trajectories.x).mean(axis=(1, 2))
+        gradient = jax.tree.map(lambda v: -np.asarray(v)[None] * power[:, None], theta)
+        return fl.reduce_samples(Samples(gradient, power, trajectories.group))
+
+    return estimate
+
+
+def small_plan(**changes):
+    plan = {"iterations": 3, "trajectories": 24, "probes": 2, "probe_trajectories": 10, "points": 21, "batch": 10}
+    plan |= {"first_pause": 0.001, "longest_pause": 0.001, "attempts": 2, "rates": (1, 1, 1)}
+    return Plan(**(plan | changes))
+
+
+def small_model():
+    return network_model(SHEETS[0].nominal, interval=SHEETS[0].interval, points=21)
+
+
+begin, resume = (functools.partial(function, estimator=slope) for function in (loop.begin, loop.resume))
+
+
+def connects_of(benches, dead=None):
+    dead = dead or {}
+    return [functools.partial(Direct, b, 21, dead.get(k, lambda: False)) for k, b in enumerate(benches)]
+
+
+def test_resumed_is_the_same_to_the_bit(tmp_path):
+    """Killed after two of four iterations, and a device that falls silent in the second and is back in the third."""
+
+    def benches():
+        acquisition = itertools.count()  # two probes, one of iteration 0, two attempts in iteration 1
+        return [Bench(sheet) for sheet in SHEETS[:3]], {1: lambda: next(acquisition) in (3, 4)}
+
+    plan = small_plan(iterations=4, share="parameters")
+    boxes, dead = benches()
+    whole = list(begin(connects_of(boxes, dead), small_model(), plan, tmp_path / "whole"))
+    others, dead = benches()
+    rows = begin(connects_of(others, dead), small_model(), plan, tmp_path / "cut")
+    first = [next(rows), next(rows)]
+    rows.close()
+    rest = list(resume(connects_of(others, dead), small_model(), tmp_path / "cut"))
+    for (a, x), (b, y) in zip(whole, [*first, *rest], strict=True):
+        assert a._replace(seconds=0) == b._replace(seconds=0)
+        for leaf, same in zip(jax.tree.leaves(x.next_theta), jax.tree.leaves(y.next_theta), strict=True):
+            np.testing.assert_array_equal(leaf, same)
+    assert [b.shots for b in boxes] == [b.shots for b in others]
+    assert whole[-1][0].trajectories == sum(b.shots for b in boxes)  # nothing twice, everything counted
+    assert "device down" in "".join(row.event for row, _ in whole)
+    assert "device back" in "".join(row.event for row, _ in whole)
+    tables = [signal.read(tmp_path / name / "devices.csv") for name in ("whole", "cut")]
+    assert tables[0][0] == tables[1][0]
+    np.testing.assert_array_equal(tables[0][1], tables[1][1])
+    kept = [open_recording(f).count for f in (tmp_path / "cut" / "recordings").rglob("batch-*.nc")]
+    assert sum(kept) == sum(b.shots for b in others)
+    assert len([*(tmp_path / "cut").glob("calibration-*.txt")]) == 3
+
+
+def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path):
+    boxes, begun = [Bench(sheet) for sheet in SHEETS[:3]], []
+    dead = {2: lambda: len(begun) < 1}
+    rows = begin(connects_of(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run")
+    counts = []
+    for row, record in rows:
+        begun.append(row)
+        counts.append(record.estimate.groups.counts.tolist())
+    assert counts == [[12, 12], [12, 12], [8, 8, 8], [8, 8, 8]]  # asked again after one call, then after two
+    assert (tmp_path / "run" / "calibration-3.txt").exists()
+    names, table = signal.read(tmp_path / "run" / "devices.csv")
+    assert table[:, names.index("3 up")].tolist() == [0, 0, 1, 1]
+    assert np.isnan(table[0, names.index("3 J")])
+    assert np.isfinite(table[2, names.index("3 J")])
+    assert table[2, names.index("1 drift omega_offset")] > 0
+    guard = table[:, names.index("1 guard")]
+    assert np.all((guard > 1 / 4) & (guard < 4))  # within what passes: half to twice, and chance
+    assert [r.row for r in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
+
+
+def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
+    connects = connects_of([Bench(sheet) for sheet in SHEETS[:3]])
+    for several, plan, fact in (
+        (connects, small_plan(trajectories=4), r"6.*3 devices.*4"),
+        (connects, small_plan(rates=(1, 2)), r"`rates`.*3.*2"),
+        (connects[0], small_plan(share="parameters", rates=()), "'parameters'"),
+        ([], small_plan(rates=()), "empty"),
+    ):
+        with pytest.raises(ValueError, match=fact):
+            begin(several, small_model(), plan, tmp_path / "run")
+    with pytest.raises(ValueError, match="'gains'"):
+        small_plan(share="gains")
+    with pytest.raises(ValueError, match="`correct`"):
+        begin(connects, small_model()._replace(correct=None), small_plan(share="parameters"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    list(begin(connects, small_model(), small_plan(iterations=0, rates=()), tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"several devices.*one"):
+        list(resume(connects[0], small_model(), tmp_path / "run", iterations=1))
+    with pytest.raises(ValueError, match=r"3 devices.*2"):
+        list(resume(connects[:2], small_model(), tmp_path / "run", iterations=1))
