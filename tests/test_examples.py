@@ -1,11 +1,16 @@
 """The examples and the README run as they are printed."""
 
 import ast
+import contextlib
+import io
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy.linalg import expm
@@ -15,31 +20,53 @@ from processes import environment_of_a_user
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments, environment=None, cwd=ROOT):
+@pytest.fixture
+def run(monkeypatch):
+    """Run an example as a script, in the precision of users, and give what it prints.
+
+    In this process: a new one would import JAX and compile anew what examples have in common.
+    """
+
+    def printed_by(name, *arguments):
+        path = ROOT / "examples" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        jax.config.update("jax_enable_x64", False)
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(path), run_name="__main__")
+        finally:
+            jax.config.update("jax_enable_x64", True)
+            plt.close("all")
+        return printed.getvalue()
+
+    return printed_by
+
+
+def run_apart(*arguments, environment=None, cwd=ROOT):
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_own_process_is_short_and_prints_a_gradient():
+def test_own_process_is_short_and_prints_a_gradient(run):
     path = ROOT / "examples" / "own_process.py"
     statements = ast.parse(path.read_text()).body[1:]  # the docstring is not code
     lines = {n for s in statements for n in range(s.lineno, s.end_lineno + 1) if not isinstance(s, ast.Import)}
     assert len(lines) < 20
-    assert "∂J/∂stiffness" in run(path)
+    assert "∂J/∂stiffness" in run("own_process")
 
 
-def test_own_run_goes_on_with_its_folder(tmp_path):
-    path = ROOT / "examples" / "own_run.py"
-    first = run(path, tmp_path / "run")
+def test_own_run_goes_on_with_its_folder(run, tmp_path):
+    first = run("own_run", tmp_path / "run")
     J = float(re.search(r"J after\s+(\S+) ±", first)[1])
     assert abs(J + 0.045) < 0.02  # σ²/2 = 0.045 is what the noise leaves
-    assert run(path, tmp_path / "run") == first
+    assert run("own_run", tmp_path / "run") == first
 
 
-def test_reuse_trains_and_looks_around():
-    out = run(ROOT / "examples" / "reuse.py")
+def test_reuse_trains_and_looks_around(run):
+    out = run("reuse")
     J = [float(v) for v in re.findall(r"iteration .*J = (\S+)", out)]
     assert J[-1] > J[0] + 0.8
     worth = [float(v) for v in re.findall(r"worth (\d+), KL", out)]
@@ -52,21 +79,21 @@ def test_reuse_trains_and_looks_around():
 def test_loggers_are_given_every_row(name, tmp_path):
     pytest.importorskip({"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed")
     quiet = environment_of_a_user(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
-    out = run(ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path)
+    out = run_apart(ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path)
     assert "30 iterations" in out
     logged = [p for p in tmp_path.rglob("*") if "tfevents" in p.name or p.suffix == ".wandb"]
     assert sum(path.stat().st_size for path in logged) > 1000
 
 
-def test_recorded_arrays():
-    out = run(ROOT / "examples" / "recorded_arrays.py")
+def test_recorded_arrays(run):
+    out = run("recorded_arrays")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))
     gain, error = map(float, numbers["gain"].split(" ± "))
     assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
 
 
-def test_hidden_resonator():
-    out = run(ROOT / "examples" / "hidden_resonator.py")
+def test_hidden_resonator(run):
+    out = run("hidden_resonator")
     deviations = [float(z) for z in re.findall(r"(\S+) σ$", out, re.MULTILINE)]
     assert len(deviations) == 5
     assert max(map(abs, deviations)) < 4
@@ -74,8 +101,8 @@ def test_hidden_resonator():
     assert after > 2 * before
 
 
-def test_twin():
-    out = run(ROOT / "examples" / "twin.py", "--count", 200)
+def test_twin(run):
+    out = run("twin", "--count", 200)
     gains = dict(re.findall(r"^(\S.*?\S) {2,}(\d+\.\d) ", out, re.MULTILINE))
     # Measured with 1,000: 20 and 420. A variance from 200 trajectories is known to a factor of two, generously.
     assert float(gains["twin 10 % off"]) > 5
@@ -83,8 +110,8 @@ def test_twin():
     assert "the twin's error in the gradient" in out
 
 
-def test_one_trace():
-    out = run(ROOT / "examples" / "one_trace.py", "--steps", 60_000)
+def test_one_trace(run):
+    out = run("one_trace", "--steps", 60_000)
     exact = {name: float(value) for name, value in re.findall(r"Boltzmann: ∂J/∂(\w+) = (\S+);", out)}
     assert len(exact) == 3
     for part in out.split("with the trap's own model as a twin"):
@@ -94,16 +121,16 @@ def test_one_trace():
     assert min(gains) > 1.5  # measured with 200,000 steps: 3.5 to 7.4
 
 
-def test_unknown_device():
-    out = run(ROOT / "examples" / "unknown.py")
+def test_unknown_device(run):
+    out = run("unknown")
     before, after = (float(re.search(rf"{when}:\s+J = (\S+) ±", out)[1]) for when in ("before", "after"))
     assert before < -0.8
     assert after > -0.05
     assert "calibrated with 120 trajectories" in out
 
 
-def test_own_instrument_trains_though_acquisitions_fail():
-    out = run(ROOT / "examples" / "own_instrument.py")
+def test_own_instrument_trains_though_acquisitions_fail(run):
+    out = run("own_instrument")
     assert "note: the acquisition failed: no trigger" in out
     assert -1.1 < float(re.search(r"detuning (\S+),", out)[1]) < -0.6
     assert "3 failures retried" in out
@@ -114,8 +141,8 @@ def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
     assert part in (ROOT / "docs" / "laboratory.md").read_text()
 
 
-def test_recording_file():
-    out = run(ROOT / "examples" / "recording_file.py")
+def test_recording_file(run):
+    out = run("recording_file")
     measured = re.search(r"detuning: set 0.8, measured (\S+) ± (\S+)", out)
     value, error = map(float, measured.groups())
     assert abs(value - 0.9) < 4 * error  # what it was, not what it was set to
@@ -123,9 +150,9 @@ def test_recording_file():
     assert abs(gain - 2 * 0.5 / 1.81) < 4 * error + 0.01  # 2g/(1 + detuning²), nearly reached
 
 
-def test_sampled_oscillator():
+def test_sampled_oscillator(run):
     """∂J/∂θ of the oscillator with exact samples: E[x_T²] by its transition over T = 7.2, differentiated."""
-    out = run(ROOT / "examples" / "sampled_oscillator.py")
+    out = run("sampled_oscillator")
     for name, true in (("stiffness", 4.0), ("friction", 0.5)):
         value, error = map(float, re.search(rf"{name}: set \S+, measured (\S+) ± (\S+)", out).groups())
         assert abs(value - true) < 4 * error
@@ -149,16 +176,16 @@ def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
     }
 
 
-def test_lock_in_finds_the_resonance():
-    out = run(ROOT / "examples" / "lock_in.py", "--iterations", 25, "--count", 60)
+def test_lock_in_finds_the_resonance(run):
+    out = run("lock_in", "--iterations", 25, "--count", 60)
     start, last = float(re.search(r"R² = (\S+) ±", out)[1]), float(re.findall(r"R² = (\S+) ±", out)[-1])
     assert last > 1.5 * start
     assert abs(float(re.search(r"in the end (\S+);", out)[1]) - 39.5) < 5  # half of the width ωγ = 6.3
 
 
-def test_a_gene_learns_to_hold_its_protein():
+def test_a_gene_learns_to_hold_its_protein(run):
     """Poissonian numbers are 20 squared molecules off on average; repression is better."""
-    out = run(ROOT / "examples" / "reactions.py", "--iterations", 25, "--count", 200)
+    out = run("reactions", "--iterations", 25, "--count", 200)
     distance = {name: float(d) for name, d in re.findall(r"(before|after): .* distance (\S+)", out)}
     assert distance["before"] > 17
     assert distance["after"] < 13
@@ -170,29 +197,29 @@ def test_short_examples_are_short(name):
 
 
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
-def test_trainings_leave_a_picture(name, tmp_path):
-    out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path, "--iterations", 3, "--count", 40)
+def test_trainings_leave_a_picture(run, name, tmp_path):
+    out = run(name, "--out", tmp_path, "--iterations", 3, "--count", 40)
     assert "iteration     1 of 3" in out
     assert (tmp_path / f"{name}.png").stat().st_size > 20_000
 
 
-def test_moving_trap_learns_to_jump():
-    out = run(ROOT / "examples" / "moving_trap.py", "--iterations", 20, "--count", 300)
+def test_moving_trap_learns_to_jump(run):
+    out = run("moving_trap", "--iterations", 20, "--count", 300)
     best = float(re.search(r"best on this grid (\S+)", out)[1])
     assert abs(best / (25 / 3) - 1) < 0.002
     assert 0.998 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.01  # 1.10 before
 
 
-def test_kicked_trap_learns_to_kick():
-    out = run(ROOT / "examples" / "kicked_trap.py", "--iterations", 100, "--count", 1000)
+def test_kicked_trap_learns_to_kick(run):
+    out = run("kicked_trap", "--iterations", 100, "--count", 1000)
     assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.2  # 4.03 before
     first, last = map(float, re.search(r"kicks at both ends: \[(.*?)\]", out)[1].split())
     assert first > 2
     assert last < -2
 
 
-def test_signal_to_noise():
-    out = run(ROOT / "examples" / "signal_to_noise.py", "--iterations", 15, "--count", 200)
+def test_signal_to_noise(run):
+    out = run("signal_to_noise", "--iterations", 15, "--count", 200)
     for estimate, error, exact in re.findall(r"= (\S+) ± (\S+), exactly (\S+)", out):
         assert abs(float(estimate) - float(exact)) < 4 * float(error)
     before, after = map(float, re.search(r"(\S+) before, (\S+) after", out).groups())
@@ -204,6 +231,6 @@ def test_readme_blocks_run_in_order(tmp_path):
     assert len(blocks) >= 3
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks))
-    out = run(script, environment=environment_of_a_user(), cwd=tmp_path)
+    out = run_apart(script, environment=environment_of_a_user(), cwd=tmp_path)
     printed = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
     assert out.startswith(printed.splitlines()[0])  # J to all the digits shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -228,15 +229,38 @@ def parameters(theta: Params) -> Params:
 # ------------------------------------------------------------------------------ process and state
 
 
+def first(tree: PyTree) -> PyTree:
+    """The first row of every leaf. By way of NumPy where it can be: a slice is compiled for every shape."""
+    is_key = lambda leaf: isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[0]), tree)
+
+
 def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
-    """Shapes of drift, noise and rewards at the first states x (E, M)."""
-    one = jax.tree.map(lambda leaf: leaf[0], context)
-    shapes(process, theta, x[0], t[0], one)
+    """Shapes of drift, noise and rewards at one state x (M,) and time."""
+    arguments = (theta, x, t, context)
+    if isinstance(process, Process):  # known once for all numbers of these shapes
+        leaves, tree = jax.tree.flatten(arguments)
+        _check_shapes(process, rewards, tree, tuple(map(_abstract, leaves)))
+    else:
+        _model(process, rewards, *arguments)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf))
+
+
+@lru_cache(maxsize=64)
+def _check_shapes(process: Process, rewards: Rewards, tree: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> None:
+    _model(process, rewards, *jax.tree.unflatten(tree, leaves))
+
+
+def _model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+    shapes(process, theta, x, t, context)
     for name, reward, arguments in (
-        ("running", rewards.running, (theta, x[0], t[0], one)),
-        ("terminal", rewards.terminal, (theta, x[0], one)),
-        ("step", rewards.step, (theta, x[0], x[0], t[0], t[1] - t[0], one)),
-        ("initial", rewards.initial, (theta, x[0], one)),
+        ("running", rewards.running, (theta, x, t, context)),
+        ("terminal", rewards.terminal, (theta, x, context)),
+        ("step", rewards.step, (theta, x, x, t, t, context)),  # Δt is a number as t is
+        ("initial", rewards.initial, (theta, x, context)),
     ):
         if reward is None:
             continue
@@ -317,6 +341,16 @@ def few(indices: Sequence[int] | np.ndarray) -> str:
     return ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
 
 
+def all_finite(x: Array) -> bool:
+    """Whether no number of an array is infinite or none."""
+    return bool(_all_finite(x))
+
+
+@jax.jit
+def _all_finite(x: Array) -> Array:
+    return jnp.all(jnp.isfinite(x))
+
+
 def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:
     """(trajectory, time index, component) of the first non-finite number of each bad trajectory."""
     bad = ~np.isfinite(x)
@@ -340,7 +374,7 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
 
 def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
     """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow. offset: number of the first trajectory."""
-    if bool(jnp.all(jnp.isfinite(x))):
+    if all_finite(x):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(x)).reshape(len(x), -1).all(axis=1))
     step = float(np.max(np.diff(np.asarray(t))))

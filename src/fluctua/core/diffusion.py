@@ -183,7 +183,7 @@ def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTr
 
 def check_finite(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str) -> None:
     """Raise where the drift or the noise is not finite though the state is, and say at which."""
-    if not bool(jnp.all(jnp.isfinite(x))):
+    if not np.isfinite(np.asarray(x)).all():
         return
     drift, q = np.asarray(_drift_at(process, theta, x, t, context)), np.asarray(q_matrix(process, theta, x, t, context))
     for name, value in (("drift", drift), ("noise", q)):
@@ -326,8 +326,8 @@ def check_model(
 
     Returns: the process, with its silent components named.
     """
-    check.model(process, rewards, theta, x, t, context)
-    one = jax.tree.map(lambda leaf: leaf[0], context)
+    x, t, one = check.first((x, t, context))
+    check.model(process, rewards, theta, x, t, one)
     if isinstance(process, Process):
-        check_finite(process, theta, x[0], t[0], one, "at the first state")
-    return with_silent(process, theta, x[0], t[0], one)
+        check_finite(process, theta, x, t, one, "at the first state")
+    return with_silent(process, theta, x, t, one)

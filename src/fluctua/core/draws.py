@@ -82,7 +82,7 @@ def checked_start(start: Any) -> tuple[Density | Reparameterised | None, Array |
         raise ValueError(f"a fixed start must be one state (M,); got shape {x0.shape}.")
     if not jnp.issubdtype(x0.dtype, jnp.floating):
         x0 = x0.astype(jnp.result_type(float))
-    if not bool(jnp.all(jnp.isfinite(x0))):
+    if not np.isfinite(np.asarray(x0)).all():
         raise ValueError(f"the start has non-finite components: {np.flatnonzero(~np.isfinite(x0)).tolist()}.")
     return None, x0
 

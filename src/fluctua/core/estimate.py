@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy import stats
 
 from fluctua.core import check
 from fluctua.core.types import (
@@ -145,7 +145,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     if k > 1:
         error = means.std(axis=0, ddof=1) / np.sqrt(k)
         between = means.var(axis=0, ddof=1) - within * np.mean(1 / counts)  # a mean of means: groups count the same
-    reach = stats.t.ppf(0.975, k - 1) * error if k > 1 else error
+    reach = scipy.stats.t.ppf(0.975, k - 1) * error if k > 1 else error
     tree = lambda v: unravel(jnp.asarray(v[:-1], like.dtype))
     number = lambda v: jnp.asarray(v[-1])
     here = np.sqrt(np.nansum(np.where(np.isnan(own), within / counts[:, None], own), axis=0)) / k
@@ -162,6 +162,7 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     )  # fmt: skip
 
 
+@jax.jit
 def unflatten(theta: Params, flat: Array) -> Params:
     """Rows (E, P) as leaves (E, ...) of the structure and precision of θ."""
     like, unravel = ravel_pytree(theta)

@@ -129,9 +129,9 @@ def examine(
     if not plain or silent:  # a few solves of M × M matrices a transition
         most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = _spread(data, most)
-    x = np.stack([np.asarray(data.x[int(j)]) for j in rows])
+    x = _only(data.x, rows)
     x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
-    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
+    context = jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), data.context)
     variance = np.asarray(0.0 if readout is None else readout, float)
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
@@ -166,9 +166,9 @@ def examine(
 
 def _examine_samples(process: Remembering, theta: Params, data: Trajectories, most: int) -> Residuals:
     rows = _spread(data, most)
-    samples = np.stack([np.asarray(data.x[int(j)]) for j in rows])
+    samples = _only(data.x, rows)
     x = jnp.asarray(samples, working_dtype(theta, samples))
-    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
+    context = jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), data.context)
     checked: Any = process.check(theta, x[0, 0], jnp.asarray(data.t)[0], jax.tree.map(lambda leaf: leaf[0], context))
     each = np.asarray(checked.residuals(theta, check.grid(data.t), x, context), float)
     v, count = each.mean(axis=(0, 1)), each.shape[0] * each.shape[1]
@@ -185,10 +185,7 @@ def _examine_samples(process: Remembering, theta: Params, data: Trajectories, mo
 def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: int) -> Residuals:
     """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ± 1/√∫a dt."""
     rows = _spread(data, most)
-    one = [jax.tree.map(lambda leaf: np.asarray(leaf[j : j + 1]), tree) for j in map(int, rows) for tree in data[1:]]  # noqa: B023
-    x, context, events = (
-        jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *one[k::3]) for k in range(3)
-    )
+    x, context, events = (jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), tree) for tree in data[1:])
     times = check.grid(data.t)
     happened, expected = (
         np.asarray(part, float)
@@ -257,9 +254,9 @@ def check_linearisation(process: Process, theta: Params, trajectories: Trajector
     if not in_noise:
         return
     rows = _spread(data, FEWEST)[:FEWEST]
-    some = jnp.asarray(np.stack([np.asarray(data.x[int(j)]) for j in rows]), x.dtype)
+    some = jnp.asarray(_only(data.x, rows), x.dtype)
     steps = np.unique(np.linspace(0, len(data.t) - 2, 20).astype(int))
-    context = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data.context)
+    context = jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), data.context)
     times = check.grid(data.t)
     bend = float(_bend(process, theta, some[:, steps], times.t[steps], times.dt[steps], context))
     if bend > MOST_BEND:
@@ -292,19 +289,26 @@ def _spread(data: Trajectories, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, max(2, most // (times - 1)))).astype(int))
 
 
+def _only(x: Array, rows: np.ndarray) -> np.ndarray:
+    """Some rows of an array, which may load when sliced: one at a time then."""
+    if isinstance(x, np.ndarray | jax.Array):
+        return np.asarray(x)[rows]
+    return np.stack([np.asarray(x[int(j)]) for j in rows])
+
+
 def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
     if process.diffusion is not None or process.noise is None or isinstance(process.noise, NoiseProduct):
         return False
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], data.context)
-    first = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
-    return jax.eval_shape(process.noise, theta, first, jnp.asarray(data.t)[0], one).ndim == 1
+    t, one = check.first((data.t, data.context))
+    state = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
+    return jax.eval_shape(process.noise, theta, state, t, one).ndim == 1
 
 
 def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
     """Components without noise at the first two states."""
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], data.context)
-    first = jnp.asarray(np.asarray(data.x[0])[:2], working_dtype(theta, data.x))
-    rows = [np.abs(np.asarray(q_matrix(process, theta, x, jnp.asarray(data.t)[0], one))) for x in first]
+    t, one = check.first((data.t, data.context))
+    states = np.asarray(np.asarray(data.x[0])[:2], working_dtype(theta, data.x))
+    rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
     return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
 
 

@@ -61,7 +61,7 @@ class Simulator(NamedTuple):
         check.count(count)
         theta = check.parameters(theta)
         first, context = first_state(self, key, theta)
-        check.shapes(self.recipe.process, theta, first[0], self.t[0], jax.tree.map(lambda leaf: leaf[0], context))
+        check.shapes(self.recipe.process, theta, *check.first((first, self.t, context)))
         x, context, left = _record(self.recipe, count, key, theta, self.times, self.x0)
         check.finite_simulation(x, self.t)
         events = None

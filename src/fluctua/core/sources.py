@@ -453,8 +453,8 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
     """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
     if not isinstance(process, Process):
         return
-    t, one = recording.t, jax.tree.map(lambda leaf: leaf[0], recording.context)
-    q = np.asarray(q_matrix(process, theta, recording.first[0], t[0], one))
+    t = np.asarray(recording.t)
+    q = np.asarray(q_matrix(process, theta, *check.first((recording.first, t, recording.context))))
     kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
     coarse = np.flatnonzero((recording.rounding > 0.01 * kick) & (kick > 0))
     if coarse.size:
@@ -499,7 +499,7 @@ def check_scores(
     offset: int = 0,
 ) -> None:
     """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
-    if bool(jnp.all(jnp.isfinite(flat))):
+    if check.all_finite(flat):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
     j = int(which[0])

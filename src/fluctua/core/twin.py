@@ -289,9 +289,8 @@ def twin_parameters(twin: Twin, theta: Params) -> Params:
 
 def check_fit(twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int) -> None:
     """The twin's process has the state of the measured one, and its Hessians fit in memory."""
-    one = jax.tree.map(lambda leaf: leaf[0], context)
     try:
-        check.shapes(twin.process, numbers.twin, x[0], t[0], one)
+        check.shapes(twin.process, numbers.twin, *check.first((x, t, context)))
     except ValueError as error:
         raise ValueError(f"the twin's process does not fit the measured states: {error}") from None
     size = x.shape[1]
@@ -307,7 +306,7 @@ def check_fit(twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: Py
 
 def check_path(xbar: Array, t: Array) -> None:
     """The noise-free path did not overflow."""
-    if bool(jnp.all(jnp.isfinite(xbar))):
+    if check.all_finite(xbar):
         return
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
@@ -319,7 +318,7 @@ def check_path(xbar: Array, t: Array) -> None:
 def check_guess(guess: Guess) -> None:
     """The derivatives of the noise-free return exist."""
     for name, array in (("gradient", guess.slope), ("Hessian", guess.bend)):
-        if array is not None and not bool(jnp.all(jnp.isfinite(array))):
+        if array is not None and not check.all_finite(array):
             raise FloatingPointError(
                 f"the {name} of the twin's noise-free return is not finite. Its path is; a derivative of the twin's "
                 "drift or of a reward on that path is not (sqrt or abs at zero?), or the adjoint grows without bound. "

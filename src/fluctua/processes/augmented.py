@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import signal
+import scipy
 
 from fluctua.core import check
 from fluctua.core.draws import Density, Reparameterised, Start
@@ -140,9 +140,9 @@ def linear_filter(system: Any) -> Filter:
     """
     try:
         if isinstance(system, tuple) and len(system) == 2:
-            space = signal.TransferFunction(*system).to_ss()
+            space = scipy.signal.TransferFunction(*system).to_ss()
         else:
-            space = signal.StateSpace(*system) if isinstance(system, tuple) else system.to_ss()
+            space = scipy.signal.StateSpace(*system) if isinstance(system, tuple) else system.to_ss()
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"a filter is (A, B, C, D), (numerator, denominator) or a scipy.signal system: {error}."

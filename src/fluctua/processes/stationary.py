@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy import stats
 
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
@@ -311,13 +311,13 @@ def _drifts(parts: np.ndarray) -> str:
 
 def _error(means: np.ndarray) -> np.ndarray:
     """One standard error of the mean of a few batches, as wide as Student has it. (B, …) -> (…)"""
-    return stats.t.ppf(0.8413447, len(means) - 1) * means.std(axis=0, ddof=1) / np.sqrt(len(means))
+    return scipy.stats.t.ppf(0.8413447, len(means) - 1) * means.std(axis=0, ddof=1) / np.sqrt(len(means))
 
 
 def _stands_out(far: np.ndarray) -> bool:
     """Whether the window that follows adds more than chance to some component of the gradient. far: (B, P)"""
     error = far.std(axis=0, ddof=1) / np.sqrt(len(far))
-    return bool(np.any(np.abs(far.mean(axis=0)) > stats.t.isf(DOUBT / (2 * far.shape[1]), len(far) - 1) * error))
+    return bool(np.any(np.abs(far.mean(axis=0)) > scipy.stats.t.isf(DOUBT / (2 * far.shape[1]), len(far) - 1) * error))
 
 
 # ---------------------------------------------------------------------------------- passes over the record
@@ -484,5 +484,5 @@ def _change(parts: np.ndarray, memory: float) -> Change | None:
     z = np.abs(difference) / np.where(error > 0, error, np.inf)
     worst, size = int(np.argmax(z)), (len(z) - 1) // 2
     names = ["the reward", *(f"the {kind} of component {i}" for kind in ("mean", "mean square") for i in range(size))]
-    limit = stats.t.isf(ALARM / (2 * len(z)), 2 * (count - 1))
+    limit = scipy.stats.t.isf(ALARM / (2 * len(z)), 2 * (count - 1))
     return Change(names[worst], float(difference[worst]), float(z[worst]), float(limit))

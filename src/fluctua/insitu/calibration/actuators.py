@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.stats import chi2
+import scipy
 
 from fluctua.core.text import names
 from fluctua.core.types import Array
@@ -136,4 +136,6 @@ def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
     solution = covariance @ weighted.T @ (y / e)
     spare = len(y) - design.shape[1]
     misfit = float(np.sum(((y - design @ solution) / e) ** 2))
-    return _Line(solution, np.sqrt(np.diag(covariance)), float(chi2.sf(misfit, spare)) if spare > 0 else np.nan)
+    return _Line(
+        solution, np.sqrt(np.diag(covariance)), float(scipy.stats.chi2.sf(misfit, spare)) if spare > 0 else np.nan
+    )

@@ -35,10 +35,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
-from scipy.stats import norm
-from scipy.stats import t as student
 
 from fluctua.core import check
 from fluctua.core.scores import Gaussian, euler
@@ -199,7 +198,7 @@ def _sums(
 
 def student_factor(freedom: int) -> float:
     """What an error from the scatter of `freedom` + 1 values is multiplied by, so that ±1.96 of it cover 95 %."""
-    return float(student.isf(0.025, freedom) / norm.isf(0.025)) if freedom > 0 else np.nan
+    return float(scipy.stats.t.isf(0.025, freedom) / scipy.stats.norm.isf(0.025)) if freedom > 0 else np.nan
 
 
 def with_diffusion(process: Process, q: Array | None) -> Process:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from scipy.linalg import expm, toeplitz
-from scipy.stats import chi2
 
 from fluctua.core import check
 from fluctua.core.scores import euler
@@ -264,8 +264,8 @@ def _reduced(
     scale = np.sqrt(np.where(silent, 1, np.diag(cross)))
     return NoiseFit(
         mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
-        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, chi2.sf(box, LAGS - 1), dependence, z,
-        int(count * steps), count,
+        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, scipy.stats.chi2.sf(box, LAGS - 1), dependence,
+        z, int(count * steps), count,
     )  # fmt: skip
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
+import scipy
 
 from fluctua.core.text import names, with_error
 from fluctua.insitu.calibration.actuators import Gains, OwnGains
@@ -40,8 +39,8 @@ def limit(comparisons: int, freedom: int | None = None) -> float:
     """
     tail = ALARM / (2 * max(1, comparisons))
     if freedom is None or freedom < 1:
-        return float(norm.isf(tail))
-    return float(student.isf(tail, freedom)) / student_factor(freedom)
+        return float(scipy.stats.norm.isf(tail))
+    return float(scipy.stats.t.isf(tail, freedom)) / student_factor(freedom)
 
 
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
@@ -211,7 +210,7 @@ def _bias(c: Calibration) -> list[str]:
         lines.append(f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22}")
     if len(z) > MOST:
         lines.append(f"  … the {MOST} clearest of {len(z)}")
-    clear = int(np.sum(z > student.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
+    clear = int(np.sum(z > scipy.stats.t.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
     share = np.sqrt(np.mean(error**2) / max(np.mean(ge**2), 1e-300))
     if clear:
         lines.append(

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy.stats import chi2
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at
@@ -131,7 +131,7 @@ def examine_residuals(
     put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
     error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
     return ResidualReport(
-        chi2.sf(wald, rank), beta, np.sqrt(np.outer(np.diag(inverse), variance)), features,
+        scipy.stats.chi2.sf(wald, rank), beta, np.sqrt(np.outer(np.diag(inverse), variance)), features,
         np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)), put(bias.mean(axis=0)), put(error), groups,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
@@ -161,7 +161,7 @@ def _unexplained(kick: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _within(ratio: np.ndarray, degrees: float, most: float) -> np.ndarray:
     """Whether a sum of squares over its mean is chance, within a factor. NaN is not."""
-    low, high = stats.chi2.ppf([CHANCE, 1 - CHANCE], degrees) / degrees
+    low, high = scipy.stats.chi2.ppf([CHANCE, 1 - CHANCE], degrees) / degrees
     return (ratio >= low / SLACK) & (ratio <= high * most)
 
 

@@ -10,7 +10,7 @@ import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+import scipy
 
 from fluctua.insitu.recording.description import counted
 from fluctua.insitu.recording.reader import RecordingFile
@@ -306,7 +306,7 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.sqrt(first.var(axis=0, ddof=1) / quarter + last.var(axis=0, ddof=1) / quarter)
         z = np.nan_to_num((last.mean(axis=0) - first.mean(axis=0)) / error)
-    limit = float(student.isf(ALARM / (2 * len(z)), 2 * (quarter - 1)))
+    limit = float(scipy.stats.t.isf(ALARM / (2 * len(z)), 2 * (quarter - 1)))
     which = np.flatnonzero(np.abs(z) > limit)
     if not which.size:
         return []
