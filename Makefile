@@ -5,11 +5,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/*)
 
-.PHONY: help demo test test-long lint docs clean
+.PHONY: help demo test test-long test-all lint docs clean
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
 	@echo "make test-long   run the statistical studies and limits of memory that take longer"
+	@echo "make test-all    run both"
 	@echo "make lint   ruff (lint and format), import-linter (layers, cycles), mypy and clang-format"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make clean  remove the environment and everything built"
@@ -20,7 +21,8 @@ $(BIN)/python:
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-# One stamp per set of extras, so that `make demo` does not wait for the documentation tools.
+# One stamp per set of extras, so that `make demo` does not wait for the documentation tools. The packages of a set are
+# installed by name: with fluctua itself its native core would be built again.
 $(VENV)/.core: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE)
 	@echo "Installing fluctua and compiling its native core (a minute the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
@@ -28,23 +30,24 @@ $(VENV)/.core: $(BIN)/python pyproject.toml CMakeLists.txt $(NATIVE)
 
 $(VENV)/.%: $(VENV)/.core
 	@echo "Installing the $* tools ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$*'])")
 	@touch $@
 
 demo: $(VENV)/.core
 	@$(BIN)/fluctua train demo --out demo --replace
 
-# In three parts: every function that JAX compiles maps some memory, and a process that compiled for all of the tests would
-# come to the 65,530 maps that Linux grants it, where XLA crashes.
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.test
-	@$(PYTEST) -m "not long" tests/core
-	@$(PYTEST) -m "not long" tests/insitu
-	@$(PYTEST) -m "not long" tests --ignore=tests/core --ignore=tests/insitu
+	@$(PYTEST) -m "not long"
 
 test-long: $(VENV)/.test
 	@$(PYTEST) -m long
+
+# Both in one: what they compile in common is compiled once.
+test-all: $(VENV)/.test
+	@$(PYTEST)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

@@ -18,6 +18,8 @@ from cuda_device import device  # noqa: F401
 from processes import COMPILE_QUICKLY
 
 os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)  # read by JAX when it first looks for devices
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # of processes that tests start
+jax.config.update("jax_traceback_in_locations_limit", 0)  # where in Python an operation came from is not compiled in
 jax.config.update("jax_enable_x64", True)
 
 
@@ -27,7 +29,7 @@ def pytest_configure(config):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-MOST_MAPS = 20_000
+MOST_MAPS = 30_000
 """Memory maps of a process at which compiled functions are let go: XLA crashes at Linux' limit of 65,530."""
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.averaged import SUMS, own_certificate
+from fluctua.core.ppgt import total
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 
 THE = problem(ornstein_uhlenbeck, "fixed")
@@ -55,25 +56,23 @@ def test_memory_one_remembers_nothing():
 
 
 def run_plain(calls):
-    from fluctua.core.ppgt import total
-
     keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(calls)]
     return [fl.reduce_samples(total(Gaussian().split(k, THETA, COUNT))) for k in keys]
 
 
 def test_errors_are_honest():
-    # The last of 12 calls, in 300 repetitions: (estimate − mean)/stderr is a standard normal, whose variance is known
+    # The last of 6 calls, in 300 repetitions: (estimate − mean)/stderr is a standard normal, whose variance is known
     # to √(2/300) = 8 % from the repetitions; the three parameters are independent and are tested each.
     z, square = [], []
     for seed in range(300):
-        estimate = run(fl.Averaged(Gaussian(), memory=4), 12, seed=seed)[-1]
+        estimate = run(fl.Averaged(Gaussian(), memory=4), 6, seed=seed)[-1]
         z.append((flat(estimate.gradient) - Gaussian.direct - Gaussian.correction) / flat(estimate.stderr))
         square.append(flat(estimate.stderr) ** 2)
     z = np.array(z)
     assert np.abs(z.mean(axis=0) * np.sqrt(300)).max() < tolerance(3)
     assert np.abs(z.var(axis=0) - 1).max() < tolerance(3) * np.sqrt(2 / 300)
     # What the error bar should be: this call's correction goes with its direct part, the earlier ones by themselves.
-    w = 0.75 ** np.arange(12)
+    w = 0.75 ** np.arange(6)
     w /= w.sum()
     expected = ((0.3 + 2 * w[0]) ** 2 + (3 * w[0]) ** 2 + (2**2 + 3**2) * np.sum(w[1:] ** 2)) / COUNT
     # A variance from 100 trajectories is known to √(2/99) = 14 %, the mean of 300 of them to 0.8 %.
@@ -126,13 +125,25 @@ def test_calls_weigh_by_their_trajectories():
 def test_a_skewed_correction_is_not_biased():
     """∂J/∂s of a process whose twin is 20 % wrong: a weight of 1/variance put it off by a third (z = −29)."""
     estimator = THE.estimator(baseline=fl.Twin(lambda th: jax.tree.map(lambda v: 1.2 * v, th)))
-    averaged = fl.Averaged(estimator, memory=100)
+    kept = Kept(estimator)
+    averaged = fl.Averaged(kept, memory=100)
     estimates = [averaged(jax.random.key(i), THE.theta, 64) for i in range(400)]
     # the last 300 of memory 100: their mean has the errors of the calls, not of the averages
     mean = np.mean([flat(e.gradient) for e in estimates[100:]], axis=0)
-    each = [flat(estimator(jax.random.key(i), THE.theta, 64).stderr) for i in range(100, 400)]
+    each = [flat(fl.reduce_samples(total(samples)).stderr) for samples in kept.samples[100:]]
     error = np.sqrt(np.mean(np.square(each), axis=0) / 300) * np.sqrt(4 / 3)  # and a third more of calls before
     assert np.abs((mean - flat(THE.exact_gradient)) / error).max() < tolerance(mean.size)
+
+
+class Kept:
+    """An estimator whose samples are kept."""
+
+    def __init__(self, estimator):
+        self.estimator, self.samples = estimator, []
+
+    def split(self, key, theta, count):
+        self.samples.append(self.estimator.split(key, theta, count))
+        return self.samples[-1]
 
 
 class Correlated:
@@ -152,12 +163,12 @@ class Correlated:
 @pytest.mark.parametrize("mean", [0.0, 0.05, 0.3])
 def test_shrinkage_is_never_worse_and_its_error_bar_covers(size, rho, mean):
     """Mean square error over that without shrinkage, at most 1 within its standard error; cover of ±1.96 stderr."""
-    truth = mean * np.ones(size) * (np.arange(size) % 2)
+    truth, theta = mean * np.ones(size) * (np.arange(size) % 2), np.zeros(size)
     plain, shrunk = (fl.Averaged(Correlated(truth, rho), memory=1, shrink=shrink) for shrink in (False, True))
     differences, squares, inside = [], [], []
     for seed in range(200):
-        without, with_ = (np.asarray(e(jax.random.key(seed), jnp.zeros(size), 64).gradient) for e in (plain, shrunk))
-        error = np.asarray(shrunk(jax.random.key(seed), jnp.zeros(size), 64).stderr)
+        without, estimate = (e(jax.random.key(seed), theta, 64) for e in (plain, shrunk))
+        without, with_, error = (np.asarray(v) for v in (without.gradient, estimate.gradient, estimate.stderr))
         squares.append(np.sum((without - truth) ** 2))
         differences.append(np.sum((with_ - truth) ** 2) - squares[-1])
         inside.append(np.mean(np.abs(with_ - truth) < 1.96 * error))

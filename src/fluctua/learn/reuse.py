@@ -220,13 +220,13 @@ def _check_equivalent(law: _Law, theta: Params, old: Params, record: Recording) 
     smooth = law.process if isinstance(law.process, Process) else getattr(law.process, "diffusion", None)
     if smooth is None:
         return
-    steps = len(record.t) - 1
+    t, steps = np.asarray(record.t), len(record.t) - 1
     for n in sorted({0, 1 % steps, steps // 2, steps - 1}):
-        _, x = record.block(n, n + 1)
+        x = np.asarray(record.block(n, n + 1)[1])
         for j in sorted({0, record.count // 2, record.count - 1}):
             one = jax.tree.map(lambda leaf: leaf[j], record.context)  # noqa: B023
             where = f"on trajectory {j} at time index {n}"
-            check_equivalent(smooth, theta, old, x[j, 0], record.t[n], one, where)
+            check_equivalent(smooth, theta, old, x[j, 0], t[n], one, where)
 
 
 # ------------------------------------------------------------------------------------- gradients
