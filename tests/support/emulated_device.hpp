@@ -1,6 +1,9 @@
 // Stands in for CUDA and for device.cuh, so that the device sources compile as C++ and run without a GPU: one
 // block after the other, and within a block one thread until it waits for others. Every other block runs its
 // threads backwards, so that a missing barrier shows.
+//
+// A thread begins with `setcontext`; from then on it and the scheduler jump to each other, which takes no system call.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -41,11 +44,15 @@ struct Warp {
 };
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  jmp_buf place;
+  std::unique_ptr<char[]> stack;  // not filled: what is not touched takes no memory
   unsigned index;
-  bool done = false;
+  bool begun = false, done = false;
+  const Meeting* waits = nullptr;  // until its round is over
+  long round = 0;
 };
-ucontext_t scheduler;
+jmp_buf scheduler;
+const size_t STACK = 256 << 10;
 Fiber* running;
 std::vector<Warp> warps;
 Meeting block_meeting;
@@ -59,7 +66,10 @@ inline int meet(Meeting& m, int flag = 0) {
     m.flag = 0;
     ++m.round;
   }
-  while (m.round == round) swapcontext(&running->context, &scheduler);
+  running->waits = &m;
+  running->round = round;
+  if (m.round == round && !_setjmp(running->place)) _longjmp(scheduler, 1);
+  running->waits = nullptr;
   return m.last;
 }
 inline void __syncthreads() { meet(block_meeting); }
@@ -126,7 +136,14 @@ std::function<void()> body;
 inline void enter() {
   body();
   running->done = true;
-  swapcontext(&running->context, &scheduler);
+  _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) inline void go_on(Fiber& f) {  // until it waits or is done
+  if (_setjmp(scheduler)) return;
+  if (f.begun) _longjmp(f.place, 1);
+  f.begun = true;
+  setcontext(&f.context);
 }
 
 inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwards) {
@@ -134,28 +151,30 @@ inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwar
   warps.assign((threads + 31) / 32, Warp{Meeting{32}, {}});
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& f = fibers[t];
-    f.stack.resize(256 << 10);
+    if (!f.stack) f.stack.reset(new char[STACK]);
     f.index = t;
-    f.done = false;
+    f.begun = f.done = false;
+    f.waits = nullptr;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data();
-    f.context.uc_stack.ss_size = f.stack.size();
-    f.context.uc_link = &scheduler;
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = STACK;
+    f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
   for (unsigned left = threads; left > 0;)
     for (unsigned i = 0; i < threads; ++i) {
       Fiber& f = fibers[backwards ? threads - 1 - i : i];
-      if (f.done) continue;
+      if (f.done || (f.waits && f.waits->round == f.round)) continue;
       running = &f;
       threadIdx = {f.index, 0, 0};
-      swapcontext(&scheduler, &f.context);
+      go_on(f);
       left -= f.done;
     }
 }
 
 template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned gz, unsigned threads, Kernel kernel) {
-  std::vector<Fiber> fibers(threads);
+  static std::vector<Fiber> fibers;  // for all launches
+  if (fibers.size() < threads) fibers.resize(threads);
   body = kernel;
   blockDim = {threads, 1, 1};
   gridDim = {gx, gy, gz};

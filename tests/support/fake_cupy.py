@@ -93,10 +93,11 @@ class RawModule:
         folder.mkdir(mode=0o700, exist_ok=True)
         library = folder / f"{tag}.so"
         if not library.exists():
-            # `extern "C"` is already said in the text; -w: CUDA pragmas mean nothing here.
+            # `extern "C"` is already said in the text; -w: CUDA pragmas mean nothing here; a checked longjmp refuses to
+            # change stacks, which is what the emulated threads do.
             source, built = folder / f"{tag}.cpp", folder / f"{tag}.{os.getpid()}.so"
             source.write_text(text)
-            flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread"]
+            flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-U_FORTIFY_SOURCE"]
             macros = [o for o in options if o.startswith("-D")]
             subprocess.run([COMPILER, *flags, *macros, str(source), "-o", str(built)], check=True)
             built.replace(library)
