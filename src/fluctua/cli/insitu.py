@@ -16,8 +16,10 @@ from fluctua.cli.common import EXPECTED, fail, free_folder
 if TYPE_CHECKING:
     from fluctua.insitu import Model, VirtualBench
     from fluctua.insitu.bench.demo import Result
+    from fluctua.insitu.bench.driver import Description as Sheet
     from fluctua.insitu.bench.population import Comparison
     from fluctua.insitu.training import Plan, Rows
+    from fluctua.tcmt import Network
 
 app = typer.Typer(no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
 
@@ -156,6 +158,14 @@ def train(
             help="of several devices: settings (the same for all) or parameters (settings corrected by calibration)"
         ),
     ] = "settings",
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="σ_W to which noise is injected, or auto: what fluctua advise recommends; as it is if not given"
+        ),
+    ] = "",
+    modulation: Annotated[float, typer.Option(help="σ_κ of the modulation of the couplings, which is recorded")] = 0.0,
+    kerr: Annotated[bool, typer.Option("--kerr", help="train the Kerr coefficients too")] = False,
 ) -> None:
     """Calibrate and train the instrument at ADDRESS, which speaks the commands of docs/virtual_bench.md.
 
@@ -181,11 +191,21 @@ def train(
                 iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
                 learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
                 address=" ".join(address), points=points, share=share,
+                sigma_kappa=modulation, kerr=kerr,
             )  # fmt: skip
         warnings.showwarning = _note
-        each = [partial(VirtualBench, one, points=points, timeout=timeout) for one in where]
+        sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
+        if noise:
+            plan = dataclasses.replace(plan, noise=_injected(noise, sheet, plan))
+        options: dict[str, Any] = {
+            "points": points,
+            "timeout": timeout,
+            "noise": plan.noise,
+            "sigma_kappa": plan.sigma_kappa,
+        }
+        each = [partial(VirtualBench, one, **options) for one in where]
         connect = each if len(each) > 1 else each[0]
-        model = _model_of(each, points, plan.attempts)
+        model = _model_of(sheet, plan)
         if resume is not None:
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
             rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
@@ -226,6 +246,9 @@ def _refuse_changes(context: typer.Context) -> None:
             "attempts",
             "record",
             "share",
+            "noise",
+            "modulation",
+            "kerr",
         )
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
@@ -236,13 +259,12 @@ def _refuse_changes(context: typer.Context) -> None:
         )
 
 
-def _model_of(connects: Sequence[Callable[[], VirtualBench]], points: int, attempts: int) -> Model:
-    """The network that the instrument says it is, the first of several that answers.
+def _sheet_of(connects: Sequence[Callable[[], VirtualBench]], attempts: int) -> Sheet:
+    """What the instrument says it is, the first of several that answers.
 
     A garbled answer is asked for again, a line that is dead is not.
     """
-    from fluctua import tcmt
-    from fluctua.insitu import InstrumentError, Refused, network_model
+    from fluctua.insitu import InstrumentError, Refused
 
     for left, connect in zip(reversed(range(len(connects))), connects, strict=True):
         try:
@@ -252,10 +274,59 @@ def _model_of(connects: Sequence[Callable[[], VirtualBench]], points: int, attem
             if not left or isinstance(error, Refused):
                 raise
             _note(str(error))
-    sheet = instrument.description
     instrument.close()
-    network = tcmt.rectangular(sheet.rows, sheet.columns, sigma_w=sheet.sigma_w)
-    return network_model(network, interval=sheet.interval, points=points)
+    return instrument.description
+
+
+def _network_of(sheet: Sheet) -> Network:
+    from fluctua import tcmt
+
+    return tcmt.rectangular(sheet.rows, sheet.columns, sigma_w=sheet.sigma_w)
+
+
+def _model_of(sheet: Sheet, plan: Plan) -> Model:
+    """The network of a data sheet as an experiment."""
+    from fluctua.insitu import network_model
+
+    chi = (-0.05, 0.05) if plan.kerr else None  # at the edge it detunes by a few couplings where the light is
+    return network_model(
+        _network_of(sheet), interval=sheet.interval, points=plan.points, chi=chi, sigma_kappa=plan.sigma_kappa
+    )
+
+
+def _injected(text: str, sheet: Sheet, plan: Plan) -> float:
+    """The noise to inject for the wanted σ_W: what is there adds in squares."""
+    import jax
+    import numpy as np
+
+    from fluctua import tcmt
+    from fluctua.insitu.bench.device import MOST_NOISE
+    from fluctua.runs.advise import advise
+
+    own, most = sheet.sigma_w, float(np.hypot(sheet.sigma_w, MOST_NOISE))
+    if text == "auto":
+        task = tcmt.transmission(
+            _network_of(sheet), horizon=(plan.points - 1) * sheet.interval, dt=sheet.interval,
+            sigma_kappa=plan.sigma_kappa,
+        )  # fmt: skip
+        grid = np.geomspace(own, most, 4).tolist()
+        start = {"omega": np.zeros(task.network.sites), "kappa": np.ones(len(task.network.bonds))}
+        best = advise(
+            jax.random.key(plan.seed), task, start, trajectories=plan.trajectories, sigma_w=grid, baseline="time"
+        ).best
+        wanted = best.sigma_w
+        typer.echo(f"noise      σ_W = {wanted:.3g} of {own:.3g} to {most:.3g}, limited by the {best.limited_by}")
+    else:
+        try:
+            wanted = float(text)
+        except ValueError:
+            raise ValueError(f"--noise is σ_W, a number, or auto; got {text!r}.") from None
+    if not own * (1 - 1e-9) <= wanted <= most * (1 + 1e-9):
+        raise ValueError(
+            f"--noise must be {own:g} to {most:.3g}: what the device has of its own, and what can be added to it; got "
+            f"{wanted:g}."
+        )
+    return float(np.sqrt(max(wanted**2 - own**2, 0.0)))
 
 
 def _answering(connect: Callable[[], VirtualBench], attempts: int) -> VirtualBench:

@@ -72,7 +72,8 @@ class Plan:
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
     baseline: one of `BASELINES`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
-    kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by spaces.
+    kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by spaces. noise,
+    sigma_kappa, kerr: injected noise, modulation of the couplings, and whether χ has knobs, for the same purpose.
 
     Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
     each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
@@ -94,6 +95,9 @@ class Plan:
     address: str = ""
     share: str = "settings"
     rates: tuple[float, ...] = ()
+    noise: float = 0.0
+    sigma_kappa: float = 0.0
+    kerr: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))

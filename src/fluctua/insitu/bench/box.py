@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.insitu.bench.device import INVALID, Sheet, hidden, measure, reset_settings
+from fluctua.insitu.bench.device import INVALID, Sheet, hidden, measure, played, reset_settings
 from fluctua.insitu.instrument.scpi import error
 
 MOST_BYTES = 64 * 2**20
@@ -55,10 +55,15 @@ class Bench:
 
     def reset(self) -> None:
         """*RST."""
-        self.settings = reset_settings(self.sheet)
+        self._default_settings()
         self.count, self.points, self.amplitude = 10, 601, 10.0
+        self.noise = self.sigma_kappa = 0.0
         self.codes: np.ndarray | None = None
+        self.played: dict[str, np.ndarray] | None = None
         self.fault = ""
+
+    def _default_settings(self) -> None:
+        self.settings = {**reset_settings(self.sheet), "chi": np.zeros(self.sheet.nominal.sites)}
 
     def initiate(self) -> None:
         """Run `count` trajectories."""
@@ -66,17 +71,21 @@ class Bench:
         if size > MOST_BYTES:
             raise Problem(-225, f"{size} bytes, at most {MOST_BYTES}; lower ACQ:COUN or ACQ:POIN")
         before, self.codes, self.fault = self.codes, None, self.faults.next()
+        self.played = None
         if self.fault == "reboot":
             self.boot()
             self.fault = "reboot"
             return
         if self.fault == "brownout":
-            self.settings = reset_settings(self.sheet)
+            self._default_settings()
+            self.noise = self.sigma_kappa = 0.0
         try:
             codes = measure(
                 self.sheet, self.hidden, self.settings, count=self.count, points=self.points,
-                amplitude=self.amplitude, shots=self.shots,
+                amplitude=self.amplitude, shots=self.shots, noise=self.noise, sigma_kappa=self.sigma_kappa,
             )  # fmt: skip
+            if self.sigma_kappa:
+                self.played = played(self.sheet, self.count, self.shots)
         except FloatingPointError:
             raise Problem(-200, "the network is unstable at these settings; nothing was acquired") from None
         self.shots += self.count

@@ -1,10 +1,12 @@
 """The box on the virtual bench: a resonator network that is not what its data sheet says.
 
-    ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set,    γ = γ_nominal (1 + spread)
+    ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set + δκ(t),    χ = g χ_set,
+    γ = γ_nominal (1 + spread),                σ² = σ_W² + injected²
 
-What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow ageing. What is
-sampled is not quite the state: every `oversample`-th step of the simulation, with readout noise, rounded to the
-codes of an analogue-to-digital converter and clipped at its range.
+What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow ageing. One generator
+modulates the couplings, δκ, and records what it played (`tcmt.Modulation`); another injects noise into every channel.
+What is sampled is not quite the state: every `oversample`-th step of the simulation, with readout noise, rounded to
+the codes of an analogue-to-digital converter and clipped at its range.
 """
 
 from __future__ import annotations
@@ -13,17 +15,25 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
+from fluctua.tcmt.coupled_modes import Draw
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import KernelSpec
 
-FAMILIES = ("omega", "kappa")
+FAMILIES = ("omega", "kappa", "chi")
 """The knobs."""
-LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5)}
+LIMITS = {"omega": (-3.0, 3.0), "kappa": (0.0, 2.5), "chi": (-0.1, 0.1)}
 """What the knobs take."""
+MOST_NOISE = 2.0
+"""Amplitude of the noise that can be injected, in the units of σ_W."""
+MOST_MODULATION = 1.0
+MODULATION = tcmt.Modulation(0.0)
+"""Harmonics and highest frequency of δκ; how strong it is is a setting."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,9 @@ def hidden(sheet: Sheet) -> Hidden:
         "kappa": sheet.kappa_disorder * rng.normal(size=bonds),
     }
     gain = {name: np.clip(1 + sheet.gain_error * rng.normal(size=v.size), 0.3, 1.7) for name, v in offset.items()}
+    rest = np.random.default_rng([sheet.seed, 4])
+    offset["chi"] = np.zeros(sites)
+    gain["chi"] = np.clip(1 + sheet.gain_error * rest.normal(size=sites), 0.3, 1.7)
     gamma = sheet.nominal.gamma * np.clip(1 + sheet.loss_spread * rng.normal(size=sites), 0.2, 2.0)
     return Hidden(offset, gain, gamma, rng.uniform(0, 2 * np.pi, sites))
 
@@ -120,11 +133,12 @@ def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
 def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0) -> dict[str, np.ndarray]:
     """θ of the network at these settings: what the box truly does."""
     off = offsets(sheet, box, shots)
-    return {name: off[name] + box.gain[name] * settings[name] for name in FAMILIES} | {"gamma": box.gamma}
+    turned = [name for name in FAMILIES if name in settings]
+    return {name: off[name] + box.gain[name] * settings[name] for name in turned} | {"gamma": box.gamma}
 
 
 def reset_settings(sheet: Sheet) -> dict[str, np.ndarray]:
-    """After switching on: no detuning, every coupling at 1."""
+    """After switching on: no detuning, every coupling at 1. No Kerr effect, which may be left out."""
     return {"omega": np.zeros(sheet.nominal.sites), "kappa": np.ones(len(sheet.nominal.bonds))}
 
 
@@ -137,20 +151,24 @@ def measure(
     points: int,
     amplitude: float = 10.0,
     shots: int = 0,
+    noise: float = 0.0,
+    sigma_kappa: float = 0.0,
 ) -> np.ndarray:
     """Run `count` trajectories from empty resonators: codes (E, points, 2N), int16, [Re ψ, Im ψ].
 
-    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its ageing.
+    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its ageing. noise: that is
+    injected, in units of σ_W. sigma_kappa: of the modulation, which `played` tells.
     """
     spec = _unit_spec(sheet, points)
     driven = tcmt.parameters(sheet.nominal, parameters(sheet, box, settings, shots))
     spec = spec.replace(
-        omega=driven["omega"], kappa=driven["kappa"], drive=amplitude * spec.drive,
+        omega=driven["omega"], kappa=driven["kappa"], chi=driven["chi"], drive=amplitude * spec.drive,
         damping=spec.damping - sheet.nominal.gamma + box.gamma,
-        noise=np.sqrt(spec.noise**2 + 2 * sheet.nominal.sigma_r**2 * (box.gamma - sheet.nominal.gamma)),
+        noise=np.sqrt(1 + (noise / sheet.sigma_w) ** 2)
+        * np.sqrt(spec.noise**2 + 2 * sheet.nominal.sigma_r**2 * (box.gamma - sheet.nominal.gamma)),
+        sigma_kappa=sigma_kappa, harmonics=MODULATION.harmonics, Omega=MODULATION.omega_max / MODULATION.harmonics,
     )  # fmt: skip
-    seed = int(np.random.default_rng([sheet.seed, 2, shots]).integers(2**63))
-    run = kernel.run(spec, seed, count, scores=False, record_every=sheet.oversample, threads=1)
+    run = kernel.run(spec, _seed(sheet, shots), count, scores=False, record_every=sheet.oversample, threads=1)
     assert run.trajectories is not None
     psi = run.trajectories
     x = np.concatenate([psi.real, psi.imag], axis=-1)
@@ -160,6 +178,18 @@ def measure(
         seen += sheet.readout * rng.standard_normal(seen.shape, dtype=np.float32)
         code[...] = np.clip(np.rint(seen / np.float32(sheet.scale)), -full, full)
     return codes
+
+
+def played(sheet: Sheet, count: int, shots: int) -> dict[str, np.ndarray]:
+    """What the generator played in those trajectories: quadratures of every bond and harmonic, (E, B, K) each."""
+    draw, seed = Draw(len(sheet.nominal.bonds), MODULATION.harmonics), _seed(sheet, shots)
+    key = jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFF_FFFF], jnp.uint32))
+    each = jax.vmap(lambda j: draw(key, j))(jnp.arange(count))
+    return {name: np.asarray(v, np.float32) for name, v in each.items()}
+
+
+def _seed(sheet: Sheet, shots: int) -> int:
+    return int(np.random.default_rng([sheet.seed, 2, shots]).integers(2**63))
 
 
 @lru_cache(maxsize=8)

@@ -43,6 +43,8 @@ class VirtualBench:
         address: tcp://HOST:PORT or a VISA resource.
         points: samples a trajectory, or None to leave them as they are.
         timeout: seconds to wait for an answer.
+        noise: that is injected into every channel, in units of σ_W: σ² = σ_W² + noise².
+        sigma_kappa: of the modulation of the couplings, which is recorded with every trajectory (`Batch.context`).
 
     >>> with background(Bench()) as port:
     ...     bench = VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
@@ -51,7 +53,17 @@ class VirtualBench:
 
     """
 
-    def __init__(self, address: str, *, points: int | None = None, timeout: float = 30.0):
+    def __init__(
+        self,
+        address: str,
+        *,
+        points: int | None = None,
+        timeout: float = 30.0,
+        noise: float = 0.0,
+        sigma_kappa: float = 0.0,
+    ):
+        self.names: tuple[str, ...] = ("omega", "kappa")
+        self.generators = {"NOIS": float(noise), "MOD": float(sigma_kappa)}
         if not timeout > 0:
             raise ValueError(f"`timeout` must be a positive number of seconds; got {timeout!r}.")
         try:
@@ -70,6 +82,10 @@ class VirtualBench:
             self.points, self.count = query_whole(self.line, "ACQ:POIN?"), 1
             if points is not None and self.points != points:
                 raise Garbled(f"{points} samples a trajectory were asked for; the bench reads back {self.points}")
+            if any(self.generators.values()) or self._played() != self.generators:
+                for name, value in self.generators.items():
+                    self.line.write(f"SOUR:{name} {value!r}")
+                self._accepted()
             query_whole(self.line, "*ESR?")  # a start before this connection is not news
             self._accepted()
         except BaseException:
@@ -95,7 +111,8 @@ class VirtualBench:
         return ",".join(parts[:3])
 
     def set(self, settings: Params) -> None:
-        """Turn the knobs: omega (N,) and kappa (B,)."""
+        """Turn the knobs: omega (N,), kappa (B,) and chi (N,), or some of them."""
+        self.names = tuple(settings)
         for name, values in settings.items():
             self.line.write(f"SOUR:{name.upper()} {scpi.numbers(values)}")
         self._accepted()
@@ -117,12 +134,32 @@ class VirtualBench:
         if len(data) != expected:
             raise InstrumentError(f"a short block: {len(data):,} bytes where {expected:,} were expected")
         t = np.arange(self.points) * d.interval
-        return Batch(t, np.frombuffer(data, "<i2").reshape(shape), d.scale, d.full_scale, INVALID)
+        codes = np.frombuffer(data, "<i2").reshape(shape)
+        return Batch(t, codes, d.scale, d.full_scale, INVALID, self._modulation() if self.generators["MOD"] else None)
+
+    def _modulation(self) -> dict[str, np.ndarray]:
+        """What was played in the last acquisition: {"sine", "cosine"}, (E, B, K) each."""
+        if (now := self._played()) != self.generators:  # a query for what was not played would not be answered
+            raise InstrumentError(f"the generators were set to {self.generators} and are at {now}: settings were lost")
+        harmonics = int(query_numbers(self.line, "SOUR:MOD:SPEC?", 2)[0])
+        bonds = query_numbers(self.line, "NETW:BOND?").size // 2
+        shape = (self.count, bonds, 2, harmonics)
+        data = self.line.query_block("FETC:MOD?", most=4 * int(np.prod(shape)))
+        if len(data) != 4 * int(np.prod(shape)):
+            raise InstrumentError(
+                f"a short block: {len(data):,} bytes of modulation, {4 * int(np.prod(shape)):,} expected"
+            )
+        both = np.frombuffer(data, "<f4").reshape(shape)
+        return {"sine": both[:, :, 0], "cosine": both[:, :, 1]}
+
+    def _played(self) -> dict[str, float]:
+        """What the generators of noise and modulation are set to."""
+        return {name: query_number(self.line, f"SOUR:{name}?", least=0.0) for name in self.generators}
 
     def health(self) -> Health:
         """Settings read back, the power-on bit, and the error queue."""
-        settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in ("omega", "kappa")}
-        rebooted = bool(query_whole(self.line, "*ESR?") & 128)
+        settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in self.names}
+        rebooted = bool(query_whole(self.line, "*ESR?") & 128) or self._played() != self.generators
         return Health(settings, rebooted, tuple(map(str, self._errors())), self.description.identity)
 
     def close(self) -> None:

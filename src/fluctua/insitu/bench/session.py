@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluctua.insitu.bench.box import KINDS, MOST_BYTES, Bench, Fault, Problem
-from fluctua.insitu.bench.device import FAMILIES, LIMITS
+from fluctua.insitu.bench.device import FAMILIES, LIMITS, MODULATION, MOST_MODULATION, MOST_NOISE
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.scpi import ScpiError, Unit, error
 
@@ -214,6 +214,14 @@ def _set_drive(s: Session, text: str) -> None:
     s.bench.amplitude = _number(text, 0.0, 1000.0)
 
 
+def _set_noise(s: Session, text: str) -> None:
+    s.bench.noise = _number(text, 0.0, MOST_NOISE)
+
+
+def _set_modulation(s: Session, text: str) -> None:
+    s.bench.sigma_kappa = _number(text, 0.0, MOST_MODULATION)
+
+
 def _set_count(s: Session, text: str) -> None:
     s.bench.count = _whole(text, 1, 10_000)
 
@@ -237,8 +245,15 @@ def _knob(name: str, form: str) -> None:
     _command(form + ":RANGe?", lambda s: scpi.numbers(np.array(LIMITS[name])))
 
 
-for _name, _form in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa"), strict=True):
+for _name, _form in zip(FAMILIES, ("SOURce:OMEGa", "SOURce:KAPPa", "SOURce:CHI"), strict=True):
     _knob(_name, _form)
+_command("SOURce:NOISe", _set_noise, 1)
+_command("SOURce:NOISe?", lambda s: repr(s.bench.noise))
+_command("SOURce:NOISe:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_NOISE])))
+_command("SOURce:MODulation", _set_modulation, 1)
+_command("SOURce:MODulation?", lambda s: repr(s.bench.sigma_kappa))
+_command("SOURce:MODulation:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_MODULATION])))
+_command("SOURce:MODulation:SPECtrum?", lambda s: f"{MODULATION.harmonics},{MODULATION.omega_max!r}")
 _command("SOURce:DRIVe", _set_drive, 1)
 _command("SOURce:DRIVe?", lambda s: repr(s.bench.amplitude))
 _command("ACQuire:COUNt", _set_count, 1)
@@ -272,6 +287,13 @@ def _fetch(s: Session) -> bytes:
     return scpi.block(data[: len(data) // 3] if fault == "short" else data)
 
 
+def _fetch_modulation(s: Session) -> bytes:
+    if s.bench.played is None:
+        raise Problem(-230, "nothing was modulated in the last acquisition; SOUR:MOD and INIT first")
+    both = np.stack([s.bench.played["sine"], s.bench.played["cosine"]], axis=2)
+    return scpi.block(both.astype("<f4", copy=False).tobytes())
+
+
 def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> None:
     if kind.lower() not in KINDS:
         raise Problem(-224, f"one of {' '.join(KINDS)} was expected")
@@ -283,6 +305,7 @@ def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> Non
 _command("INITiate[:IMMediate]", _initiate)
 _command("ABORt", _abort)
 _command("FETCh[:WAVeform]?", _fetch)
+_command("FETCh:MODulation?", _fetch_modulation)
 _command("DIAGnostic:FAULt", _add_fault, 1, 3)
 _command("DIAGnostic:FAULt?", lambda s: ",".join(map(str, s.bench.faults.pending)) or "none")
 _command("DIAGnostic:FAULt:CLEar", lambda s: s.bench.faults.pending.clear())

@@ -1,6 +1,8 @@
 """A network with knobs as a `Process` of its settings, with what is known of the knobs as context.
 
-    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ)ψ − Γψ + f] dt + √(2Q) dW
+    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ + δκ(t))ψ − Γψ + f] dt + √(2Q) dW
+
+Where there are knobs for χ, the same of χ|ψ|²ψ; δκ is the modulation that was recorded with a trajectory, if any.
 
 These values travel with the trajectories that it belongs to (`context`), so those of a drifting instrument
 can be found anew between two iterations and nothing is compiled again. They are fitted as from any recording (`fit`).
@@ -24,11 +26,13 @@ from fluctua.insitu.calibration.report import describe_knobs
 from fluctua.tcmt.tasks import Task
 
 KNOBS = ("omega", "kappa")
+KERR = (*KNOBS, "chi")
 REST = ("decay", "drive_re", "drive_im")
 
 KnobValues = dict[str, Array]
-"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), decay: Γ (N,), drive_re, drive_im (drives,),
-diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
+"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), chi_offset, chi_gain (N,) where χ has knobs, decay: Γ
+(N,), drive_re, drive_im (drives,), diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1
+if it is more than nothing, else 0.
 omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
 """
 
@@ -38,9 +42,14 @@ TRUST = 3.0
 """A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
 
 
+def families(values: KnobValues) -> tuple[str, ...]:
+    """The families that the knobs of a calibration turn."""
+    return KERR if "chi_offset" in values else KNOBS
+
+
 def parameters(values: KnobValues, settings: Mapping[str, Array]) -> dict[str, Array]:
-    """ω and κ at these settings."""
-    return {name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name] for name in KNOBS}
+    """ω and κ at these settings, and χ where it has knobs."""
+    return {name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name] for name in families(values)}
 
 
 def settings(
@@ -69,7 +78,7 @@ class Drift:
     def __call__(self, theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
         """dψ/dt as quadratures. (2N,)"""
         rest = {name: context[name].astype(x.dtype) for name in REST}
-        return self.linear({**parameters(context, theta), **rest}, x, t, None)
+        return self.linear({**parameters(context, theta), **rest}, x, t, context)
 
 
 def _noise(theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
@@ -78,13 +87,16 @@ def _noise(theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
 
 
 def process(task: Task) -> Process:
-    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}. context: `KnobValues`."""
-    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, None)), _noise)
+    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}, and chi (N,) where it has knobs.
+
+    context: `KnobValues`, and of a task with modulation what was recorded of it.
+    """
+    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, task.modulation)), _noise)
 
 
-def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]]) -> list[SystemFit]:
-    """Drift and noise at each of several settings."""
-    return [fit_system(trajectories, *_model(task, settings)) for settings, trajectories in runs]
+def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]], *, kerr: bool = False) -> list[SystemFit]:
+    """Drift and noise at each of several settings. kerr: whether χ has knobs."""
+    return [fit_system(trajectories, *_model(task, settings, kerr)) for settings, trajectories in runs]
 
 
 def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit] | None = None) -> KnobValues:
@@ -95,7 +107,7 @@ def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sy
     fits = fit_runs(task, runs) if fits is None else fits
     lines = gains(runs, fits)
     _determined(lines)
-    known = {name: _together(fits, name) for name in (*KNOBS, *REST)}
+    known = {name: _together(fits, name) for name in (*lines, *REST)}
     mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
     mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
     each = [f.noise.observation_variance.reshape(2, -1) for f in fits]
@@ -131,7 +143,8 @@ def _determined(lines: dict[str, OwnGains]) -> None:
 
 def gains(runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> dict[str, OwnGains]:
     """What each knob does, family by family."""
-    return knob_gains([{name: s[name] for name in KNOBS} for s, _ in runs], [f.drift for f in fits])
+    turned = KERR if "chi" in fits[0].drift.theta else KNOBS
+    return knob_gains([{name: s[name] for name in turned} for s, _ in runs], [f.drift for f in fits])
 
 
 def follow(
@@ -143,10 +156,11 @@ def follow(
     independent of it. What the batch leaves open stays, and what it knows far worse than the probes did (a dark batch)
     moves by less than `rate`, in proportion to 1/error².
     """
-    model = _model(task, settings)
+    turned = families(values)
+    model = _model(task, settings, "chi" in turned)
     dt = float(np.diff(np.asarray(trajectories.t, float)).mean())
     weight = np.tile(np.asarray(values["diffusion"] + values["readout"] / dt), 2)
-    expected = parameters(values, {name: np.asarray(settings[name]) for name in KNOBS})
+    expected = parameters(values, {name: np.asarray(settings[name]) for name in turned})
     start = {**model.theta, **expected, **{name: np.asarray(values[name]) for name in REST}}
     seen = bool(values["readout_seen"])
     fit = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
@@ -158,7 +172,7 @@ def follow(
         share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
         return rate * share * (np.asarray(fit.theta[name]) - start[name])
 
-    moved = {f"{name}_offset": values[f"{name}_offset"] + step(name) for name in KNOBS}
+    moved = {f"{name}_offset": values[f"{name}_offset"] + step(name) for name in turned}
     moved |= {name: values[name] + step(name) for name in REST}
     return {**values, **moved}
 
@@ -183,9 +197,9 @@ def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sys
     return "\n".join(lines) + "\n"
 
 
-def _model(task: Task, settings: Params) -> LinearModel:
-    """The network without Kerr effect, as if the settings were its parameters."""
-    return linear_model(task, {name: np.asarray(settings[name]) for name in KNOBS}, kerr=False)
+def _model(task: Task, settings: Params, kerr: bool = False) -> LinearModel:
+    """The network as if the settings were its parameters; without Kerr effect unless that has knobs."""
+    return linear_model(task, {name: np.asarray(settings[name]) for name in (KERR if kerr else KNOBS)}, kerr=kerr)
 
 
 def _diffusion(fitted: SystemFit) -> np.ndarray:

@@ -104,9 +104,9 @@ class ResidualGuard:
 
         """
         each = []
-        for settings, (t, x, *_) in probes:
-            row = partial(_rows, len(x))
-            noise = self.measure(settings, Trajectories(t, x, jax.tree.map(row, context)))
+        for settings, (t, x, recorded, *_) in probes:
+            known = jax.tree.map(partial(_rows, len(x)), context)
+            noise = self.measure(settings, Trajectories(t, x, {**known, **recorded} if recorded else known))
             each.append(np.median(noise, axis=0))
         self.noise = np.maximum(np.median(each, axis=0), np.finfo(float).tiny)
 

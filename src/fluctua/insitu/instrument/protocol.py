@@ -6,6 +6,7 @@ judges data: a method either does what it says or raises, and `measured` decides
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,7 +31,8 @@ class Batch(NamedTuple):
 
     t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or floating point.
     scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a sample that reaches
-    it was clipped. Samples that the instrument marks as invalid are NaN in x: `invalid` is their code.
+    it was clipped. Samples that the instrument marks as invalid are NaN in x: `invalid` is their code. context: what
+    was recorded besides once a trajectory, {name: (E, ...)}, such as a modulation that was played; else None.
 
     >>> Batch(t, np.zeros((4, 3, 2), np.int16), scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
     dtype('float32')
@@ -41,6 +43,7 @@ class Batch(NamedTuple):
     scale: float = 1.0
     full_scale: float = np.inf
     invalid: int | None = None
+    context: Mapping[str, np.ndarray] | None = None
 
     @property
     def x(self) -> np.ndarray:

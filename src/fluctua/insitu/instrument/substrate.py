@@ -102,7 +102,7 @@ class Measured:
 
     def gather(self, settings: Params, count: int) -> tuple[Trajectories | None, InstrumentError | None]:
         """As many good trajectories as came, up to `count`, and what kept the others from coming."""
-        t, good, have, wasted = None, [], 0, 0
+        t, good, beside, have, wasted = None, [], [], 0, 0
         failure: InstrumentError | None = None
         while have < count and failure is None:
             size = min(self.batch, count - have)
@@ -118,6 +118,7 @@ class Measured:
                 break
             t = np.asarray(taken.t)
             good.append(taken.x[usable])
+            beside.append({name: v[usable] for name, v in (taken.context or {}).items()})
             have += int(usable.sum())
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
@@ -129,10 +130,19 @@ class Measured:
         if not have:
             return None, failure
         x = np.concatenate(good)
-        context = None if self.context is None else self.context(len(x))
-        result = Trajectories(t, x, context)
+        recorded = {name: np.concatenate([part[name] for part in beside]) for name in beside[0]}
+        result = Trajectories(t, x, self._context(len(x), recorded))
         self.last = settings, result
         return result, failure
+
+    def _context(self, count: int, recorded: Mapping[str, np.ndarray]) -> Any:
+        """The calibration and what was recorded with the trajectories, a row each."""
+        known = None if self.context is None else self.context(count)
+        if not recorded:
+            return known
+        if known is not None and not isinstance(known, Mapping):
+            raise TypeError(f"`context` must be a dictionary beside {', '.join(recorded)}; got {type(known).__name__}.")
+        return {**(known or {}), **recorded}
 
     def describe(self) -> str:
         """`1,200 trajectories averaged; discarded: 3 clipped; 2 failures`."""
@@ -219,7 +229,8 @@ class Measured:
         yield REPEATED, repeated, ""
         fresh = np.flatnonzero(whole & ~repeated)
         if self.guard is not None and fresh.size:
-            context = None if self.context is None else self.context(fresh.size)
+            recorded = {name: v[fresh] for name, v in (batch.context or {}).items()}
+            context = self._context(fresh.size, recorded)
             verdict = self.guard(settings, Trajectories(np.asarray(batch.t), x[fresh], context))
             unlike = np.zeros(size, bool)
             unlike[fresh] = verdict.bad
@@ -326,7 +337,8 @@ class Archive:
         for which, end, provenance in ((good, "", ""), (~good, "-left-out", f"left out: {verdict}")):
             if which.any():
                 path = self.folder / f"batch-{self.number:06d}{end}.nc"
-                save(path, dataclasses.replace(head, provenance=provenance), batch.x[which])
+                context = {name: v[which] for name, v in (batch.context or {}).items()}
+                save(path, dataclasses.replace(head, provenance=provenance), batch.x[which], context or None)
         self.number += 1
 
     def trajectories_since(self, number: int) -> int:
@@ -349,8 +361,14 @@ def _plain(batch: Batch, settings: Params) -> Description:
         np.asarray(batch.t),
         tuple(f"x[{i}]" for i in range(batch.x.shape[2])),
         batch.x.dtype.name,
+        context=shapes(batch),
         settings={_name(path): np.asarray(leaf) for path, leaf in named},
     )
+
+
+def shapes(batch: Batch) -> dict[str, tuple[int, ...]] | None:
+    """Of what was recorded once a trajectory."""
+    return {name: np.shape(v)[1:] for name, v in batch.context.items()} if batch.context else None
 
 
 def _name(path: tuple) -> str:

@@ -1,0 +1,122 @@
+"""Knobs for χ, the generator that modulates couplings and records what it played, and the one that injects noise."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from fluctua import tcmt
+from fluctua.core.types import Trajectories
+from fluctua.insitu import Plan, ResidualGuard, begin, measured, network_model, open_recording
+from fluctua.insitu.bench import device, server
+from fluctua.insitu.bench.box import Bench
+from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.calibration import knobs
+from fluctua.insitu.instrument.protocol import InstrumentError
+from fluctua.insitu.instrument.substrate import Retry
+
+# one Euler step a sample, and next to no readout noise: the residuals of the true model are its noise
+SHEET = device.Sheet(rows=2, columns=2, seed=5, interval=0.02, oversample=1, ageing=0.0, readout=1e-5)
+BOX = device.hidden(SHEET)
+POINTS, NOISE, SIGMA_KAPPA = 51, 1.0, 0.5
+SETTINGS = {**device.reset_settings(SHEET), "chi": np.array([0.1, -0.1, 0.1, 0.1])}
+
+
+@functools.cache
+def model(sigma_kappa=SIGMA_KAPPA):
+    chi = (-0.05, 0.05)
+    return network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS, chi=chi, sigma_kappa=sigma_kappa)
+
+
+def truth():
+    lead, scale = np.array([1.0, 0, 0, 1.0]), SHEET.sigma_w**2 + NOISE**2
+    parts = {f"{name}_{part}": getattr(BOX, part)[name] for name in knobs.KERR for part in ("offset", "gain")}
+    parts |= {"decay": lead + BOX.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    return parts | {"diffusion": scale * (lead + BOX.gamma)}
+
+
+def rows(values, count):
+    return {name: np.broadcast_to(v, (count, *np.shape(v))) for name, v in values.items()}
+
+
+def excess(process, trajectories, **changes):
+    """ν − 1 of all components together, in standard errors, by the truth but for some changes."""
+    context = {**rows(truth(), len(trajectories.x)), **trajectories.context, **changes}
+    noise = ResidualGuard(process).measure(SETTINGS, trajectories._replace(context=context))
+    steps = len(trajectories.t) - 1
+    return float((noise.mean() - 1) / np.sqrt(2 / (noise.size * steps)))
+
+
+def test_what_the_box_does_is_what_its_settings_and_records_say():
+    """With χ, recorded δκ and injected noise the residuals are the noise; without any of them they are not."""
+    with server.background(Bench(SHEET)) as port:
+        bench = functools.partial(
+            VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, noise=NOISE, sigma_kappa=SIGMA_KAPPA
+        )
+        substrate = measured(bench, batch=100)
+        trajectories = substrate(None, SETTINGS, 150)
+        again = substrate(None, SETTINGS, 20)
+        substrate.close()
+    process = model().process
+    assert trajectories.context["sine"].shape == (150, 4, 10)
+    assert abs(excess(process, trajectories)) < 4
+    # one trajectory's modulation does not explain another
+    moved = {name: np.roll(v, 1, axis=0) for name, v in trajectories.context.items()}
+    assert excess(process, trajectories, **moved) > 10
+    assert excess(process, trajectories, chi_gain=np.zeros((150, 4))) > 6
+    quiet = rows(truth(), 150)["diffusion"] * SHEET.sigma_w**2 / (SHEET.sigma_w**2 + NOISE**2)
+    assert excess(process, trajectories, diffusion=quiet) > 100
+    assert abs(excess(process, again)) < 4
+
+
+def test_gains_of_the_kerr_knobs_are_found():
+    rng, runs = np.random.default_rng(0), []
+    for k in range(4):
+        settings = model().probe(rng)
+        codes = device.measure(SHEET, BOX, settings, count=60, points=POINTS, shots=1000 * k, sigma_kappa=SIGMA_KAPPA)
+        t = np.arange(POINTS) * SHEET.interval
+        runs.append((settings, Trajectories(t, codes * SHEET.scale, device.played(SHEET, 60, 1000 * k))))
+    values = model().calibrate(runs).values
+    task = tcmt.transmission(
+        SHEET.nominal, horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval, sigma_kappa=SIGMA_KAPPA
+    )
+    lines = knobs.gains(runs, knobs.fit_runs(task, runs, kerr=True))
+    for name, g in lines.items():
+        z = [(g.offset - BOX.offset[name]) / g.offset_stderr, (g.gain - BOX.gain[name]) / g.gain_stderr]
+        assert np.abs(np.concatenate(z)).max() < 4
+    np.testing.assert_array_equal(values["chi_gain"], lines["chi"].gain)
+    assert np.median(lines["chi"].gain_stderr) < 0.1  # half of the spread of the gains: a lost one would show
+    corrected = knobs.settings(values, {"chi": np.full(4, 0.01)}, {"chi": (-0.05, 0.05)})["chi"]
+    np.testing.assert_allclose(values["chi_offset"] + values["chi_gain"] * corrected, 0.01, atol=1e-6)
+
+
+def test_generators_that_fell_silent_are_noticed(tmp_path):
+    """A brownout stops the modulation: that batch is not used, and the next is made with it."""
+    bench, incidents = Bench(SHEET), []
+    with server.background(bench) as port:
+        connect = functools.partial(VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, sigma_kappa=SIGMA_KAPPA)
+        VirtualBench(f"tcp://127.0.0.1:{port}").line.write("DIAG:FAUL BROWNOUT,2")
+        substrate = measured(connect, batch=10, report=incidents.append, retry=Retry(3, 0.001, 0.001))
+        trajectories = substrate(None, SETTINGS, 20)
+        substrate.close()
+    assert len(trajectories.x) == len(trajectories.context["sine"]) == 20
+    assert incidents
+    assert bench.sigma_kappa == SIGMA_KAPPA
+    with server.background(bench) as port, pytest.raises(InstrumentError, match="3"):
+        VirtualBench(f"tcp://127.0.0.1:{port}", noise=3.0)
+
+
+def test_a_run_with_modulation_records_it(tmp_path):
+    """Through the loop: probes calibrate χ, δκ is in every recording, and a gradient comes out."""
+    plan = Plan(iterations=1, trajectories=40, probes=4, probe_trajectories=40, points=POINTS, kerr=True)
+    plan = dataclasses.replace(plan, sigma_kappa=SIGMA_KAPPA, noise=NOISE)
+    with server.background(Bench(SHEET)) as port:
+        connect = functools.partial(
+            VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, noise=NOISE, sigma_kappa=SIGMA_KAPPA
+        )
+        ((row, record),) = begin(connect, model(), plan, tmp_path / "run")
+    assert set(record.estimate.gradient) == {"omega", "kappa", "chi"}
+    assert np.isfinite(row.gradient_norm)
+    with open_recording(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
+        assert file.trajectories(0, 1).context["sine"].shape == (1, 4, 10)
