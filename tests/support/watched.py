@@ -65,6 +65,31 @@ class Growing:
                 writer.writerow(("time", "iteration", "kind", "trajectories", "reason"))
             writer.writerow(("2026-01-01T00:00:00", self.count, kind, 3, text))
 
+    def measure(self, *, silent=(), devices=3):
+        """`devices.csv` as in-situ training writes it, a row for each of the history. silent: who does not answer."""
+        each = (
+            "J",
+            "error",
+            "trajectories",
+            "lost",
+            "failures",
+            "up",
+            "rate",
+            "guard",
+            "drift omega_offset",
+            "drift gain",
+        )
+        names = [f"{k + 1} {name}" for k in range(devices) for name in each]
+        with open(self.place.path / "devices.csv", "w") as file:
+            file.write(signal.line(["row", *names]))
+            for row in range(self.count):
+                cells = [str(row)]
+                for k in range(devices):
+                    up = k + 1 not in silent
+                    J = 0.1 * k + 0.01 * row if up else np.nan
+                    cells += [f"{v:.5g}" for v in (J, 0.002, 40 * up, k, 2 * k, up, 1.0, 1.05, 0.001 * row, 0.0)]
+                file.write(signal.line(cells))
+
     def end(self):
         np.savez(self.place.final, **self.theta(self.count))
         self.lock.close()

@@ -148,3 +148,31 @@ def test_own_processes_have_courses(tmp_path):
 def test_a_folder_that_is_not_there():
     with pytest.raises(ValueError, match="no folder nowhere"):
         Library([__import__("pathlib").Path("nowhere")])
+
+
+def test_instruments_are_read_from_their_table(tmp_path):
+    run, library = Growing(tmp_path / "a"), Library([tmp_path])
+    run.grow(12)
+    number = only(library)["number"]
+    assert library.devices(number) == {"iterations": [], "devices": []}
+    before = only(library)["version"]
+    run.measure(silent=(2,))
+    assert only(library)["version"] != before
+    answer = library.devices(number)
+    assert answer["iterations"] == list(range(12))
+    assert [device["name"] for device in answer["devices"]] == ["1", "2", "3"]
+    assert answer["devices"][0]["columns"]["J"][:2] == [0.0, 0.01]
+    assert answer["devices"][1]["columns"]["J"] == [None] * 12
+    assert answer["devices"][1]["columns"]["up"][-1] == 0
+    assert answer["devices"][2]["columns"]["drift omega_offset"][-1] == 0.011
+    run.cut(5)  # what follows the checkpoint is not shown, whether its table was cut yet or not
+    assert library.devices(number)["iterations"] == list(range(5))
+    run.grow(folders.POINTS)
+    run.measure(devices=folders.DEVICES + 3)
+    long = library.devices(number)
+    assert len(long["iterations"]) == folders.POINTS // 4
+    assert long["iterations"][-1] == run.count - 1
+    assert len(long["devices"]) == folders.DEVICES
+    (run.place.path / "devices.csv").write_text("row,1 J\n0,zero\n")
+    with pytest.raises(Unreadable, match="devices.csv"):
+        library.devices(number)

@@ -170,3 +170,22 @@ def test_the_server_answers_for_known_runs_and_known_hosts_only(runs, address):
                  "runs/..%2f..%2fsecret.csv/history", f"runs/{number}/history?from=x"):  # fmt: skip
         assert status(path)[0] == 404, path
     assert status("runs", Host="elsewhere.example")[0] == 400
+
+
+def test_instruments_are_shown_one_by_one(runs, page):
+    run = Growing(runs / "bench")
+    run.grow(8)
+    run.measure(silent=(2,))
+    page.get_by_role("heading", name="Instruments of bench").wait_for()
+    table = page.locator("#device-rows tr")
+    assert table.count() == 3
+    assert "silent" in table.nth(1).inner_text()
+    assert "0.0700 ± 0.0020" in table.nth(0).inner_text()
+    label = lambda id: page.locator(id).get_attribute("aria-label")
+    assert "device 3: 8 points, from 0.2000 to 0.2700" in label("#chart-device-J")
+    assert "device 2: 0 points" in label("#chart-device-J")
+    assert "device 1: 8 points" in label("#chart-guard")
+    assert page.locator("#drift-of option").all_inner_texts() == ["omega offset"]  # the gain did not change
+    assert "to 0.007" in label("#chart-drift")
+    run.measure()
+    until(page, "() => !document.getElementById('device-rows').textContent.includes('silent')")

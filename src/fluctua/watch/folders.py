@@ -42,6 +42,8 @@ DEEPEST = 3
 MOST_RUNS = 200
 COMPONENTS = 64
 """Parameters of a process of one's own whose course is drawn."""
+DEVICES = 32
+"""Instruments of a run that are shown."""
 KINDS = {"config.toml": "lattice", "plan.json": "instrument", "run.json": "process"}
 TREE = ("row", "iteration", "bonds", "positions", "lead_sites")
 """Data sets of `parameters.h5` that are no parameters."""
@@ -151,10 +153,35 @@ class Library:
                 raise Unreadable(f"there are {records} records; {record} is none of them.")
             return {name: _numbers(np.ravel(_dataset(file, name)[record])) for name in _families(file)}
 
+    def devices(self, number: str) -> dict[str, Any]:
+        """How each instrument was over the iterations: health, guard, drift of the calibration (`insitu.devices`)."""
+        run = self.run(number)
+        path = run.file("devices.csv")
+        if path is None:
+            return {"iterations": [], "devices": []}
+        try:
+            names, values = signal.read(path)
+        except (ValueError, OSError) as error:
+            raise Unreadable(f"devices.csv cannot be read ({error}).".replace(f"{path.parent}/", "")) from None
+        columns = self._columns(run)
+        place = {int(row): k for k, row in enumerate(values[:, 0])}
+        at = np.array([place.get(int(row), -1) for row in columns["row"][history.kept(columns["iteration"])]], int)
+        at = at[at >= 0]
+        at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), POINTS // 4)).astype(int))] if at.size else at
+        iteration = dict(zip(columns["row"].tolist(), columns["iteration"].tolist(), strict=True))
+        each: dict[str, dict[str, Any]] = {}
+        for k, name in enumerate(names):
+            device, space, column = name.partition(" ")
+            if k and space and (device in each or len(each) < DEVICES):
+                each.setdefault(device, {})[column] = _numbers(values[at, k])
+        iterations = [iteration[int(row)] for row in values[at, 0]]
+        return {"iterations": iterations, "devices": [{"name": n, "columns": c} for n, c in each.items()]}
+
     def details(self, number: str) -> dict[str, Any]:
         """Texts and tables beside the history: what was asked for, what came out, incidents, calibration."""
         run = self.run(number)
-        texts = {name: _text(run.file(name)) for name in (*SETTINGS, "summary.txt", "calibration.txt")}
+        several = (f"calibration-{k + 1}.txt" for k in range(DEVICES))
+        texts = {name: _text(run.file(name)) for name in (*SETTINGS, "summary.txt", "calibration.txt", *several)}
         return {"texts": {k: v for k, v in texts.items() if v}, "incidents": _incidents(run.file("incidents.csv"))}
 
     def table(self, number: str) -> Iterator[str]:
@@ -232,7 +259,8 @@ def _headline(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str,
     path = run.file("history.csv")
     if path is None:
         return line | {"state": "unreadable", "version": ""}
-    others = [run.file(name) for name in ("parameters.h5", "signal.csv", "incidents.csv", "summary.txt")]
+    beside = ("parameters.h5", "signal.csv", "incidents.csv", "devices.csv", "summary.txt")
+    others = [run.file(name) for name in beside]
     stamps = [_stamp(file) for file in (path, *others) if file]
     row = _last_row(path)
     line |= {"state": _state(run, path, row, held), "version": hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}

@@ -4,6 +4,7 @@
     GET /runs                    one line a run    GET /runs/NUMBER/parameters   records, arrays, network
     GET /changes                 a stream of it    GET /runs/NUMBER/theta/RECORD
     GET /runs/NUMBER/details     texts, incidents  GET /runs/NUMBER/history.csv  download
+    GET /runs/NUMBER/devices     of an instrument: health, guard, drift
 
 Nothing is written, nothing but the page's own files and what is read of known runs is served, and every answer says
 that the page may load nothing from elsewhere.
@@ -159,6 +160,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         "history": lambda r: library.history(number(r), limit(r, "from", "-inf"), limit(r, "to", "inf")),
         "parameters": lambda r: library.parameters(number(r)),
         "details": lambda r: library.details(number(r)),
+        "devices": lambda r: library.devices(number(r)),
     }
     routes = [
         Route("/runs", runs),

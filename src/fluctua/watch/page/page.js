@@ -3,6 +3,7 @@
 
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f"];
 const LEAST_PAUSE = 700; // milliseconds between two drawings
+const OWN_AXIS = new Set(["chart-courses", "chart-device-J", "chart-guard", "chart-drift"]); // not moved by a closer look at J
 const $ = (id) => document.getElementById(id);
 const state = { runs: [], ticked: [], chosen: null, histories: new Map(), versions: new Map(), zoom: null, parameters: null, thetas: new Map(), network: null, followed: true, charts: new Map() };
 
@@ -108,12 +109,12 @@ function list() {
 
 function choose(number) {
   if (number === state.chosen) return;
-  Object.assign(state, { chosen: number, parameters: null, network: null, followed: true });
+  Object.assign(state, { chosen: number, parameters: null, network: null, followed: true, devices: null });
   state.thetas.clear();
   if (number && !state.ticked.includes(number)) state.ticked = [...state.ticked, number];
   const run = state.runs.find((r) => r.number === number);
   document.querySelectorAll("b.chosen").forEach((b) => { b.textContent = run ? run.name : ""; });
-  for (const id of ["parameters", "events"]) $(id).hidden = true;
+  for (const id of ["parameters", "events", "devices"]) $(id).hidden = true;
   $("texts").replaceChildren();
 }
 
@@ -207,7 +208,8 @@ function draw() {
   }
   const link = $("data");
   if (state.chosen) { link.href = `runs/${state.chosen}/history.csv`; link.setAttribute("aria-label", `history of ${nameOf(state.chosen)} as CSV`); }
-  if (state.zoom) state.charts.forEach(({ plot }, id) => { if (id !== "chart-courses") plot.setScale("x", { min: state.zoom[0] + ($("log-x").checked ? 1 : 0), max: state.zoom[1] + ($("log-x").checked ? 1 : 0) }); });
+  if (state.devices) showDevices();
+  if (state.zoom) state.charts.forEach(({ plot }, id) => { if (!OWN_AXIS.has(id)) plot.setScale("x", { min: state.zoom[0] + ($("log-x").checked ? 1 : 0), max: state.zoom[1] + ($("log-x").checked ? 1 : 0) }); });
 }
 
 // ------------------------------------------------------------------------------------------------ the chosen run
@@ -215,9 +217,12 @@ function draw() {
 async function details() {
   const number = state.chosen, version = versionOf(number);
   if (!number || (state.parameters && state.parameters.version === version)) return;
-  const [parameters, texts] = await Promise.all([ask(`runs/${number}/parameters`).catch(() => null), ask(`runs/${number}/details`)]);
+  const none = () => null;
+  const [parameters, texts, devices] = await Promise.all([ask(`runs/${number}/parameters`).catch(none), ask(`runs/${number}/details`), ask(`runs/${number}/devices`).catch(none)]);
   if (number !== state.chosen) return;
   state.parameters = { version, ...parameters };
+  state.devices = devices;
+  showDevices();
   showTexts(texts);
   showEvents(texts.incidents);
   const some = parameters && parameters.records.length;
@@ -265,6 +270,36 @@ async function moved() {
   $("network-text").textContent = `Triangle: input, star: output. Radius |${d}ω| up to ${largest.omega.toPrecision(3)}, width and colour of bonds |${d}κ| up to ${largest.kappa.toPrecision(3)}, colour of disks ${d}χ up to ±${largest.chi.toPrecision(3)}, at iteration ${p.iterations[place]}.`;
 }
 
+function showDevices() {
+  const answer = state.devices, some = answer && answer.devices.length && answer.iterations.length;
+  $("devices").hidden = !some;
+  if (!some) return;
+  const last = (device, name) => { const v = device.columns[name] || []; return v.length ? v[v.length - 1] : null; };
+  const shown = (v, digits) => (v == null ? "–" : v.toLocaleString("en", { maximumFractionDigits: digits }));
+  const J = (device) => { const v = last(device, "J"), e = last(device, "error"); return v == null ? "–" : `${v.toFixed(4)}${e == null ? "" : ` ± ${e.toFixed(4)}`}`; };
+  $("device-rows").replaceChildren(...answer.devices.map((device) => {
+    const row = document.createElement("tr"), up = last(device, "up");
+    const badge = Object.assign(document.createElement("span"), { className: `state ${up ? "running" : "killed"}`, textContent: up ? "answers" : "silent" });
+    for (const cell of [device.name, badge, J(device), shown(last(device, "trajectories"), 0), shown(last(device, "lost"), 0), shown(last(device, "failures"), 0), shown(last(device, "rate"), 2), shown(last(device, "guard"), 2)]) {
+      const place = document.createElement("td");
+      place.append(cell); row.append(place);
+    }
+    return row;
+  }));
+  const families = [...new Set(answer.devices.flatMap((device) => Object.keys(device.columns).filter((name) => name.startsWith("drift ") && device.columns[name].some((v) => v)).map((name) => name.slice(6))))];
+  const choice = $("drift-of"), wanted = choice.value || families.find((name) => name === "omega_offset");
+  if ([...choice.options].map((o) => o.value).join() !== families.join()) {
+    choice.replaceChildren(...families.map((name) => Object.assign(document.createElement("option"), { value: name, textContent: name.replaceAll("_", " ") })));
+    if (families.includes(wanted)) choice.value = wanted;
+  }
+  const lines = (name) => answer.devices.map((device, k) => ({ label: `device ${device.name}`, colour: COLOURS[k % COLOURS.length], x: answer.iterations, y: device.columns[name] || answer.iterations.map(() => null) }));
+  const legend = answer.devices.length > 1;
+  $("device-J").hidden = !answer.devices.some((device) => device.columns.J.some((v) => v != null));
+  if (!$("device-J").hidden) chart("chart-device-J", lines("J"), { label: "iteration", legend });
+  chart("chart-guard", lines("guard"), { label: "iteration", log: true });
+  chart("chart-drift", lines(`drift ${choice.value}`), { label: "iteration" });
+}
+
 function showTexts(answer) {
   const open = new Set([...document.querySelectorAll("#texts details[open]")].map((d) => d.dataset.name));
   $("texts").replaceChildren(...Object.entries(answer.texts).map(([name, text]) => {
@@ -306,6 +341,7 @@ function theme(dark) {
 }
 
 for (const id of ["against", "log-x", "log-y"]) $(id).onchange = () => { if (state.zoom) zoom(null); draw(); };
+$("drift-of").onchange = showDevices;
 $("filter").oninput = list;
 $("whole").onclick = () => zoom(null);
 $("picture").onclick = picture;
