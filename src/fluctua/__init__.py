@@ -2,13 +2,13 @@
 
 from importlib.metadata import version as _version
 
+from fluctua.compiled.backend import simulator
 from fluctua.core.averaged import Averaged, Certificate
 from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
 from fluctua.core.draws import Density, Reparameterised, Wiener
 from fluctua.core.estimate import Samples, of_means, reduce_samples
 from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
 from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
-from fluctua.core.simulate import simulator
 from fluctua.core.sweep import returns_to_go
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (

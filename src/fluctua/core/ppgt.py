@@ -27,9 +27,9 @@ from fluctua.core.draws import Density, Reparameterised, check_score, checked_st
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
-from fluctua.core.simulate import Simulator, refuse_start
+from fluctua.core.simulate import Simulator, first_state, refuse_start
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
-from fluctua.core.sweep import Model, Tables, random_start
+from fluctua.core.sweep import Model, Tables, random_start, silenced
 from fluctua.core.twin import (
     Numbers,
     TwinModel,
@@ -270,6 +270,16 @@ class PPGT(NamedTuple):
             return _recorded_split(self.method, theta, self.substrate(k_run, theta, count), table, BLOCK_BYTES)
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
         return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first))
+
+    def source(self, theta: Params) -> str:
+        """The program that is generated for a simulator with a compiled backend, with the names of the parameters."""
+        if not isinstance(self.substrate, Simulator) or self.substrate.backend is None:
+            raise ValueError('nothing is generated for this substrate: use simulator(..., backend="auto") or "cpu".')
+        theta, substrate = check.parameters(theta), self.substrate
+        first, context = first_state(substrate, jax.random.key(0), theta)
+        model = self.method.model
+        process = check_model(model.process, model.objective, theta, first, substrate.t, context)
+        return substrate.backend.source(silenced(model, process), _plans(self.method), substrate, theta)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""

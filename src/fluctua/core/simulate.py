@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +43,25 @@ class Recipe(NamedTuple):
     wiener: Wiener
 
 
+class Backend(Protocol):
+    """What may run the trajectories of an estimator in place of JAX, with the same noise."""
+
+    def samples(
+        self, model: Any, plans: Any, tables: Any, substrate: Simulator, keys: tuple[Array, Array], theta: Params, count: int
+    ) -> tuple[Array, Array, Array] | None:
+        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX. keys: of run and pilot."""
+
+    def source(self, model: Any, plans: Any, substrate: Simulator, theta: Params) -> str:
+        """The generated program."""
+
+
 class Simulator(NamedTuple):
     """A substrate: (key, theta, count) -> Trajectories. Made by `simulator`."""
 
     recipe: Recipe
     times: Times
     x0: Array | None  # a fixed start
+    backend: Backend | None = None
 
     @property
     def t(self) -> Array:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -318,23 +318,49 @@ def streamed_samples(
         check_baseline(plan, count, substrate.t)
     state, context = first_state(substrate, k_run, theta)
     model = silenced(model, check_model(model.process, model.objective, theta, state, substrate.t, context))
-    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0, first)
-
-    if any(plan.pilot for plan in plans):
-        if table is None:
-            table = pilot_table(model, plans, substrate, key, theta)
-        tables = Tables(*(table if values is None else values for values in tables))
-    if any(plan.needs_returns for plan in plans):
-        guess = _returns(model, *run)
-    else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
-        guess = jnp.zeros(()) if tables.step is None else tables.step[0]
-    returns, flat, last = _sweep(model, *run, guess, tables)
+    if table is not None:
+        tables = tables.filled(table)
+    call = Call(model, plans, tables, substrate, key, theta, count, first)
+    swept = None if substrate.backend is None else substrate.backend.samples(call)
+    returns, flat, last = _samples_by_jax(call) if swept is None else swept
 
     check_path(model.process, substrate, k_run, theta, last, first or 0)
     check_scores(
         flat, model.process, theta, trajectory_of(substrate, k_run, theta, first or 0), substrate.t, first or 0
     )
     return flat, returns
+
+
+class Call(NamedTuple):
+    """What an estimator asks of a simulator. key: of the estimate. first: number of the first trajectory, or None."""
+
+    model: Model
+    plans: tuple[Baseline, ...]
+    tables: Tables
+    substrate: Simulator
+    key: Array
+    theta: Params
+    count: int  # type: ignore[assignment]
+    first: int | None = None
+
+    @property
+    def needs_pilot(self) -> bool:
+        """Whether a table of the mean return-to-go is still to be made."""
+        return any(plan.pilot for plan in self.plans) and any(table is None for table in self.tables)
+
+
+def _samples_by_jax(call: Call) -> tuple[Array, Array, Array]:
+    """Returns (E,), gradients (E, P), final states (E, M)."""
+    model, plans, tables, substrate, key, theta, count, first = call
+    k_run, _ = run_and_pilot(key)
+    run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0, first)
+    if call.needs_pilot:
+        tables = tables.filled(pilot_table(model, plans, substrate, key, theta))
+    if any(plan.needs_returns for plan in plans):
+        guess = _returns(model, *run)
+    else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
+        guess = jnp.zeros(()) if tables.step is None else tables.step[0]
+    return _sweep(model, *run, guess, tables)
 
 
 def pilot_table(model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params) -> Array:

@@ -64,6 +64,10 @@ class Tables(NamedTuple):
     step: Array | None
     initial: Array | None
 
+    def filled(self, values: Array) -> Tables:
+        """With these values where there are none."""
+        return Tables(*(values if table is None else table for table in self))
+
 
 class Sums(NamedTuple):
     """What a trajectory carries through time."""

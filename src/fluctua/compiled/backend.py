@@ -1,0 +1,363 @@
+"""The door of simulated substrates, and the choice between JAX and a kernel of one's own process.
+
+A kernel has the noise of the JAX path, number for number, and its gradients to rounding. What it does not do is left
+to JAX, with one line that says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.compiled import cpu
+from fluctua.compiled.emit import Layout, laid_out
+from fluctua.compiled.scalar import Unsupported
+from fluctua.compiled.trace import Program, shape_of, traced
+from fluctua.core import baselines, draws, simulate, sweep
+from fluctua.core.baselines import Baseline
+from fluctua.core.draws import Start, Wiener, threefry
+from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
+from fluctua.core.sweep import Model, Sums, Tables
+from fluctua.core.text import close_match
+from fluctua.core.types import AnyProcess, Array, Params, PyTree, Times
+
+WORTHWHILE = 4_000_000
+"""Trajectories times steps of a call from which on "auto" takes a kernel. A rule of sizes alone: the same call gives
+the same bits, whatever has been compiled before."""
+
+CHOICES = ("auto", "jax", "cpu", "cuda")
+SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
+"""The sweep of native/sweep.hpp for each baseline that a kernel serves."""
+
+OPTIMISE = "-O2"
+
+_told: set[str] = set()
+
+
+def simulator(
+    process: AnyProcess,
+    start: Start | None = None,
+    t: Array | None = None,
+    *,
+    context: Callable[[Array], PyTree] | Counted | None = None,
+    wiener: Wiener = threefry,
+    backend: str = "auto",
+) -> Simulator:
+    """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
+
+    Args:
+        process: drift and noise.
+        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the process brings its own
+            (`Observed`).
+        t: the time grid.
+        context: key -> pytree, drawn once a trajectory, or `Counted`.
+        wiener: the source of z.
+        backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the score and the reward
+            with the system's C++ compiler; "jax" does not; "auto" compiles for large calls of what kernels can do, and
+            logs one line where they cannot. The noise is the same, and gradients are equal to rounding.
+
+    Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
+
+    """
+    if backend not in CHOICES:
+        raise ValueError(f"`backend` is one of {', '.join(CHOICES)}; got {backend!r}.{close_match(backend, CHOICES)}")
+    if backend == "cuda":
+        raise ValueError('`backend` = "cuda" is not served yet for own processes: use "auto", "cpu" or "jax".')
+    plain = simulate.simulator(process, start, t, context=context, wiener=wiener)
+    return plain if backend == "jax" else plain._replace(backend=Compiled(backend))
+
+
+class Compiled(NamedTuple):
+    """A backend of `Simulator` that runs kernels. choice: "cpu" to insist, "auto" to leave to JAX what it can."""
+
+    choice: str
+
+    def samples(
+        self, model: Model, plans: tuple[Baseline, ...], tables: Tables, substrate: Simulator,
+        keys: tuple[Array, Array], theta: Params, count: int,
+    ) -> tuple[Array, Array, Array] | None:  # fmt: skip
+        """Returns (E,), gradients (E, P) and final states (E, M), or None to leave the work to JAX. keys: run, pilot."""
+        steps = len(substrate.times.dt)
+        if self.choice == "auto" and count * steps < WORTHWHILE:
+            return None
+        try:
+            return _samples(model, plans, tables, substrate, keys, theta, count)
+        except Unsupported as problem:
+            if self.choice != "auto":
+                raise ValueError(
+                    f"no kernel can be made of this process: {problem}. Use backend=\"auto\" or \"jax\"."
+                ) from None
+            _tell(str(problem))
+            return None
+
+    def source(self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params) -> str:
+        """The generated text of the kernel."""
+        ensemble = _begun(substrate, jax.random.key(0), theta, 1)
+        return _kernel(model, plans, substrate, theta, ensemble, build=False).source
+
+
+def _tell(why: str) -> None:
+    """One line, once for each reason."""
+    if why not in _told:
+        _told.add(why)
+        logging.getLogger("fluctua").warning("trajectories run on JAX, not on a kernel: %s", why)
+
+
+# ------------------------------------------------------------------------------------------ making kernels
+
+
+class Kernel(NamedTuple):
+    """A program, where its numbers are, its text and the loaded library."""
+
+    program: Program
+    layout: Layout
+    source: str
+    library: cpu.Library | None
+    real: np.dtype
+
+
+@lru_cache(maxsize=256)
+def _made(key: _Key, build: bool) -> Kernel:
+    program = traced(key.model, key.recipe, key.theta, key.ensemble, key.t)
+    layout = laid_out(program)
+    source = cpu.cpu_source(program, layout, double=key.double, noise64=key.noise64, wiener=key.wiener, sweep=key.sweep)
+    library = cpu.Library(cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16) if build else None
+    return Kernel(program, layout, source, library, np.dtype(np.float64 if key.double else np.float32))
+
+
+class _Key:
+    """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
+
+    def __init__(self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble):
+        self.model, self.recipe, self.theta, self.ensemble, self.t = model, substrate.recipe, theta, ensemble, substrate.t
+        self.double = ensemble.x.dtype == np.float64
+        self.noise64 = bool(jax.config.jax_enable_x64)
+        self.wiener = _wiener(substrate.recipe.wiener)
+        self.sweep = _sweep_of(model, plans)
+        one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
+        self._identity = (
+            model._replace(baseline=_none, initial_baseline=_none), self.recipe, shape_of(theta), shape_of(one),
+            str(self.t.dtype), self.noise64, self.wiener, self.sweep,
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._identity == other._identity
+
+
+def _none(kick: Any) -> Any:
+    return kick
+
+
+def _kernel(
+    model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble, build: bool = True
+) -> Kernel:
+    return _made(_Key(model, plans, substrate, theta, ensemble), build)
+
+
+def _wiener(wiener: Wiener) -> int:
+    known = {draws.silent: 0, threefry: 1, draws.philox: 2}
+    if wiener not in known:
+        raise Unsupported("wiener", "a source of noise other than `threefry`, `philox` and `silent`")
+    if wiener is threefry and not jax.config.jax_threefry_partitionable:
+        raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
+    return known[wiener]
+
+
+def _sweep_of(model: Model, plans: tuple[Baseline, ...]) -> int:
+    name = plans[0].name
+    known = {"none": baselines.none, "time": baselines.time_only, "mean": baselines.mean, "optimal": baselines.optimal}
+    if name not in known or model.baseline is not known[name]().of:
+        raise Unsupported("baseline", f"the baseline {name!r}; kernels serve {', '.join(SWEEPS)}")
+    return SWEEPS[name]
+
+
+# ------------------------------------------------------------------------------------------ one estimate
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _ensemble(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+    return begin(recipe, count, key, theta, x0)
+
+
+def _begun(substrate: Simulator, key: Array, theta: Params, count: int) -> Ensemble:
+    return _ensemble(substrate.recipe, count, key, theta, substrate.x0)
+
+
+def _arrays(kernel: Kernel, substrate: Simulator, theta: Params, ensemble: Ensemble) -> dict[str, np.ndarray]:
+    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
+    graph, layout = kernel.program.graph, kernel.layout
+    flat = np.asarray(ravel_pytree(theta)[0], np.float64)
+    times = Times(*(np.asarray(v, np.float64) for v in substrate.times))
+    real = kernel.real
+    count, steps = len(ensemble.x), len(times.dt)
+    leaves = jax.tree.leaves(ensemble.context)
+    context = np.concatenate([np.asarray(leaf).reshape(count, -1).T for leaf in leaves]) if leaves else np.empty((0, count))
+
+    def leaf(kind: str, index: int) -> Any:
+        if kind == "theta":
+            return flat[index]
+        if kind == "context":
+            return context[index]
+        return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[index]}[kind]
+
+    shared = np.array([float(v) for v in graph.evaluate(layout.shared, leaf)])
+    timed = [np.broadcast_to(v, steps) for v in graph.evaluate(layout.timed, leaf)]
+    table = np.stack(timed, axis=1).astype(float) if timed else np.empty((steps, 0))
+    columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
+    for values in (shared, table):
+        _check_range(values, real)
+    words = {0: _no_words, 1: _threefry_words, 2: _philox_words}[_wiener(substrate.recipe.wiener)]
+    lay = lambda values, dtype: np.ascontiguousarray(values, dtype)
+    return {
+        "shared": lay(shared, real), "timed": lay(table, real), "x": lay(np.asarray(ensemble.x).T, real),
+        "context": lay(np.concatenate([context, *(v[None] for v in columns)]), real),
+        "stream": lay(words(ensemble.streams, count), np.uint32),
+    }  # fmt: skip
+
+
+def _no_words(streams: PyTree, count: int) -> np.ndarray:
+    return np.empty((0, count), np.uint32)
+
+
+def _threefry_words(streams: PyTree, count: int) -> np.ndarray:
+    if streams.dtype != np.uint32 and jax.random.key_impl(streams) != "threefry2x32":
+        raise Unsupported("key", f"keys of the generator {jax.random.key_impl(streams)}")
+    words = streams if streams.dtype == np.uint32 else jax.random.key_data(streams)
+    return np.asarray(words).T
+
+
+def _philox_words(streams: PyTree, count: int) -> np.ndarray:
+    seed, trajectory = streams
+    return np.concatenate([np.asarray(seed).reshape(-1, 2).T, np.asarray(trajectory, np.uint32)[None]])
+
+
+def _check_range(values: np.ndarray, real: np.dtype) -> None:
+    """Shared factors were multiplied with each other; in single precision that may leave the range of numbers."""
+    size = np.abs(values[np.isfinite(values)])
+    limits = np.finfo(real)
+    if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
+        raise Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")
+
+
+class _Work(NamedTuple):
+    """One call: what runs, with which numbers."""
+
+    kernel: Kernel
+    model: Model
+    substrate: Simulator
+    theta: Params
+
+    def begun(self, key: Array, count: int) -> tuple[Ensemble, dict[str, np.ndarray]]:
+        """An ensemble before its first step, and its arrays for a kernel."""
+        ensemble = _begun(self.substrate, key, self.theta, count)
+        return ensemble, _arrays(self.kernel, self.substrate, self.theta, ensemble)
+
+    def run(self, name: str, arrays: dict[str, np.ndarray], **options: Any) -> np.ndarray:
+        """One pass of the kernel."""
+        assert self.kernel.library is not None
+        return self.kernel.library.run(name, arrays, steps=len(self.substrate.times.dt), **options)
+
+    def rewarded(self, ensemble: Ensemble, arrays: dict[str, np.ndarray]) -> tuple[Array, np.ndarray]:
+        """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
+        begun = np.array(sweep.at_start(self.model.objective, self.theta, ensemble.x, ensemble.context))
+        reward, last = begun.copy(), np.empty_like(arrays["x"])
+        steps = len(self.substrate.times.dt)
+        sums = self.run("rewards_summed", {**arrays, "reward": reward, "last": last}, sums=(steps, 2))
+        returns = reward + _terminal(self.model, self.theta, last.T, ensemble.context)
+        # C after the running reward of step n; that of the step itself follows
+        so_far = begun.sum(dtype=float) + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
+        whole = np.asarray(returns, float).sum()
+        return returns, np.append(whole, whole - so_far) / len(begun)
+
+
+@partial(jax.jit, static_argnums=0)
+def _terminal(model: Model, theta: Params, x: Array, context: PyTree) -> Array:
+    return sweep.terminal(model, theta, x, context)
+
+
+@partial(jax.jit, static_argnums=0)
+def _finished(
+    model: Model, theta: Params, sums: Sums, x: Array, t: Array, context: PyTree, guess: Array
+) -> tuple[Array, Array]:
+    """Returns (E,) and gradients (E, P) after the last step; the guess is made good by ΣU."""
+    returns = sums.reward + sweep.terminal(model, theta, x, context)
+    flat = sweep.finish(model, theta, sums, x, t, context)
+    return returns, flat + (returns - guess)[:, None] * sums.score
+
+
+def _samples(
+    model: Model,
+    plans: tuple[Baseline, ...],
+    tables: Tables,
+    substrate: Simulator,
+    keys: tuple[Array, Array],
+    theta: Params,
+    count: int,
+) -> tuple[Array, Array, Array]:
+    k_run, k_pilot = keys
+    kernel = _kernel(model, plans, substrate, theta, _begun(substrate, k_run, theta, 1))
+    work = _Work(kernel, model, substrate, theta)
+    pilot = max(plan.pilot for plan in plans)
+    if pilot:
+        values = jnp.asarray(work.rewarded(*work.begun(k_pilot, pilot))[1], kernel.real)
+        tables = Tables(*(values if table is None else table for table in tables))
+    ensemble, arrays = work.begun(k_run, count)
+    guess, to_go = jnp.zeros(()), None
+    if any(plan.needs_returns for plan in plans):
+        guess, to_go = work.rewarded(ensemble, arrays)
+    elif tables.step is not None:
+        guess = tables.step[0]
+    guess = jnp.broadcast_to(guess, (count,)).astype(kernel.real)
+
+    first = sweep.initial_sums(model, theta, ensemble.x, substrate.t[0], ensemble.context, guess, tables)
+    own = lambda values: np.array(values, kernel.real, order="C")
+    arrays |= {
+        "guess": own(guess), "reward": own(first.reward), "gradient": own(first.gradient.T),
+        "score": own(first.score.T), "last": np.empty_like(arrays["x"]), "dominated": np.zeros(1, np.int32),
+    }  # fmt: skip
+    arrays, scale = _with_baseline(work, plans[0], tables, arrays, to_go)
+    work.run("sweep", arrays, scale=scale)
+    if arrays["dominated"].any():
+        raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
+    flat = np.dtype(ravel_pytree(theta)[0].dtype)
+    sums = Sums(arrays["reward"], arrays["gradient"].T.astype(flat), arrays["score"].T.astype(flat))
+    last = arrays["last"].T
+    returns, gradients = _finished(model, theta, sums, last, substrate.t, ensemble.context, guess)
+    return returns, gradients, jnp.asarray(last)
+
+
+def _with_baseline(
+    work: _Work, plan: Baseline, tables: Tables, arrays: dict[str, np.ndarray], to_go: np.ndarray | None
+) -> tuple[dict[str, np.ndarray], float]:
+    """The arrays of the sweep with the table of its baseline, and the factor of what leaves itself out.
+
+    With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the mean
+    so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
+    """
+    real, count, steps = work.kernel.real, arrays["x"].shape[1], len(work.substrate.times.dt)
+    if plan.name == "none":
+        return arrays | {"bar": np.zeros(steps, real)}, 1.0
+    if plan.name == "time":
+        return arrays | {"bar": np.array(tables.step[1:], real)}, 1.0  # n+1: the reward at n precedes the kick
+    assert to_go is not None
+    if plan.name == "mean":
+        return arrays | {"bar": to_go[1:].astype(real)}, count / (count - 1)
+    scores = len(work.kernel.layout.scores)
+    sums = work.run("weights", arrays, sums=(steps, scores, 2)) if scores else np.zeros((steps, 0, 2))
+    if not np.isfinite(sums).all():
+        raise Unsupported("baseline", "the weights of a step are not finite")
+    weight, weighted = sums[..., 0], sums[..., 1]
+    some = weight > 0
+    inverse = np.where(some, 1 / np.where(some, weight, 1), 0)
+    bar = np.where(some, weighted * inverse, 0)
+    return arrays | {"bar": bar.astype(real), "inverse": inverse.astype(real)}, 1.0

@@ -1,0 +1,208 @@
+"""Kernels for the CPU: compiled by the system's compiler, kept on disk, run on all cores.
+
+A library is known by the hash of its source, compiler, options and processor. It lies in a folder that is private to
+its user (mode 0700), beside the hash of its content, and is built again if anything about it is not as it was left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fluctua.compiled.emit import Layout, definitions, functions
+from fluctua.compiled.scalar import Unsupported
+from fluctua.compiled.trace import Program
+
+OPTIONS = ("-std=c++17", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+           "-fno-exceptions", "-fno-rtti", "-Wno-psabi", "-shared", "-fPIC")  # fmt: skip
+"""Infinities and what is not a number keep their meaning: checks of states and gradients look for them."""
+
+NATIVE = Path(__file__).parent / "native"
+GROUP = 8
+"""Blocks of lanes that go through time together where sums over the ensemble are formed, as in native/sweep.hpp."""
+
+SUM_BYTES = 64 * 2**20
+PARTS = 16
+"""Pieces of an ensemble that have sums of their own, at most; fewer where those would take more than `SUM_BYTES`."""
+
+
+def cpu_source(program: Program, layout: Layout, *, double: bool, noise64: bool, wiener: int, sweep: int) -> str:
+    """The whole text of a kernel. sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted."""
+    head = {
+        "LANES": 8 if double or noise64 else 16, "REAL": "double" if double else "float", "DOUBLE": int(double),
+        "NOISE64": int(noise64), "WIENER": wiener, "STREAM": {0: 0, 1: 2, 2: 3}[wiener], "SWEEP": sweep,
+    }  # fmt: skip
+    text = lambda name: (NATIVE / name).read_text().replace("#pragma once\n", "")
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in head.items()),
+            definitions(program, layout),
+            text("lanes.hpp"),
+            text("noise.hpp"),
+            functions(program, layout),
+            text("sweep.hpp"),
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------ compiling
+
+
+@cache
+def compiler() -> str | None:
+    """The system's C++ compiler: $CXX, or the first of g++, clang++ and c++."""
+    named = os.environ.get("CXX")
+    return next((path for name in ([named] if named else ["g++", "clang++", "c++"]) if (path := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: $FLUCTUA_KERNELS, or a folder in the user's cache."""
+    own = os.environ.get("FLUCTUA_KERNELS")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(own) if own else base / "fluctua" / "kernels"
+
+
+def private_folder(folder: Path) -> Path:
+    """The folder, made if need be, after a check that nobody else can write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} must be a folder of your own; it holds compiled code that will be run.")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        os.chmod(folder, 0o700)
+    return folder
+
+
+@cache
+def _processor() -> str:
+    """What `-march=native` stands for on this machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def library_of(source: str, optimise: str = "-O2") -> Path:
+    """The compiled library of a source, from the folder of kernels or built now."""
+    program = compiler()
+    if program is None:
+        raise Unsupported("compiler", "there is no C++ compiler: install g++ or clang++, or set CXX")
+    real = Path(program).resolve()
+    identity = (source, str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size), *OPTIONS, optimise, _processor())
+    name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:40]
+    try:
+        folder = private_folder(cache_folder())
+    except OSError as problem:
+        raise Unsupported("cache", f"no private folder for kernels, {problem}. Set FLUCTUA_KERNELS") from None
+    library = folder / f"{name}.so"
+    if not intact(library):
+        _build(program, source, optimise, library)
+    return library
+
+
+def intact(library: Path) -> bool:
+    """Whether a library is a file of this user alone, with the content that it was left with."""
+    try:
+        status = library.lstat()
+        noted = library.with_suffix(".sha256").read_text().strip()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return False
+        return hashlib.sha256(library.read_bytes()).hexdigest() == noted
+    except OSError:
+        return False
+
+
+def _build(program: str, source: str, optimise: str, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        text, built, noted = (Path(folder) / f"kernel{end}" for end in (".cpp", ".so", ".sha256"))
+        text.write_text(source)
+        command = [program, *OPTIONS, optimise, str(text), "-o", str(built), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unsupported("compiler", f"{Path(program).name} failed: {done.stderr.strip()[:400]}")
+        os.chmod(built, 0o700)
+        noted.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
+        # the hash first: a library beside an old hash is built again, one without any hash too
+        os.replace(noted, library.with_suffix(".sha256"))
+        os.replace(built, library)
+        os.replace(text, library.with_suffix(".cpp"))
+
+
+# ------------------------------------------------------------------------------------------ running
+
+POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar",
+            "inverse", "sums", "dominated")  # fmt: skip
+
+
+class _Run(ctypes.Structure):
+    """`struct Run` of native/sweep.hpp."""
+
+    _fields_ = [  # noqa: RUF012
+        ("count", ctypes.c_int64),
+        ("steps", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        ("scale", ctypes.c_double),
+    ]
+
+
+class Library:
+    """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
+
+    def __init__(self, path: Path, lanes: int):
+        self._library = ctypes.CDLL(str(path))
+        self.lanes = lanes
+
+    def run(
+        self, name: str, arrays: dict[str, np.ndarray], *, steps: int, sums: tuple[int, ...] = (), scale: float = 1.0
+    ) -> np.ndarray | None:
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
+        count = arrays["x"].shape[-1]
+        bounds = self._parts(count, sums)
+        partial = np.zeros((len(bounds), *sums)) if sums else None
+        dominated = arrays.get("dominated")
+        function: Callable[..., Any] = self._library[name]
+
+        def piece(k: int) -> None:
+            run = _Run(count=count, steps=steps, scale=scale)
+            for key, array in arrays.items():
+                assert array.flags.c_contiguous
+                setattr(run, key, array.ctypes.data)
+            if partial is not None:
+                run.sums = partial[k].ctypes.data
+            function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
+
+        threads = min(len(bounds), _cores())
+        if threads == 1:
+            for k in range(len(bounds)):
+                piece(k)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(piece, range(len(bounds))))
+        del dominated
+        return None if partial is None else partial.sum(axis=0)
+
+    def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(first, stop) of the pieces of an ensemble: a function of sizes alone, so that sums are too."""
+        unit = self.lanes * (GROUP if sums else 1)
+        most = 4 * PARTS if not sums else max(2, min(PARTS, int(SUM_BYTES // max(1, 8 * np.prod(sums)))))
+        size = unit * -(-count // (unit * most))
+        return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,224 @@
+"""From a graph to straight-line C that compilers for CPUs and GPUs take alike.
+
+The text knows the types F (a number), V (a number of each trajectory) and B (true or false for each), the functions
+m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fluctua.compiled.graph import LEAVES, TIME, Graph
+from fluctua.compiled.trace import Program
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+         "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """Where a kernel finds its numbers.
+
+    shared, timed: nodes that are the same for all trajectories, fixed in time and not; computed ahead. columns: nodes
+    that JAX computes ahead for each trajectory, behind those of the context. normals: components of the noise that
+    matter. scores, explicits: parameters that have a score and an explicit term.
+    """
+
+    shared: list[int]
+    timed: list[int]
+    columns: list[int]
+    normals: list[int]
+    scores: list[int]
+    explicits: list[int]
+
+
+def laid_out(program: Program) -> Layout:
+    """The layout of a program: what is shared ends up outside of the loop over trajectories."""
+    graph = program.graph
+    zero = lambda node: graph.value(node) == 0.0
+    scores = [p for p, node in enumerate(program.score) if not zero(node)]
+    explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
+    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
+    ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
+    shared, timed, columns, normals = [], [], [], []
+    for node in graph.reachable(outputs, stop=ahead):
+        if not graph.shared(node):
+            if graph.ops[node] == "external":
+                columns.append(node)
+            elif graph.ops[node] == "z":
+                normals.append(graph.args[node][0])
+        elif graph.ops[node] != "const":
+            (timed if graph.depends[node] & TIME else shared).append(node)
+    return Layout(shared, timed, columns, normals, scores, explicits)
+
+
+class _Writer:
+    """Names of nodes, and the statements that make them."""
+
+    def __init__(self, program: Program, layout: Layout):
+        self.graph, self.program = program.graph, program
+        self.names: dict[int, str] = {}
+        for k, node in enumerate(layout.shared):
+            self.names[node] = f"u[{k}]"
+        for k, node in enumerate(layout.timed):
+            self.names[node] = f"w[{k}]"
+        for k, node in enumerate(layout.columns):
+            self.names[node] = f"c[{program.contexts + k}]"
+        self.normal = {component: k for k, component in enumerate(layout.normals)}
+
+    def statements(self, outputs: Sequence[int]) -> list[str]:
+        """Everything that differs between trajectories, in order. Products that are used once go into their sum."""
+        graph = self.graph
+        nodes = [n for n in graph.reachable(outputs, stop=lambda n: n in self.names) if n not in self.names]
+        nodes = [n for n in nodes if graph.ops[n] != "const"]
+        uses: dict[int, int] = {}
+        for node in [*nodes]:
+            for operand in graph.operands(node):
+                uses[operand] = uses.get(operand, 0) + 1
+        for node in outputs:
+            uses[node] = uses.get(node, 0) + 2  # an output has a name of its own
+        joined = {}  # reciprocals that one product uses: a quotient
+        for node in nodes:
+            if graph.ops[node] == "mul":
+                for k, operand in enumerate(graph.args[node]):
+                    once = uses[operand] == 1 and operand not in self.names
+                    if once and graph.ops[operand] == "div" and graph.value(graph.args[operand][0]) == 1.0:
+                        joined[node] = (graph.args[node][1 - k], graph.args[operand][1])
+        below = {operand for node in joined for operand in graph.args[node] if graph.ops[operand] == "div"}
+        names = dict(self.names)
+        lines = []
+        for node in nodes:
+            op, args = graph.ops[node], graph.args[node]
+            if op in LEAVES:
+                array, k = {"x": ("x", args[0]), "context": ("c", args[0]), "p": ("p", args[0])}.get(op, ("z", 0))
+                names[node] = f"{array}[{self.normal[args[0]] if op == 'z' else k}]"
+                continue
+            if node in joined:
+                text = " / ".join(self.vector(a, names) for a in joined[node])
+            elif node in below and uses[node] == 1:
+                continue
+            else:
+                text = self.expression(node, names)
+            if uses[node] == 1 and op in ("mul", "neg") and len(text) < 60:
+                names[node] = f"({text})"
+            else:
+                names[node] = f"v{node}"
+                lines.append(f"const {'B' if graph.boolean(node) else 'V'} v{node} = {text};")
+        self.last = names
+        return lines
+
+    def name(self, node: int, names: dict[int, str]) -> str:
+        """A node as an operand."""
+        if node not in names:
+            return literal(self.graph, node)
+        if self.graph.shared(node) and self.graph.boolean(node):
+            return f"mask({names[node]} != 0)"
+        return names[node]
+
+    def expression(self, node: int, names: dict[int, str]) -> str:
+        """The text of one operation."""
+        op, args = self.graph.ops[node], self.graph.args[node]
+        if op in INFIX:
+            return f"{self.name(args[0], names)} {INFIX[op]} {self.name(args[1], names)}"
+        if op == "neg":
+            return f"-{self.name(args[0], names)}"
+        if op == "not":
+            return f"~{self.name(args[0], names)}"
+        if op == "select":
+            choice, yes, no = args
+            return f"sel({self.name(choice, names)}, {self.vector(yes, names)}, {self.vector(no, names)})"
+        return f"m_{op}({', '.join(self.vector(a, names) for a in args)})"
+
+    def vector(self, node: int, names: dict[int, str]) -> str:
+        """A node as an argument that must be of type V."""
+        text = self.name(node, names)
+        return f"bc({text})" if self.graph.shared(node) and not self.graph.boolean(node) else text
+
+
+def literal(graph: Graph, node: int) -> str:
+    """A constant as C writes it."""
+    value = graph.value(node)
+    assert value is not None
+    if isinstance(value, bool):
+        return f"mask({int(value)})"
+    if np.isnan(value):
+        return "F(NAN)"
+    if np.isinf(value):
+        return "F(INFINITY)" if value > 0 else "F(-INFINITY)"
+    return f"F({value!r})"
+
+
+def functions(program: Program, layout: Layout) -> str:
+    """The functions step_rewards, step_scores and step_weights of one step of a trajectory."""
+    reward = [*(("y", k, node) for k, node in enumerate(program.x_next)), ("g", None, program.running),
+              ("r", None, program.paid)]  # fmt: skip
+    score = [("s", k, program.score[p]) for k, p in enumerate(layout.scores)]
+    explicit = [("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits)]
+    return "\n".join(
+        [
+            _function(program, layout, "step_rewards", reward, "V *y, V &g, V &r"),
+            _function(program, layout, "step_weights", [*reward, *score], "V *y, V &g, V &r, V *s"),
+            _function(program, layout, "step_scores", [*reward, *score, *explicit], "V *y, V &g, V &r, V *s, V *e"),
+        ]
+    )
+
+
+def _function(
+    program: Program, layout: Layout, name: str, outputs: list[tuple[str, int | None, int]], results: str
+) -> str:
+    writer = _Writer(program, layout)
+    lines = writer.statements([node for _, _, node in outputs])
+    notes = {"s": "score of", "e": "explicit term of"}
+    which = {"s": layout.scores, "e": layout.explicits}
+    for array, k, node in outputs:
+        target = array if k is None else f"{array}[{k}]"
+        note = f"  // {notes[array]} {program.names[which[array][k]]}" if array in notes and k is not None else ""
+        lines.append(f"{target} = {writer.vector(node, writer.last)};{note}")
+    body = "\n".join(f"  {line}" for line in lines)
+    arguments = f"const F *u, const F *w, const V *c, const V *x, const V *z, {results}"
+    return f"INLINE void {name}({arguments}) {{\n{body}\n}}\n"
+
+
+def definitions(program: Program, layout: Layout) -> str:
+    """Sizes, the numbers that are computed ahead in words, and which component is where."""
+    array = lambda name, values: f"constexpr int {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
+    sizes = {
+        "STATE": program.state, "CONTEXT": program.contexts + len(layout.columns), "WIDTH": program.width,
+        "PARAMETERS": len(program.names), "NORMALS": len(layout.normals), "SCORES": len(layout.scores),
+        "EXPLICITS": len(layout.explicits), "SHARED": len(layout.shared), "TIMED": len(layout.timed),
+    }  # fmt: skip
+    notes = [f"//   u[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.shared)]
+    notes += [f"//   w[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.timed)]
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in sizes.items()),
+            array("NORMAL_OF", layout.normals),
+            array("SCORE_OF", layout.scores),
+            array("EXPLICIT_OF", layout.explicits),
+            "// The same for all trajectories, and computed ahead:",
+            *(notes or ["//   nothing"]),
+        ]
+    )
+
+
+def in_words(program: Program, node: int, depth: int = 6) -> str:
+    """A node that is computed ahead, with the user's names."""
+    graph, op, args = program.graph, program.graph.ops[node], program.graph.args[node]
+    if op == "const":
+        return f"{args[0]:g}" if not isinstance(args[0], bool) else str(args[0]).lower()
+    if op == "theta":
+        return program.names[args[0]]
+    if op == "origin":
+        return f"t[{args[0]}]"
+    if op in LEAVES:
+        return op if op in ("t", "dt") else f"{op}[{args[0]}]"
+    if op == "external":
+        return f"JAX {args[0]}[{args[2]}]"
+    if depth == 0:
+        return "…"
+    words = [in_words(program, a, depth - 1) for a in args]
+    if op in INFIX:
+        return f"({words[0]} {INFIX[op]} {words[1]})"
+    return f"{op}({', '.join(words)})"

@@ -1,0 +1,256 @@
+// All trajectories of a run through all steps, LANES side by side; the process itself is in the functions
+// `step_rewards` and `step_scores` above. Arrays have the trajectory last: component k of trajectory j is [k·E + j].
+//
+// Sums over the ensemble are in double precision, in an order that the size of the ensemble alone decides.
+#pragma once
+
+struct Run {
+  int64_t count, steps;
+  const F *shared, *timed;      // (SHARED,), (T, TIMED): the same for all trajectories
+  const F *x, *context;         // (STATE, E), (CONTEXT, E)
+  const uint32_t *stream;       // (STREAM, E)
+  const F *guess;               // (E,) the return, or near it
+  F *reward, *last;             // (E,) in and out, (STATE, E) out
+  F *gradient, *score;          // (PARAMETERS, E) in and out
+  const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²
+  double *sums;                 // (T, 2) or (T, SCORES, 2)
+  int32_t *dominated;           // set where one trajectory has nearly all of a weight
+  double scale;                 // of what is left out: E/(E − 1) where trajectories leave themselves out
+};
+
+#define GROUP 8
+#define EACH(k, count) _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
+#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
+
+template <class T, class S>
+INLINE T loaded(const S *from, int64_t j, int64_t count) {
+  T v;
+  if (j + LANES <= count) {
+    __builtin_memcpy(&v, from + j, sizeof v);
+  } else {
+    for (int l = 0; l < LANES; l++) v[l] = from[j + l < count ? j + l : count - 1];
+  }
+  return v;
+}
+INLINE void stored(F *to, V v, int64_t j, int64_t count) {
+  if (j + LANES <= count) {
+    __builtin_memcpy(to + j, &v, sizeof v);
+  } else {
+    for (int l = 0; l < LANES && j + l < count; l++) to[j + l] = v[l];
+  }
+}
+// zero for the lanes beyond the last trajectory
+INLINE VD counted(VD v, int64_t j, int64_t count) {
+  if (j + LANES <= count) return v;
+  for (int l = 0; l < LANES; l++)
+    if (j + l >= count) v[l] = 0;
+  return v;
+}
+INLINE double total(VD v) {
+  double part[LANES];
+  __builtin_memcpy(part, &v, sizeof v);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; l++) part[l] += part[l + half];
+  return part[0];
+}
+
+struct Lanes {
+  V x[STATE], c[AT_LEAST_ONE(CONTEXT)], reward;
+  U stream[AT_LEAST_ONE(STREAM)];
+};
+
+INLINE void begun(Lanes &lanes, const Run &run, int64_t j) {
+  EACH(k, STATE) lanes.x[k] = loaded<V>(run.x + k * run.count, j, run.count);
+  EACH(k, CONTEXT) lanes.c[k] = loaded<V>(run.context + k * run.count, j, run.count);
+  EACH(k, STREAM) lanes.stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
+  lanes.reward = loaded<V>(run.reward, j, run.count);
+}
+INLINE void ended(const Lanes &lanes, const Run &run, int64_t j) {
+  EACH(k, STATE) stored(run.last + k * run.count, lanes.x[k], j, run.count);
+  stored(run.reward, lanes.reward, j, run.count);
+}
+
+#if NORMALS
+INLINE V normal_of(U high, U low) {
+#if NOISE64 && DOUBLE
+  return normal64(high, low);
+#elif NOISE64
+  return narrow(normal64(high, low));
+#else
+  return normal32(high, low);
+#endif
+}
+#endif
+
+INLINE void drawn(const U *stream, uint32_t n, V *z) {
+#if NORMALS && WIENER == 1
+  U a = U{}, b = U{} + n;
+  threefry(stream[0], stream[1], a, b);
+  EACH(k, NORMALS) {
+    U high = U{}, low = U{} + (uint32_t)NORMAL_OF[k];
+    threefry(a, b, high, low);
+    z[k] = normal_of(high, low);
+  }
+#elif NORMALS && WIENER == 2
+#if NOISE64
+  typedef VD N;
+  const double scale = 2.3283064365386963e-10, turn = 6.283185307179586;
+#else
+  typedef VF N;
+  const float scale = 2.3283064365386963e-10f, turn = 6.2831855f;
+#endif
+  EACH(k, NORMALS) {
+    const int sites = (WIDTH + 1) / 2, site = NORMAL_OF[k] < sites ? NORMAL_OF[k] : NORMAL_OF[k] - sites;
+    U c0 = U{} + (uint32_t)site, c1 = U{} + n / 2, c2 = stream[2], c3 = U{};
+    philox(stream[0], stream[1], c0, c1, c2, c3);
+    N first = __builtin_convertvector(n % 2 ? c2 : c0, N), second = __builtin_convertvector(n % 2 ? c3 : c1, N);
+    N radius = m_sqrt(-2 * log_of_positive((first + (N{}[0] * 0 + scale - scale + 0.5)) * scale));
+    N angle = turn * (second * scale);
+    N value = radius * (NORMAL_OF[k] < sites ? wave(angle, 1) : wave(angle, 0));
+#if NOISE64 && !DOUBLE
+    z[k] = narrow(value);
+#else
+    z[k] = value;
+#endif
+  }
+#endif
+}
+
+// ------------------------------------------------------------------------------------------ rewards alone
+
+extern "C" void rewards(const Run *given, int64_t first, int64_t stop) {
+  const Run run = *given;
+  for (int64_t j = first; j < stop; j += LANES) {
+    Lanes lanes;
+    begun(lanes, run, j);
+    for (int64_t n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
+      drawn(lanes.stream, (uint32_t)n, z);
+      step_rewards(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r);
+      lanes.reward += g;
+      lanes.reward += r;
+      EACH(k, STATE) lanes.x[k] = y[k];
+    }
+    ended(lanes, run, j);
+  }
+}
+
+// with the sums of g Δt and of r over the ensemble at every step
+extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
+  const Run run = *given;
+  for (int64_t group = first; group < stop; group += GROUP * LANES) {
+    Lanes lanes[GROUP];
+    int blocks = 0;
+    for (int64_t j = group; j < stop && blocks < GROUP; j += LANES) begun(lanes[blocks++], run, j);
+    for (int64_t n = 0; n < run.steps; n++) {
+      VD of_g = VD{}, of_r = VD{};
+      for (int b = 0; b < blocks; b++) {
+        const int64_t j = group + b * LANES;
+        V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
+        drawn(lanes[b].stream, (uint32_t)n, z);
+        step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r);
+        lanes[b].reward += g;
+        lanes[b].reward += r;
+        EACH(k, STATE) lanes[b].x[k] = y[k];
+        of_g += counted(wide(g), j, run.count);
+        of_r += counted(wide(r), j, run.count);
+      }
+      run.sums[2 * n] += total(of_g);
+      run.sums[2 * n + 1] += total(of_r);
+    }
+    for (int b = 0; b < blocks; b++) ended(lanes[b], run, group + b * LANES);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ the sweep
+
+#if SWEEP
+// LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
+template <bool LEFT_OUT>
+INLINE void swept(const Run &run, int64_t first, int64_t stop) {
+  const F scale = (F)run.scale;
+  for (int64_t j = first; j < stop; j += LANES) {
+    Lanes lanes;
+    begun(lanes, run, j);
+    V gradient[PARAMETERS], score[PARAMETERS];
+    EACH(p, PARAMETERS) gradient[p] = loaded<V>(run.gradient + p * run.count, j, run.count);
+    EACH(p, PARAMETERS) score[p] = loaded<V>(run.score + p * run.count, j, run.count);
+    const V guess = loaded<V>(run.guess, j, run.count);
+    B dominated = B{};
+    for (int64_t n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
+      drawn(lanes.stream, (uint32_t)n, z);
+      step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e);
+      lanes.reward += g;
+      const V to_go = guess - lanes.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
+      if (LEFT_OUT) {
+        EACH(k, SCORES) {
+          const V rest = 1 - s[k] * s[k] * run.inverse[n * SCORES + k];
+          dominated |= rest < F(0.015625);
+          gradient[SCORE_OF[k]] += (to_go - run.bar[n * SCORES + k]) * s[k] / rest;
+          score[SCORE_OF[k]] += s[k];
+        }
+      } else {
+        const V left = (to_go - run.bar[n]) * scale;
+        EACH(k, SCORES) {
+          gradient[SCORE_OF[k]] += left * s[k];
+          score[SCORE_OF[k]] += s[k];
+        }
+      }
+      EACH(k, EXPLICITS) gradient[EXPLICIT_OF[k]] += e[k];
+      lanes.reward += r;
+      EACH(k, STATE) lanes.x[k] = y[k];
+    }
+    ended(lanes, run, j);
+    EACH(p, PARAMETERS) stored(run.gradient + p * run.count, gradient[p], j, run.count);
+    EACH(p, PARAMETERS) stored(run.score + p * run.count, score[p], j, run.count);
+    if (any(dominated)) *run.dominated = 1;
+  }
+}
+#endif
+
+#if SWEEP == 1
+extern "C" void sweep(const Run *given, int64_t first, int64_t stop) { swept<false>(*given, first, stop); }
+#endif
+
+#if SWEEP == 2
+extern "C" void sweep(const Run *given, int64_t first, int64_t stop) { swept<true>(*given, first, stop); }
+
+// Σ U² and Σ λ U² over the ensemble at every step
+extern "C" void weights(const Run *given, int64_t first, int64_t stop) {
+  const Run run = *given;
+  for (int64_t group = first; group < stop; group += GROUP * LANES) {
+    Lanes lanes[GROUP];
+    V guess[GROUP];
+    int blocks = 0;
+    for (int64_t j = group; j < stop && blocks < GROUP; j += LANES) {
+      guess[blocks] = loaded<V>(run.guess, j, run.count);
+      begun(lanes[blocks++], run, j);
+    }
+    for (int64_t n = 0; n < run.steps; n++) {
+      VD squares[SCORES], weighted[SCORES];
+      EACH(k, SCORES) squares[k] = weighted[k] = VD{};
+      for (int b = 0; b < blocks; b++) {
+        const int64_t j = group + b * LANES;
+        V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[SCORES];
+        drawn(lanes[b].stream, (uint32_t)n, z);
+        step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, s);
+        lanes[b].reward += g;
+        const VD to_go = wide((V)(guess[b] - lanes[b].reward));
+        EACH(k, SCORES) {
+          VD u = counted(wide(s[k]), j, run.count);
+          u *= u;
+          squares[k] += u;
+          weighted[k] += to_go * u;
+        }
+        lanes[b].reward += r;
+        EACH(k, STATE) lanes[b].x[k] = y[k];
+      }
+      EACH(k, SCORES) {
+        run.sums[2 * (n * SCORES + k)] += total(squares[k]);
+        run.sums[2 * (n * SCORES + k) + 1] += total(weighted[k]);
+      }
+    }
+  }
+}
+#endif

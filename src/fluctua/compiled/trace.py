@@ -1,0 +1,146 @@
+"""One step of one trajectory as a graph, from the functions that the JAX path itself runs.
+
+The transition, the rewards, the score and the explicit terms are those of `fluctua.core`, with the noise as an
+input, so what a kernel computes is what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fluctua.compiled.graph import Graph
+from fluctua.compiled.scalar import Unsupported, scalarise
+from fluctua.core import sweep
+from fluctua.core.draws import Wiener, silent
+from fluctua.core.simulate import Ensemble, Recipe, transition_one, width
+from fluctua.core.sweep import Model
+from fluctua.core.text import names
+from fluctua.core.types import Array, Params, Process, PyTree
+
+MOST_STATES, MOST_PARAMETERS = 300, 1024
+"""What a kernel is made for; beyond, arrays are the better form."""
+
+
+class Program(NamedTuple):
+    """What a kernel computes at every step, as nodes of a graph.
+
+    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). contexts: numbers of the context
+    of a trajectory. width: W. names: of the parameters.
+    """
+
+    graph: Graph
+    x_next: list[int]
+    running: int
+    paid: int
+    score: list[int]
+    explicit: list[int]
+    contexts: int
+    width: int
+    names: list[str]
+
+    @property
+    def state(self) -> int:
+        """M."""
+        return len(self.x_next)
+
+
+def shape_of(tree: PyTree) -> Any:
+    """What a trace depends on: structure, shapes and types, hashable."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+
+
+def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
+    """The step of a trajectory, from the first of an ensemble that is about to begin. t: the time grid."""
+    process = recipe.process
+    if not isinstance(process, Process) or not isinstance(model.process, Process):
+        raise Unsupported(type(process).__name__, "kernels are made of processes with a drift and a noise")
+    x, context, _ = jax.tree.map(lambda leaf: leaf[0], ensemble._replace(streams=None))
+    flat, unravel = ravel_pytree(theta)
+    if x.size > MOST_STATES or flat.size > MOST_PARAMETERS:
+        raise Unsupported("state", f"{x.size} components and {flat.size} parameters; up to {MOST_STATES} and "
+                          f"{MOST_PARAMETERS} are written out")  # fmt: skip
+    wieners = width(process, theta, x, t[0], context)
+    given = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
+    one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
+
+    def step(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array) -> Array:
+        return transition_one(given, unravel(flat), x, context, z, jnp.zeros((), int), t, dt)[0]
+
+    def rewards(flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        theta, states = unravel(flat), one((x, x_next, context))
+        running = sweep.running(model, theta, states[0], t, states[2]) * dt.astype(x.dtype)
+        nothing = jnp.zeros(1, x.dtype)
+        paid = sweep.after_step(model.objective, theta, nothing, *states[:2], (0, t, dt), states[2])
+        return running[0], paid[0]
+
+    def scores(
+        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, origin: Array
+    ) -> tuple[Array, Array]:
+        ensemble = (*one((x, x_next, context)), None)
+        score, explicit = sweep.scores(model, unravel(flat), ensemble, (0, t, dt), origin)
+        return score[0], explicit[0]
+
+    graph = Graph()
+    tracer = _Tracer(graph)
+    dt, origin = t[1] - t[0], t[:2]
+    z = jnp.zeros(wieners, x.dtype)
+    inputs = {
+        "theta": tracer.input("theta", flat), "x": tracer.input("x", x), "t": tracer.input("t", t[0]),
+        "dt": tracer.input("dt", dt), "context": tracer.tree("context", context), "z": tracer.input("z", z),
+        "origin": tracer.input("origin", origin),
+    }  # fmt: skip
+    if recipe.wiener is silent:
+        inputs["z"] = np.full(wieners, graph.const(0.0))
+    values = {"theta": flat, "x": x, "t": t[0], "dt": dt, "context": context, "z": z, "origin": origin, "x_next": x}
+    call = lambda function, *kinds: tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
+
+    (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z")
+    for total, part in zip(x_next, inputs["x"], strict=True):
+        graph.settled(int(total), int(part))
+    inputs["x_next"] = x_next
+    running, paid = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
+    score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin")
+    return Program(
+        graph,
+        x_next.tolist(),
+        int(running),
+        int(paid),
+        score.tolist(),
+        explicit.tolist(),
+        sum(np.size(leaf) for leaf in jax.tree.leaves(context)),
+        wieners,
+        names(theta),
+    )
+
+
+class _Tracer:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+
+    def input(self, kind: str, value: Array, first: int = 0) -> np.ndarray:
+        """Leaves for every element of an input."""
+        dtype = getattr(value, "dtype", np.dtype(float))
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or np.dtype(dtype).kind == "c":
+            raise Unsupported(kind, f"an input of type {dtype}")
+        ids = [self.graph.leaf(kind, first + k) for k in range(np.size(value))]
+        if np.dtype(dtype) == bool:
+            ids = [self.graph.make("ne", node, self.graph.const(0.0)) for node in ids]
+        return np.array(ids, dtype=np.int64).reshape(np.shape(value))
+
+    def tree(self, kind: str, tree: PyTree) -> PyTree:
+        """Leaves for every number of a pytree, numbered through."""
+        leaves, structure = jax.tree.flatten(tree)
+        first = np.cumsum([0, *(np.size(leaf) for leaf in leaves)])
+        return structure.unflatten([self.input(kind, leaf, k) for leaf, k in zip(leaves, first, strict=False)])
+
+    def call(self, function: Callable, values: list[Any], inputs: list[PyTree]) -> list[np.ndarray]:
+        """Outputs of a traced function."""
+        closed = jax.make_jaxpr(function)(*values)
+        return scalarise(self.graph, closed, jax.tree.leaves(inputs))
