@@ -83,7 +83,7 @@ class Compiled(NamedTuple):
         self, model: Model, plans: tuple[Baseline, ...], tables: Tables, substrate: Simulator,
         keys: tuple[Array, Array], theta: Params, count: int,
     ) -> tuple[Array, Array, Array] | None:  # fmt: skip
-        """Returns (E,), gradients (E, P) and final states (E, M), or None to leave the work to JAX. keys: run, pilot."""
+        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX. keys: of run and pilot."""
         steps = len(substrate.times.dt)
         if self.choice == "auto" and count * steps < WORTHWHILE:
             return None
@@ -92,7 +92,7 @@ class Compiled(NamedTuple):
         except Unsupported as problem:
             if self.choice != "auto":
                 raise ValueError(
-                    f"no kernel can be made of this process: {problem}. Use backend=\"auto\" or \"jax\"."
+                    f'no kernel can be made of this process: {problem}. Use backend="auto" or "jax".'
                 ) from None
             _tell(str(problem))
             return None
@@ -135,10 +135,18 @@ def _made(key: _Key, build: bool) -> Kernel:
 class _Key:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble):
-        self.model, self.recipe, self.theta, self.ensemble, self.t = model, substrate.recipe, theta, ensemble, substrate.t
+    def __init__(
+        self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble
+    ):
+        self.model, self.recipe, self.theta, self.ensemble, self.t = (
+            model,
+            substrate.recipe,
+            theta,
+            ensemble,
+            substrate.t,
+        )
         self.double = ensemble.x.dtype == np.float64
-        self.noise64 = bool(jax.config.jax_enable_x64)
+        self.noise64 = jnp.result_type(float) == np.float64
         self.wiener = _wiener(substrate.recipe.wiener)
         self.sweep = _sweep_of(model, plans)
         one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
@@ -159,7 +167,12 @@ def _none(kick: Any) -> Any:
 
 
 def _kernel(
-    model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble, build: bool = True
+    model: Model,
+    plans: tuple[Baseline, ...],
+    substrate: Simulator,
+    theta: Params,
+    ensemble: Ensemble,
+    build: bool = True,
 ) -> Kernel:
     return _made(_Key(model, plans, substrate, theta, ensemble), build)
 
@@ -168,7 +181,7 @@ def _wiener(wiener: Wiener) -> int:
     known = {draws.silent: 0, threefry: 1, draws.philox: 2}
     if wiener not in known:
         raise Unsupported("wiener", "a source of noise other than `threefry`, `philox` and `silent`")
-    if wiener is threefry and not jax.config.jax_threefry_partitionable:
+    if wiener is threefry and not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
     return known[wiener]
 
@@ -201,7 +214,9 @@ def _arrays(kernel: Kernel, substrate: Simulator, theta: Params, ensemble: Ensem
     real = kernel.real
     count, steps = len(ensemble.x), len(times.dt)
     leaves = jax.tree.leaves(ensemble.context)
-    context = np.concatenate([np.asarray(leaf).reshape(count, -1).T for leaf in leaves]) if leaves else np.empty((0, count))
+    context = (
+        np.concatenate([np.asarray(leaf).reshape(count, -1).T for leaf in leaves]) if leaves else np.empty((0, count))
+    )
 
     def leaf(kind: str, index: int) -> Any:
         if kind == "theta":
@@ -348,6 +363,7 @@ def _with_baseline(
     if plan.name == "none":
         return arrays | {"bar": np.zeros(steps, real)}, 1.0
     if plan.name == "time":
+        assert tables.step is not None
         return arrays | {"bar": np.array(tables.step[1:], real)}, 1.0  # n+1: the reward at n precedes the kick
     assert to_go is not None
     if plan.name == "mean":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -65,7 +66,9 @@ def cpu_source(program: Program, layout: Layout, *, double: bool, noise64: bool,
 def compiler() -> str | None:
     """The system's C++ compiler: $CXX, or the first of g++, clang++ and c++."""
     named = os.environ.get("CXX")
-    return next((path for name in ([named] if named else ["g++", "clang++", "c++"]) if (path := shutil.which(name))), None)
+    return next(
+        (path for name in ([named] if named else ["g++", "clang++", "c++"]) if (path := shutil.which(name))), None
+    )
 
 
 def cache_folder() -> Path:
@@ -103,7 +106,8 @@ def library_of(source: str, optimise: str = "-O2") -> Path:
     if program is None:
         raise Unsupported("compiler", "there is no C++ compiler: install g++ or clang++, or set CXX")
     real = Path(program).resolve()
-    identity = (source, str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size), *OPTIONS, optimise, _processor())
+    version = (str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size))
+    identity = (source, *version, *OPTIONS, optimise, _processor())
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:40]
     try:
         folder = private_folder(cache_folder())
@@ -152,7 +156,7 @@ POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "las
 class _Run(ctypes.Structure):
     """`struct Run` of native/sweep.hpp."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("count", ctypes.c_int64),
         ("steps", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in POINTERS),
@@ -169,12 +173,11 @@ class Library:
 
     def run(
         self, name: str, arrays: dict[str, np.ndarray], *, steps: int, sums: tuple[int, ...] = (), scale: float = 1.0
-    ) -> np.ndarray | None:
+    ) -> np.ndarray:
         """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
         count = arrays["x"].shape[-1]
         bounds = self._parts(count, sums)
-        partial = np.zeros((len(bounds), *sums)) if sums else None
-        dominated = arrays.get("dominated")
+        partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self._library[name]
 
         def piece(k: int) -> None:
@@ -182,8 +185,7 @@ class Library:
             for key, array in arrays.items():
                 assert array.flags.c_contiguous
                 setattr(run, key, array.ctypes.data)
-            if partial is not None:
-                run.sums = partial[k].ctypes.data
+            run.sums = partial[k : k + 1].ctypes.data
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 
         threads = min(len(bounds), _cores())
@@ -193,13 +195,12 @@ class Library:
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(piece, range(len(bounds))))
-        del dominated
-        return None if partial is None else partial.sum(axis=0)
+        return partial.sum(axis=0)
 
     def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
         """(first, stop) of the pieces of an ensemble: a function of sizes alone, so that sums are too."""
         unit = self.lanes * (GROUP if sums else 1)
-        most = 4 * PARTS if not sums else max(2, min(PARTS, int(SUM_BYTES // max(1, 8 * np.prod(sums)))))
+        most = 4 * PARTS if not sums else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
         size = unit * -(-count // (unit * most))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
 

@@ -42,7 +42,10 @@ def laid_out(program: Program) -> Layout:
     explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
     outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
     ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
-    shared, timed, columns, normals = [], [], [], []
+    shared: list[int] = []
+    timed: list[int] = []
+    columns: list[int] = []
+    normals: list[int] = []
     for node in graph.reachable(outputs, stop=ahead):
         if not graph.shared(node):
             if graph.ops[node] == "external":
@@ -205,7 +208,7 @@ def definitions(program: Program, layout: Layout) -> str:
 
 def in_words(program: Program, node: int, depth: int = 6) -> str:
     """A node that is computed ahead, with the user's names."""
-    graph, op, args = program.graph, program.graph.ops[node], program.graph.args[node]
+    op, args = program.graph.ops[node], program.graph.args[node]
     if op == "const":
         return f"{args[0]:g}" if not isinstance(args[0], bool) else str(args[0]).lower()
     if op == "theta":

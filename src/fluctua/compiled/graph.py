@@ -211,12 +211,12 @@ class Graph:
             return self.args[a][0]
         if self.ops[a] == "mul":
             factor, rest = self.args[a]
-            if self.ops[factor] == "const" or self.shared(factor) and not self.shared(rest):
+            if self.ops[factor] == "const" or (self.shared(factor) and not self.shared(rest)):
                 return self._mul(self.make("neg", factor), rest)
         return self._plain("neg", a)
 
     def _mul(self, a: int, b: int) -> int:
-        if self.shared(b) and not self.shared(a) or self.ops[b] == "const":
+        if (self.shared(b) and not self.shared(a)) or self.ops[b] == "const":
             a, b = b, a  # what is shared comes first, constants before all
         if self._is(a, 0.0):
             return a

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fluctua.compiled.graph import LANE, NUMPY, STATE, NOISE, CONTEXT, TIME, External, Graph
+from fluctua.compiled.graph import CONTEXT, NOISE, STATE, TIME, External, Graph
 
 UNROLLED = 16
 """Rows of a matrix that is factorised or solved with, element by element."""
@@ -111,13 +111,15 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
         rule = RULES.get(name)
         if rule is None:
             raise Unsupported(name, "no kernel is written for it")
+        if name != "custom_linear_solve" and any((ids < 0).any() for ids in inputs):
+            raise Unsupported("lu", "factors of a matrix that depends on the state, other than to solve with")
         outputs = rule(graph, eqn, *inputs)
         return outputs if isinstance(outputs, list) else [outputs]
     except Unsupported as problem:
         depends = 0
         for ids in inputs:
             for node in ids.ravel():
-                depends |= graph.depends[node]
+                depends |= graph.depends[node] if node >= 0 else STATE
         if depends & (STATE | NOISE) or (depends & CONTEXT and depends & TIME):
             raise problem from None
         return _left_to_jax(graph, eqn, inputs, depends)
@@ -265,9 +267,9 @@ def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> 
 
 def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-    if new == bool:
-        return x if old == bool else _each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
-    if old == bool:
+    if new.kind == "b":
+        return x if old.kind == "b" else _each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
+    if old.kind == "b":
         one, zero = graph.const(1.0), graph.const(0.0)
         return _each(lambda a: graph.make("select", a, one, zero), x)
     if new.kind in "iu" and old.kind == "f":
@@ -298,6 +300,26 @@ def _slice(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 def _split(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
     return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
+
+
+def _unstack(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
+    return list(np.moveaxis(x, eqn.params["axis"], 0))
+
+
+def _argument(order: str) -> Callable:
+    """The place of the largest ("lt") or smallest element; of equal ones the first."""
+
+    def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+        (axis,) = eqn.params["axes"]
+        rows = np.moveaxis(x, axis, 0)
+        best, where = rows[0], np.full(rows.shape[1:], graph.const(0.0))
+        for k, row in enumerate(rows[1:], 1):
+            better = _each(lambda a, b: graph.make("lt", *((a, b) if order == "lt" else (b, a))), best, row)
+            best = _each(lambda c, a, b: graph.make("select", c, a, b), better, row, best)
+            where = _each(lambda c, a, k=k: graph.make("select", c, graph.const(float(k)), a), better, where)
+        return where
+
+    return rule
 
 
 def _pad(graph: Graph, eqn: Any, x: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -355,20 +377,18 @@ def _scatter(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray, new: np.n
     """Where each update goes is asked of JAX, by sending unit vectors along."""
     (where,) = _indices(graph, eqn, index)
     p = eqn.params
-    numbers = dict(
-        dimension_numbers=p["dimension_numbers"], indices_are_sorted=p["indices_are_sorted"],
-        unique_indices=p["unique_indices"], mode=p["mode"],
-    )  # fmt: skip
+    numbers = {name: p[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
     units = np.eye(new.size, dtype=np.int32).reshape(new.size, *new.shape)
-    send = lambda unit: jax.lax.scatter_add(jnp.zeros(x.shape, jnp.int32), jnp.asarray(where, jnp.int32), unit, **numbers)
+    send = lambda unit: jax.lax.scatter_add(
+        jnp.zeros(x.shape, jnp.int32), jnp.asarray(where, jnp.int32), unit, **numbers
+    )
     with jax.ensure_compile_time_eval():
         landed = np.asarray(jax.vmap(send)(jnp.asarray(units))).reshape(new.size, -1)
-    op = {"scatter": None, "scatter-add": "add", "scatter_add": "add", "scatter-mul": "mul", "scatter_mul": "mul",
-          "scatter-max": "max", "scatter_max": "max", "scatter-min": "min", "scatter_min": "min"}[eqn.primitive.name]  # fmt: skip
+    op = eqn.primitive.name.removeprefix("scatter")[1:]  # "" for one that replaces
     flat, updates = x.ravel().copy(), new.ravel()
     for update, row in zip(updates, landed, strict=True):
         for k in np.flatnonzero(row):
-            flat[k] = update if op is None else graph.make(op, int(flat[k]), int(update))
+            flat[k] = graph.make(op, int(flat[k]), int(update)) if op else update
     return flat.reshape(x.shape)
 
 
@@ -420,7 +440,9 @@ def _dot(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     left = np.transpose(a, [*batch_a, *free_a, *over_a]).reshape(batch, -1, inner)
     right = np.transpose(b, [*batch_b, *free_b, *over_b]).reshape(batch, -1, inner)
     if left.shape[1] * right.shape[1] * batch * inner > 4 * NODES:
-        raise Unsupported("dot_general", f"a product of matrices {a.shape} and {b.shape} is too large to be written out")
+        raise Unsupported(
+            "dot_general", f"a product of matrices {a.shape} and {b.shape} is too large to be written out"
+        )
     products = _each(lambda p, q: graph.make("mul", p, q), left[:, :, None, :], right[:, None, :, :])
     return _fold(graph, "add", products).reshape(shape)
 
@@ -471,12 +493,51 @@ def _triangular_solve(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> n
     return (out if p["left_side"] else np.swapaxes(out, 1, 2)).reshape(b.shape)
 
 
+def _lu(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
+    """Nothing yet: the solve that uses the factors starts again from its matrix, so that pivots are choices."""
+    _matrices(eqn, x)
+    if all(graph.shared(int(node)) for node in x.ravel()):
+        raise Unsupported("lu", "left to JAX")
+    return [np.full(v.aval.shape, -1) for v in eqn.outvars]
+
+
 def _linear_solve(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    before = lengths.matvec + lengths.vecmat
-    of_solve = inputs[before : before + lengths.solve]
-    sides = inputs[before + lengths.solve + lengths.transpose_solve :]
-    return scalarise(graph, jaxprs.solve, [*of_solve, *sides])
+    ends = np.cumsum([lengths.matvec, lengths.vecmat, lengths.solve, lengths.transpose_solve])
+    sides = list(inputs[ends[3] :])
+    factors = inputs[ends[1] : ends[2]]
+    if not any((ids < 0).any() for ids in factors):
+        return scalarise(graph, jaxprs.solve, [*factors, *sides])
+    (side,) = sides
+    if side.size > UNROLLED:
+        raise Unsupported("solve", f"{side.size} unknowns; up to {UNROLLED} are written out")
+    zero, one = graph.const(0.0), graph.const(1.0)
+    units = np.where(np.eye(side.size, dtype=bool), one, zero).reshape(side.size, *side.shape)
+    columns = [scalarise(graph, jaxprs.matvec, [*inputs[: ends[0]], unit])[0].ravel() for unit in units]
+    return [np.array(_eliminated(graph, np.stack(columns, axis=1), side.ravel())).reshape(side.shape)]
+
+
+def _eliminated(graph: Graph, matrix: np.ndarray, side: np.ndarray) -> list[int]:
+    """The solution by elimination; the largest element of a column goes up by exchanges, chosen for each trajectory."""
+    make, n = graph.make, len(side)
+    rows = [[*map(int, row), int(b)] for row, b in zip(matrix, side, strict=True)]
+    for k in range(n):
+        for i in range(k + 1, n):
+            larger = make("lt", make("abs", rows[k][k]), make("abs", rows[i][k]))
+            up = [make("select", larger, b, a) for a, b in zip(rows[k], rows[i], strict=True)]
+            rows[i] = [make("select", larger, a, b) for a, b in zip(rows[k], rows[i], strict=True)]
+            rows[k] = up
+        for i in range(k + 1, n):
+            factor = make("div", rows[i][k], rows[k][k])
+            for j in range(k + 1, n + 1):
+                rows[i][j] = make("sub", rows[i][j], make("mul", factor, rows[k][j]))
+    solution = [0] * n
+    for i in reversed(range(n)):
+        total = rows[i][n]
+        for j in range(i + 1, n):
+            total = make("sub", total, make("mul", rows[i][j], solution[j]))
+        solution[i] = make("div", total, rows[i][i])
+    return solution
 
 
 # ------------------------------------------------------------------------------------------ control
@@ -518,7 +579,7 @@ RULES: dict[str, Callable] = {
     **{name: _unary(op) for name, op in UNARY.items()},
     **{name: _binary(op) for name, op in BINARY.items()},
     **{name: lambda graph, eqn, *inputs: list(inputs) for name in SAME},
-    **{name: _scatter for name in ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul")},
+    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter),
     "gt": _swapped("lt"), "ge": _swapped("le"), "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"),
     "not": _logical("not"), "div": _div, "rem": _rem, "pow": _pow, "integer_pow": _integer_pow, "square": _square,
     "rsqrt": _rsqrt, "logistic": _logistic, "round": _round, "clamp": _clamp, "select_n": _select_n,
@@ -528,7 +589,9 @@ RULES: dict[str, Callable] = {
     "transpose": lambda graph, eqn, x: np.transpose(x, eqn.params["permutation"]),
     "rev": lambda graph, eqn, x: np.flip(x, eqn.params["dimensions"]),
     "concatenate": lambda graph, eqn, *inputs: np.concatenate(inputs, axis=eqn.params["dimension"]),
-    "split": _split, "pad": _pad, "iota": _iota, "dynamic_slice": _dynamic_slice,
+    "stack": lambda graph, eqn, *inputs: np.stack(inputs, axis=eqn.params["axis"]),
+    "unstack": _unstack, "tile": lambda graph, eqn, x: np.tile(x, eqn.params["reps"]), "argmax": _argument("lt"),
+    "argmin": _argument("gt"), "lu": _lu, "split": _split, "pad": _pad, "iota": _iota, "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice, "gather": _gather,
     "reduce_sum": _reduce("add"), "reduce_prod": _reduce("mul"), "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"), "reduce_and": _reduce("and"), "reduce_or": _reduce("or"),

@@ -77,7 +77,7 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         theta, states = unravel(flat), one((x, x_next, context))
         running = sweep.running(model, theta, states[0], t, states[2]) * dt.astype(x.dtype)
         nothing = jnp.zeros(1, x.dtype)
-        paid = sweep.after_step(model.objective, theta, nothing, *states[:2], (0, t, dt), states[2])
+        paid = sweep.after_step(model.objective, theta, nothing, states[0], states[1], (0, t, dt), states[2])
         return running[0], paid[0]
 
     def scores(
@@ -138,7 +138,8 @@ class _Tracer:
         """Leaves for every number of a pytree, numbered through."""
         leaves, structure = jax.tree.flatten(tree)
         first = np.cumsum([0, *(np.size(leaf) for leaf in leaves)])
-        return structure.unflatten([self.input(kind, leaf, k) for leaf, k in zip(leaves, first, strict=False)])
+        numbered = [self.input(kind, leaf, k) for leaf, k in zip(leaves, first, strict=False)]
+        return jax.tree.unflatten(structure, numbered)
 
     def call(self, function: Callable, values: list[Any], inputs: list[PyTree]) -> list[np.ndarray]:
         """Outputs of a traced function."""

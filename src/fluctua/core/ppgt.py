@@ -273,13 +273,15 @@ class PPGT(NamedTuple):
 
     def source(self, theta: Params) -> str:
         """The program that is generated for a simulator with a compiled backend, with the names of the parameters."""
-        if not isinstance(self.substrate, Simulator) or self.substrate.backend is None:
+        substrate = self.substrate
+        backend = substrate.backend if isinstance(substrate, Simulator) else None
+        if not isinstance(substrate, Simulator) or backend is None:
             raise ValueError('nothing is generated for this substrate: use simulator(..., backend="auto") or "cpu".')
-        theta, substrate = check.parameters(theta), self.substrate
+        theta = check.parameters(theta)
         first, context = first_state(substrate, jax.random.key(0), theta)
         model = self.method.model
         process = check_model(model.process, model.objective, theta, first, substrate.t, context)
-        return substrate.backend.source(silenced(model, process), _plans(self.method), substrate, theta)
+        return backend.source(silenced(model, process), _plans(self.method), substrate, theta)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""

@@ -47,7 +47,14 @@ class Backend(Protocol):
     """What may run the trajectories of an estimator in place of JAX, with the same noise."""
 
     def samples(
-        self, model: Any, plans: Any, tables: Any, substrate: Simulator, keys: tuple[Array, Array], theta: Params, count: int
+        self,
+        model: Any,
+        plans: Any,
+        tables: Any,
+        substrate: Simulator,
+        keys: tuple[Array, Array],
+        theta: Params,
+        count: int,
     ) -> tuple[Array, Array, Array] | None:
         """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX. keys: of run and pilot."""
 

@@ -1,0 +1,64 @@
+"""A kernel gives the numbers of the JAX path, on the same noise: to rounding, whatever the process and the baseline."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+import problems
+from fluctua.core.draws import philox
+
+COUNT = 37  # two blocks of lanes in single precision, five in double, the last one not full
+
+
+def both(process, objective, start, t, theta, *, baseline, context=None, **options):
+    """Gradients (E, P) and returns (E,) of either path."""
+    results = []
+    for backend in ("jax", "cpu"):
+        simulator = fl.simulator(process, start, t, context=context, backend=backend, **options)
+        samples = fl.ppgt(process, objective, simulator, baseline=baseline).samples(jax.random.key(3), theta, COUNT)
+        gradient = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(samples.gradient)]
+        results.append((np.concatenate(gradient, axis=1), np.asarray(samples.returns)))
+    return results
+
+
+def assert_equal(results, relative):
+    for jax_numbers, kernel_numbers in zip(*results, strict=True):
+        assert kernel_numbers.dtype == jax_numbers.dtype
+        np.testing.assert_allclose(kernel_numbers, jax_numbers, rtol=0, atol=relative * np.abs(jax_numbers).max())
+
+
+@pytest.mark.parametrize(
+    ("make", "start", "baseline"),
+    [
+        (problems.non_normal, "fade part", "mean"),  # dense noise, context, time-dependent, a start that moves with θ
+        (problems.driven_rotor, "density", "optimal"),  # running, step, initial and terminal rewards; a random start
+        (problems.multiplicative, "fixed", "none"),  # noise that depends on the state, fewer components than noises
+    ],
+)
+def test_double_precision(make, start, baseline):
+    problem = problems.problem(make, start)
+    with jax.enable_x64(True):
+        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+        moving = double(problem.start) if start == "fixed" else problem.start
+        numbers = moving, double(problem.t), double(problem.theta)
+        assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline=baseline), 1e-9)
+
+
+def pendulum():
+    def drift(theta, x):
+        angle, speed = x
+        return jnp.array([speed, -theta["stiffness"] * jnp.sin(angle) - theta["friction"] * speed])
+
+    process = fl.Process(drift, noise=lambda theta, x: jnp.array([0.0, theta["shaking"]]))
+    theta = {"stiffness": jnp.array(2.0), "friction": jnp.array(0.5), "shaking": jnp.array(0.4)}
+    return process, fl.Objective(running=lambda theta, x: x[1] ** 2 / 2), theta
+
+
+@pytest.mark.parametrize("options", [{}, {"wiener": philox}], ids=["threefry", "philox"])
+def test_single_precision_with_a_silent_component(options):
+    process, objective, theta = pendulum()
+    results = both(process, objective, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 41), theta, baseline="time", **options)
+    # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of 6e-8·|x|
+    assert_equal(results, 1e-5)
