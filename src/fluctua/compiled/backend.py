@@ -24,6 +24,7 @@ from fluctua.core import baselines, draws, simulate, sweep
 from fluctua.core.baselines import Baseline
 from fluctua.core.draws import Start, Wiener, threefry
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
+from fluctua.core.sources import Call, run_and_pilot
 from fluctua.core.sweep import Model, Sums, Tables
 from fluctua.core.text import close_match
 from fluctua.core.types import AnyProcess, Array, Params, PyTree, Times
@@ -79,16 +80,12 @@ class Compiled(NamedTuple):
 
     choice: str
 
-    def samples(
-        self, model: Model, plans: tuple[Baseline, ...], tables: Tables, substrate: Simulator,
-        keys: tuple[Array, Array], theta: Params, count: int,
-    ) -> tuple[Array, Array, Array] | None:  # fmt: skip
-        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX. keys: of run and pilot."""
-        steps = len(substrate.times.dt)
-        if self.choice == "auto" and count * steps < WORTHWHILE:
+    def samples(self, call: Call) -> tuple[Array, Array, Array] | None:
+        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX."""
+        if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
-            return _samples(model, plans, tables, substrate, keys, theta, count)
+            return _samples(call)
         except Unsupported as problem:
             if self.choice != "auto":
                 raise ValueError(
@@ -97,10 +94,9 @@ class Compiled(NamedTuple):
             _tell(str(problem))
             return None
 
-    def source(self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params) -> str:
+    def source(self, call: Call) -> str:
         """The generated text of the kernel."""
-        ensemble = _begun(substrate, jax.random.key(0), theta, 1)
-        return _kernel(model, plans, substrate, theta, ensemble, build=False).source
+        return _kernel(call, build=False).source
 
 
 def _tell(why: str) -> None:
@@ -135,24 +131,18 @@ def _made(key: _Key, build: bool) -> Kernel:
 class _Key:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(
-        self, model: Model, plans: tuple[Baseline, ...], substrate: Simulator, theta: Params, ensemble: Ensemble
-    ):
-        self.model, self.recipe, self.theta, self.ensemble, self.t = (
-            model,
-            substrate.recipe,
-            theta,
-            ensemble,
-            substrate.t,
-        )
+    def __init__(self, call: Call):
+        ensemble = _begun(call, call.key, 1)
+        self.model, self.recipe, self.t = call.model, call.substrate.recipe, call.substrate.t
+        self.theta, self.ensemble = call.theta, ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
-        self.wiener = _wiener(substrate.recipe.wiener)
-        self.sweep = _sweep_of(model, plans)
+        self.wiener = _wiener(self.recipe.wiener)
+        self.sweep = _sweep_of(call)
         one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
         self._identity = (
-            model._replace(baseline=_none, initial_baseline=_none), self.recipe, shape_of(theta), shape_of(one),
-            str(self.t.dtype), self.noise64, self.wiener, self.sweep,
+            call.model._replace(baseline=_none, initial_baseline=_none), self.recipe,
+            shape_of(call.theta), shape_of(one), str(self.t.dtype), self.noise64, self.wiener, self.sweep,
         )  # fmt: skip
 
     def __hash__(self) -> int:
@@ -166,15 +156,8 @@ def _none(kick: Any) -> Any:
     return kick
 
 
-def _kernel(
-    model: Model,
-    plans: tuple[Baseline, ...],
-    substrate: Simulator,
-    theta: Params,
-    ensemble: Ensemble,
-    build: bool = True,
-) -> Kernel:
-    return _made(_Key(model, plans, substrate, theta, ensemble), build)
+def _kernel(call: Call, build: bool = True) -> Kernel:
+    return _made(_Key(call), build)
 
 
 def _wiener(wiener: Wiener) -> int:
@@ -186,10 +169,10 @@ def _wiener(wiener: Wiener) -> int:
     return known[wiener]
 
 
-def _sweep_of(model: Model, plans: tuple[Baseline, ...]) -> int:
-    name = plans[0].name
+def _sweep_of(call: Call) -> int:
+    name = call.plans[0].name
     known = {"none": baselines.none, "time": baselines.time_only, "mean": baselines.mean, "optimal": baselines.optimal}
-    if name not in known or model.baseline is not known[name]().of:
+    if name not in known or call.model.baseline is not known[name]().of:
         raise Unsupported("baseline", f"the baseline {name!r}; kernels serve {', '.join(SWEEPS)}")
     return SWEEPS[name]
 
@@ -198,19 +181,19 @@ def _sweep_of(model: Model, plans: tuple[Baseline, ...]) -> int:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _ensemble(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None) -> Ensemble:
-    return begin(recipe, count, key, theta, x0)
+def _ensemble(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: int | None) -> Ensemble:
+    return begin(recipe, count, key, theta, x0, first)
 
 
-def _begun(substrate: Simulator, key: Array, theta: Params, count: int) -> Ensemble:
-    return _ensemble(substrate.recipe, count, key, theta, substrate.x0)
+def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ensemble:
+    return _ensemble(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)
 
 
-def _arrays(kernel: Kernel, substrate: Simulator, theta: Params, ensemble: Ensemble) -> dict[str, np.ndarray]:
+def _arrays(kernel: Kernel, call: Call, ensemble: Ensemble) -> dict[str, np.ndarray]:
     """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
     graph, layout = kernel.program.graph, kernel.layout
-    flat = np.asarray(ravel_pytree(theta)[0], np.float64)
-    times = Times(*(np.asarray(v, np.float64) for v in substrate.times))
+    flat = np.asarray(ravel_pytree(call.theta)[0], np.float64)
+    times = Times(*(np.asarray(v, np.float64) for v in call.substrate.times))
     real = kernel.real
     count, steps = len(ensemble.x), len(times.dt)
     leaves = jax.tree.leaves(ensemble.context)
@@ -231,7 +214,7 @@ def _arrays(kernel: Kernel, substrate: Simulator, theta: Params, ensemble: Ensem
     columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
     for values in (shared, table):
         _check_range(values, real)
-    words = {0: _no_words, 1: _threefry_words, 2: _philox_words}[_wiener(substrate.recipe.wiener)]
+    words = {0: _no_words, 1: _threefry_words, 2: _philox_words}[_wiener(call.substrate.recipe.wiener)]
     lay = lambda values, dtype: np.ascontiguousarray(values, dtype)
     return {
         "shared": lay(shared, real), "timed": lay(table, real), "x": lay(np.asarray(ensemble.x).T, real),
@@ -265,30 +248,28 @@ def _check_range(values: np.ndarray, real: np.dtype) -> None:
 
 
 class _Work(NamedTuple):
-    """One call: what runs, with which numbers."""
+    """A call and the kernel that does it."""
 
     kernel: Kernel
-    model: Model
-    substrate: Simulator
-    theta: Params
+    call: Call
 
-    def begun(self, key: Array, count: int) -> tuple[Ensemble, dict[str, np.ndarray]]:
+    def begun(self, key: Array, count: int, first: int | None = None) -> tuple[Ensemble, dict[str, np.ndarray]]:
         """An ensemble before its first step, and its arrays for a kernel."""
-        ensemble = _begun(self.substrate, key, self.theta, count)
-        return ensemble, _arrays(self.kernel, self.substrate, self.theta, ensemble)
+        ensemble = _begun(self.call, key, count, first)
+        return ensemble, _arrays(self.kernel, self.call, ensemble)
 
     def run(self, name: str, arrays: dict[str, np.ndarray], **options: Any) -> np.ndarray:
         """One pass of the kernel."""
         assert self.kernel.library is not None
-        return self.kernel.library.run(name, arrays, steps=len(self.substrate.times.dt), **options)
+        return self.kernel.library.run(name, arrays, steps=len(self.call.substrate.times.dt), **options)
 
     def rewarded(self, ensemble: Ensemble, arrays: dict[str, np.ndarray]) -> tuple[Array, np.ndarray]:
         """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
-        begun = np.array(sweep.at_start(self.model.objective, self.theta, ensemble.x, ensemble.context))
+        begun = np.array(sweep.at_start(self.call.model.objective, self.call.theta, ensemble.x, ensemble.context))
         reward, last = begun.copy(), np.empty_like(arrays["x"])
-        steps = len(self.substrate.times.dt)
+        steps = len(self.call.substrate.times.dt)
         sums = self.run("rewards_summed", {**arrays, "reward": reward, "last": last}, sums=(steps, 2))
-        returns = reward + _terminal(self.model, self.theta, last.T, ensemble.context)
+        returns = reward + _terminal(self.call.model, self.call.theta, last.T, ensemble.context)
         # C after the running reward of step n; that of the step itself follows
         so_far = begun.sum(dtype=float) + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
         whole = np.asarray(returns, float).sum()
@@ -310,23 +291,15 @@ def _finished(
     return returns, flat + (returns - guess)[:, None] * sums.score
 
 
-def _samples(
-    model: Model,
-    plans: tuple[Baseline, ...],
-    tables: Tables,
-    substrate: Simulator,
-    keys: tuple[Array, Array],
-    theta: Params,
-    count: int,
-) -> tuple[Array, Array, Array]:
-    k_run, k_pilot = keys
-    kernel = _kernel(model, plans, substrate, theta, _begun(substrate, k_run, theta, 1))
-    work = _Work(kernel, model, substrate, theta)
-    pilot = max(plan.pilot for plan in plans)
-    if pilot:
-        values = jnp.asarray(work.rewarded(*work.begun(k_pilot, pilot))[1], kernel.real)
-        tables = Tables(*(values if table is None else table for table in tables))
-    ensemble, arrays = work.begun(k_run, count)
+def _samples(call: Call) -> tuple[Array, Array, Array]:
+    model, plans, tables, substrate, key, theta, count, number = call
+    k_run, k_pilot = run_and_pilot(key)
+    kernel = _kernel(call)
+    work = _Work(kernel, call)
+    if call.needs_pilot:
+        pilot = max(plan.pilot for plan in plans)
+        tables = tables.filled(jnp.asarray(work.rewarded(*work.begun(k_pilot, pilot))[1], kernel.real))
+    ensemble, arrays = work.begun(k_run, count, number)
     guess, to_go = jnp.zeros(()), None
     if any(plan.needs_returns for plan in plans):
         guess, to_go = work.rewarded(ensemble, arrays)
@@ -359,7 +332,7 @@ def _with_baseline(
     With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the mean
     so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
     """
-    real, count, steps = work.kernel.real, arrays["x"].shape[1], len(work.substrate.times.dt)
+    real, count, steps = work.kernel.real, arrays["x"].shape[1], len(work.call.substrate.times.dt)
     if plan.name == "none":
         return arrays | {"bar": np.zeros(steps, real)}, 1.0
     if plan.name == "time":

@@ -281,7 +281,9 @@ class PPGT(NamedTuple):
         first, context = first_state(substrate, jax.random.key(0), theta)
         model = self.method.model
         process = check_model(model.process, model.objective, theta, first, substrate.t, context)
-        return backend.source(silenced(model, process), _plans(self.method), substrate, theta)
+        plans = _plans(self.method)
+        key = jax.random.key(0)
+        return backend.source(sources.Call(silenced(model, process), plans, _tables(plans), substrate, key, theta, 1))
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""

@@ -46,20 +46,11 @@ class Recipe(NamedTuple):
 class Backend(Protocol):
     """What may run the trajectories of an estimator in place of JAX, with the same noise."""
 
-    def samples(
-        self,
-        model: Any,
-        plans: Any,
-        tables: Any,
-        substrate: Simulator,
-        keys: tuple[Array, Array],
-        theta: Params,
-        count: int,
-    ) -> tuple[Array, Array, Array] | None:
-        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX. keys: of run and pilot."""
+    def samples(self, call: Any) -> tuple[Array, Array, Array] | None:
+        """Returns (E,), gradients (E, P), final states (E, M) of a `Call`; None to leave it to JAX."""
 
-    def source(self, model: Any, plans: Any, substrate: Simulator, theta: Params) -> str:
-        """The generated program."""
+    def source(self, call: Any) -> str:
+        """The program that is generated for a `Call`."""
 
 
 class Simulator(NamedTuple):
