@@ -52,17 +52,21 @@ EVALUATED, LOOK_EVERY, RESTARTED = 64, 4, 40
 RECOVERED = 0.95
 """Of the best J: what counts as recovered."""
 
-SCENARIOS = {"drift": "slow drift of every detuning", "jump": "a coupling falls to a fifth",
-             "task": "output moves to another corner, and back"}  # fmt: skip
+SCENARIOS = {
+    "drift": "every detuning drifts",
+    "jump": "a coupling falls to a fifth",
+    "task": "output moved, and back",
+}
 
 
 class Way(NamedTuple):
-    """How a training meets a change. options: of `Calibrated`. ink: of its line."""
+    """How a training meets a change. options: of `Calibrated`. ink: of its line. only: the one scenario that has it."""
 
     label: str
     knows: str
     ink: str
     options: dict[str, Any] = {}  # noqa: RUF012
+    only: str = ""
 
 
 WAYS = {
@@ -77,6 +81,13 @@ WAYS = {
         "structure, time of the change",
         "#56b4e9",
         {"memory": 20, "renew": True},
+    ),
+    "kept": Way(
+        "settings from scratch, then those of the first task",
+        "structure, time of the change",
+        "#882255",
+        {"memory": 20, "renew": True},
+        only="task",
     ),
     "restart": Way("settings and calibration from scratch, told when", "structure, time of the change", "#009e73"),
 }
@@ -172,10 +183,11 @@ def follow(lattice: Lattice, way: str, key: Any, resume: Any, belief: dict[str, 
         i = now.iteration
         again = i == CHANGE or (lattice.scenario == "task" and i == BACK)
         again |= lattice.scenario == "drift" and (i - CHANGE) % RESTARTED == 0
-        if way in ("fresh", "restart") and again:
+        if way in ("fresh", "kept", "restart") and again:
             if way == "restart":
                 estimator.restore({**nothing_known(estimator), "calls": np.asarray(i)})
-            now = now._replace(theta=lattice.start, optimiser_state=RULE.init(lattice.start))
+            theta = resume.theta if way == "kept" and i == BACK else lattice.start
+            now = now._replace(theta=theta, optimiser_state=RULE.init(theta))
         if way == "told":
             tell(estimator, lattice.hidden(i))
         lattice.now = i
@@ -269,8 +281,8 @@ def measures(points: Sequence[Point], scenario: str, seed: int, way: str) -> Mea
     top = best(points, scenario, seed)(np.minimum(i, END - 1))
     regret = float(np.sum((top - J)[:-1]) * LOOK_EVERY * COUNT)
     recovered: list[int | None] = []
-    for begin in (CHANGE, BACK) if scenario == "task" else (CHANGE,):
-        there = np.flatnonzero((i >= begin) & (RECOVERED * top <= J))
+    for begin, end in ((CHANGE, BACK), (BACK, END + 1)) if scenario == "task" else ((CHANGE, END + 1),):
+        there = np.flatnonzero((i >= begin) & (i < end) & (RECOVERED * top <= J))
         recovered.append(int(i[there[0]] - begin) * COUNT if there.size else None)
     share = J / top
     return Measures(regret, recovered, float(share.min()), float(share[-10:].mean()))
@@ -293,6 +305,8 @@ def table(points: Sequence[Point]) -> str:
         lines += [f"**{scenario}**: {title}. J* = {tops} (seeds 0, 1, 2)", ""]
         lines += [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
         for name, way in WAYS.items():
+            if way.only not in ("", scenario):
+                continue
             found = [measures(points, scenario, seed, name) for seed in SEEDS]
             first = [" and ".join("–" if r is None else str(r) for r in m.recovered) for m in found]
             events = [
@@ -308,7 +322,7 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-DRAWN = ("told", "both", "all", "never", "fresh", "restart")
+DRAWN = ("never", "all", "restart", "fresh", "kept", "both", "told")
 
 
 def draw(points: Sequence[Point]) -> Figure:
@@ -320,18 +334,19 @@ def draw(points: Sequence[Point]) -> Figure:
         for axes, (scenario, title), name in zip(panels, SCENARIOS.items(), "abc", strict=True):
             before = [curve(points, scenario, seed, "before") for seed in SEEDS]
             for way in DRAWN:
+                if WAYS[way].only not in ("", scenario):
+                    continue
                 runs = [curve(points, scenario, seed, way) for seed in SEEDS]
                 each = np.array([np.append(b[1], r[1]) for b, r in zip(before, runs, strict=True)])
                 spent = COUNT * np.append(before[0][0], runs[0][0])
                 ink = WAYS[way].ink
                 axes.fill_between(spent, each.min(axis=0), each.max(axis=0), color=ink, alpha=0.15, lw=0)
                 (keys[WAYS[way].label],) = axes.plot(
-                    spent, each.mean(axis=0), color=ink, lw=1.2, ls="--" if way == "told" else "-"
+                    spent, each.mean(axis=0), color=ink, lw=1.2, ls=(0, (3, 3)) if way == "told" else "-"
                 )
             for at in (CHANGE, BACK) if scenario == "task" else (CHANGE,):
                 axes.axvline(COUNT * at, color="0.8", lw=0.8, zorder=0)
             axes.set(xlabel="measured trajectories", title=title, ylim=(0, 0.9))
-            axes.title.set_fontsize(8)
             letter(axes, name)
         panels[0].set_ylabel("$J$ on the device")
         figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=2)
@@ -342,21 +357,29 @@ def main() -> None:
     """Measure if asked; table and figure from curves.csv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=0, help="measure anew, in so many processes")
+    parser.add_argument("--way", action="append", choices=WAYS, help="these only, the others stay; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/continual"))
     options = parser.parse_args()
     path = options.out / "curves.csv"
     if options.processes:
-        names = list(WAYS)
+        pairs = [(scenario, way) for scenario in SCENARIOS for way in options.way or WAYS]
+        pairs = [(scenario, way) for scenario, way in pairs if WAYS[way].only in ("", scenario)]
         jobs = [
-            (scenario, seed, tuple(part))
+            (scenario, seed, tuple(ways[k : k + 2]))
             for scenario in SCENARIOS
+            for ways in [[way for place, way in pairs if place == scenario]]
             for seed in SEEDS
-            for part in (names[:2], names[2:4], names[4:6], names[6:])
+            for k in range(0, len(ways), 2)
         ]
-        os.environ |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-                       "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+        os.environ |= {
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        kept = [p for p in read(path) if (p.scenario, p.way) not in pairs] if options.way else []
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            write(path, [point for points in pool.imap(study, jobs, chunksize=1) for point in points])
+            measured = [point for points in pool.imap(study, jobs, chunksize=1) for point in points]
+        write(path, kept + [p for p in measured if p.way != "before" or not kept])
     points = read(path)
     text = table(points)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")

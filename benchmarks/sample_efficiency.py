@@ -78,7 +78,7 @@ def train_wrong(
                                        "ensemble.trajectories": 64, "backend": "cpu", **(changes or {})})  # fmt: skip
     parts = build(config)
     twin: Any = parts.task.estimator("cpu", baseline=tcmt.KernelTwin(theta=wrong_by(error, seed)))
-    estimator = fl.Averaged(twin, memory=1, carry=True)
+    estimator = fl.Weighted(twin, memory=1, carry=True)
     size, iterations = config.ensemble.trajectories, config.iterations
     fl.run(
         folder, estimator, parts.theta, parts.rule, count=size, iterations=iterations, seed=seed, project=parts.project

@@ -62,7 +62,7 @@ if __name__ == "__main__":
         z = np.abs(flat(estimate.gradient) - flat(true.gradient)) / error
         print(f"{name:<28}{gain:>22.1f}   {z.max():>22.1f}")
 
-    averaged = fl.Averaged(rough, memory=100)  # as a training would use it, θ moving little from call to call
+    weighted = fl.Weighted(rough, memory=100)  # as a training would use it, θ moving little from call to call
     for call in range(10):
-        averaged(jax.random.fold_in(key, call), theta, count)
-    print(f"\n{averaged.certificate}")
+        weighted(jax.random.fold_in(key, call), theta, count)
+    print(f"\n{weighted.certificate}")

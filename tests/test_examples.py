@@ -129,6 +129,16 @@ def test_unknown_device(run):
     assert "calibrated with 120 trajectories" in out
 
 
+def test_changing_device(run):
+    with pytest.warns(RuntimeWarning, match="did not expect"):  # of the one that forgets nothing
+        out = run("changing")
+    forgetful, renewed = out.split("memory=20")
+    last = lambda text: float(text.strip().splitlines()[-1].split("J = ")[1].split()[0])
+    assert "renewed χ²" in renewed
+    assert "renewed" not in forgetful
+    assert last(renewed) > last(forgetful) + 0.5  # half of what the jump cost; one J is known to 0.05
+
+
 def test_own_instrument_trains_though_acquisitions_fail(run):
     out = run("own_instrument")
     assert "note: the acquisition failed: no trigger" in out

@@ -3,7 +3,6 @@
 from importlib.metadata import version as _version
 
 from fluctua.compiled.backend import simulator
-from fluctua.core.averaged import Averaged, Certificate
 from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
 from fluctua.core.draws import Density, Reparameterised, Wiener
 from fluctua.core.estimate import Samples, of_means, reduce_samples
@@ -23,6 +22,7 @@ from fluctua.core.types import (
     Substrate,
     Trajectories,
 )
+from fluctua.core.weighted import Certificate, Weighted
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
 from fluctua.learn.calibrated import Calibrated, Calibration
 from fluctua.learn.environment import feedback_environment, settings_environment
@@ -51,7 +51,6 @@ from fluctua.store.training import resume, run
 __version__ = _version("fluctua")
 
 __all__ = [
-    "Averaged",
     "Baseline",
     "Calibrated",
     "Calibration",
@@ -89,6 +88,7 @@ __all__ = [
     "Trajectories",
     "Twin",
     "TwinSamples",
+    "Weighted",
     "Wiener",
     "binned",
     "box",

@@ -275,6 +275,29 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert state.state == {}
 
 
+def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path):
+    """With steps=1 all of it is taken; a run that takes a part goes on bit for bit."""
+    made = lambda **options: fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0, **options)
+    all_of_it, measured, part = (
+        made(correction="weighted", steps=1),
+        made(correction="measured"),
+        made(correction="weighted"),
+    )
+    for i in range(3):
+        key = jax.random.key(i)
+        estimates = [estimator(key, settings(i), 8) for estimator in (all_of_it, measured, part)]
+    first, second, third = (flat(e.gradient) for e in estimates)
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+    assert np.abs(third - second).max() > 1e-3
+    run = lambda place, estimator, go, n: go(
+        tmp_path / place, estimator, THETA, optax.adam(0.05), count=4, seed=5, iterations=n
+    )
+    whole = run("whole", made(correction="weighted"), fl.run, 4)
+    run("part", made(correction="weighted"), fl.run, 3)
+    rest = run("part", made(correction="weighted"), fl.resume, 4)
+    assert np.array_equal(flat(whole.theta), flat(rest.theta))
+
+
 def test_what_is_wrong_is_named():
     device = device_of(drawn(1))
     with pytest.raises(TypeError, match="split"):

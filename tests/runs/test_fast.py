@@ -6,8 +6,8 @@ import pytest
 
 from estimators import wrong_by
 from fluctua import tcmt
-from fluctua.core.averaged import Averaged
 from fluctua.core.twin import Twin
+from fluctua.core.weighted import Weighted
 from fluctua.runs import train as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed
@@ -19,7 +19,7 @@ CONFIG = changed(PRESETS["fast"], {**TINY, "ensemble.trajectories": 4})
 
 
 def test_a_run_with_a_twin_goes_on_to_the_bit(tmp_path):
-    """The correction is averaged over iterations: what is remembered of them must survive."""
+    """How much of the correction is taken follows from all iterations: what is remembered of them must survive."""
     config = changed(CONFIG, {"task.sigma_kappa": 0.2})
     runs.complete(config, tmp_path / "whole")
     for row, _ in runs.run(config, tmp_path / "cut"):
@@ -56,25 +56,23 @@ def test_backends_train_with_the_same_twin():
 
 
 @pytest.mark.parametrize("error", [0.0, 0.2])
-def test_the_averaged_correction_mends_a_wrong_twin(error):
-    """At fixed θ: with a twin 20 % wrong the direct part is off by many standard errors, the average is not."""
+def test_the_weighted_correction_mends_a_wrong_twin(error):
+    """At fixed θ: with a twin 20 % wrong the direct part is off by many standard errors, the mean step is not."""
     network = tcmt.rectangular(3, 4)
     task = tcmt.transmission(network, horizon=6.0, dt=5e-3)
     rng = np.random.default_rng(0)  # off the symmetric start, where the gradient of ω vanishes
     theta = {"omega": 0.3 * rng.normal(size=12), "kappa": 1 + 0.2 * rng.normal(size=17), "chi": np.zeros(12)}
     _, true = value_and_gradient(task, theta)
     splits = task.estimator("cpu", baseline=KernelTwin(theta=wrong_by(error, 0) if error else None))
-    averaged = Averaged(splits, memory=1e9, shrink=True, carry=True)
-    for i in range(40):
-        estimate = averaged(jax.random.fold_in(jax.random.key(1), i), theta, 256)
+    weighted = Weighted(splits, memory=1e9, carry=True)
+    estimates = [weighted(jax.random.fold_in(jax.random.key(1), i), theta, 256).gradient for i in range(40)]
+    mean = jax.tree.map(lambda *each: np.mean(each, axis=0), *estimates[1:])  # the first had no table
     for name in ("omega", "kappa"):
         scale = np.sqrt(np.mean(np.asarray(true[name]) ** 2))
-        direct = averaged.certificate.gradient[name] - averaged.certificate.correction[name]
-        off, left = (
-            np.sqrt(np.mean((np.asarray(v) - true[name]) ** 2)) / scale for v in (direct, estimate.gradient[name])
-        )
-        noise = np.sqrt(np.mean(np.asarray(averaged.certificate.stderr[name]) ** 2)) / scale
-        rows = {row[0]: row for row in averaged.certificate.rows}
+        direct = weighted.certificate.gradient[name] - weighted.certificate.correction[name]
+        off, left = (np.sqrt(np.mean((np.asarray(v) - true[name]) ** 2)) / scale for v in (direct, mean[name]))
+        noise = np.sqrt(np.mean(np.asarray(weighted.certificate.stderr[name]) ** 2)) / scale
+        rows = {row[0]: row for row in weighted.certificate.rows}
         if error:
             assert off > 5 * noise  # else this would not be a test
             assert rows[name][3] > 9  # chi²: the certificate says so

@@ -86,10 +86,10 @@ def test_the_same_bits_whoever_works_and_dies(case):
     assert other.losses
 
 
-def test_the_average_over_iterations_is_on_top():
+def test_the_weights_are_on_top():
     inner = kernels(baseline="twin")
-    plain = fl.Averaged(inner, 10, carry=True)
-    sharded, killed = (fl.distributed(fl.Averaged(inner, 10, carry=True), None, shards=3) for _ in range(2))
+    plain = fl.Weighted(inner, 10, carry=True)
+    sharded, killed = (fl.distributed(fl.Weighted(inner, 10, carry=True), None, shards=3) for _ in range(2))
     killed.estimator.pool = Chaos(killed.estimator.ranged, 4, seed=2, risk=0.3)
     for call in range(3):
         a, b, c = (e(jax.random.fold_in(KEY, call), NETWORK, 60) for e in (plain, sharded, killed))

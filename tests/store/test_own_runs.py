@@ -121,7 +121,7 @@ def test_a_complete_run_is_returned_as_it_is(whole):
 
 
 def test_an_estimator_that_remembers_goes_on_with_its_memory(tmp_path):
-    twin = lambda: fl.Averaged(fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin()), memory=5)
+    twin = lambda: fl.Weighted(fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin()), memory=5)
     words = (trap.THETA, optax.adam(0.1))
     options = {"count": 8, "iterations": 6, "checkpoint_seconds": 0.0}
     fl.run(tmp_path / "whole", twin(), *words, **options)

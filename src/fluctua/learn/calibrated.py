@@ -34,9 +34,11 @@ from fluctua.core.sources import returns_of
 from fluctua.core.text import calibration_table, close_match, names
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params, Process, Substrate, Trajectories
+from fluctua.core.weighted import Weighed, weigh
 from fluctua.learn.evidence import At, Belief, Evidence, evidence
 
-CORRECTIONS = ("none", "simulated", "measured")
+CORRECTIONS = ("none", "simulated", "measured", "weighted")
+MEASURED = ("measured", "weighted")
 MOST_STEPS = 20
 """Gauss–Newton steps a call, where the drift is not linear in the unknowns."""
 
@@ -48,6 +50,9 @@ CERTAIN = 6.0
 
 NEW_TASK = "new task"
 """The event of a call whose model is another than that of the call before."""
+
+WEIGHTS = "correction_"
+"""Marks what the weights of the correction remember, in a state."""
 
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
 
@@ -155,6 +160,8 @@ class Calibrated:
             of its own simulated trajectories, which is what noise does to the gradient; "measured" takes direct part
             and correction of the measured trajectories, in which the score tells what the model's path misses. Their
             model is the one that was calibrated before them: fitted to their noise, it would take that for granted.
+            "weighted" takes of that correction as much as is resolved over `steps` calls (`fluctua.core.weighted`).
+        steps: calls whose steps add up; see `Weighted`. It matters with correction="weighted" alone.
         simulated: trajectories that the model runs a call. They cost time and no measurement.
         samples: of the calibration's error in the gradient; exact, one for each unknown, where these are as few.
         measure_every: calls of which one measures; in the others the model alone is asked, and J is the model's.
@@ -180,12 +187,13 @@ class Calibrated:
         memory: float = math.inf,
         renew: bool = False,
         correction: str = "none",
+        steps: float = 100,
         simulated: int = 16,
         samples: int = 8,
         measure_every: int = 1,
         every: int = 1,
     ):
-        _check_options(correction, memory, simulated, samples, measure_every, every)
+        _check_options(correction, memory, steps, simulated, samples, measure_every, every)
         unknown = check.parameters(unknown)
         leaves, tree = jax.tree.flatten(unknown)
         size = sum(leaf.size for leaf in leaves)
@@ -195,6 +203,7 @@ class Calibrated:
         self._turn_to(self._task_of(0))
         self.device, self.effective, self.unknown = device, effective, unknown
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
+        self.steps, self.sums = steps, dict[str, np.ndarray]()
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
@@ -214,7 +223,7 @@ class Calibrated:
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ, from `count` new trajectories and all before them."""
-        check.count(count, 2 if self.correction == "measured" else 1)
+        check.count(count, 2 if self.correction in MEASURED else 1)
         theta = check.parameters(theta)
         k_device, k_model, k_error = jax.random.split(key, 3)
         task, self.event = self._task_of(self._calls), ""
@@ -227,11 +236,13 @@ class Calibrated:
             self.learn(theta, measured)
         self._last, self._calls = 0 if measured is None else count, self._calls + 1
 
-        scored = measured if self.correction == "measured" and before.information.any() else None
+        scored = measured if self.correction in MEASURED and before.information.any() else None
         belief = self.belief if scored is None else before
-        rows, returns = self._rows(k_model, theta, belief.mean, scored)
-        gradient, variance = rows.mean(axis=0), rows.var(axis=0, ddof=1) / len(rows)
-        variance = variance + self._calibration_variance(k_model, k_error, theta, belief, scored, gradient)
+        direct, correction, returns = self._rows(k_model, theta, belief.mean, scored)
+        made = self._combined(theta, direct, correction, scored)
+        gradient = made.gradient
+        departed = self._calibration_variance(k_model, k_error, theta, belief, scored, made)
+        variance, stderr = made.variance + departed, np.hypot(made.stderr, np.sqrt(departed))
         if measured is not None:
             p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
             returns = np.asarray(self.model.returns(p, measured), np.float64)
@@ -241,7 +252,7 @@ class Calibrated:
         error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
         return Estimate(
             shaped(gradient),
-            shaped(np.sqrt(variance)),
+            shaped(stderr),
             shaped(gradient**2 + many * variance),
             jnp.asarray(returns.mean()),
             jnp.asarray(error),
@@ -307,7 +318,8 @@ class Calibrated:
             return {}
         numbers = (self._trajectories, self._calls, self._surprise)
         values = (self.belief.information, self.belief.vector, *(np.asarray(v, np.float64) for v in numbers))
-        return {name: np.array(value) for name, value in zip(SUMS, values, strict=True)}
+        remembered = {f"{WEIGHTS}{name}": value for name, value in self.sums.items()}
+        return {name: np.array(value) for name, value in (*zip(SUMS, values, strict=True), *remembered.items())}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
         """Put a `state` back. theta: not needed here."""
@@ -325,6 +337,8 @@ class Calibrated:
         self.belief = self.belief._replace(information=information, vector=vector)
         self._trajectories, self._calls = int(state["trajectories"]), int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
+        marked = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
+        self.sums = {name: np.array(value) for name, value in marked.items()}
         self._turn_to(self._task_of(max(self._calls - 1, 0)))
 
     def _turn_to(self, task: Any) -> None:
@@ -337,15 +351,29 @@ class Calibrated:
 
     def _rows(
         self, key: Array, theta: Params, u: np.ndarray, scored: Trajectories | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradients of θ, a row a trajectory, and returns, if the unknowns are u: simulated, or of those `scored`."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """∇θJ if the unknowns are u, a row a trajectory, simulated or of those `scored`; a part to weight; returns."""
         p, pull = jax.vjp(lambda th: self.at(th, jnp.asarray(u, jnp.result_type(float))), theta)
         parts = self.model.split(key, p, self.simulated) if scored is None else self.model.recorded(p, scored)
-        each = parts.direct
+        rows = lambda each: np.asarray(jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(each), np.float64)
+        returns, each = np.asarray(parts.returns, np.float64), parts.direct
+        if self.correction == "weighted":
+            return rows(each), rows(parts.correction), returns
         if self.correction != "none":
             each = jax.tree.map(jnp.add, each, parts.correction)
-        rows = jax.vmap(lambda g: ravel_pytree(pull(g)[0])[0])(each)
-        return np.asarray(rows, np.float64), np.asarray(parts.returns, np.float64)
+        taken = rows(each)
+        return taken, np.zeros_like(taken), returns
+
+    def _combined(
+        self, theta: Params, direct: np.ndarray, correction: np.ndarray, scored: Trajectories | None
+    ) -> Weighed:
+        """The rows put together; what the weights remember is of measured trajectories alone."""
+        if self.correction == "weighted" and scored is not None:
+            made = weigh(theta, self.sums, direct, correction, self.steps)
+            self.sums = made.sums
+            return made
+        variance = direct.var(axis=0, ddof=1) / len(direct)
+        return Weighed(direct.mean(axis=0), np.sqrt(variance), variance, np.zeros_like(direct), self.sums)
 
     def _calibration_variance(
         self,
@@ -354,19 +382,20 @@ class Calibrated:
         theta: Params,
         belief: Belief,
         scored: Trajectories | None,
-        gradient: np.ndarray,
+        made: Weighed,
     ) -> np.ndarray:
         """diag HΛ⁻¹Hᵀ: the gradient at departures of φ that its posterior allows, on the same noise. (P,)"""
         unknowns = int(belief.free.sum())
         if not self.samples or not unknowns:
-            return np.zeros_like(gradient)
+            return np.zeros_like(made.gradient)
         whole = unknowns <= self.samples
         normals = np.eye(unknowns)
         if not whole:
             normals = np.asarray(jax.random.normal(k_error, (self.samples, unknowns)), np.float64)
-        total = np.zeros_like(gradient)
+        total = np.zeros_like(made.gradient)
         for away in belief.deviations(normals):
-            total += (self._rows(key, theta, belief.mean + away, scored)[0].mean(axis=0) - gradient) ** 2
+            direct, correction, _ = self._rows(key, theta, belief.mean + away, scored)
+            total += ((direct + made.worth * correction).mean(axis=0) - made.gradient) ** 2
         return total if whole else total / self.samples
 
     def _warn(self) -> None:
@@ -461,15 +490,16 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check_options(correction: str, memory: float, *counts: int) -> None:
+def _check_options(correction: str, memory: float, steps: float, *counts: int) -> None:
     if correction not in CORRECTIONS:
         raise ValueError(
             f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
             + close_match(str(correction), CORRECTIONS)
         )
-    if not memory >= 1:
-        raise ValueError(f"`memory` is a number of calls, at least 1; got {memory!r}.")
+    for name, value in (("memory", memory), ("steps", steps)):
+        if not value >= 1:
+            raise ValueError(f"`{name}` is a number of calls, at least 1; got {value!r}.")
     limits = (("simulated", 2), ("samples", 0), ("measure_every", 1), ("every", 1))
-    for (name, least), value in zip(limits, counts, strict=True):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+    for (name, least), number in zip(limits, counts, strict=True):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ValueError(f"`{name}` must be a whole number, at least {least}; got {number!r}.")

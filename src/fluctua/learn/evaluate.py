@@ -96,7 +96,7 @@ def evaluate(
 def parts_of(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
     inner = system
-    while hasattr(inner, "estimator"):  # `Averaged`, `Natural` and `Distributed` are of another one
+    while hasattr(inner, "estimator"):  # `Weighted`, `Natural` and `Distributed` are of another one
         inner = inner.estimator
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.objective

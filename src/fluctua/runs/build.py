@@ -8,9 +8,9 @@ import jax
 import optax
 
 from fluctua import tcmt
-from fluctua.core.averaged import Averaged
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.types import Array, Estimator, Params
+from fluctua.core.weighted import Weighted
 from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
@@ -98,7 +98,7 @@ def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without
-        return Averaged(splits, memory=b.memory, shrink=b.memory > 1, carry=backend != "jax")
+        return Weighted(splits, memory=b.memory, carry=backend != "jax")
     if b.kind == "binned":  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
         kernels: dict[str, Any] = {} if backend == "jax" else {"every": b.every, "group": GROUP}
         return task.estimator(backend, baseline=binned(bins=b.bins, **kernels))

@@ -117,7 +117,9 @@ class BaselineConfig:
     bins: int = _key(20, rules.whole(1), "binned: quantile bins")
     every: int = _key(1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)")
     rank: int = _key(0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none")
-    memory: float = _key(100.0, rules.number(least=1), "twin: iterations its correction is averaged over; 1 is none")
+    memory: float = _key(
+        100.0, rules.number(least=1), "twin: iterations that resolve its correction, if it is taken; 1: always"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ class DeviceConfig:
 class CalibrationConfig:
     """How the unknowns of a device are found from the trajectories that are rewarded."""
 
-    correction: str = _key("none", rules.word("none", "simulated", "measured"), "to the model's noise-free gradient")
+    correction: str = _key(
+        "none", rules.word("none", "simulated", "measured", "weighted"), "to the model's noise-free gradient"
+    )
     simulated: int = _key(16, rules.whole(2), "trajectories of the model an iteration; they cost time only")
     samples: int = _key(2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out")
     measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.core.averaged import certificate_of
+from fluctua.core.weighted import certificate_of
 from fluctua.learn.calibrated import Calibrated
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config

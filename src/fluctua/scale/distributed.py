@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.averaged import Averaged
 from fluctua.core.ppgt import PPGT
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
+from fluctua.core.weighted import Weighted
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
 from fluctua.scale.parts import estimate_of, total
@@ -139,7 +139,7 @@ def distributed(
     so the estimate is the same to the bit with any number of workers, also if some are killed meanwhile.
 
     Args:
-        estimator: made by `ppgt` or task.estimator(...), or an `Averaged` of one. Its baseline may not compare all
+        estimator: made by `ppgt` or task.estimator(...), or a `Weighted` of one. Its baseline may not compare all
             trajectories of an ensemble with each other ("mean", "optimal", "binned" without `group`).
         address: of the cluster: "auto" for the one that runs here, "local" to begin Ray on this machine, HOST:PORT;
             None computes the same shards in this process, without Ray.
@@ -156,9 +156,9 @@ def distributed(
     """
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")
-    if isinstance(estimator, Averaged):
+    if isinstance(estimator, Weighted):
         inner = distributed(estimator.estimator, address, shards=shards, each=each, workers=workers)
-        again = Averaged(inner, estimator.memory, shrink=estimator.shrink, carry=estimator.carry)
+        again = Weighted(inner, estimator.memory, carry=estimator.carry)
         again.restore(estimator.state)
         return again
     ranged = served(_inner(estimator))

@@ -93,7 +93,7 @@ def served(estimator: Any) -> Ranged:
             _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
         return Ranged(estimator)
     raise TypeError(
-        "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also within `Averaged`; got "
+        "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also within `Weighted`; got "
         f"{type(estimator).__name__}."
     )
 

@@ -1,14 +1,18 @@
-"""The correction averaged over iterations: what a twin misses changes slowly, so it need not be measured afresh.
+"""How much of the correction to take: all of it where it is resolved, none of it where it is noise.
 
-With a good twin almost all of the noise is in the correction and almost none of the mean. θ moves little in an
-iteration, so the mean of the correction over the last ones is nearly that of the present,
+With a good twin almost all of the noise is in the correction and almost none of the mean; with a path that noise leaves
+at once the correction is nearly everything. A training adds up its steps. Over the last iterations the mean of
+w⟨correction⟩ misses (1 − w)b of the gradient and has the variance w²V, b the mean of the correction and V the variance
+of its average, so that the mean square error is least, leaf by leaf, at
 
-    G = ⟨direct⟩ + ⟨correction⟩ over iterations,   weights ∝ trajectories · (1 − 1/memory)^age,
+    G = ⟨direct⟩ + w⟨correction⟩,   w = b²/(b² + V),   b² ≈ |c|² − V,   that is w = (1 − V/|c|²)₊,
 
-and it is worth keeping for its own sake: it is what the twin misses of the gradient, with an error bar.
+with c the average of the correction over iterations, weights ∝ trajectories · (1 − 1/memory)^age. c is worth keeping
+for its own sake: it is what the twin misses of the gradient, with an error bar.
 
-Weights look at nothing that was measured. The variance of a skewed sample is correlated with its mean, so that a
-weight of 1/variance would bias it by about −skewness·σ/count, at any memory.
+Weights look at nothing that they weight. w of one half of a call's trajectories is that of the other half and of the
+calls before, so that E[w⟨correction⟩] = E[w] b; and c is not weighted by 1/variance, which for a skewed sample goes
+with its mean.
 """
 
 from __future__ import annotations
@@ -27,14 +31,18 @@ from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Estimator, NoiseProduct, Params, Process
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
-CONCENTRATION = "concentration"
-"""Σ count·tr Σ²/(tr Σ)² of each leaf, Σ the covariance of the correction: 1/p of p independent alike components."""
+"""What is remembered: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""
 
 FIRST = 1e-3
 """Weight of a call that has no λ̄ of an earlier one although it should: it is much louder than those that follow."""
 
+FEWEST = 4
+"""Trajectories of a call that has halves, each with a spread."""
+
 COVERS = 1.96
 """Standard errors on either side of an interval of 95 %."""
+
+Sums = Mapping[str, np.ndarray]
 
 
 class Splits(Estimator, Protocol):
@@ -73,38 +81,110 @@ class Certificate(NamedTuple):
         return certificate_table(self.rows, self.trajectories)
 
 
-class Averaged:
-    """An estimator that remembers the correction: (key, theta, count) -> Estimate.
+class Weighed(NamedTuple):
+    """Direct part and correction of some trajectories, put together.
+
+    gradient, stderr, variance (P,): the standard error has what is left out in it, the variance is that of sampling.
+    worth (E, P): w of every trajectory's correction. sums: what is remembered with these trajectories.
+    """
+
+    gradient: np.ndarray
+    stderr: np.ndarray
+    variance: np.ndarray
+    worth: np.ndarray
+    sums: dict[str, np.ndarray]
+
+
+def weigh(
+    theta: Params, sums: Sums, direct: np.ndarray, correction: np.ndarray, memory: float, loud: float = 1.0
+) -> Weighed:
+    """⟨direct⟩ + w⟨correction⟩ with w of other trajectories.
+
+    Args:
+        theta: parameters, whose leaves have a w each.
+        sums: what is remembered of earlier calls; empty before the first.
+        direct: rows (E, P).
+        correction: rows (E, P).
+        memory: calls over which `sums` fade; 1 remembers nothing and takes all of the correction.
+        loud: how much less than others these trajectories count for `sums`.
+    Returns: a `Weighed`.
+
+    """
+    count, size = direct.shape
+    faded = _faded(sums if sums else _empty(size), 1 - 1 / memory)
+    own = lambda rows: _added(faded, direct[rows], correction[rows], loud)
+    whole = own(slice(None))
+    worth = np.ones_like(correction)
+    if memory > 1 and count >= FEWEST:
+        halves = slice(0, None, 2), slice(1, None, 2)
+        for mine, other in (halves, halves[::-1]):
+            worth[mine] = _worth(theta, own(other))
+    elif memory > 1 and sums:
+        worth[:] = _worth(theta, faded)
+    mixed = direct + worth * correction
+    variance = _variance(mixed)
+    left = 1 - worth.mean(axis=0)
+    c, spread = whole["correction"] / whole["weight"], whole["square"] / whole["weight"] ** 2
+    stderr = np.sqrt(variance + left**2 * spread) + np.abs(left * c) / COVERS
+    return Weighed(mixed.mean(axis=0), stderr, variance, worth, whole)
+
+
+def _variance(rows: np.ndarray) -> np.ndarray:
+    """Of the mean of rows. (P,)"""
+    return rows.var(axis=0, ddof=1) / len(rows)
+
+
+def _faded(sums: Sums, fade: float) -> dict[str, np.ndarray]:
+    powers = (fade, fade**2, fade, fade**2, fade)
+    return {name: power * sums[name] for name, power in zip(SUMS, powers, strict=True)}
+
+
+def _added(sums: Sums, direct: np.ndarray, correction: np.ndarray, loud: float) -> dict[str, np.ndarray]:
+    """And another batch, which counts by its trajectories."""
+    own = len(direct) * loud
+    more = (own, own**2 / len(direct), own * correction.mean(axis=0), own**2 * _variance(correction),
+            own * direct.mean(axis=0))  # fmt: skip
+    return {name: sums[name] + value for name, value in zip(SUMS, more, strict=True)}
+
+
+def _worth(theta: Params, sums: Sums) -> np.ndarray:
+    """(1 − V/|c|²)₊ of each leaf, for every parameter. (P,)"""
+    parts = []
+    for total, square in zip(_leaves(theta, sums["correction"]), _leaves(theta, sums["square"]), strict=True):
+        size = np.sum(total**2)  # both times the weight squared
+        parts.append(np.full(total.size, max(0.0, 1 - np.sum(square) / size) if size else 1.0))
+    return np.concatenate(parts)
+
+
+class Weighted:
+    """An estimator that takes as much of the correction as is resolved: (key, theta, count) -> Estimate.
 
     Args:
         estimator: anything with `split`, such as ppgt(..., baseline=Twin()).
-        memory: iterations over which the correction is averaged; 1 remembers nothing.
-        shrink: take (1 − a/|c|²)₊ of each leaf's mean correction c, with a = (tr Σ − 2 ‖Σ‖)₊ and Σ the covariance of
-            the estimate with c. For normal errors the mean square error over the leaf is then never above that without
-            shrinkage, whatever the number of components and their correlation (Stein: 0 ≤ a ≤ 2 (tr Σ − 2 λ_max) will
-            do); with few or strongly correlated components nothing is shrunk. The estimate is biased towards the
-            twin's, and the standard error is widened until its interval of 95 % contains that without shrinkage.
+        memory: iterations whose steps add up: over so many the correction must be resolved to be taken. 1 takes all of
+            it always, the plain unbiased estimator; the more, the smaller the bias that is accepted.
         carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a `table`.
 
-    What the standard error assumes: every call has its own key; and θ moved so little within `memory` that the mean
-    correction did not change by more than the error bar. Then the errors of the calls are uncorrelated, though each
-    θ was chosen in sight of those before, and their variances add. A lag is a bias that the error bar does not show: of
-    the correction only, and gone when θ comes to rest. The second moment is gradient² + count·stderr², of one
-    trajectory out of `count` that would give this error bar, which is what a rule such as `rms_ascent` asks for.
+    w of each leaf of θ is that of `fluctua.core.weighted`: from half of the call's trajectories for the other half, and
+    from calls before. What is left out, (1 − w)b, is a bias towards the twin's gradient. It is estimated, and the
+    standard error widened by it and by its own error, which assumes that θ moved so little within `memory` that the
+    mean correction did not change by more. Where nothing is known of other trajectories, in a first call of two or
+    three, w = 1.
 
-    It has a state; put it back to go on where another left off.
+    The second moment is gradient² + count·variance, of one trajectory out of `count`, which is what a rule such as
+    `rms_ascent` asks for. It has a state; put it back to go on where another left off.
 
     """
 
-    def __init__(self, estimator: Splits, memory: float = 100, *, shrink: bool = False, carry: bool = False):
+    def __init__(self, estimator: Splits, memory: float = 100, *, carry: bool = False):
         if not hasattr(estimator, "split") or (isinstance(estimator, PPGT) and estimator.method.twin is None):
             raise TypeError(
-                f"`Averaged` needs an estimator that splits its samples, such as ppgt(..., baseline=Twin()); "
+                f"`Weighted` needs an estimator that splits its samples, such as ppgt(..., baseline=Twin()); "
                 f"this {type(estimator).__name__} has no `split`."
             )
         if not memory >= 1:
             raise ValueError(f"`memory` is a number of iterations, at least 1; got {memory!r}.")
-        self.estimator, self.memory, self.shrink, self.carry = estimator, memory, shrink, carry
+        self.estimator, self.memory, self.carry = estimator, memory, carry
         self._state: dict[str, np.ndarray] = {}
         self._like: Params = None
 
@@ -118,48 +198,28 @@ class Averaged:
         return self.estimator.pilot
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Estimate ∇θJ from `count` new trajectories and the corrections of earlier ones."""
+        """Estimate ∇θJ from `count` new trajectories; earlier ones say how much of their correction to take."""
         if count < 2:
-            raise ValueError(f"`Averaged` needs two trajectories a call, to know their spread; got {count}.")
+            raise ValueError(f"`Weighted` needs two trajectories a call, to know their spread; got {count}.")
         options: dict[str, Any] = {"table": self._state["table"]} if self.carry and "table" in self._state else {}
         samples = self.estimator.split(key, theta, count, **options)
         direct, correction = _rows(samples.direct), _rows(samples.correction)
-        old = self._state if self._state else _empty(direct.shape[1])
-        if old["correction"].shape != direct.shape[1:]:
+        if self._state and self._state["correction"].shape != direct.shape[1:]:
             raise ValueError(
-                f"the state is of {old['correction'].size} parameters and θ has {direct.shape[1]}. Begin anew with "
-                "another `Averaged`."
+                f"the state is of {self._state['correction'].size} parameters and θ has {direct.shape[1]}. Begin anew "
+                "with another `Weighted`."
             )
-
-        fade = 1 - 1 / self.memory
-        own = count * (FIRST if self.carry and not options else 1.0)
-        weight = fade * old["weight"] + own
-        self._state = {
-            "weight": weight,
-            "weight_square": fade**2 * old["weight_square"] + own**2 / count,
-            "correction": fade * old["correction"] + own * correction.mean(axis=0),
-            "square": fade**2 * old["square"] + own**2 * correction.var(axis=0, ddof=1) / count,
-            "direct": fade * old["direct"] + own * direct.mean(axis=0),
-            CONCENTRATION: fade * old[CONCENTRATION] + own * _concentration(theta, correction),
-        }
-        mixed = direct + (own / weight) * correction
-        gradient = mixed.mean(axis=0) + fade * old["correction"] / weight
-        # this call's two parts are correlated; the calls among each other are not
-        variance = mixed.var(axis=0, ddof=1) / count + fade**2 * old["square"] / weight**2
-        stderr = np.sqrt(variance)
-        if self.shrink:
-            worth = _worth(theta, self._state, own, direct, correction)
-            left_out = (1 - worth) * self._state["correction"] / weight
-            gradient, stderr = gradient - left_out, stderr + np.abs(left_out) / COVERS
+        loud = FIRST if self.carry and not options else 1.0
+        made = weigh(theta, self._state, direct, correction, self.memory, loud)
+        self._state, self._like = made.sums, theta
         if self.carry:
             self._state["table"] = np.asarray(samples.mean_lambda)
-        self._like = theta
         returns = np.asarray(samples.returns, np.float64)
         shaped = lambda flat: _shaped(theta, flat)
         return Estimate(
-            shaped(gradient),
-            shaped(stderr),
-            shaped(gradient**2 + count * variance),
+            shaped(made.gradient),
+            shaped(made.stderr),
+            shaped(made.gradient**2 + count * made.variance),
             jnp.asarray(returns.mean(), samples.returns.dtype),
             jnp.asarray(returns.std(ddof=1) / np.sqrt(count), samples.returns.dtype),
             count,
@@ -174,25 +234,20 @@ class Averaged:
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as plain arrays: six numbers a parameter; empty before the first call."""
+        """All that is remembered, as plain arrays: three numbers a parameter; empty before the first call."""
         return {name: value.copy() for name, value in self._state.items()}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
         """Put a `state` back. theta: any of the parameters it is of, for a `certificate` before the next call."""
         missing = sorted({*SUMS} - set(state)) if state else []
         if missing:
-            raise ValueError(f"this is not the state of an `Averaged`: it has no {', '.join(map(repr, missing))}.")
-        self._state = {name: np.array(value) for name, value in state.items()}
-        if state and CONCENTRATION not in state:  # written by a version that weighted by 1/variance
-            unit = self._state["weight"] / self._state["weight_square"]
-            for name, power in zip(SUMS, (1, 2, 1, 2, 1), strict=True):
-                self._state[name] = self._state[name] * unit**power
-            self._state[CONCENTRATION] = self._state["weight"].copy()
+            raise ValueError(f"this is not the state of a `Weighted`: it has no {', '.join(map(repr, missing))}.")
+        self._state = {name: np.array(state[name]) for name in (*SUMS, "table") if name in state}
         self._like = theta
 
 
 def certificate_of(state: Mapping[str, np.ndarray], theta: Params) -> Certificate:
-    """What the state of an `Averaged` says about its twin. theta: any parameters that the state is of."""
+    """What the state of a `Weighted` says about its twin. theta: any parameters that the state is of."""
     w = state["weight"]
     parts = (state["correction"] / w, np.sqrt(state["square"]) / w, (state["correction"] + state["direct"]) / w)
     correction, stderr, gradient = (_split_like(theta, flat) for flat in parts)
@@ -222,9 +277,9 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> C
     run = substrate._replace(recipe=substrate.recipe._replace(process=own))
     model = method.model._replace(process=own)
     alone = PPGT(method._replace(model=model, twin=twin._replace(theta=None, process=own)), run)
-    averaged = Averaged(alone, memory=1)
-    averaged(key, theta, count)
-    return averaged.certificate
+    weighted = Weighted(alone, memory=1)
+    weighted(key, theta, count)
+    return weighted.certificate
 
 
 def _leaves(theta: Params, array: np.ndarray) -> list[np.ndarray]:
@@ -232,56 +287,8 @@ def _leaves(theta: Params, array: np.ndarray) -> list[np.ndarray]:
     return np.split(array, np.cumsum([np.size(leaf) for leaf in jax.tree.leaves(theta)])[:-1], axis=-1)
 
 
-def _concentration(theta: Params, correction: np.ndarray) -> np.ndarray:
-    """tr Σ²/(tr Σ)² of each leaf, Σ the covariance of one trajectory's correction, for every parameter. (P,)
-
-    From E trajectories tr Σ² is estimated without bias (Himeno and Yamada 2014), so that noise does not pass for
-    correlation; with fewer than four it is bounded by (tr Σ)².
-    """
-    parts = []
-    for rows in _leaves(theta, correction):
-        count, size = rows.shape
-        centred = rows - rows.mean(axis=0)
-        gram = centred @ centred.T
-        trace = np.trace(gram) / (count - 1)
-        ratio = 1.0
-        if count > 3 and trace > 0:
-            square, fourth = np.sum(gram**2) / (count - 1) ** 2, np.sum(np.diag(gram) ** 2) / (count - 1)
-            unbiased = (count - 1) / (count * (count - 2) * (count - 3))
-            unbiased *= (count - 1) * (count - 2) * square + trace**2 - count * fourth
-            ratio = float(np.clip(unbiased / trace**2, 1 / size, 1.0))
-        parts.append(np.full(size, ratio))
-    return np.concatenate(parts)
-
-
-def _worth(
-    theta: Params, state: Mapping[str, np.ndarray], own: float, direct: np.ndarray, correction: np.ndarray
-) -> np.ndarray:
-    """(1 − a/|c|²)₊ of each leaf's mean correction c, a = (tr Σ − 2 ‖Σ‖)₊, for every parameter. (P,)
-
-    Σ is the covariance of the estimate with c: that of c, and of this call's direct part with its share of c, whose
-    norm is bounded by those of the two.
-    """
-    norm = lambda rows, part: np.sqrt(np.mean(part)) * np.sum(rows.var(axis=0, ddof=1))
-    count = len(direct)
-    split = [_leaves(theta, v) for v in (direct, correction, _concentration(theta, direct), state[CONCENTRATION])]
-    sums = [_leaves(theta, state[name]) for name in ("correction", "square", "weight")]
-    factors = []
-    for d, c, of_direct, of_correction, total, squares, weight in zip(*split, *sums, strict=True):
-        share = own / weight[0]
-        concentration = of_correction / weight
-        covariance = np.sum((d - d.mean(axis=0)) * (c - c.mean(axis=0))) / (count - 1)
-        variance = np.sum(squares) / weight[0] ** 2
-        trace = variance + share * covariance / count
-        bound = np.sqrt(np.mean(concentration)) * variance
-        bound += share * np.sqrt(norm(d, of_direct) * norm(c, concentration)) / count
-        size = np.sum(total**2) / weight[0] ** 2
-        factors.append(np.full(total.size, max(0.0, 1 - max(0.0, trace - 2 * bound) / size) if size else 1.0))
-    return np.concatenate(factors)
-
-
 def _empty(size: int) -> dict[str, np.ndarray]:
-    return {name: np.zeros(size) for name in (*SUMS, CONCENTRATION)}
+    return {name: np.zeros(size) for name in SUMS}
 
 
 def _rows(tree: Params) -> np.ndarray:
