@@ -144,8 +144,26 @@ def train(
     iterations: Annotated[
         int | None, typer.Option(help="how many, those before a --resume included", show_default="100, or as before")
     ] = None,
-    trajectories: Annotated[int, typer.Option(help="of each iteration")] = 300,
+    trajectories: Annotated[
+        int | None, typer.Option(help="of each iteration", show_default="300; 2 with --calibration training")
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="of Adam; falls to a twentieth")] = 0.1,
+    calibration: Annotated[
+        str,
+        typer.Option(
+            help="probes: at random settings, before the training; training: by the trajectories of the training "
+            "itself, with one model that every batch refines"
+        ),
+    ] = "probes",
+    memory: Annotated[
+        float, typer.Option(help="with --calibration training: batches over which measurements fade; 0 keeps all")
+    ] = 0.0,
+    measure_every: Annotated[
+        int, typer.Option(help="with --calibration training: iterations of which one measures")
+    ] = 1,
+    renew: Annotated[
+        bool, typer.Option(help="with --calibration training: forget what came before a batch that was not expected")
+    ] = False,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
     baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin (the calibrated drift)")] = "twin",
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
@@ -187,11 +205,13 @@ def train(
             raise ValueError("give the address of an instrument and --out FOLDER; or --resume FOLDER.")
         else:
             folder, where = out, address
+            as_usual = 2 if calibration == "training" else 300
             plan = Plan(
-                iterations=100 if iterations is None else iterations, trajectories=trajectories, probes=probes,
+                iterations=100 if iterations is None else iterations,
+                trajectories=as_usual if trajectories is None else trajectories, probes=probes,
                 learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
-                address=" ".join(address), points=points, share=share,
-                sigma_kappa=modulation, kerr=kerr,
+                address=" ".join(address), points=points, share=share, sigma_kappa=modulation, kerr=kerr,
+                calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -249,6 +269,10 @@ def _refuse_changes(context: typer.Context) -> None:
             "noise",
             "modulation",
             "kerr",
+            "calibration",
+            "memory",
+            "measure_every",
+            "renew",
         )
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
@@ -356,6 +380,9 @@ def _note(message: Warning | str, *rest: Any, **more: Any) -> None:
 
 
 def _opening(plan: Plan) -> str:
+    if plan.calibration == "training":
+        seldom = f", measured in one of {plan.measure_every}" if plan.measure_every > 1 else ""
+        return f"plan       train and calibrate at once, {plan.iterations} iterations of {plan.trajectories}{seldom}"
     return (
         f"plan       calibrate at {plan.probes} settings, {plan.probe_trajectories} trajectories each; then train, "
         f"{plan.iterations} iterations of {plan.trajectories}"

@@ -100,6 +100,13 @@ class Device:
         if self.model.follow is not None and self.substrate.last is not None:
             self.calibration = self.model.follow(self.calibration, *self.substrate.last)
 
+    def take(self, values: dict[str, Any]) -> None:
+        """The calibration by whoever else follows the instrument; the first batch says what its noise is."""
+        self.calibration, self.first = values, self.first or values
+        if self.guard.noise is None and self.substrate.last is not None:
+            self.guard.calibrate([self.substrate.last], values)
+        self.substrate.context = self.context
+
     def context(self, count: int) -> PyTree:
         """The calibration, a row a trajectory."""
         return jax.tree.map(lambda v: np.broadcast_to(np.asarray(v), (count, *np.shape(v))), self.calibration)

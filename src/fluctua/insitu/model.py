@@ -20,6 +20,22 @@ class DeviceFit(NamedTuple):
     report: str = ""
 
 
+class Unknown(NamedTuple):
+    """What `fluctua.Calibrated` is made from, where the trajectories of a training calibrate too.
+
+    model: an estimator with a twin in the parameters p. effective: (settings, φ) -> p. start, spread: φ by the data
+    sheet, and how far the instrument may be from it, standard deviations. context: φ -> the context of the process.
+    every: steps of which one counts for the information.
+    """
+
+    model: Any
+    effective: Callable[[Params, Params], Params]
+    start: Params
+    spread: Params
+    context: Callable[[Params], dict[str, Array]]
+    every: int = 1
+
+
 class Model(NamedTuple):
     """An experiment.
 
@@ -29,6 +45,7 @@ class Model(NamedTuple):
     trajectories; None if they stay as they are. points: samples a trajectory. head: of the recordings, so that they can
     be estimated and calibrated by themselves; without one they hold states and settings. correct: (θ, values of a
     device) -> the settings at which it does θ, for arrays of devices that share parameters; see `corrected`.
+    unknown: for a training that calibrates as it goes; None if there is only the calibration at probes.
     """
 
     process: Process
@@ -42,6 +59,7 @@ class Model(NamedTuple):
     points: int | None = None
     head: Head | None = None
     correct: Callable[[Params, dict[str, Array]], Params] | None = None
+    unknown: Unknown | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,11 +15,22 @@ from fluctua import tcmt
 from fluctua.core.types import Params, Trajectories
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.calibration.knobs import KnobValues
+from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.instrument.protocol import Batch
 from fluctua.insitu.instrument.substrate import shapes
-from fluctua.insitu.model import DeviceFit, Model
+from fluctua.insitu.model import DeviceFit, Model, Unknown
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
+from fluctua.tcmt.coupled_modes import coefficients
+from fluctua.tcmt.fused import Fused, OfLosses
+
+LONGEST_STEP = 1e-3
+"""Of the model that a training calibrates, in units of 1/κ: its Euler steps are closer than the samples."""
+
+EVERY = 20
+"""Such steps of which one counts for the information: features change by 1e-3 of themselves in a step."""
+
+SPREAD = {"omega_offset": 0.5, "omega_gain": 0.3, "kappa_offset": 0.3, "kappa_gain": 0.3, "loss": 0.3}
 
 
 def network_model(
@@ -29,6 +44,7 @@ def network_model(
     kappa: tuple[float, float] = (0.0, 1.5),
     chi: tuple[float, float] | None = None,
     sigma_kappa: float = 0.0,
+    spread: Mapping[str, float] = SPREAD,
 ) -> Model:
     """A resonator network with knobs for ω, κ and perhaps χ, trained for transmitted power (`tcmt.transmission`).
 
@@ -42,6 +58,8 @@ def network_model(
         kappa: bounds.
         chi: bounds; None for a network without knobs for the Kerr effect, which is then taken to be none.
         sigma_kappa: of the modulation of the couplings, which the instrument records with every trajectory.
+        spread: how far the instrument may be from its data sheet, standard deviations, for a training that calibrates
+            as it goes: of ω and κ where no knob is turned (offsets), of the knobs' gains, and of the losses, relative.
 
     Returns: the model that `begin` takes.
 
@@ -75,9 +93,8 @@ def network_model(
     def correct(theta: Params, values: KnobValues) -> Params:
         return knobs.settings(values, theta, bounds)
 
-    real = jnp.result_type(float)
-    start = {"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)}
-    start |= {} if chi is None else {"chi": jnp.zeros(sites, real)}
+    start = _start(sites, bonds)
+    start |= {} if chi is None else {"chi": jnp.zeros(sites, jnp.result_type(float))}
     return Model(
         process=knobs.process(task),
         objective=task.objective,
@@ -90,4 +107,51 @@ def network_model(
         points=points,
         head=head,
         correct=correct,
+        unknown=None if chi is not None or sigma_kappa else _unknown(network, task, interval, spread),
     )
+
+
+@dataclass(frozen=True)
+class _Effective:
+    """(settings, φ) -> ω, κ and γ: a line for each knob, and losses that are never negative."""
+
+    gamma: tuple[float, ...]
+
+    def __call__(self, theta: Params, phi: Params) -> Params:
+        lines = {name: phi[f"{name}_offset"] + phi[f"{name}_gain"] * theta[name] for name in ("omega", "kappa")}
+        return {**lines, "gamma": jnp.asarray(self.gamma, phi["loss"].dtype) * jnp.exp(phi["loss"])}
+
+
+def _unknown(network: tcmt.Network, task: tcmt.Task, interval: float, spread: Mapping[str, float]) -> Unknown:
+    """Offset and gain of every knob and every loss, on a model whose steps divide the sampling interval."""
+    wrong = sorted(set(spread) ^ set(SPREAD))
+    if wrong:
+        raise ValueError(f"`spread` has {', '.join(SPREAD)}; {', '.join(map(repr, wrong))} is amiss.")
+    sites, bonds = network.sites, len(network.bonds)
+    steps = math.ceil(interval / LONGEST_STEP - 1e-9)
+    horizon = float(task.t[-1] - task.t[0])
+    fine = tcmt.transmission(network, horizon=horizon, dt=interval / steps, s=task.drives[0].amplitude)
+    effective = _Effective(tuple(np.asarray(network.gamma, float).tolist()))
+
+    def context(phi: Params) -> KnobValues:
+        p = {name: np.asarray(v) for name, v in effective(_start(sites, bonds), jax.tree.map(jnp.asarray, phi)).items()}
+        c, drift = coefficients(network, p), linear_model(task, p, kerr=False).theta
+        own = {name: np.asarray(phi[name], float) for name in phi if name != "loss"}
+        noise = {"diffusion": c.amplitude**2 / 2, "readout": np.zeros(sites), "readout_seen": np.array(0.0)}
+        return own | {name: np.asarray(drift[name]) for name in knobs.REST} | noise
+
+    start = {
+        "omega_offset": jnp.zeros(sites),
+        "omega_gain": jnp.ones(sites),
+        "kappa_offset": jnp.zeros(bonds),
+        "kappa_gain": jnp.ones(bonds),
+        "loss": jnp.zeros(sites),
+    }
+    twin = fine.estimator("cpu", baseline="twin")
+    assert isinstance(twin, Fused)
+    return Unknown(OfLosses(twin), effective, start, dict(spread), context, EVERY)
+
+
+def _start(sites: int, bonds: int) -> dict[str, Any]:
+    real = jnp.result_type(float)
+    return {"omega": jnp.zeros(sites, real), "kappa": jnp.ones(bonds, real)}

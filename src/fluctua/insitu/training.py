@@ -4,7 +4,7 @@ plan.json       what was asked for            history.csv    a row an iteration 
 parameters.h5   the settings over time        (fluctua.store.course)
 recordings/     every batch, bad ones too     incidents.csv  what went wrong, and what it cost
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
-calibration.txt what the probes said of the instrument, before the training
+calibration.txt what the probes said of the instrument, or the latest of a training that calibrates as it goes
 devices.csv     how each device was           (fluctua.insitu.devices)
 
 With several devices recordings are in recordings/device-1/, … and calibrations are calibration-1.txt, …
@@ -34,6 +34,7 @@ import optax
 from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
+from fluctua.core.text import close_match
 from fluctua.core.types import Estimator
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
@@ -41,6 +42,7 @@ from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry
 from fluctua.insitu.model import Model, corrected
+from fluctua.learn.calibrated import Calibrated
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
@@ -60,6 +62,9 @@ MakeEstimator = Callable[..., Estimator]
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift."""
 
+CALIBRATIONS = ("probes", "training")
+"""When an instrument is calibrated: at probes before the training, or by the trajectories of the training itself."""
+
 SHARES = ("settings", "parameters")
 KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
 """A checkpoint after every row: what an instrument measured cannot be had again."""
@@ -77,6 +82,11 @@ class Plan:
 
     Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
     each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
+
+    calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every measured batch
+    refines one model, of which the gradient is (`fluctua.Calibrated`), and these count. memory: measured batches over
+    which what was measured fades; 0 keeps everything. renew: forget everything before a batch that was not expected.
+    measure_every: iterations of which one measures.
     """
 
     iterations: int = 100
@@ -98,17 +108,28 @@ class Plan:
     noise: float = 0.0
     sigma_kappa: float = 0.0
     kerr: bool = False
+    calibration: str = "probes"
+    memory: float = 0.0
+    renew: bool = False
+    measure_every: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
         if self.share not in SHARES:
             raise ValueError(f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}.")
         for name, least in (("iterations", 0), ("trajectories", 2), ("probes", 2), ("probe_trajectories", 2),
-                            ("batch", 1), ("attempts", 1)):  # fmt: skip
+                            ("batch", 1), ("attempts", 1), ("measure_every", 1)):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
         chosen(self.baseline, door="in-situ training", serves=BASELINES)
+        if self.calibration not in CALIBRATIONS:
+            raise ValueError(
+                f"`calibration` is one of {', '.join(map(repr, CALIBRATIONS))}; got {self.calibration!r}."
+                + close_match(self.calibration, CALIBRATIONS)
+            )
+        if self.memory and not self.memory >= 1:
+            raise ValueError(f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}.")
         if not self.learning_rate > 0:
             raise ValueError(f"`learning_rate` must be positive; got {self.learning_rate!r}.")
 
@@ -231,6 +252,19 @@ def _check_share(plan: Plan, model: Model, devices: int) -> None:
         )
 
 
+def _check_unknown(model: Model, make: MakeEstimator | None, devices: int) -> None:
+    """Whether a training can calibrate as it goes."""
+    obstacle = ""
+    if devices > 1:
+        obstacle = f"is of one device, and there are {devices}"
+    elif make is not None:
+        obstacle = "makes its own estimator, and one was given"
+    elif model.unknown is None:
+        obstacle = "needs `Model.unknown`, and this model has none"
+    if obstacle:
+        raise ValueError(f'a training that calibrates as it goes {obstacle}. Use calibration="probes".')
+
+
 class _Session:
     """What one process holds while it trains. The instrument comes with `open`, once the folder is ours."""
 
@@ -251,6 +285,9 @@ class _Session:
         self.model, self.plan, self.place, self.report = model, plan, place, report
         self.connects = [connect] if callable(connect) else list(connect)
         _check_share(plan, model, len(self.connects))
+        self.as_it_goes = plan.calibration == "training"
+        if self.as_it_goes:
+            _check_unknown(model, make, len(self.connects))
         self.make = partial(ppgt, baseline=plan.baseline) if make is None else make
         self.iteration = "calibration"
         self.incidents: list[Incident] = []
@@ -285,7 +322,21 @@ class _Session:
                 [device.substrate for device in self.devices], share=correct, rates=plan.rates or None,
                 prepare=self.prepare, report=self.note,
             )  # fmt: skip
-        self.estimator = as_estimator(self.make(model.process, model.objective, self.substrate))
+        if self.as_it_goes:
+            self.estimator = self._calibrated()
+        else:
+            self.estimator = as_estimator(self.make(model.process, model.objective, self.substrate))
+
+    def _calibrated(self) -> Calibrated:
+        """The estimator whose model every measured batch refines."""
+        plan, of = self.plan, self.model.unknown
+        assert of is not None  # refused when the session was made
+        # what is known of the instrument is in the estimator; the context is the guard's
+        states = lambda key, theta, count: self.substrate(key, theta, count)._replace(context=None)
+        return Calibrated(
+            of.model, states, of.effective, of.start, of.spread, memory=plan.memory or np.inf, renew=plan.renew,
+            samples=0, measure_every=plan.measure_every, every=of.every,
+        )  # fmt: skip
 
     def prepare(self, k: int) -> None:
         """Calibrate a device of several that is not yet: it may have been silent before."""
@@ -320,13 +371,29 @@ class _Session:
         return "; ".join(f"{n} {kind}" for kind, n in count.items())
 
     def calibrate(self) -> None:
-        """Trajectories at random settings, and what they say of each instrument."""
+        """Trajectories at random settings, and what they say of each instrument; none if the training calibrates."""
         for device in self.devices:
             device.count_cut_off(0)
-        if isinstance(self.substrate, DeviceArray):
+        if self.as_it_goes:
+            self.follow()
+        elif isinstance(self.substrate, DeviceArray):
             self.substrate.prepared()
         else:
             self.devices[0].calibrate()
+
+    def follow(self) -> None:
+        """The calibration of the iterations to come, from the trajectories of this one."""
+        if isinstance(self.estimator, Calibrated):
+            assert self.model.unknown is not None  # refused when the session was made
+            self.devices[0].take(self.model.unknown.context(self.estimator.phi))
+        else:
+            for device in self.devices:
+                device.follow()
+
+    def report_calibration(self) -> None:
+        """What the trajectories of the training said of the instrument, for a reader."""
+        if isinstance(self.estimator, Calibrated) and self.estimator.calibration.trajectories:
+            checkpoint.replace(self.devices[0].text, f"{self.estimator.calibration!r}\n".encode())
 
     def spent(self) -> int:
         """Trajectories that the instruments ran, discarded ones included."""
@@ -358,10 +425,10 @@ class _Session:
 
     def step(self, state: State, record: Record) -> Step:
         """A record as a row, and the calibration that follows from it."""
-        for device in self.devices:
-            device.follow()
+        self.follow()
         self.table.add(state.row, self.health(), record.estimate.groups)
-        row = journal.row_of(state.row, record, self.event())._replace(trajectories=self.spent())
+        events = (self.event(), getattr(self.estimator, "event", ""))
+        row = journal.row_of(state.row, record, "; ".join(filter(None, events)))._replace(trajectories=self.spent())
         self.iteration = str(record.iteration + 1)
         further = self.arrays()
         return Step(dataclasses.replace(after(state, record, self.estimator.state), further=further), row)
@@ -394,6 +461,7 @@ def _rows(session: _Session, book: Journal, state: State) -> Rows:
             raise
         over = lambda state: "planned" if state.now.iteration >= session.plan.iterations else ""
         yield from book.rows(state, session.records, session.step, over)
+        session.report_calibration()
     finally:
         session.table.close()
         session.substrate.close()

@@ -273,9 +273,13 @@ class Calibrated:
                 )
             if first:
                 self._surprise, first = before.surprise(news), False
-                if self.renew and before.information.any() and _beyond(*self._surprise):
-                    renewed = "renewed χ² {:.4g} of {}".format(*self._surprise)
-                    before, self.event = before.faded(0.0), f"{self.event}; {renewed}" if self.event else renewed
+                if _beyond(*self._surprise):
+                    renewed = self.renew and before.information.any()
+                    text = "{} χ² {:.4g} of {}".format("renewed" if renewed else "unexpected", *self._surprise)
+                    before, self.event = (
+                        before.faded(0.0) if renewed else before,
+                        "; ".join([self.event, text][not self.event :]),
+                    )
             after = before.with_evidence(news, u)
             away, u = u, after.mean
             moved = _size(after, u - away)

@@ -245,10 +245,8 @@ class OfLosses:
     fused: Fused
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The two parts of simulated trajectories, of all but the losses: no setting moves them."""
-        parts = self.fused.split(key, theta, count)
-        still = lambda each: {**each, "gamma": jnp.zeros_like(each["omega"])}
-        return parts._replace(direct=still(parts.direct), correction=still(parts.correction))
+        """The two parts of simulated trajectories."""
+        return self.fused.split(key, theta, count)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories."""

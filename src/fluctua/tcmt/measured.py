@@ -142,7 +142,7 @@ def evidence(
     slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
     kerr = bool(slope["chi"].any())
     thinned = max(1, every // max(stride, 1))
-    gram = sum(_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr) for x in trajectories.x)
+    gram = np.sum([_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr) for x in trajectories.x], axis=0)
     jacobian = sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))  # of a knob or two each
     information = jacobian.T @ _information(spec, gram, kerr) @ jacobian
     return Evidence(jacobian.T @ families, information.toarray(), linear and stride <= 1)
