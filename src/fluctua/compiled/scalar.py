@@ -44,7 +44,7 @@ UNARY = {
 
 BINARY = {
     "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min", "pow": "pow",
-    "atan2": "atan2", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le",
+    "atan2": "atan2", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "eq_to": "eq", "lt_to": "lt", "le_to": "le",
 }  # fmt: skip
 
 SAME = {"copy", "copy_p", "stop_gradient", "reduce_precision", "device_put", "optimization_barrier", "name"}
@@ -129,7 +129,8 @@ def _left_to_jax(graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int)
     """Outputs that JAX computes ahead, with one row a step or a trajectory where the inputs have them."""
     if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in [*eqn.invars, *eqn.outvars]):
         raise Unsupported(eqn.primitive.name, "random numbers come from the noise of the simulator alone")
-    functions, params = eqn.primitive.get_bind_params(eqn.params)
+    params = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair in older versions of JAX
 
     def bound(*arrays: Any) -> Sequence[Any]:
         outputs = eqn.primitive.bind(*functions, *arrays, **params)

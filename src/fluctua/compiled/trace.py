@@ -67,11 +67,11 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         raise Unsupported("state", f"{x.size} components and {flat.size} parameters; up to {MOST_STATES} and "
                           f"{MOST_PARAMETERS} are written out")  # fmt: skip
     wieners = width(process, theta, x, t[0], context)
-    given = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
+    replayed = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
     one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
 
     def step(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array) -> Array:
-        return transition_one(given, unravel(flat), x, context, z, jnp.zeros((), int), t, dt)[0]
+        return transition_one(replayed, unravel(flat), x, context, z, jnp.zeros((), int), t, dt)[0]
 
     def rewards(flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         theta, states = unravel(flat), one((x, x_next, context))

@@ -1,0 +1,120 @@
+"""Kernels on disk are private and intact, and JAX does what they cannot."""
+
+import logging
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua.compiled import backend, cpu
+from fluctua.compiled.scalar import Unsupported
+
+T = jnp.linspace(0, 1, 5)
+THETA = {"rate": jnp.array(0.7), "rest": jnp.array([0.2, -0.1])}
+OBJECTIVE = fl.Objective(running=lambda theta, x: x[0] * x[1])
+SOURCE = 'extern "C" int answer() { return 42; }'
+
+
+def relaxing(theta, x):
+    return -theta["rate"] * (x - theta["rest"])
+
+
+PROCESS = fl.Process(relaxing, lambda theta, x: 0.3 * jnp.ones(2))
+
+
+def estimator(process=PROCESS, *, baseline="none", **options):
+    return fl.ppgt(process, OBJECTIVE, fl.simulator(process, jnp.ones(2), T, **options), baseline=baseline)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Any call is worth a kernel; reasons are told again."""
+    monkeypatch.setattr(backend, "WORTHWHILE", 1)
+    monkeypatch.setattr(backend, "_told", set())
+
+
+def answer(path):
+    return cpu.ctypes.CDLL(str(path)).answer()
+
+
+def test_libraries_are_private_and_kept(kernels):
+    library = cpu.library_of(SOURCE, "-O0")
+    assert answer(library) == 42
+    assert stat.S_IMODE(kernels.stat().st_mode) == 0o700
+    assert not stat.S_IMODE(library.stat().st_mode) & 0o077
+    built = library.stat().st_mtime_ns
+    assert cpu.library_of(SOURCE, "-O0").stat().st_mtime_ns == built
+    assert cpu.library_of(SOURCE + "\n", "-O0") != library
+
+
+@pytest.mark.parametrize("harm", ["content", "hash", "mode"])
+def test_a_library_that_was_changed_is_built_again(harm, kernels):
+    source = SOURCE + f"// {harm}"
+    library = cpu.library_of(source, "-O0")
+    if harm == "content":
+        library.write_bytes(library.read_bytes() + b"more")
+    elif harm == "hash":
+        library.with_suffix(".sha256").unlink()
+    else:
+        library.chmod(0o777)
+    assert not cpu.intact(library)
+    assert cpu.intact(cpu.library_of(source, "-O0"))
+    assert answer(library) == 42
+
+
+def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "kernels").symlink_to(tmp_path)
+    monkeypatch.setenv("FLUCTUA_KERNELS", str(tmp_path / "kernels"))
+    with pytest.raises(Unsupported, match="FLUCTUA_KERNELS"):
+        cpu.library_of(SOURCE, "-O0")
+
+
+def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):
+    monkeypatch.setattr(cpu, "compiler", lambda: None)
+    backend._made.cache_clear()
+    expected = estimator(backend="jax").samples(jax.random.key(0), THETA, 8)
+    with caplog.at_level(logging.WARNING, logger="fluctua"):
+        for _ in range(2):
+            found = estimator().samples(jax.random.key(0), THETA, 8)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "compiler" in caplog.text
+    with pytest.raises(ValueError, match="compiler"):
+        estimator(backend="cpu").samples(jax.random.key(0), THETA, 8)
+
+
+def test_what_kernels_do_not_do_is_done_by_jax(small, caplog):
+    sorting = fl.Process(lambda theta, x: relaxing(theta, jnp.sort(x)), PROCESS.noise)
+    estimator(sorting).samples(jax.random.key(0), THETA, 8)
+    assert "`sort`" in caplog.text
+    estimator(baseline=fl.binned(lambda theta, x: x[0], bins=2)).samples(jax.random.key(0), THETA, 8)
+    assert "'binned'" in caplog.text
+
+
+def test_small_calls_stay_on_jax(monkeypatch):
+    monkeypatch.setattr(backend, "_samples", lambda call: pytest.fail("a kernel was asked for"))
+    estimator().samples(jax.random.key(0), THETA, 8)
+
+
+def test_generated_source_has_the_names_of_the_parameters():
+    source = estimator().source(THETA)
+    for name in ("rate", "rest[0]", "rest[1]"):
+        assert f"score of {name}" in source
+    assert "0.7" not in source.split("// The same for all")[1].split("#include")[0]  # numbers of θ are arguments
+    with pytest.raises(ValueError, match="backend"):
+        estimator(backend="jax").source(THETA)
+
+
+@pytest.mark.parametrize("choice", ["gpu", "cuda"])
+def test_an_unknown_backend_is_refused(choice):
+    with pytest.raises(ValueError, match=choice):
+        fl.simulator(PROCESS, jnp.ones(2), T, backend=choice)
+
+
+def test_a_range_of_trajectories_is_that_of_the_whole():
+    whole = estimator(backend="cpu").samples(jax.random.key(0), THETA, 24)
+    part = estimator(backend="cpu").samples(jax.random.key(0), THETA, 8, first=16)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[16:], b), whole, part)
