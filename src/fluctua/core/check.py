@@ -235,6 +235,12 @@ def first(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[0]), tree)
 
 
+def form(tree: PyTree) -> Any:
+    """Structure, shapes and types of a pytree: what its code can depend on besides numbers; hashable."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+
+
 def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Shapes of drift, noise and rewards at one state x (M,) and time."""
     arguments = (theta, x, t, context)
