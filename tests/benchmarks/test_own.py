@@ -18,7 +18,7 @@ KERNELS = Path(__file__).parents[2] / "benchmarks"
 def test_the_pendulum_by_hand_has_the_librarys_numbers():
     own, count, steps = PROCESSES["pendulum"](), 70, 51
     gradient, value = measure.by_hand(own, "cpu", count, steps, KERNELS)()
-    estimate = measure.estimate(own, "time", count, steps, noise="philox")()
+    estimate = measure.estimate(own, "time", count, steps, "jax", "philox")()
     expected = np.array([estimate.gradient[name] for name in ("friction", "shaking", "stiffness")])
     rounding = 1e-5 * steps**0.5  # float32 sums of `steps` terms
     assert np.abs(gradient - expected).max() < rounding * np.abs(expected).max()
@@ -62,7 +62,8 @@ def test_ratios_are_to_the_kernel_with_the_same_baseline():
         {**row, "who": "kernel", "what": "optimal", "ns": 5.0},
         {**row, "who": "diffrax", "what": "simulation only", "ns": 48.0},
     ]
-    text = measure.report({"rows": rows, "skipped": {"torchsde": "no torch"}, "machine": "here", "quick": False})
+    result = {"rows": rows, "starts": {}, "skipped": {"torchsde": "no torch"}, "machine": "here", "quick": False}
+    text = measure.report(result)
     last = {line.split(",")[0].strip() + line.split(",")[1][:8]: line.split()[-1] for line in text.splitlines()[2:7]}
     assert last == {
         "JAX time   ": "15",

@@ -75,8 +75,8 @@ class Kernel:
 
 class RawModule:
     def __init__(self, code, options):
-        # device.cuh is what the emulation replaces; it ends where the next source begins.
-        code = code[code.index("// The noise of philox.hpp on the device") :]
+        # device.cuh of the lattice is what the emulation replaces; it ends where the next source begins.
+        code = code[max(0, code.find("// The noise of philox.hpp on the device")) :]
         code = code.replace("extern __shared__ __align__(16) unsigned char shared[];", "")  # is a global there
         wrappers = []
         for name, arguments in re.findall(

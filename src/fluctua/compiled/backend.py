@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled import cpu
+from fluctua.compiled import cpu, cuda
 from fluctua.compiled.emit import Layout, laid_out
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, shape_of, traced
@@ -61,8 +61,9 @@ def simulator(
         context: key -> pytree, drawn once a trajectory, or `Counted`.
         wiener: the source of z.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the score and the reward
-            with the system's C++ compiler; "jax" does not; "auto" compiles for large calls of what kernels can do, and
-            logs one line where they cannot. The noise is the same, and gradients are equal to rounding.
+            with the system's C++ compiler, "cuda" one for an NVIDIA GPU through CuPy; "jax" does not; "auto" compiles
+            for large calls of what kernels can do, for the GPU where there is one, and logs one line where they cannot.
+            The noise is the same, and gradients are equal to rounding.
 
     Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
 
@@ -70,13 +71,13 @@ def simulator(
     if backend not in CHOICES:
         raise ValueError(f"`backend` is one of {', '.join(CHOICES)}; got {backend!r}.{close_match(backend, CHOICES)}")
     if backend == "cuda":
-        raise ValueError('`backend` = "cuda" is not served yet for own processes: use "auto", "cpu" or "jax".')
+        cuda.require_cupy()
     plain = simulate.simulator(process, start, t, context=context, wiener=wiener)
     return plain if backend == "jax" else plain._replace(backend=Compiled(backend))
 
 
 class Compiled(NamedTuple):
-    """A backend of `Simulator` that runs kernels. choice: "cpu" to insist, "auto" to leave to JAX what it can."""
+    """A backend of `Simulator` that runs kernels. choice: "cpu" or "cuda" to insist, "auto" to leave some to JAX."""
 
     choice: str
 
@@ -85,7 +86,7 @@ class Compiled(NamedTuple):
         if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
-            return _samples(call)
+            return _samples(call, self.place)
         except Unsupported as problem:
             if self.choice != "auto":
                 raise ValueError(
@@ -96,7 +97,12 @@ class Compiled(NamedTuple):
 
     def source(self, call: Call) -> str:
         """The generated text of the kernel."""
-        return _kernel(call, build=False).source
+        return _kernel(call, self.place, build=False).source
+
+    @property
+    def place(self) -> str:
+        """Where kernels run."""
+        return ("cuda" if cuda.available() else "cpu") if self.choice == "auto" else self.choice
 
 
 def _tell(why: str) -> None:
@@ -115,24 +121,32 @@ class Kernel(NamedTuple):
     program: Program
     layout: Layout
     source: str
-    library: cpu.Library | None
+    library: cpu.Library | cuda.Library | None
     real: np.dtype
+    begins: bool  # its trajectories itself: on a GPU, from one state, without a context
 
 
 @lru_cache(maxsize=256)
 def _made(key: _Key, build: bool) -> Kernel:
     program = traced(key.model, key.recipe, key.theta, key.ensemble, key.t)
     layout = laid_out(program)
+    real = np.dtype(np.float64 if key.double else np.float32)
+    library: cpu.Library | cuda.Library | None = None
+    if key.place == "cuda":
+        begins = key.recipe.start is None and key.recipe.context is None and key.model.objective.initial is None
+        form = cuda.Form(program, layout, real, key.noise64, key.wiener, key.sweep == 2, begins)
+        return Kernel(program, layout, form.source("sweep"), cuda.Library(form) if build else None, real, begins)
     source = cpu.cpu_source(program, layout, double=key.double, noise64=key.noise64, wiener=key.wiener, sweep=key.sweep)
-    library = cpu.Library(cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16) if build else None
-    return Kernel(program, layout, source, library, np.dtype(np.float64 if key.double else np.float32))
+    if build:
+        library = cpu.Library(cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real)
+    return Kernel(program, layout, source, library, real, False)
 
 
 class _Key:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(self, call: Call):
-        ensemble = _begun(call, call.key, 1)
+    def __init__(self, call: Call, place: str):
+        ensemble, self.place = _begun(call, call.key, 1), place
         self.model, self.recipe, self.t = call.model, call.substrate.recipe, call.substrate.t
         self.theta, self.ensemble = call.theta, ensemble
         self.double = ensemble.x.dtype == np.float64
@@ -142,7 +156,7 @@ class _Key:
         one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
         self._identity = (
             call.model._replace(baseline=_none, initial_baseline=_none), self.recipe,
-            shape_of(call.theta), shape_of(one), str(self.t.dtype), self.noise64, self.wiener, self.sweep,
+            shape_of(call.theta), shape_of(one), str(self.t.dtype), self.noise64, self.wiener, self.sweep, place,
         )  # fmt: skip
 
     def __hash__(self) -> int:
@@ -156,8 +170,8 @@ def _none(kick: Any) -> Any:
     return kick
 
 
-def _kernel(call: Call, build: bool = True) -> Kernel:
-    return _made(_Key(call), build)
+def _kernel(call: Call, place: str, build: bool = True) -> Kernel:
+    return _made(_Key(call, place), build)
 
 
 def _wiener(wiener: Wiener) -> int:
@@ -189,17 +203,13 @@ def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ense
     return _ensemble(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)
 
 
-def _arrays(kernel: Kernel, call: Call, ensemble: Ensemble) -> dict[str, np.ndarray]:
-    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
+def _numbers(kernel: Kernel, call: Call, context: np.ndarray) -> dict[str, np.ndarray]:
+    """What is computed ahead: the same for all trajectories, of each step, of each trajectory behind its context."""
     graph, layout = kernel.program.graph, kernel.layout
     flat = np.asarray(ravel_pytree(call.theta)[0], np.float64)
     times = Times(*(np.asarray(v, np.float64) for v in call.substrate.times))
     real = kernel.real
-    count, steps = len(ensemble.x), len(times.dt)
-    leaves = jax.tree.leaves(ensemble.context)
-    context = (
-        np.concatenate([np.asarray(leaf).reshape(count, -1).T for leaf in leaves]) if leaves else np.empty((0, count))
-    )
+    count, steps = context.shape[1], len(times.dt)
 
     def leaf(kind: str, index: int) -> Any:
         if kind == "theta":
@@ -214,13 +224,34 @@ def _arrays(kernel: Kernel, call: Call, ensemble: Ensemble) -> dict[str, np.ndar
     columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
     for values in (shared, table):
         _check_range(values, real)
+    lay = lambda values: np.ascontiguousarray(values, real)
+    both = np.concatenate([context, *(v[None] for v in columns)])
+    return {"shared": lay(shared), "timed": lay(table), "context": lay(both)}
+
+
+def _arrays(kernel: Kernel, call: Call, ensemble: Ensemble) -> dict[str, np.ndarray]:
+    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
+    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
+    rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
+    context = np.concatenate(rows) if rows else np.empty((0, count))
     words = {0: _no_words, 1: _threefry_words, 2: _philox_words}[_wiener(call.substrate.recipe.wiener)]
-    lay = lambda values, dtype: np.ascontiguousarray(values, dtype)
-    return {
-        "shared": lay(shared, real), "timed": lay(table, real), "x": lay(np.asarray(ensemble.x).T, real),
-        "context": lay(np.concatenate([context, *(v[None] for v in columns)]), real),
-        "stream": lay(words(ensemble.streams, count), np.uint32),
-    }  # fmt: skip
+    return _numbers(kernel, call, context) | {
+        "x": np.ascontiguousarray(np.asarray(ensemble.x).T, kernel.real),
+        "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
+    }
+
+
+def _seed(kernel: Kernel, call: Call, key: Array, count: int, first: int | None) -> dict[str, Any]:
+    """The same of an ensemble that the kernel begins: its start, and the key of its noise."""
+    wiener = _wiener(call.substrate.recipe.wiener)
+    words = {0: lambda k: np.empty(0), 1: lambda k: _threefry_words(k[None], 1)[:, 0], 2: draws.philox_key_words}[
+        wiener
+    ]
+    return _numbers(kernel, call, np.empty((0, count))) | {
+        "x": np.asarray(call.substrate.x0, kernel.real),
+        "stream": np.asarray(words(simulate.noise_key(key)), np.uint32),
+        "first": first or 0,
+    }
 
 
 def _no_words(streams: PyTree, count: int) -> np.ndarray:
@@ -253,86 +284,109 @@ class _Work(NamedTuple):
     kernel: Kernel
     call: Call
 
-    def begun(self, key: Array, count: int, first: int | None = None) -> tuple[Ensemble, dict[str, np.ndarray]]:
-        """An ensemble before its first step, and its arrays for a kernel."""
+    def begun(self, key: Array, count: int, first: int | None = None) -> tuple[Ensemble | None, dict[str, Any]]:
+        """An ensemble before its first step, None where the kernel begins it, and the arrays for a kernel."""
+        if self.kernel.begins:
+            return None, _seed(self.kernel, self.call, key, count, first)
         ensemble = _begun(self.call, key, count, first)
         return ensemble, _arrays(self.kernel, self.call, ensemble)
 
-    def run(self, name: str, arrays: dict[str, np.ndarray], **options: Any) -> np.ndarray:
-        """One pass of the kernel."""
+    @property
+    def library(self) -> cpu.Library | cuda.Library:
+        """The kernel, loaded."""
         assert self.kernel.library is not None
-        return self.kernel.library.run(name, arrays, steps=len(self.call.substrate.times.dt), **options)
+        return self.kernel.library
 
-    def rewarded(self, ensemble: Ensemble, arrays: dict[str, np.ndarray]) -> tuple[Array, np.ndarray]:
+    @property
+    def steps(self) -> int:
+        """T."""
+        return len(self.call.substrate.times.dt)
+
+    def rewarded(self, begun: tuple[Ensemble | None, dict[str, Any]], count: int) -> tuple[Array, np.ndarray]:
         """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
-        begun = np.array(sweep.at_start(self.call.model.objective, self.call.theta, ensemble.x, ensemble.context))
-        reward, last = begun.copy(), np.empty_like(arrays["x"])
-        steps = len(self.call.substrate.times.dt)
-        sums = self.run("rewards_summed", {**arrays, "reward": reward, "last": last}, sums=(steps, 2))
-        returns = reward + _terminal(self.call.model, self.call.theta, last.T, ensemble.context)
+        (ensemble, arrays), library, (model, theta) = begun, self.library, (self.call.model, self.call.theta)
+        context, at_start = None, np.zeros(1)
+        reward, last = library.empty(count), library.empty(self.kernel.program.state, count)
+        if ensemble is not None:
+            context = ensemble.context
+            at_start = np.array(sweep.at_start(model.objective, theta, ensemble.x, context))
+            reward = library.own(at_start)
+        arrays = {**arrays, "reward": reward, "last": last}
+        sums = library.run("rewards_summed", arrays, count=count, steps=self.steps, sums=(self.steps, 2))
+        returns = _returned(model, theta, library.to_jax(reward), library.to_jax(last), context)
         # C after the running reward of step n; that of the step itself follows
-        so_far = begun.sum(dtype=float) + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
+        so_far = at_start.sum(dtype=float) + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
         whole = np.asarray(returns, float).sum()
-        return returns, np.append(whole, whole - so_far) / len(begun)
+        return returns, np.append(whole, whole - so_far) / count
 
 
 @partial(jax.jit, static_argnums=0)
-def _terminal(model: Model, theta: Params, x: Array, context: PyTree) -> Array:
-    return sweep.terminal(model, theta, x, context)
+def _returned(model: Model, theta: Params, reward: Array, last: Array, context: PyTree) -> Array:
+    """R (E,) after the last step, at states (M, E)."""
+    return reward + sweep.terminal(model, theta, last.T, context)
 
 
 @partial(jax.jit, static_argnums=0)
 def _finished(
-    model: Model, theta: Params, sums: Sums, x: Array, t: Array, context: PyTree, guess: Array
-) -> tuple[Array, Array]:
-    """Returns (E,) and gradients (E, P) after the last step; the guess is made good by ΣU."""
+    model: Model, theta: Params, sums: Sums, last: Array, t: Array, context: PyTree, guess: Array
+) -> tuple[Array, Array, Array]:
+    """Returns (E,), gradients (E, P) and states (E, M) after the last step; the guess is made good by ΣU.
+
+    sums, last: with the trajectory last, as kernels leave them.
+    """
+    flat, x = ravel_pytree(theta)[0].dtype, last.T
+    sums = Sums(sums.reward, sums.gradient.T.astype(flat), sums.score.T.astype(flat))
     returns = sums.reward + sweep.terminal(model, theta, x, context)
-    flat = sweep.finish(model, theta, sums, x, t, context)
-    return returns, flat + (returns - guess)[:, None] * sums.score
+    gradients = sweep.finish(model, theta, sums, x, t, context)
+    return returns, gradients + (returns - guess)[:, None] * sums.score, x
 
 
-def _samples(call: Call) -> tuple[Array, Array, Array]:
+def _samples(call: Call, place: str) -> tuple[Array, Array, Array]:
     model, plans, tables, substrate, key, theta, count, number = call
     k_run, k_pilot = run_and_pilot(key)
-    kernel = _kernel(call)
+    kernel = _kernel(call, place)
     work = _Work(kernel, call)
+    library, real = work.library, kernel.real
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
-        tables = tables.filled(jnp.asarray(work.rewarded(*work.begun(k_pilot, pilot))[1], kernel.real))
-    ensemble, arrays = work.begun(k_run, count, number)
-    guess, to_go = jnp.zeros(()), None
+        tables = tables.filled(jnp.asarray(work.rewarded(work.begun(k_pilot, pilot), pilot)[1], real))
+    begun = work.begun(k_run, count, number)
+    ensemble, arrays = begun
+    guess, to_go = jnp.zeros((), real), None
     if any(plan.needs_returns for plan in plans):
-        guess, to_go = work.rewarded(ensemble, arrays)
+        guess, to_go = work.rewarded(begun, count)
     elif tables.step is not None:
         guess = tables.step[0]
-    guess = jnp.broadcast_to(guess, (count,)).astype(kernel.real)
+    guess = guess.astype(real)
 
-    first = sweep.initial_sums(model, theta, ensemble.x, substrate.t[0], ensemble.context, guess, tables)
-    own = lambda values: np.array(values, kernel.real, order="C")
-    arrays |= {
-        "guess": own(guess), "reward": own(first.reward), "gradient": own(first.gradient.T),
-        "score": own(first.score.T), "last": np.empty_like(arrays["x"]), "dominated": np.zeros(1, np.int32),
-    }  # fmt: skip
-    arrays, scale = _with_baseline(work, plans[0], tables, arrays, to_go)
-    work.run("sweep", arrays, scale=scale)
-    if arrays["dominated"].any():
+    context = None if ensemble is None else ensemble.context
+    if ensemble is None:  # nothing has been paid, and no draw has a score
+        wide = lambda: library.empty(len(kernel.program.names), count)
+        arrays |= {"guess": library.full(guess, count), "reward": library.empty(count), "gradient": wide(),
+                   "score": wide()}  # fmt: skip
+    else:
+        guess = jnp.broadcast_to(guess, (count,))
+        first = sweep.initial_sums(model, theta, ensemble.x, substrate.t[0], context, guess, tables)
+        arrays |= {"guess": library.own(guess), "reward": library.own(first.reward),
+                   "gradient": library.own(first.gradient.T), "score": library.own(first.score.T)}  # fmt: skip
+    arrays |= {"last": library.empty(kernel.program.state, count), "dominated": library.flag()}
+    arrays, scale = _with_baseline(work, plans[0], tables, arrays, count, to_go)
+    library.run("sweep", arrays, count=count, steps=work.steps, scale=scale)
+    if plans[0].name == "optimal" and bool(arrays["dominated"][0]):
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
-    flat = np.dtype(ravel_pytree(theta)[0].dtype)
-    sums = Sums(arrays["reward"], arrays["gradient"].T.astype(flat), arrays["score"].T.astype(flat))
-    last = arrays["last"].T
-    returns, gradients = _finished(model, theta, sums, last, substrate.t, ensemble.context, guess)
-    return returns, gradients, jnp.asarray(last)
+    sums = Sums(*(library.to_jax(arrays[name]) for name in ("reward", "gradient", "score")))
+    return _finished(model, theta, sums, library.to_jax(arrays["last"]), substrate.t, context, guess)
 
 
 def _with_baseline(
-    work: _Work, plan: Baseline, tables: Tables, arrays: dict[str, np.ndarray], to_go: np.ndarray | None
-) -> tuple[dict[str, np.ndarray], float]:
+    work: _Work, plan: Baseline, tables: Tables, arrays: dict[str, Any], count: int, to_go: np.ndarray | None
+) -> tuple[dict[str, Any], float]:
     """The arrays of the sweep with the table of its baseline, and the factor of what leaves itself out.
 
     With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the mean
     so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
     """
-    real, count, steps = work.kernel.real, arrays["x"].shape[1], len(work.call.substrate.times.dt)
+    real, steps = work.kernel.real, work.steps
     if plan.name == "none":
         return arrays | {"bar": np.zeros(steps, real)}, 1.0
     if plan.name == "time":
@@ -342,7 +396,9 @@ def _with_baseline(
     if plan.name == "mean":
         return arrays | {"bar": to_go[1:].astype(real)}, count / (count - 1)
     scores = len(work.kernel.layout.scores)
-    sums = work.run("weights", arrays, sums=(steps, scores, 2)) if scores else np.zeros((steps, 0, 2))
+    sums = np.zeros((steps, 0, 2))
+    if scores:
+        sums = work.library.run("weights", arrays, count=count, steps=steps, sums=(steps, scores, 2))
     if not np.isfinite(sums).all():
         raise Unsupported("baseline", "the weights of a step are not finite")
     weight, weighted = sums[..., 0], sums[..., 1]

@@ -167,15 +167,35 @@ class _Run(ctypes.Structure):
 class Library:
     """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
 
-    def __init__(self, path: Path, lanes: int):
+    def __init__(self, path: Path, lanes: int, real: np.dtype):
         self._library = ctypes.CDLL(str(path))
-        self.lanes = lanes
+        self.lanes, self.real = lanes, real
+
+    def own(self, values: Any) -> np.ndarray:
+        """A copy that a pass may write to."""
+        return np.array(values, self.real, order="C")
+
+    def full(self, value: Any, count: int) -> np.ndarray:
+        """One value for all trajectories, or one for each. (E,)"""
+        return self.own(np.broadcast_to(value, (count,)))
+
+    def empty(self, *shape: int) -> np.ndarray:
+        """Room for a pass to write to."""
+        return np.empty(shape, self.real)
+
+    def flag(self) -> np.ndarray:
+        """A number that a pass may set. (1,)"""
+        return np.zeros(1, np.int32)
+
+    def to_jax(self, array: np.ndarray) -> Any:
+        """An array as JAX takes it."""
+        return array
 
     def run(
-        self, name: str, arrays: dict[str, np.ndarray], *, steps: int, sums: tuple[int, ...] = (), scale: float = 1.0
-    ) -> np.ndarray:
+        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
+        scale: float = 1.0,
+    ) -> np.ndarray:  # fmt: skip
         """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
-        count = arrays["x"].shape[-1]
         bounds = self._parts(count, sums)
         partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self._library[name]

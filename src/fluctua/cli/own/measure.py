@@ -13,6 +13,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,14 +26,17 @@ import typer
 
 from fluctua.cli.bench import machine
 from fluctua.cli.own.processes import PROCESSES, Own
+from fluctua.compiled.backend import simulator
+from fluctua.compiled.cuda import require_cupy
 from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, threefry
 from fluctua.core.ppgt import ppgt
-from fluctua.core.simulate import simulator
 from fluctua.core.sources import estimate_seeds
 
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
+KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"))
+"""Baselines and noises of the generated kernel. JAX has the noise that is the default, threefry."""
 TWIN_MOST = 2_000
 """Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each."""
 CALL_SECONDS = 5.0
@@ -65,8 +69,9 @@ def measure(
     unknown = sorted(set(names) - set(PROCESSES))
     if unknown:
         raise ValueError(f"no process {unknown[0]!r}; there are {', '.join(PROCESSES)}.")
-    rows, skipped = [], {}
+    rows, skipped, starts = [], {}, {}
     for name in names or tuple(PROCESSES):
+        starts[name] = starting(name, backend)
         for count in counts:
             typer.echo(f"  {name}, {count:,} trajectories …")
             field = []
@@ -76,7 +81,31 @@ def measure(
                 else:
                     field.append(entry)
             rows += [{"process": name, **row} for row in race(field, 1 if quick else 5)]
-    return {"machine": machine(backend), "backend": backend, "quick": quick, "rows": rows, "skipped": skipped}
+    return {"machine": machine(backend), "backend": backend, "quick": quick, "rows": rows, "starts": starts,
+            "skipped": skipped}  # fmt: skip
+
+
+def starting(name: str, backend: str) -> dict[str, float]:
+    """Seconds of the first call of a process with nothing compiled, of one with the kernel on disk, and of a later one.
+
+    Of two trajectories and ten steps, so that nearly all of it is not the work itself.
+    """
+    program = (
+        "import time; begun = time.perf_counter(); from fluctua.cli.own.measure import PROCESSES, estimate\n"
+        f"call = estimate(PROCESSES[{name!r}](), 'time', 2, 10, {backend!r}); imported = time.perf_counter()\n"
+        "call(); first = time.perf_counter(); call(); again = time.perf_counter(); call()\n"
+        "print(first - imported, time.perf_counter() - again)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"FLUCTUA_KERNELS": f"{folder}/kernels", "CUPY_CACHE_DIR": f"{folder}/cupy"}
+        times = []
+        for _ in range(2):
+            run = [sys.executable, "-c", program]
+            done = subprocess.run(run, env={**os.environ, **places}, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            times.append([float(v) for v in done.stdout.split()])
+    return {"first": times[0][0], "on disk": times[1][0], "later": min(times[0][1], times[1][1])}
 
 
 def race(field: list[Competitor], rounds: int) -> list[dict[str, Any]]:
@@ -110,7 +139,10 @@ def competitors(
         slow = int(min(steps, max(10, CALL_SECONDS * 1e9 / (own.cost * count))))
     for baseline in BASELINES:
         most = min(count, TWIN_MOST) if baseline == "twin" else count
-        yield Competitor("JAX", baseline, most, slow, estimate(own, baseline, most, slow))
+        yield Competitor("JAX", baseline, most, slow, estimate(own, baseline, most, slow, "jax"))
+    for baseline, noise in KERNEL:
+        what = baseline if noise == "threefry" else f"{baseline}, {noise}"
+        yield Competitor("kernel", what, count, steps, estimate(own, baseline, count, steps, backend, noise))
     simulated = {"diffrax": diffrax_call, "torchsde": torchsde_call}
     for who, make in simulated.items():
         try:
@@ -124,12 +156,15 @@ def competitors(
             yield Skipped("by hand", str(error))
 
 
-def estimate(own: Own, baseline: str, count: int, steps: int, noise: str = "threefry") -> Callable[[], Any]:
+def estimate(
+    own: Own, baseline: str, count: int, steps: int, backend: str, noise: str = "threefry"
+) -> Callable[[], Any]:
     """One estimate as a call; the table of the time-only baseline is known, as it is after a first estimate."""
     wiener = {"threefry": threefry, "philox": philox}[noise]
     t = np.arange(steps + 1) * own.dt
     known: Any = time_only(_table(steps)) if baseline == "time" else baseline
-    estimator = ppgt(own.process, own.objective, simulator(own.process, own.start, t, wiener=wiener), baseline=known)
+    substrate = simulator(own.process, own.start, t, wiener=wiener, backend=backend)
+    estimator = ppgt(own.process, own.objective, substrate, baseline=known)
     return lambda: jax.block_until_ready(estimator(jax.random.key(1), own.theta, count))
 
 
@@ -233,8 +268,6 @@ def _cpu_by_hand(
 def _cuda_by_hand(
     source: Path, seed: int, count: int, steps: int, dt: Any, theta: np.ndarray, table: np.ndarray
 ) -> Callable[[], Any]:
-    from fluctua.tcmt.kernel.cuda import require_cupy
-
     cp = require_cupy()
     kernel = cp.RawModule(code=source.read_text(), options=("-std=c++17",)).get_function("pendulum")
     block = 32 if count < 10_000 else 128
@@ -258,6 +291,8 @@ def report(result: dict[str, Any]) -> str:
     for process, count in dict.fromkeys((r["process"], r["group"]) for r in _grouped(result["rows"])):
         rows = [r for r in _grouped(result["rows"]) if (r["process"], r["group"]) == (process, count)]
         lines += [f"{process}, {count:,} trajectories", *_lines(rows), ""]
+    for name, start in result["starts"].items():
+        lines.append(f"{name}: " + ", ".join(f"{what} call {seconds:.3g} s" for what, seconds in start.items()))
     lines += [f"{who}: left out, {reason}" for who, reason in result["skipped"].items()]
     return "\n".join([*lines, result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else "")])
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fluctua.compiled.cuda import require_cupy
 from fluctua.tcmt.kernel.cpu import Sums
 from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
@@ -378,23 +379,6 @@ def key_schedule(seed: int) -> np.ndarray:
     low = (np.uint64(seed & 0xFFFFFFFF) + step * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
     high = (np.uint64(seed >> 32) + step * np.uint64(0xBB67AE85)) & np.uint64(0xFFFFFFFF)
     return np.stack([low, high], axis=1).astype(np.uint32).ravel()
-
-
-def require_cupy() -> Any:
-    """CuPy with a working device, or an error that says what is missing."""
-    try:
-        import cupy as cp
-    except ImportError:
-        raise ImportError(
-            "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, 'fluctua[cuda12]' for CUDA 12 "
-            "(`nvidia-smi` shows which the driver has). backend='cpu' runs everywhere."
-        ) from None
-    try:
-        if cp.cuda.runtime.getDeviceCount() > 0:
-            return cp
-    except cp.cuda.runtime.CUDARuntimeError:
-        pass
-    raise RuntimeError("backend='cuda' found no NVIDIA GPU here. backend='cpu' runs everywhere.")
 
 
 def refuse(e: Ensemble) -> None:

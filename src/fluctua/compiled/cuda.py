@@ -1,0 +1,180 @@
+"""Kernels for an NVIDIA GPU: one trajectory a thread, compiled at run time through CuPy (NVRTC).
+
+Each pass is a module of its own, compiled when it is first asked for; CuPy keeps them on disk. An ensemble whose start
+is one state, without a context, is begun by the kernel itself, and its gradients stay on the device if JAX is there.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.compiled.cpu import NATIVE
+from fluctua.compiled.emit import Layout, definitions, functions
+from fluctua.compiled.scalar import Unsupported
+from fluctua.compiled.trace import Program
+
+OPTIONS = ("-std=c++17", "--prec-div=false", "--prec-sqrt=false")
+CONSTANT_BYTES = 60_000
+"""Of constant memory, for the numbers that all trajectories share."""
+
+REGISTERS = 200
+"""Numbers of a trajectory that registers hold; the sums of more of them go to memory."""
+
+CACHE_BYTES = 192 * 2**10
+"""Of a multiprocessor, for such sums: fewer trajectories at a time, whose sums stay there, are faster than many."""
+
+SUM_BYTES = 2**29
+"""Sums over the ensemble that warps hold together, at most."""
+
+POINTERS = ("timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar", "inverse",
+            "sums", "dominated")  # fmt: skip
+
+
+def require_cupy() -> Any:
+    """CuPy with a working device, or an error that says what is missing."""
+    try:
+        import cupy as cp
+    except ImportError:
+        raise ImportError(
+            "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, 'fluctua[cuda12]' for CUDA 12 "
+            "(`nvidia-smi` shows which the driver has). backend='cpu' runs everywhere."
+        ) from None
+    try:
+        if cp.cuda.runtime.getDeviceCount() > 0:
+            return cp
+    except cp.cuda.runtime.CUDARuntimeError:
+        pass
+    raise RuntimeError("backend='cuda' found no NVIDIA GPU here. backend='cpu' runs everywhere.")
+
+
+@cache
+def available() -> bool:
+    """Whether there is a GPU, and CuPy to use it."""
+    try:
+        require_cupy()
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+class Form(NamedTuple):
+    """What the text of a pass depends on.
+
+    wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores. begins: trajectories, from
+    one state and a key.
+    """
+
+    program: Program
+    layout: Layout
+    real: np.dtype
+    noise64: bool
+    wiener: int
+    weighted: bool
+    begins: bool
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 64 if 2 * len(self.program.names) <= REGISTERS else 32
+
+    def source(self, name: str) -> str:
+        """The whole text of a pass: "rewards", "rewards_summed", "weights" or "sweep"."""
+        together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
+        head = {
+            "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
+            "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
+            "BEGINS": int(self.begins), "THREADS": self.threads, "PASS": name.upper(),
+            "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
+        }  # fmt: skip
+        text = lambda file: (NATIVE / file).read_text().replace("#pragma once\n", "")
+        return "\n".join(
+            [
+                *(f"#define {key} {value}" for key, value in head.items()),
+                text("device.cuh"),
+                definitions(self.program, self.layout).replace("constexpr int ", "__device__ constexpr int "),
+                text("noise.hpp"),
+                functions(self.program, self.layout),
+                text("sweep.cuh"),
+            ]
+        )
+
+
+@lru_cache(maxsize=64)
+def _module(source: str) -> Any:
+    import cupy as cp
+
+    try:
+        return cp.RawModule(code=source, options=OPTIONS)
+    except Exception as problem:  # CuPy's own, which it does not export
+        if type(problem).__name__ != "CompileException":
+            raise
+        raise Unsupported("compiler", f"NVRTC failed: {str(problem).strip()[:400]}") from None
+
+
+class Library:
+    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory last."""
+
+    def __init__(self, form: Form):
+        self.cp, self.form, self.real = require_cupy(), form, form.real
+        shared = len(form.layout.shared) * self.real.itemsize
+        if shared > CONSTANT_BYTES:
+            raise Unsupported(
+                "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
+            )
+        self._modules: dict[str, Any] = {}
+
+    def own(self, values: Any) -> Any:
+        """A copy on the device that a pass may write to."""
+        return self.cp.asarray(np.ascontiguousarray(values, self.real))
+
+    def full(self, value: Any, count: int) -> Any:
+        """One value for all trajectories, or one for each. (E,)"""
+        return self.own(np.broadcast_to(value, (count,)))
+
+    def empty(self, *shape: int) -> Any:
+        """Room for a pass to write to."""
+        return self.cp.empty(shape, self.real)
+
+    def flag(self) -> Any:
+        """A number that a pass may set. (1,)"""
+        return self.cp.zeros(1, np.int32)
+
+    def to_jax(self, array: Any) -> Any:
+        """An array as JAX takes it: as it is, where JAX is on the device too."""
+        return jax.dlpack.from_dlpack(array) if jax.default_backend() == "gpu" else array.get()
+
+    def run(
+        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
+        scale: float = 1.0,
+    ) -> np.ndarray:  # fmt: skip
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
+        cp, block = self.cp, self.form.threads
+        if name not in self._modules:
+            self._modules[name] = _module(self.form.source(name))
+        module = self._modules[name]
+        shared = np.frombuffer(arrays["shared"].tobytes(), np.uint8)
+        if shared.size:
+            cp.ndarray(shared.shape, np.uint8, module.get_global("c_shared")).set(shared)
+        warps = self._warps(count, name, sums)
+        totals = cp.zeros((warps, *sums)) if sums else None
+        values = [totals if key == "sums" else arrays.get(key) for key in POINTERS]
+        uploaded = [cp.asarray(v) if type(v) is np.ndarray else v for v in values]  # alive until the launch is queued
+        pointers = [np.uint64(0) if v is None or v.size == 0 else v for v in uploaded]
+        numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
+        module.get_function("one_pass")((warps * 32 // block,), (block,), (*numbers, *pointers, self.real.type(scale)))
+        return np.empty(0) if totals is None else totals.sum(axis=0).get()
+
+    def _warps(self, count: int, name: str, sums: tuple[int, ...]) -> int:
+        """Groups of 32 trajectories that run side by side: as many as there are, or as many as memory serves well."""
+        wanted, together = -(-count // 32), self.form.threads // 32
+        processors = self.cp.cuda.Device().attributes["MultiProcessorCount"]
+        numbers = 2 * len(self.form.program.names) if name == "sweep" else 0
+        if numbers > REGISTERS:
+            wanted = min(wanted, processors * max(1, CACHE_BYTES // (32 * self.real.itemsize * numbers)))
+        if sums:
+            wanted = min(wanted, 16 * processors, max(1, SUM_BYTES // (8 * int(np.prod(sums)))))
+        return -(-wanted // together) * together

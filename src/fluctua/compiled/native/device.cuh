@@ -1,0 +1,109 @@
+// One trajectory a thread: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time (NVRTC),
+// where no header is found. Functions of single precision are accurate to a few units in the last place.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define INLINE static __device__ __forceinline__
+#define HUGE_NUMBER __int_as_float(0x7f800000)
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#define INFINITY HUGE_NUMBER
+#endif
+
+typedef REAL F;
+typedef F V;
+typedef float VF;
+typedef double VD;
+typedef u32 U;
+typedef u64 UL;
+#define __builtin_convertvector(value, type) ((type)(value))
+
+struct B {  // true or false, with the operators of a mask
+  bool yes;
+  __device__ __forceinline__ B(bool yes) : yes(yes) {}
+};
+INLINE B operator&(B a, B b) { return a.yes && b.yes; }
+INLINE B operator|(B a, B b) { return a.yes || b.yes; }
+INLINE B operator^(B a, B b) { return a.yes != b.yes; }
+INLINE B operator==(B a, B b) { return a.yes == b.yes; }
+INLINE B operator!=(B a, B b) { return a.yes != b.yes; }
+INLINE B operator~(B a) { return !a.yes; }
+INLINE B mask(int yes) { return yes != 0; }
+#define any(m) (B(m).yes)  // CUDA has a function of this name
+
+INLINE V bc(F s) { return s; }
+INLINE VF sel(B m, VF a, VF b) { return m.yes ? a : b; }
+INLINE VD sel(B m, VD a, VD b) { return m.yes ? a : b; }
+INLINE VF as_real(U bits) { return __uint_as_float(bits); }
+INLINE VD as_real(UL bits) { return __longlong_as_double((i64)bits); }
+INLINE VF narrow(VD x) { return (VF)x; }
+
+#define FUNCTION(name, f, d)                     \
+  INLINE VF m_##name(VF x) { return f(x); }      \
+  INLINE VD m_##name(VD x) { return d(x); }
+#define FUNCTION_OF_TWO(name, f, d)                      \
+  INLINE VF m_##name(VF x, VF y) { return f(x, y); }     \
+  INLINE VD m_##name(VD x, VD y) { return d(x, y); }
+
+FUNCTION(sqrt, sqrtf, sqrt)
+FUNCTION(cbrt, cbrtf, cbrt)
+FUNCTION(exp, expf, exp)
+FUNCTION(exp2, exp2f, exp2)
+FUNCTION(expm1, expm1f, expm1)
+FUNCTION(log, logf, log)
+FUNCTION(log1p, log1pf, log1p)
+FUNCTION(tan, tanf, tan)
+FUNCTION(asin, asinf, asin)
+FUNCTION(acos, acosf, acos)
+FUNCTION(atan, atanf, atan)
+FUNCTION(sinh, sinhf, sinh)
+FUNCTION(cosh, coshf, cosh)
+FUNCTION(tanh, tanhf, tanh)
+FUNCTION(asinh, asinhf, asinh)
+FUNCTION(acosh, acoshf, acosh)
+FUNCTION(atanh, atanhf, atanh)
+FUNCTION(erf, erff, erf)
+FUNCTION(erfc, erfcf, erfc)
+FUNCTION(lgamma, lgammaf, lgamma)
+FUNCTION(floor, floorf, floor)
+FUNCTION(ceil, ceilf, ceil)
+FUNCTION(trunc, truncf, trunc)
+FUNCTION(round_even, rintf, rint)
+FUNCTION(round_away, roundf, round)
+FUNCTION_OF_TWO(pow, powf, pow)
+FUNCTION_OF_TWO(atan2, atan2f, atan2)
+FUNCTION_OF_TWO(rem, fmodf, fmod)
+
+// quarter: 0 for the sine, 1 for the cosine; polynomials of Cephes. CUDA's own have a part for large arguments that, in
+// line, would be most of the program.
+INLINE VF circle(VF x, int quarter) {
+  VF n = rintf(x * 0.636619772f);
+  VF r = fmaf(n, 1.71512451e-15f, fmaf(n, 4.37113883e-8f, fmaf(n, -1.57079637f, x)));
+  if (!(fabsf(x) < 1e4f)) {
+    const double turns = rint(x * 0.63661977236758134308);
+    r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
+    n = (VF)(turns - 4 * floor(turns / 4));
+  }
+  const VF z = r * r;
+  const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
+  const VF c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  const int k = (int)n + quarter;
+  return __uint_as_float(__float_as_uint(k & 1 ? c : s) ^ ((u32)(k & 2) << 30));
+}
+INLINE VF m_sin(VF x) { return circle(x, 0); }
+INLINE VF m_cos(VF x) { return circle(x, 1); }
+INLINE VD m_sin(VD x) { return sin(x); }
+INLINE VD m_cos(VD x) { return cos(x); }
+
+INLINE V m_abs(V x) { return x < 0 ? -x : x; }
+INLINE V m_sign(V x) { return x > 0 ? F(1) : x < 0 ? F(-1) : x; }
+INLINE V m_max(V a, V b) { return a > b ? a : b; }  // b if it is not a number; shared numbers are a
+INLINE V m_min(V a, V b) { return a < b ? a : b; }
+INLINE B m_isfinite(V x) { return x - x == 0; }
+
+// of the noise alone, where an error of 1e-6 is far below the unit of a normal
+INLINE VF log_of_positive(VF x) { return __logf(x); }
+INLINE VD log_of_positive(VD x) { return log(x); }
+INLINE VF wave(VF turns, int quarter) { return quarter ? __cosf(turns) : __sinf(turns); }
+INLINE VD wave(VD turns, int quarter) { return quarter ? cos(turns) : sin(turns); }

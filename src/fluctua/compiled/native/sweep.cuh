@@ -1,0 +1,288 @@
+// All trajectories of a run through all steps, one a thread; the process itself is in the functions `step_rewards`,
+// `step_weights` and `step_scores` above. Arrays have the trajectory last: component k of trajectory j is [k·E + j].
+//
+// A warp goes through time with 32 trajectories, then with the next. Sums over the ensemble are in double precision, one
+// set a warp, in an order that sizes alone decide; the host adds the sets.
+
+// What a module is compiled for: each takes a second of the first call
+#define REWARDS 1
+#define REWARDS_SUMMED 2
+#define SWEEP 3
+#define WEIGHTS 4
+
+#define EACH(k, count) _Pragma("unroll") for (int k = 0; k < (count); k++)
+#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
+
+__constant__ F c_shared[AT_LEAST_ONE(SHARED)];
+
+struct Run {
+  i64 count, steps, first;   // first: the number of the first trajectory
+  const F *timed;            // (T, TIMED): the same for all trajectories
+  const F *x, *context;      // (STATE, E) or (STATE,), (CONTEXT, E)
+  const u32 *stream;         // (STREAM, E), or the key
+  const F *guess;            // (E,) the return, or near it
+  F *reward, *last;          // (E,) in and out, (STATE, E) out
+  F *gradient, *score;       // (PARAMETERS, E) in and out
+  const F *bar, *inverse;    // (T,) or (T, SCORES): the baseline, and 1/ΣU²
+  double *sums;              // (warps, T, 2) or (warps, T, 2·SCORES)
+  int *dominated;            // set where one trajectory has nearly all of a weight
+  F scale;                   // of what is left out: E/(E − 1) where trajectories leave themselves out
+};
+
+// ------------------------------------------------------------------------------------------ noise
+
+#if NOISE64
+typedef double Z;
+#else
+typedef float Z;
+#endif
+
+// Normals of BATCH steps are drawn together and kept in shared memory: they do not wait for one another.
+struct Noise {
+  U stream[AT_LEAST_ONE(STREAM)];
+};
+
+#if NORMALS
+__shared__ V z_kept[BATCH * NORMALS * THREADS];
+
+INLINE V normal_of(U high, U low) {
+#if NOISE64
+  return (V)normal64(high, low);
+#else
+  return normal32(high, low);
+#endif
+}
+
+INLINE void draw(const U *stream, u32 n) {
+  V *mine = z_kept + threadIdx.x;
+#if WIENER == 1
+#pragma unroll
+  for (int b = 0; b < BATCH; b++) {
+    U a = 0, c = n + b;
+    threefry(stream[0], stream[1], a, c);
+#pragma unroll 4
+    for (int k = 0; k < NORMALS; k++) {
+      U high = 0, low = NORMAL_OF[k];
+      threefry(a, c, high, low);
+      mine[(b * NORMALS + k) * THREADS] = normal_of(high, low);
+    }
+  }
+#elif WIENER == 2
+  const int sites = (WIDTH + 1) / 2;
+  const Z scale = (Z)2.3283064365386963e-10, turn = (Z)6.283185307179586;
+#pragma unroll
+  for (int b = 0; b < BATCH; b += 2) {
+#pragma unroll 4
+    for (int k = 0; k < NORMALS; k++) {
+      const int site = NORMAL_OF[k] < sites ? NORMAL_OF[k] : NORMAL_OF[k] - sites;
+      const int quarter = NORMAL_OF[k] < sites;
+      U c0 = site, c1 = (n + b) / 2, c2 = stream[2], c3 = 0;
+      philox(stream[0], stream[1], c0, c1, c2, c3);
+      const Z even = m_sqrt(-2 * log_of_positive(((Z)c0 + (Z)0.5) * scale)) * wave(turn * ((Z)c1 * scale), quarter);
+      const Z odd = m_sqrt(-2 * log_of_positive(((Z)c2 + (Z)0.5) * scale)) * wave(turn * ((Z)c3 * scale), quarter);
+      mine[(b * NORMALS + k) * THREADS] = (V)even;
+      mine[((b + 1) * NORMALS + k) * THREADS] = (V)odd;
+    }
+  }
+#endif
+}
+#endif
+
+INLINE void drawn(const U *stream, u32 n, V *z) {
+#if NORMALS
+  if (n % BATCH == 0) draw(stream, n);
+  EACH(k, NORMALS) z[k] = z_kept[((n % BATCH) * NORMALS + k) * THREADS + threadIdx.x];
+#endif
+}
+
+// ------------------------------------------------------------------------------------------ one trajectory
+
+struct Trajectory {
+  V x[STATE], c[AT_LEAST_ONE(CONTEXT)], reward;
+  U stream[AT_LEAST_ONE(STREAM)];
+};
+
+INLINE void begun(Trajectory &own, const Run &run, i64 j) {
+#if BEGINS  // one start, no context: streams are made of the key
+  EACH(k, STATE) own.x[k] = run.x[k];
+  own.reward = 0;
+#if WIENER == 1
+  U a = 0, b = (u32)(run.first + j);
+  threefry(run.stream[0], run.stream[1], a, b);
+  own.stream[0] = a, own.stream[1] = b;
+#elif WIENER == 2
+  own.stream[0] = run.stream[0], own.stream[1] = run.stream[1], own.stream[2] = (u32)(run.first + j);
+#endif
+#else
+  EACH(k, STATE) own.x[k] = run.x[k * run.count + j];
+  EACH(k, CONTEXT) own.c[k] = run.context[k * run.count + j];
+  EACH(k, STREAM) own.stream[k] = run.stream[k * run.count + j];
+  own.reward = run.reward[j];
+#endif
+}
+INLINE void ended(const Trajectory &own, const Run &run, i64 j) {
+  EACH(k, STATE) run.last[k * run.count + j] = own.x[k];
+  run.reward[j] = own.reward;
+}
+
+// ------------------------------------------------------------------------------------------ sums over the ensemble
+
+INLINE F exchanged(F v, int distance) { return __shfl_xor_sync(0xFFFFFFFFu, v, distance); }
+
+// SIZE values of every thread, a power of two up to 32: lane l ends with the sum of value l % SIZE over the warp
+template <int SIZE>
+INLINE F added(F *v, int lane) {
+#pragma unroll
+  for (int half = SIZE / 2; half > 0; half /= 2) {
+    const bool upper = lane & half;
+#pragma unroll
+    for (int k = 0; k < half; k++) {
+      const F kept = upper ? v[k + half] : v[k], sent = upper ? v[k] : v[k + half];
+      v[k] = kept + exchanged(sent, half);
+    }
+  }
+  F total = v[0];
+#pragma unroll
+  for (int distance = SIZE; distance < 32; distance *= 2) total += exchanged(total, distance);
+  return total;
+}
+
+constexpr __device__ int padded(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : n <= 16 ? 16 : 32; }
+
+// add COUNT values of every thread to the sums of this warp at step n
+template <int COUNT, class Of>
+INLINE void summed(double *sums, i64 steps, i64 n, Of value) {
+  const int lane = threadIdx.x & 31;
+  const i64 warp = blockIdx.x * (i64)(THREADS / 32) + threadIdx.x / 32;
+  double *row = sums + (warp * steps + n) * COUNT;
+#pragma unroll
+  for (int from = 0; from < COUNT; from += 32) {
+    constexpr int MOST = COUNT < 32 ? padded(COUNT) : 32;
+    F v[MOST];
+    EACH(k, MOST) v[k] = from + k < COUNT ? value(from + k) : F(0);
+    const F total = added<MOST>(v, lane);
+    // nobody else writes here: atomic only because that does not wait for the sum before
+    if (lane < MOST && from + lane < COUNT) atomicAdd(row + from + lane, (double)total);
+  }
+}
+
+#define ALL_TRAJECTORIES                                                                              \
+  for (i64 group = (blockIdx.x * (i64)THREADS + threadIdx.x) / 32 * 32; group < run.count;            \
+       group += gridDim.x * (i64)THREADS)
+
+// ------------------------------------------------------------------------------------------ rewards alone
+
+template <bool SUMS>
+INLINE void rewarded(const Run &run) {
+  ALL_TRAJECTORIES {
+    const i64 index = group + (threadIdx.x & 31);
+    const bool here = index < run.count;
+    const i64 j = here ? index : run.count - 1;
+    Trajectory own;
+    begun(own, run, j);
+    for (i64 n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
+      drawn(own.stream, (u32)n, z);
+      step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r);
+      own.reward += g;
+      own.reward += r;
+      EACH(k, STATE) own.x[k] = y[k];
+      if (SUMS) summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
+    }
+    if (here) ended(own, run, j);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ the sweep
+
+// LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
+template <bool LEFT_OUT>
+INLINE void swept(const Run &run) {
+  ALL_TRAJECTORIES {
+    const i64 index = group + (threadIdx.x & 31);
+    const bool here = index < run.count;
+    const i64 j = here ? index : run.count - 1;
+    Trajectory own;
+    begun(own, run, j);
+    V gradient[PARAMETERS], score[PARAMETERS];
+#if BEGINS
+    EACH(p, PARAMETERS) gradient[p] = score[p] = 0;
+#else
+    EACH(p, PARAMETERS) gradient[p] = run.gradient[p * run.count + j];
+    EACH(p, PARAMETERS) score[p] = run.score[p * run.count + j];
+#endif
+    const V guess = run.guess[j];
+    bool dominated = false;
+    for (i64 n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
+      drawn(own.stream, (u32)n, z);
+      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e);
+      own.reward += g;
+      const V to_go = guess - own.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
+      if (LEFT_OUT) {
+        EACH(k, SCORES) {
+          const V rest = 1 - s[k] * s[k] * run.inverse[n * SCORES + k];
+          dominated |= rest < F(0.015625);
+          gradient[SCORE_OF[k]] += (to_go - run.bar[n * SCORES + k]) * s[k] / rest;
+          score[SCORE_OF[k]] += s[k];
+        }
+      } else {
+        const V left = (to_go - run.bar[n]) * run.scale;
+        EACH(k, SCORES) {
+          gradient[SCORE_OF[k]] += left * s[k];
+          score[SCORE_OF[k]] += s[k];
+        }
+      }
+      EACH(k, EXPLICITS) gradient[EXPLICIT_OF[k]] += e[k];
+      own.reward += r;
+      EACH(k, STATE) own.x[k] = y[k];
+    }
+    if (here) {
+      ended(own, run, j);
+      EACH(p, PARAMETERS) run.gradient[p * run.count + j] = gradient[p];
+      EACH(p, PARAMETERS) run.score[p * run.count + j] = score[p];
+      if (dominated) *run.dominated = 1;
+    }
+  }
+}
+
+// Σ U² and Σ λ U² over the ensemble at every step
+INLINE void weighed(const Run &run) {
+  ALL_TRAJECTORIES {
+    const i64 index = group + (threadIdx.x & 31);
+    const bool here = index < run.count;
+    const i64 j = here ? index : run.count - 1;
+    Trajectory own;
+    begun(own, run, j);
+    const V guess = run.guess[j];
+    for (i64 n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
+      drawn(own.stream, (u32)n, z);
+      step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s);
+      own.reward += g;
+      const V to_go = guess - own.reward;
+      summed<2 * AT_LEAST_ONE(SCORES)>(run.sums, run.steps, n, [&](int k) {
+        const F u = here ? s[k / 2] * s[k / 2] : F(0);
+        return k % 2 ? to_go * u : u;
+      });
+      own.reward += r;
+      EACH(k, STATE) own.x[k] = y[k];
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
+    i64 count, i64 steps, i64 first, const F *timed, const F *x, const F *context, const u32 *stream, const F *guess,
+    F *reward, F *last, F *gradient, F *score, const F *bar, const F *inverse, double *sums, int *dominated, F scale) {
+  const Run run = {count, steps, first, timed, x,   context, stream,    guess, reward, last, gradient,
+                   score, bar,   inverse, sums, dominated, scale};
+#if PASS == REWARDS
+  rewarded<false>(run);
+#elif PASS == REWARDS_SUMMED
+  rewarded<true>(run);
+#elif PASS == WEIGHTS
+  weighed(run);
+#else
+  swept<WEIGHTED != 0>(run);
+#endif
+}

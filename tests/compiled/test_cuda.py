@@ -1,0 +1,93 @@
+"""Kernels for a GPU give the numbers of the JAX path on the same noise; emulated where there is none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+import problems
+from cuda_device import has_gpu
+from fluctua.cli.own.processes import PROCESSES
+from fluctua.compiled import backend, cuda
+from fluctua.core.draws import philox
+
+COUNT = 40  # a warp and a part of one
+
+
+@pytest.fixture
+def kernels_of_device(device):
+    """Kernels are made afresh: those of an emulated device are no use to another one."""
+    caches = (backend._made, cuda._module, cuda.available)
+    for kept in caches:
+        kept.cache_clear()
+    yield device
+    for kept in caches:
+        kept.cache_clear()
+
+
+def samples(backend, process, objective, start, t, theta, baseline, **options):
+    simulator = fl.simulator(process, start, t, backend=backend, **options)
+    result = fl.ppgt(process, objective, simulator, baseline=baseline).samples(jax.random.key(3), theta, COUNT)
+    rows = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(result.gradient)]
+    return np.concatenate(rows, axis=1), np.asarray(result.returns)
+
+
+def assert_alike(case, relative, **options):
+    for expected, got in zip(samples("jax", *case, **options), samples("cuda", *case, **options), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=0, atol=relative * np.abs(expected).max())
+
+
+on_a_gpu = pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; emulated, the cases beside it have to do")
+
+
+def in_double_precision(make, start, baseline):
+    problem = problems.problem(make, start)
+    double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+    numbers = problem.start, double(problem.t), double(problem.theta)
+    assert_alike((*problem[:2], *numbers, baseline), 1e-9, context=problem.context)
+
+
+def of_the_benchmark(name, baseline, relative, **options):
+    with jax.enable_x64(False):
+        own = PROCESSES[name]()
+        case = (own.process, own.objective, own.start, jnp.arange(41) * own.dt, own.theta, baseline)
+        assert_alike(case, relative, **options)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_arrays_of_an_ensemble_that_jax_begins():  # running, step, initial and terminal rewards; a random start
+    in_double_precision(problems.driven_rotor, "density", "optimal")
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_an_ensemble_that_the_kernel_begins():
+    of_the_benchmark("pendulum", "optimal", 2e-5, wiener=philox)  # as on the CPU, and 1e-6 of the noise's functions
+
+
+@on_a_gpu
+def test_dense_noise_a_context_and_a_start_that_moves():
+    in_double_precision(problems.non_normal, "fade part", "mean")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("baseline", ["time", "mean", "optimal"])
+def test_processes_of_the_benchmark(name, baseline):
+    of_the_benchmark(name, baseline, 2e-4)
+
+
+@on_a_gpu
+def test_a_call_repeats_itself_to_the_last_bit():
+    own = PROCESSES["pendulum"]()
+    case = ("cuda", own.process, own.objective, own.start, jnp.linspace(0, 1, 41), own.theta, "optimal")
+    for a, b in zip(samples(*case), samples(*case), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_the_message_says_what_to_do():
+    own = PROCESSES["double well"]()
+    with pytest.raises((ImportError, RuntimeError), match="backend='cpu'"):
+        fl.simulator(own.process, own.start, jnp.linspace(0, 1, 11), backend="cuda")
