@@ -108,10 +108,9 @@ def test_generated_source_has_the_names_of_the_parameters():
         estimator(backend="jax").source(THETA)
 
 
-@pytest.mark.parametrize("choice", ["gpu", "cuda"])
-def test_an_unknown_backend_is_refused(choice):
-    with pytest.raises(ValueError, match=choice):
-        fl.simulator(PROCESS, jnp.ones(2), T, backend=choice)
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="gpu"):
+        fl.simulator(PROCESS, jnp.ones(2), T, backend="gpu")
 
 
 def test_a_range_of_trajectories_is_that_of_the_whole():
