@@ -209,14 +209,13 @@ def time_one_pass(cp, quick):
         for name, (spec, options) in variants.items():
             ensemble = ensemble_of(spec, count, **options)
             device = cuda.Device(cp, ensemble, plan_of(ensemble))
-            rewards = cp.zeros(spec.steps)
             few = min(count, device.chunk)
-            bare = event_time(cp, lambda d=device, n=few, r=rewards: d.launch(0, n, r, 0), repeat)
+            bare = event_time(cp, lambda d=device, n=few: d.launch(0, n, 0), repeat)
             full = bare
             if ensemble.scores:
                 full = event_time(
                     cp,
-                    lambda d=device, n=few, r=rewards: d.moments(d.launch(0, n, r, 0), False),
+                    lambda d=device, n=few: d.moments(d.launch(0, n, 0), False),
                     max(2, repeat // 2),
                 )
             begin = time.perf_counter()
@@ -240,8 +239,7 @@ def time_sizes(cp, quick):
         spec = paper_lattice(rows, columns, steps=2_000)
         ensemble = ensemble_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
         device = cuda.Device(cp, ensemble, plan_of(ensemble))
-        rewards = cp.zeros(spec.steps)
-        t = event_time(cp, lambda d=device, r=rewards: d.launch(0, min(1000, d.chunk), r, 0), 3)
+        t = event_time(cp, lambda d=device: d.launch(0, min(1000, d.chunk), 0), 3)
         n = rows * columns
         print(
             f"  {rows:3} × {columns:3}: {t:9.2f} ms, {1e9 * t / (n * 2e6):8.2f} ps a site and step",

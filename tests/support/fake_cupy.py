@@ -111,6 +111,18 @@ class RawModule:
 
 
 class _Device:
+    current = 0
+
+    def __init__(self, id=None):
+        self.id = _Device.current if id is None else id
+
+    def __enter__(self):
+        self.before, _Device.current = _Device.current, self.id
+        return self
+
+    def __exit__(self, *_):
+        _Device.current = self.before
+
     attributes = {  # noqa: RUF012
         "MultiProcessorCount": 2,
         "MaxThreadsPerMultiProcessor": 2048,

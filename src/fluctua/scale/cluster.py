@@ -104,13 +104,10 @@ class Cluster:
     def workers(self) -> Sequence[int]:
         """Those that are ready; waits for the first."""
         self._begin_missing()
+        self._greet(0.0)
         begun = time.monotonic()
         while not self.ready:
-            starting = [ref for ref, (_, number) in self.refs.items() if number < 0]
-            if not starting:
-                time.sleep(0.2)
-            for ref in self.ray.wait(starting, timeout=1.0)[0] if starting else []:
-                self._settle(ref)
+            self._greet(1.0)
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(
                     f"no worker began within {PATIENCE:g} s: the cluster has {self.ray.cluster_resources()}, and each "
@@ -147,6 +144,16 @@ class Cluster:
     def put(self, value: Any) -> Any:
         """A value that many calls share: it travels once to a machine."""
         return self.ray.put(value)
+
+    def _greet(self, seconds: float) -> None:
+        """Take in the workers that have begun; wait so long for one of them."""
+        starting = [ref for ref, (_, number) in self.refs.items() if number < 0]
+        if not starting:
+            time.sleep(min(seconds, 0.2))
+            return
+        self.ray.wait(starting, timeout=seconds)
+        for ref in self.ray.wait(starting, num_returns=len(starting), timeout=0)[0]:
+            self._settle(ref)
 
     def _settle(self, ref: Any) -> Done | Gone | None:
         """What came of a call; None where a worker has become ready."""

@@ -1,12 +1,18 @@
-"""The one-pass kernel on an NVIDIA GPU: lays out the network, compiles for it at run time, launches.
+"""The one-pass kernel on NVIDIA GPUs: lays out the network, compiles for it at run time, launches.
 
 A trajectory is a block and a site a thread; see `native/cuda/lattice.cu`. Compilation takes a second and is kept
 for every shape of network: new parameter values, seeds and drives of the same network do not compile again.
+
+A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the number of GPUs, and
+what they leave is added in their order on the host: one GPU and eight give the same bits, if they are of one kind.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +26,8 @@ LN2 = 0.6931471805599453
 SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
+PIECE = 2**15
+"""Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to share out."""
 
 
 class Layout(NamedTuple):
@@ -82,16 +90,14 @@ def refuse_beyond(shared: int, what: str, attributes: dict[str, int]) -> None:
 
 
 def run(e: Ensemble) -> Sums:
-    """One pass on the current CuPy device."""
+    """One pass, on all GPUs that are visible."""
     cp = require_cupy()
     refuse(e)
-    device = Device(cp, e, plan_of(e))
-    out = Sums.empty(e)
-    reward_sum = cp.zeros(e.spec.steps)
-    for begin in range(0, e.count, device.chunk):
-        end = min(begin + device.chunk, e.count)
-        part = device.launch(e.first + begin, end - begin, reward_sum, e.records)
+    plan, out = plan_of(e), Sums.empty(e)
+    launch = lambda device, begin, end: device.launch(e.first + begin, end - begin, e.records)
+    for begin, end, device, part in in_turn(cp, e.count, lambda: Device(cp, e, plan), launch):
         out.returns[begin:end] = part.returns.get()
+        out.reward_sum += part.reward_sum.get()
         bad = np.flatnonzero(part.overflow.get())
         if bad.size:
             out.overflow[0] = e.first + begin + int(bad[0])
@@ -103,8 +109,60 @@ def run(e: Ensemble) -> Sums:
                 out.samples[begin:end] = samples.get()
         if out.record is not None:
             out.record[begin:end] = part.record.get()
-    out.reward_sum = reward_sum.get()
     return out
+
+
+def visible(cp: Any) -> list[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, the current one first."""
+    count, current = cp.cuda.runtime.getDeviceCount(), cp.cuda.Device().id
+    return [(current + i) % count for i in range(count)]
+
+
+def in_turn(
+    cp: Any, count: int, make: Callable[[], Any], launch: Callable[[Any, int, int], Any]
+) -> Iterator[tuple[int, int, Any, Any]]:
+    """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in order.
+
+    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`. launch: (device, begin,
+    end), asynchronous. What follows is done with the GPU of the piece as the current one.
+    """
+    gpus, made = visible(cp), [make()]
+    edges = [*range(0, count, made[0].chunk), count]
+    pieces = list(itertools.pairwise(edges))
+    for start in range(0, len(pieces), len(gpus)):
+        launched = []
+        for slot, (begin, end) in enumerate(pieces[start : start + len(gpus)]):
+            with cp.cuda.Device(gpus[slot]):
+                if slot == len(made):
+                    made.append(make())
+                launched.append((slot, begin, end, launch(made[slot], begin, end)))
+        for slot, begin, end, part in launched:
+            with cp.cuda.Device(gpus[slot]):
+                yield begin, end, made[slot], part
+
+
+def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """function(item) of every item, on all visible GPUs at once; results in the order of the items."""
+    cp = require_cupy()
+    gpus = visible(cp)[: len(items)]
+    if len(gpus) < 2:
+        return [function(item) for item in items]
+
+    def share(slot: int) -> list[Any]:
+        with cp.cuda.Device(gpus[slot]):
+            return [function(item) for item in items[slot :: len(gpus)]]
+
+    with ThreadPoolExecutor(len(set(gpus))) as threads:
+        shares = list(threads.map(share, range(len(gpus))))
+    return [shares[i % len(gpus)][i // len(gpus)] for i in range(len(items))]
+
+
+def piece_of(count: int, most: int) -> int:
+    """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number of GPUs."""
+    if min(count, most) > PIECE:
+        many = -(-count // PIECE)
+        most = min(most, -(-count // many) + 1)
+    return int(max(2, min(count, most) // 2 * 2))
 
 
 class Part(NamedTuple):
@@ -115,6 +173,7 @@ class Part(NamedTuple):
     returns: Any
     overflow: Any
     record: Any
+    reward_sum: Any  # (T,)
 
 
 class Device:
@@ -140,7 +199,7 @@ class Device:
         self.layout = lay_out(plan)
         self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
         per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
-        self.chunk = int(max(2, min(ensemble.count, CHUNK_BYTES // per_trajectory) // 2 * 2))
+        self.chunk = piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
         self._keep: list[Any] = []
         self._compile(SOURCES + sources, macros or {})
         self._upload()
@@ -152,7 +211,7 @@ class Device:
         self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, item, self.shared, self.chunk)
         defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
-        self.module = compiled(defines, *sources)
+        self.module = compiled(self.cp.cuda.Device().id, defines, *sources)
         self.kernel = self.module.get_function("one_pass")
         if self.shared > 48 * 1024:
             self.kernel.max_dynamic_shared_size_bytes = self.shared
@@ -228,8 +287,8 @@ class Device:
         """Write a block of addresses, each by its name in the struct."""
         self.set_constant(name, blocks()[struct].packed(**addresses))
 
-    def launch(self, first: int, count: int, reward_sum: Any, records: int) -> Part:
-        """Run `count` trajectories from `first` and add their rewards to `reward_sum` (T,); asynchronous."""
+    def launch(self, first: int, count: int, records: int) -> Part:
+        """Run `count` trajectories from `first`; asynchronous."""
         cp, n, grid = self.cp, self.plan.sites, min(self.grid, count)
         of_blocks = cp.zeros((grid, self.plan.steps))
         part = Part(
@@ -238,11 +297,11 @@ class Device:
             cp.empty(count),
             cp.empty(count, np.int32),
             cp.empty((count, records, n, 2), self.real),
+            None,
         )
         self.set_outputs(part, of_blocks, address(part.record))
         self.kernel((grid,), (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)
-        reward_sum += of_blocks.sum(axis=0)
-        return part
+        return part._replace(reward_sum=of_blocks.sum(axis=0))
 
     def set_outputs(self, part: Any, reward_sum: Any, record: int) -> None:
         """Where a launch writes."""
@@ -365,8 +424,8 @@ def definitions(e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool) -
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(defines: tuple[tuple[str, str], ...], *names: str) -> Any:
-    """The module for these macros; compiled once."""
+def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any:
+    """The module for these macros on a GPU, which has constants of its own; compiled once."""
     import cupy as cp
 
     options = ("-std=c++17", *(f"-D{k}={v}" for k, v in defines))

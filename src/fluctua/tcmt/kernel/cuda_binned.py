@@ -29,7 +29,7 @@ BIN_BLOCKS = 2
 
 
 def run(e: Ensemble) -> Sums:
-    """Both passes on the current CuPy device."""
+    """Both passes on the current GPU; groups of trajectories that have bins of their own go to all of them."""
     cp = require_cupy()
     refuse(e)
     second = Second(cp, e)
@@ -109,12 +109,11 @@ class Second:
         """The first pass."""
         e = self.ensemble
         out = Sums.empty(e)
-        self.reward_sum = self.cp.zeros(self.plan.steps)
-        self.part = self.device.launch(e.first, e.count, self.reward_sum, e.records)
+        self.part = self.device.launch(e.first, e.count, e.records)
         bad = np.flatnonzero(self.part.overflow.get())
         if bad.size:
             out.overflow[0] = e.first + int(bad[0])
-        out.returns, out.reward_sum = self.part.returns.get(), self.reward_sum.get()
+        out.returns, out.reward_sum = self.part.returns.get(), self.part.reward_sum.get()
         if out.record is not None:
             out.record = self.part.record.get()
         return out
@@ -128,7 +127,7 @@ class Second:
         n, b, bins = plan.sites, plan.bonds, self.binned.bins
         empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
-        centre = cp.asarray(mean_to_go(self.reward_sum.get(), e))
+        centre = cp.asarray(mean_to_go(self.part.reward_sum.get(), e))
         replayed = {
             "state": empty((e, n, 2)),
             "c": empty(e, np.float64),

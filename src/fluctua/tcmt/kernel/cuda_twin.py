@@ -34,15 +34,14 @@ def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
 
 
 def run(e: Ensemble, twin: TwinModel) -> TwinSums:
-    """One pass with the twin correction on the current CuPy device."""
+    """One pass with the twin correction, on all GPUs that are visible."""
     cp = cuda.require_cupy()
-    out, device, p = TwinSums.empty(e), TwinDevice(cp, e, twin), e.width
-    if not device.tabulated():
-        out.overflow[1] = e.first
-        return out
-    for begin in range(0, e.count, device.chunk):
-        end = min(begin + device.chunk, e.count)
-        part = device.launch(e.first + begin, end - begin)
+    out, p = TwinSums.empty(e), e.width
+    launch = lambda device, begin, end: device.launch(e.first + begin, end - begin)
+    for begin, end, device, part in cuda.in_turn(cp, e.count, lambda: TwinDevice(cp, e, twin), launch):
+        if not device.tabulated:
+            out.overflow[1] = e.first
+            return out
         out.returns[begin:end], out.gained[begin:end] = part.returns.get(), part.gained.get()
         out.prefix_sum += part.prefix_sum.sum(axis=0).get()
         out.reward_sum += part.reward_sum.sum(axis=0).get()
@@ -86,7 +85,7 @@ class TwinDevice:
         cuda.refuse_beyond(self.shared, f"{self.plan.sites} resonators and their twins", attributes)
         kinds = 2 + layout.degree + (4 if e.rates else 0)
         each = 3 * item * self.plan.sites * kinds
-        self.chunk = int(max(2, min(e.count, cuda.CHUNK_BYTES // each) // 2 * 2))
+        self.chunk = cuda.piece_of(e.count, cuda.CHUNK_BYTES // each)
         blocks = _blocks(attributes, layout.threads, item, self.shared, self.chunk)
         self.segment = self._segment()
         self.segments = -(-self.steps // self.segment)
@@ -108,6 +107,7 @@ class TwinDevice:
         if self.shared > 48 * 1024:
             self.pass_.max_dynamic_shared_size_bytes = self.tabulate.max_dynamic_shared_size_bytes = self.shared
         self._upload(kept)
+        self.tabulated = self._tabulated()
 
     def _segment(self) -> int:
         if self.twin.rank:
@@ -155,7 +155,7 @@ class TwinDevice:
             value=address(self.value),
         )
 
-    def tabulated(self) -> bool:
+    def _tabulated(self) -> bool:
         """Make the table of path and adjoint, if the trajectories share one; False if it is not finite."""
         if self.own:
             return True

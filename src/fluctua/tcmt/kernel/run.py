@@ -87,7 +87,10 @@ def run(
     ensemble = Ensemble(spec, seed, count, Options(**options), first_trajectory, table, binned)
     if not ensemble.scores:
         ensemble = ensemble.replace(binned=None)
-    return _combined([result(part, _sums(part)) for part in _groups(ensemble)])
+    groups = _groups(ensemble)
+    of_group = lambda part: result(part, _sums(part))
+    on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
+    return _combined(cuda.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups])
 
 
 def _groups(e: Ensemble) -> list[Ensemble]:

@@ -1,0 +1,102 @@
+"""Three machines, which are processes here: the history of one process, also when a worker and a machine are killed."""
+
+import sys
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fluctua as fl
+import trap
+from fluctua import tcmt
+from fluctua.scale import cluster
+from fluctua.store import history
+
+TASK = tcmt.transmission(tcmt.rectangular(2, 2, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(3, 0.5)]), horizon=0.3, dt=0.01)
+NETWORK = tcmt.initial_parameters(jax.random.key(1), TASK.network)
+LINE = {"count": 400, "iterations": 4, "seed": 3, "checkpoint_seconds": 0.0}
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"fluctua\[cluster\]"):
+        fl.distributed(fl.ppgt(*trap_parts()), "auto")
+
+
+def trap_parts():
+    return trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """A cluster of three machines with one core each; the first is where this process is."""
+    utils = pytest.importorskip("ray.cluster_utils", reason="ray is not installed: pip install 'fluctua[cluster]'")
+    made = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        made.add_node(num_cpus=1)
+        made.wait_for_nodes()
+        yield made
+    finally:
+        made.shutdown()
+
+
+class Killing(cluster.Cluster):
+    """A cluster on which something is killed while calls are in hand: `after` results, `kill` is called once."""
+
+    after, kill = 0, None
+
+    def wait(self):
+        report = super().wait()
+        self.after -= 1
+        if self.after == 0:
+            self.kill()
+        return report
+
+
+def rows(folder):
+    return [row._replace(seconds=0.0) for row in history.read(folder / "history.csv")]
+
+
+@pytest.mark.long
+def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed(machines, tmp_path):
+    third = machines.add_node(num_cpus=1)
+    machines.wait_for_nodes()
+    start = (trap.THETA, optax.adam(0.1))
+    fl.run(tmp_path / "here", fl.distributed(fl.ppgt(*trap_parts()), None, shards=20), *start, **LINE)
+    estimator = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
+    estimator.pool = pool = Killing(estimator.ranged, machines.address)
+    try:
+        while len(pool.workers()) < 3:  # all machines take part
+            time.sleep(0.1)
+
+        def kill_machine():
+            machines.remove_node(third, allow_graceful=False)
+
+        def kill_worker():
+            pool.ray.kill(pool.actors[min(pool.ready)])
+            pool.after, pool.kill = 30, kill_machine
+
+        pool.after, pool.kill = 5, kill_worker
+        fl.run(tmp_path / "there", estimator, *start, **LINE)
+        reasons = {loss.reason.split(":")[0] for loss in estimator.losses}
+        assert rows(tmp_path / "there") == rows(tmp_path / "here")
+        assert len(estimator.losses) >= 2
+        assert reasons <= {"ActorDiedError", "ActorUnavailableError", "NodeDiedError", "RayActorError"}
+        assert len({node for node, _ in pool.slots}) == 2
+        assert next(pool.numbers) >= 4  # a worker began in the place of the one that was killed
+
+        made = fl.distributed(TASK.estimator("cpu", baseline="carried"), None, shards=8)
+        kernels = fl.distributed(TASK.estimator("cpu", baseline="carried"), machines.address, shards=8, each={"cpu": 1})
+        estimator.close()
+        key = jax.random.key(0)
+        for _ in range(2):
+            for a, b in zip(*(jax.tree.leaves(e(key, NETWORK, 200)) for e in (made, kernels)), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+        with pytest.raises(FloatingPointError, match="trajectory 0"):  # as it was raised there
+            kernels(key, {**NETWORK, "kappa": NETWORK["kappa"] * 1e5}, 32)
+        kernels.close()
+    finally:
+        pool.close()

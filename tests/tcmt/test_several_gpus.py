@@ -1,0 +1,97 @@
+"""An ensemble on several GPUs: one result, the bits of one GPU. Where there are fewer, one stands for several."""
+
+import numpy as np
+import pytest
+
+from fluctua.tcmt.kernel import cuda, cuda_binned, cuda_twin
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.options import Binned
+from fluctua.tcmt.kernel.twin import run_twin
+from kernel_reference import rectangle
+
+SEED = 7
+
+
+def arrays(result):
+    """Every array of a result."""
+    for name, value in result._asdict().items():
+        for field, array in value._asdict().items() if hasattr(value, "_asdict") else ((name, value),):
+            if array is not None:
+                yield f"{name}.{field}", np.asarray(array)
+
+
+def assert_same_bits(one, several):
+    for (name, a), (_, b) in zip(arrays(one), arrays(several), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.fixture
+def on(device, monkeypatch):
+    """Run something with so many GPUs, in pieces of 8; -> its result and how many of them it was laid out on."""
+    monkeypatch.setattr(cuda, "PIECE", 8)
+
+    def run(many, function, kind=cuda.Device):
+        made = []
+        begin = kind.__init__
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "visible", lambda cp: [0] * many)
+            patch.setattr(kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k))
+            return function(), len(made)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"samples": True, "record_every": 5}, {"antithetic": True, "baseline": np.linspace(0.02, 0, 21)}],
+)
+def test_one_pass(on, options):
+    spec = rectangle(2, 2, steps=20, sigma_kappa=0.1)
+    make = lambda: kernel.run(spec, SEED, 42, backend="cuda", first_trajectory=4, **options)
+    (one, single), (several, many) = on(1, make), on(3, make)
+    assert (single, many) == (1, 3)
+    assert_same_bits(one, several)
+
+
+def test_twin(on):
+    spec = rectangle(2, 2, steps=20, sigma_kappa=0.2)
+    make = lambda: run_twin(spec, SEED, 42, table=np.zeros(21), backend="cuda", samples=True)
+    (one, single), (several, many) = (on(n, make, cuda_twin.TwinDevice) for n in (1, 3))
+    assert (single, many) == (1, 3)
+    assert_same_bits(one, several)
+
+
+def test_groups_of_the_binned_baseline(on):
+    spec = rectangle(2, 2, steps=12)
+    make = lambda: kernel.run(spec, SEED, 50, backend="cuda", baseline=Binned(3, 4, 14), samples=True)
+    (one, groups), (several, again) = (on(n, make, cuda_binned.Second) for n in (1, 3))
+    assert groups == again == 4
+    assert_same_bits(one, several)
+
+
+@pytest.mark.parametrize("count", [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1])
+@pytest.mark.parametrize("most", [100, 50_000, 10**6])
+def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):
+    piece = cuda.piece_of(count, most)
+    assert piece % 2 == 0
+    assert piece <= max(2, most)
+    if count <= cuda.PIECE or most <= cuda.PIECE:
+        assert piece == max(2, min(count, most) // 2 * 2)  # as memory alone has it
+    else:
+        pieces = -(-count // piece)
+        assert pieces == max(-(-count // cuda.PIECE), -(-count // most))
+        assert piece <= cuda.PIECE
+        assert count - (pieces - 1) * piece > piece - 2 * pieces
+
+
+def test_every_gpu_is_used_the_current_one_first(device, monkeypatch):
+    if device == "gpu":
+        pytest.skip("of the emulation, which has any number")
+    cp = cuda.require_cupy()
+    monkeypatch.setattr(cp.cuda.runtime, "getDeviceCount", lambda: 3)
+    with cp.cuda.Device(2):
+        assert cuda.visible(cp) == [2, 0, 1]
+    seen = []
+    results = cuda.over_gpus(lambda item: seen.append(item) or item**2, range(7))
+    assert results == [n**2 for n in range(7)]
+    assert sorted(seen) == list(range(7))
