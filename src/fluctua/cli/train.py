@@ -59,6 +59,9 @@ def train(
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="print the resolved configuration and stop")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="follow it on a page in the browser")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="compute on a Ray cluster: HOST:PORT, auto for the one that runs here, or local")
+    ] = None,
 ) -> None:
     """Train a resonator network and leave a folder that explains itself.
 
@@ -79,26 +82,34 @@ def train(
         if resume is not None:
             if source or out or replace or branch:
                 raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
-            status = _go_on(resume, changes, watch)
+            status = _go_on(resume, changes, watch, cluster)
         elif branch is not None:
             if source:
                 raise ValueError(f"--from takes the configuration of its run: leave out {source!r}.")
-            status = _branch(branch, out, changes, replace, watch)
+            status = _branch(branch, out, changes, replace, watch, cluster)
         else:
-            status = _begin(source or "demo", out, changes, replace, show, watch)
+            status = _begin(source or "demo", out, changes, replace, show, watch, cluster)
     except EXPECTED as error:
         fail(str(error))
     raise typer.Exit(status)  # here: it is a RuntimeError
 
 
-def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool, show: bool, watch: bool) -> int:
+def _begin(
+    source: str,
+    out: Path | None,
+    changes: dict[str, Any],
+    replace: bool,
+    show: bool,
+    watch: bool,
+    cluster: str | None,
+) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
     from fluctua.runs.build import resolve_backend
     from fluctua.runs.config import changed, dump, named
 
-    config = changed(named(source), changes)
+    config = _sharded(changed(named(source), changes), cluster)
     if show:
         typer.echo(dump(config), nl=False)
         return 0
@@ -106,17 +117,31 @@ def _begin(source: str, out: Path | None, changes: dict[str, Any], replace: bool
     console = Console()
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     with _page(folder, watch, console):
-        return _drive(runs.run(config, folder, replace=replace), config, folder, console, [])
+        return _drive(runs.run(config, folder, replace=replace, cluster=cluster), config, folder, console, [])
 
 
-def _branch(source: Path, out: Path | None, changes: dict[str, Any], replace: bool, watch: bool) -> int:
+def _sharded(config: Config, cluster: str | None) -> Config:
+    """With shards for a cluster, if it has none."""
+    from fluctua.scale.distributed import SHARDS
+
+    if cluster is None or config.ensemble.shards:
+        return config
+    return dataclasses.replace(config, ensemble=dataclasses.replace(config.ensemble, shards=SHARDS))
+
+
+def _branch(
+    source: Path, out: Path | None, changes: dict[str, Any], replace: bool, watch: bool, cluster: str | None
+) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
     from fluctua.runs.config import load
+    from fluctua.scale.distributed import SHARDS
 
     folder = free_folder(f"{source.name}-branch") if out is None else out
-    rows = runs.branch(source, folder, changes, replace=replace, report=_warn)
+    if cluster is not None and not load(source / "config.toml").ensemble.shards:
+        changes = {"ensemble.shards": SHARDS} | changes
+    rows = runs.branch(source, folder, changes, replace=replace, report=_warn, cluster=cluster)
     console = Console()
     with _page(folder, watch, console):
         return _drive(rows, load(folder / "config.toml"), folder, console, [])
@@ -126,7 +151,7 @@ def _warn(text: str) -> None:
     typer.secho(f"fluctua: {text}", err=True)
 
 
-def _go_on(folder: Path, changes: dict[str, Any], watch: bool) -> int:
+def _go_on(folder: Path, changes: dict[str, Any], watch: bool, cluster: str | None) -> int:
     from rich.console import Console
 
     from fluctua.runs import train as runs
@@ -134,7 +159,7 @@ def _go_on(folder: Path, changes: dict[str, Any], watch: bool) -> int:
     from fluctua.store import history
 
     console = Console()
-    rows = runs.resume(folder, changes, report=_warn)
+    rows = runs.resume(folder, changes, report=_warn, cluster=cluster)
     earlier = history.read(folder / "history.csv")
     console.print(f"going on from row {len(earlier):,}", highlight=False)
     with _page(folder, watch, console):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.runs.config import Config
 from fluctua.runs.unknown import is_unknown, make_calibrated
+from fluctua.scale.distributed import distributed
+from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy
 from fluctua.tcmt.kernel.twin import KernelTwin
 
@@ -88,8 +91,36 @@ def make_task(
     )
 
 
-def make_estimator(config: Config, task: tcmt.Task) -> Estimator:
-    """The estimator on the configured backend, which must be resolved."""
+def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) -> Estimator:
+    """The estimator on the configured backend, which must be resolved. cluster: the address of one, for its shards."""
+    shards = config.ensemble.shards
+    if not shards:
+        if cluster is not None:
+            raise ValueError(
+                "this run has no shards, so that a cluster has nothing to compute apart: `ensemble.shards` = 0. A run "
+                "that was begun with --cluster has them."
+            )
+        return _undivided(config, task)
+    if is_unknown(config):
+        raise ValueError(f"`ensemble.shards` = {shards} is for lattices that are known; this one has a `device`.")
+    if cluster is None or config.backend != "cuda":
+        return distributed(_undivided(config, task), cluster, shards=shards)
+    # the GPUs are those of the workers: this machine need not have one
+    estimator = _undivided(dataclasses.replace(config, backend="cpu"), task)
+    return distributed(_on_gpus(estimator), cluster, shards=shards)
+
+
+def _on_gpus(estimator: Any) -> Any:
+    """An estimator of the CPU kernels with those of the GPU in their place."""
+    if isinstance(estimator, Averaged):
+        inner: Any = _on_gpus(estimator.estimator)
+        return Averaged(inner, estimator.memory, shrink=estimator.shrink, carry=estimator.carry)
+    if isinstance(estimator, Carried):
+        return Carried(_on_gpus(estimator.fused))
+    return dataclasses.replace(estimator, options=dataclasses.replace(estimator.options, backend="cuda"))
+
+
+def _undivided(config: Config, task: tcmt.Task) -> Estimator:
     backend, b = config.backend, config.baseline
     if backend == "cuda":
         require_cupy()  # here, before a folder is made
@@ -117,8 +148,8 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     return KernelTwin(rank=b.rank)
 
 
-def build(config: Config) -> Parts:
-    """Everything a training needs. `config.backend` must be resolved."""
+def build(config: Config, cluster: str | None = None) -> Parts:
+    """Everything a training needs. `config.backend` must be resolved. cluster: the address of one, for its shards."""
     task = make_task(config)
     o, bounds = config.optimiser, config.bounds
     scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
@@ -127,4 +158,4 @@ def build(config: Config) -> Parts:
     project = box(*sides)
     k_start, k_run = jax.random.split(jax.random.key(config.seed))
     theta = project(tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std))
-    return Parts(task, k_run, theta, make_estimator(config, task), rule, project)
+    return Parts(task, k_run, theta, make_estimator(config, task, cluster), rule, project)

@@ -90,6 +90,7 @@ class Ensemble:
     budgets: tuple[int, ...] = _key(BUDGETS, rules.rising_sizes(), "escalation: one after the other")
     window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")
     confidence: float = _key(0.95, rules.number(above=0, below=1), "escalation: of the trend test")
+    shards: int = _key(0, rules.whole(0, 10**6), "ranges that --cluster computes apart and adds in order; 0: one sum")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
 from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
 from fluctua.runs.reading import describing
 from fluctua.runs.summary import conclude
+from fluctua.scale.distributed import close
 from fluctua.store import checkpoint, journal
 from fluctua.store import folder as runfolder
 from fluctua.store.checkpoint import State, after, begin, remember, rewind, to_arrays
@@ -33,7 +34,7 @@ Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
 ADVICE = "record less often (keep.parameters_every)"
 
 
-def run(config: Config, folder: str | Path, *, replace: bool = False) -> Rows:
+def run(config: Config, folder: str | Path, *, replace: bool = False, cluster: str | None = None) -> Rows:
     """Train into a new folder.
 
     Everything that can be wrong with the configuration or the folder is raised here, before the first iteration.
@@ -42,18 +43,23 @@ def run(config: Config, folder: str | Path, *, replace: bool = False) -> Rows:
         config: what to train.
         folder: where; made if it does not exist.
         replace: remove an earlier run in that folder.
+        cluster: the address of a Ray cluster that computes the `ensemble.shards`; in this process if not given.
     Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
 
     """
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    parts = build(config)
+    parts = build(config, cluster)
     start, identity = _beginning(parts), digest(dump(config))
     book = _create(RunFolder(Path(folder)), config, parts, identity, start, replace)
     return _rows(config, parts, book, start)
 
 
 def resume(
-    folder: str | Path, changes: Mapping[str, Any] | None = None, *, report: Callable[[str], None] = print
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    report: Callable[[str], None] = print,
+    cluster: str | None = None,
 ) -> Rows:
     """Go on with a run from its newest good checkpoint; the rows after it are computed again, and come out the same.
 
@@ -61,6 +67,7 @@ def resume(
         folder: of the run.
         changes: of `ADJUSTABLE` keys.
         report: is told of damaged files.
+        cluster: the address of a Ray cluster, another one or none if that is so now.
     Returns: a generator of the rows to come.
 
     """
@@ -74,7 +81,7 @@ def resume(
             )
         config = changed(load(place.settings), changes or {})
         identity = _identity(place, config)
-        parts = build(config)
+        parts = build(config, cluster)
         runfolder.room(place, space(config, _size(parts.theta)), ADVICE)
         state = journal.standing(place, identity, _beginning(parts), report)
         over = finished(config, state)
@@ -96,6 +103,7 @@ def branch(
     *,
     replace: bool = False,
     report: Callable[[str], None] = print,
+    cluster: str | None = None,
 ) -> Rows:
     """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in a new folder.
 
@@ -107,6 +115,7 @@ def branch(
         changes: any keys that leave the lattice and the optimiser's rule as they are.
         replace: remove an earlier run in that folder.
         report: is told of damaged files.
+        cluster: the address of a Ray cluster that computes the `ensemble.shards`.
     Returns: a generator of the rows of the new run.
 
     """
@@ -114,7 +123,7 @@ def branch(
     before = load(origin.settings)
     config = changed(before, changes or {})
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
-    parts = build(config)
+    parts = build(config, cluster)
     there = journal.standing(origin, _identity(origin, before), _beginning(parts), report)
     if not checkpoint.listed(origin.checkpoints):
         raise ValueError(f"{source} has no checkpoint to begin from: train it for longer.")
@@ -192,9 +201,12 @@ def _rows(config: Config, parts: Parts, book: Journal, state: State) -> Rows:
         new, event = advance(config, state, record, parts.estimator.state)
         return Step(new, journal.row_of(state.row, record, event), bool(event))
 
-    yield from book.rows(
-        state, lambda state: _segment(config, parts, state), step, lambda state: finished(config, state)
-    )
+    try:
+        yield from book.rows(
+            state, lambda state: _segment(config, parts, state), step, lambda state: finished(config, state)
+        )
+    finally:
+        close(parts.estimator)
     return conclude(book.place, config)
 
 
