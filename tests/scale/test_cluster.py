@@ -84,7 +84,6 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
         assert rows(tmp_path / "there") == rows(tmp_path / "here")
         assert len(estimator.losses) >= 2
         assert reasons <= {"ActorDiedError", "ActorUnavailableError", "NodeDiedError", "RayActorError"}
-        assert len({node for node, _ in pool.slots}) == 2
         assert next(pool.numbers) >= 4  # a worker began in the place of the one that was killed
 
         made = fl.distributed(TASK.estimator("cpu", baseline="carried"), None, shards=8)

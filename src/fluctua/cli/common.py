@@ -71,19 +71,27 @@ def opened(
     """The file as the options say."""
     from fluctua.insitu.recording.reader import open_recording
 
+    return open_recording(file, mapping(map_), dt=interval(dt, rate), scale=factors(scale), damaged=damaged)
+
+
+def interval(dt: float | None, rate: float | None) -> float | None:
+    """The time between two samples from `--dt` or `--rate`."""
     if dt is not None and rate is not None:
         raise ValueError("--dt and --rate are two ways to say one thing: give one of them.")
-    if rate is not None:
-        if not rate > 0:
-            raise ValueError(f"--rate must be positive; got {rate:g}.")
-        dt = 1 / rate
+    if rate is None:
+        return dt
+    if not rate > 0:
+        raise ValueError(f"--rate must be positive; got {rate:g}.")
+    return 1 / rate
+
+
+def factors(scale: str | None) -> float | list[float] | None:
+    """`--scale 0.01` as a number, `--scale 0.01,0.02` as one for each channel."""
     try:
         each = None if scale is None else [float(word) for word in scale.split(",")]
     except ValueError:
         raise ValueError(f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}.") from None
-    return open_recording(
-        file, mapping(map_), dt=dt, scale=each[0] if each and len(each) == 1 else each, damaged=damaged
-    )
+    return each[0] if each and len(each) == 1 else each
 
 
 def mapping(texts: list[str] | None) -> dict[str, str]:

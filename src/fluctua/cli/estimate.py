@@ -18,7 +18,10 @@ from fluctua.cli.common import (
     Rate,
     Scale,
     bar,
+    factors,
     fail,
+    interval,
+    mapping,
     npz_file,
     opened,
     parameters,
@@ -29,11 +32,15 @@ from fluctua.cli.common import (
 
 if TYPE_CHECKING:
     from fluctua.insitu.estimating import Result
+    from fluctua.insitu.pooling import Reading
     from fluctua.insitu.recording.model import RecordingModel
 
 
 def estimate(
-    file: Annotated[Path, typer.Argument(help="a recording, .npz, .npy, .csv or MATLAB v7.3 file")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="a recording, .npz, .npy, .csv or MATLAB v7.3 file; several are pooled"),
+    ],
     model: Annotated[
         Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
     ] = None,
@@ -67,20 +74,25 @@ def estimate(
     out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="read the files on a Ray cluster: HOST:PORT, auto or local")
+    ] = None,
 ) -> None:
     """Gradient with error bars from a recording, which may be larger than memory.
 
     A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
     is used. Where channels are missing or carry noise of their own, the score is that of a filter; what no filter can
-    help is refused by name.
+    help is refused by name. Several files at the same settings give one estimate, each with a baseline of its own.
     """
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.continuing import estimate_continuing
     from fluctua.insitu.estimating import FILTER, SCORES, estimate_model
     from fluctua.insitu.hidden import refuse
+    from fluctua.insitu.pooling import Reading
     from fluctua.insitu.recording.model import model_of
 
     begun = time.perf_counter()
+    file = files[0]
     try:
         if score not in SCORES:
             raise ValueError(f"--score must be one of {', '.join(SCORES)}; got {score!r}.")
@@ -91,6 +103,17 @@ def estimate(
         span = _window(window, continuing)
         if out is not None:
             out = npz_file(out)
+        if len(files) > 1 or cluster is not None:
+            if continuing:
+                raise ValueError(f"--continuing is of one record; got {len(files)} files, or a cluster for them.")
+            if params is not None and theta == "calibrated":
+                raise ValueError("--params and --theta calibrated both say what the parameters are: give one of them.")
+            reading = Reading(
+                model, parameters(params), score, baseline, noise, theta, observation_noise, chunk_mb * 2**20,
+                mapping(map_), interval(dt, rate), factors(scale),
+            )  # fmt: skip
+            _several(files, reading, only or [], cluster, begun, out, strict, as_json)
+            return
         with opened(file, map_, dt, rate, scale) as recording, bar("reading", show=not as_json) as progress:
             precision(recording.description.dtype)
             if params is not None and theta == "calibrated":
@@ -120,11 +143,7 @@ def estimate(
     except EXPECTED as error:
         fail(str(error))
     seconds = time.perf_counter() - begun
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
-        arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
-        np.savez(out, **arrays)
+    _write(out, result)
     if as_json:
         used = {
             "noise": "nominal" if applied.ratio is None else "file",
@@ -147,6 +166,54 @@ def estimate(
     typer.echo(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")
     refuse_if(strict, result.residuals)
     _refuse_change(strict, result)
+
+
+def _several(
+    files: list[Path],
+    reading: Reading,
+    only: list[str],
+    cluster: str | None,
+    begun: float,
+    out: Path | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """One estimate from all files, and what is to be said of each."""
+    from fluctua.insitu.hidden import refuse
+    from fluctua.insitu.pooling import estimate_files
+
+    with warnings.catch_warnings(), bar("reading", show=not as_json) as progress:
+        warnings.filterwarnings("ignore", "the (recording is not of this|trajectories are not those of the)")
+        result, each = estimate_files(files, reading, cluster=cluster, progress=progress)
+    if result.view is not None:
+        refuse(result.view, _asked(only, each[0].theta))
+    seconds = time.perf_counter() - begun
+    _write(out, result)
+    residuals = [one.residuals for one in each]
+    if as_json:
+        of_files = [{"path": str(f.path), "trajectories": f.part.count, "residuals": f.residuals} for f in each]
+        numbers = {**_numbers(result, seconds), "files": of_files, "used": {"said": list(each[0].notes)}}
+        typer.echo(json.dumps(plain(numbers)))
+        refuse_if(strict, *residuals)
+        return
+    _print(result, str)
+    for line in dict.fromkeys(note for one in each for note in one.notes):
+        typer.echo(line)
+    where = f" on the cluster at {cluster}" if cluster else ""
+    written = f"; written to {out}" if out else ""
+    typer.echo(
+        f"{seconds:.1f} s, {len(files)} files{where}, {reading.score} score, {reading.baseline} baseline{written}"
+    )
+    refuse_if(strict, *residuals)
+
+
+def _write(out: Path | None, result: Result) -> None:
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {f"gradient.{k}": np.asarray(v) for k, v in result.estimate.gradient.items()}
+    arrays |= {f"stderr.{k}": np.asarray(v) for k, v in result.estimate.stderr.items()}
+    np.savez(out, **arrays)
 
 
 def _window(text: str, continuing: bool) -> float | str:

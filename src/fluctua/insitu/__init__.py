@@ -18,6 +18,7 @@ from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Ret
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
 from fluctua.insitu.model import DeviceFit, Model, corrected
 from fluctua.insitu.networks import network_model
+from fluctua.insitu.pooling import Pooled, Reading, estimate_files
 from fluctua.insitu.recording.conversion import Converted, convert
 from fluctua.insitu.recording.description import Description, EventKinds
 from fluctua.insitu.recording.inspection import Finding, Inspection, inspect
@@ -53,6 +54,8 @@ __all__ = [
     "NoiseFit",
     "NoiseTable",
     "Plan",
+    "Pooled",
+    "Reading",
     "RecordingFile",
     "RecordingModel",
     "Refused",
@@ -78,6 +81,7 @@ __all__ = [
     "describe",
     "estimate",
     "estimate_continuing",
+    "estimate_files",
     "examine_residuals",
     "fit_drift",
     "fit_noise",

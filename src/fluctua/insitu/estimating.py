@@ -25,6 +25,7 @@ from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import Stationary
+from fluctua.scale.parts import Part, of_estimate, of_running
 
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
@@ -40,6 +41,7 @@ class Result(NamedTuple):
     """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; None where a filter helps.
 
     score: where the recording holds less than the state `FILTER`, or why there is none; else empty.
+    part: what the recording adds to an estimate from several.
     parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
     residuals: whether they are the noise of the process, where all channels are there; `cause` says what is wrong.
     continuing: of a long-run average (`insitu.continuing`), what the estimate rests on.
@@ -51,6 +53,7 @@ class Result(NamedTuple):
     residuals: Residuals | None = None
     continuing: Stationary | None = None
     score: str = ""
+    part: Part | None = None
 
 
 LAWS: dict[Score, Transition] = {full_score: euler, local_linear_score: local_linear}
@@ -135,13 +138,13 @@ def estimate(
         result = gradient(
             process, objective, theta, recording.trajectories(), score=score, baseline=plan, block_bytes=chunk_bytes
         )
+        part = of_estimate(result)
     else:
         if residuals is not None and residuals.cause:
             warnings.warn(f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2)
-        result, parts = _by_chunks(
-            recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress
-        )
-    return Result(result if view is None else blank(result, view), view, parts, residuals, score=note)
+        sums = _by_chunks(recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress)
+        result, parts, part = sums.estimate(), sums.by_parts(), of_running(sums)
+    return Result(result if view is None else blank(result, view), view, parts, residuals, score=note, part=part)
 
 
 def visible(
@@ -207,7 +210,7 @@ def _by_chunks(
     noise: Any,
     chunk_bytes: int,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Estimate, np.ndarray | None]:
+) -> RunningSums:
     rewards, checked = check.objective(objective), check.process(process)
     if noise is not None and isinstance(checked, Process):
         checked = with_silent_named(recording, checked, theta)
@@ -230,7 +233,7 @@ def _by_chunks(
             off = reward_term(checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta))
             samples = samples._replace(gradient=subtract(samples.gradient, off, theta))
         sums.add(samples)
-    return sums.estimate(), sums.by_parts()
+    return sums
 
 
 def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:

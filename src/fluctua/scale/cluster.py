@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import time
 import warnings
 from collections import deque
@@ -35,16 +36,25 @@ def require_ray() -> Any:
 
 
 class Worker:
-    """What an actor runs. cores: how many it keeps to, and the number of this worker among those of its machine."""
+    """What an actor runs.
 
-    def __init__(self, subject: Any, double: bool, cores: tuple[int, int] | None):
+    Args:
+        pickled: what it holds. It is unpacked here, since arrays in double precision lose it where JAX has none.
+        double: whether the process that it works for computes in double precision.
+        flags: of that process for XLA.
+        cores: how many it keeps to, and the number of this worker among those of its machine.
+
+    """
+
+    def __init__(self, pickled: bytes, double: bool, flags: str, cores: tuple[int, int] | None):
+        os.environ["XLA_FLAGS"] = flags  # read when JAX first looks for devices
         if cores is not None and hasattr(os, "sched_setaffinity"):
             count, place = cores
             mine = sorted(os.sched_getaffinity(0))[place * count : (place + 1) * count]
             if len(mine) == count:
                 os.sched_setaffinity(0, mine)  # XLA and the kernels take as many threads as there are cores
         jax.config.update("jax_enable_x64", double)
-        self.subject = subject
+        self.subject = pickle.loads(pickled)
 
     def about(self) -> tuple[str, ...]:
         """What the bits of a result depend on beside the code."""
@@ -91,7 +101,7 @@ class Cluster:
                 ) from None
         self.each = {"cpu": 0.0} if each is None else {name.lower(): float(v) for name, v in each.items()}
         self.whole, self.most = each is None, most
-        self.subject = ray.put(subject)
+        self.pickled = ray.put(ray.cloudpickle.dumps(subject))
         self.slots: dict[tuple[str, int], int] = {}  # (node, place on it) -> worker
         self.actors: dict[int, Any] = {}
         self.ready: set[int] = set()
@@ -221,7 +231,7 @@ class Cluster:
         }
         cores = (int(cpus), slot[1]) if cpus >= 1 and not self.whole else None
         worker = next(self.numbers)
-        double = bool(jax.config.read("jax_enable_x64"))
-        self.actors[worker] = self.ray.remote(Worker).options(**options).remote(self.subject, double, cores)
+        like = bool(jax.config.read("jax_enable_x64")), os.environ.get("XLA_FLAGS", "")
+        self.actors[worker] = self.ray.remote(Worker).options(**options).remote(self.pickled, *like, cores)
         self.slots[slot] = worker
         self.refs[self.actors[worker].about.remote()] = worker, -1

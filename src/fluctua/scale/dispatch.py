@@ -67,6 +67,7 @@ def gathered(
     *,
     ahead: int = AHEAD,
     instead: Callable[[Call, str], Call] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
     """The results of all calls, in their order.
 
@@ -76,6 +77,7 @@ def gathered(
         ahead: calls in the hands of a worker at a time.
         instead: (call, reason of its loss) -> the call to make in its place, with the same number; the same call if
             not given.
+        progress: called with (results, of how many).
 
     Returns: one result a call.
 
@@ -92,6 +94,8 @@ def gathered(
             if report.number in mine:  # else it was given up and handed to another
                 del mine[report.number]
                 results.setdefault(report.number, report.value)
+                if progress:
+                    progress(len(results), len(calls))
             continue
         for number, call in held.pop(report.worker, {}).items():
             losses[number] = losses.get(number, 0) + 1

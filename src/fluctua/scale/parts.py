@@ -22,9 +22,6 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core.estimate import Moments, RunningSums, Samples, interval
 from fluctua.core.types import Estimate, Params
-from fluctua.tcmt.fused import next_table
-from fluctua.tcmt.kernel.run import Families, KernelResult
-from fluctua.tcmt.kernel.twin import TwinResult
 
 
 class Part(NamedTuple):
@@ -55,21 +52,6 @@ def of_samples(samples: Samples, table: np.ndarray | None = None) -> Part:
     d = v - mean
     s2, s3, s4 = (np.sum(d**k, axis=0) for k in (2, 3, 4))
     return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4, table)
-
-
-def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
-    """The part of trajectories that a fused kernel has summed up already."""
-    n = len(result.returns)
-    units = n // 2 if antithetic else n
-
-    def flat(families: Families | None, of_return: float) -> np.ndarray:
-        leaves = jax.tree.leaves({name: np.asarray(getattr(families, name), np.float64) for name in theta})
-        return np.append(np.concatenate([leaf.ravel() for leaf in leaves]), of_return)
-
-    second = flat(result.second_moment, np.mean(np.square(result.returns)))
-    error = flat(result.stderr, result.value_stderr) if units > 1 else np.zeros_like(second)
-    spread = error**2 * (units * (units - 1))
-    return Part(n, units, flat(result.gradient, result.value), n * second, spread, table=next_table(result))
 
 
 def of_running(sums: RunningSums) -> Part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fluctua.core import check
@@ -18,9 +19,11 @@ from fluctua.core.simulate import Simulator
 from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Params
-from fluctua.scale.parts import Part, of_result, of_samples
+from fluctua.scale.parts import Part, of_samples
 from fluctua.tcmt.fused import EVERYONE, Fused, chain_rule, next_table, samples_of_result
 from fluctua.tcmt.kernel.options import LANES, Binned
+from fluctua.tcmt.kernel.run import Families, KernelResult
+from fluctua.tcmt.kernel.twin import TwinResult
 
 LEAST = LANES
 """Trajectories that a shard has at least, if there are so many: a vector of the CPU kernels."""
@@ -72,6 +75,21 @@ class Ranged(NamedTuple):
         """Both parts of the twin correction, trajectory by trajectory."""
         key, theta, table = shared
         return self.estimator.split(key, theta, count, table, first=first)
+
+
+def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
+    """The part of trajectories that a fused kernel has summed up already."""
+    n = len(result.returns)
+    units = n // 2 if antithetic else n
+
+    def flat(families: Families | None, of_return: float) -> np.ndarray:
+        leaves = jax.tree.leaves({name: np.asarray(getattr(families, name), np.float64) for name in theta})
+        return np.append(np.concatenate([leaf.ravel() for leaf in leaves]), of_return)
+
+    second = flat(result.second_moment, np.mean(np.square(result.returns)))
+    error = flat(result.stderr, result.value_stderr) if units > 1 else np.zeros_like(second)
+    spread = error**2 * (units * (units - 1))
+    return Part(n, units, flat(result.gradient, result.value), n * second, spread, table=next_table(result))
 
 
 def served(estimator: Any) -> Ranged:

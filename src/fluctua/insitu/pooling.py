@@ -1,0 +1,141 @@
+"""One estimate from several recordings at the same settings, read here or by the workers of a cluster.
+
+Every file is estimated by itself, baseline and all, and what it adds is summed in the order in which the files were
+named: whoever read them, the result has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core.guard import Residuals
+from fluctua.core.types import Params
+from fluctua.insitu.calibration.table import apply_calibration
+from fluctua.insitu.estimating import CHUNK_BYTES, Result, blank, estimate_model
+from fluctua.insitu.hidden import Visibility
+from fluctua.insitu.recording.model import model_of
+from fluctua.insitu.recording.reader import RecordingFile, open_recording
+from fluctua.scale.cluster import Cluster
+from fluctua.scale.dispatch import Call, Here, Pool, gathered
+from fluctua.scale.parts import Part, estimate_of, total
+
+DOUBLE = ("float64", "complex128")
+
+
+class OfFile(NamedTuple):
+    """What one recording says. The fields are those of `Result` and `Applied`; theta: parameters that it is of."""
+
+    path: Path
+    part: Part
+    theta: Params
+    view: Visibility | None
+    residuals: Residuals | None
+    score: str
+    notes: tuple[str, ...]
+
+
+class Pooled(NamedTuple):
+    """result: of all files together. files: of each."""
+
+    result: Result
+    files: tuple[OfFile, ...]
+
+
+class Reading(NamedTuple):
+    """How every file is read and estimated: what a worker holds. Options are those of `fluctua estimate`."""
+
+    model: Path | None = None
+    params: Mapping[str, np.ndarray] | None = None
+    score: str = "euler"
+    baseline: str = "time"
+    noise: str = "auto"
+    theta: str = "set"
+    observation_noise: float | None = None
+    chunk_bytes: int = CHUNK_BYTES
+    places: Mapping[str, str] | None = None
+    dt: float | None = None
+    scale: Any = None
+
+    def estimate(self, path: Path) -> OfFile:
+        """The part of one file, in the precision that it was recorded in."""
+        with open_recording(path, dict(self.places or {}), dt=self.dt, scale=self.scale) as recording:
+            double = recording.description.dtype in DOUBLE
+            return jax.enable_x64(double)(self._estimate)(path, recording)
+
+    def _estimate(self, path: Path, recording: RecordingFile) -> OfFile:
+        params = None if self.params is None else dict(self.params)
+        applied = apply_calibration(
+            recording, model_of(recording, self.model, params), noise=self.noise, theta=self.theta
+        )
+        variance = applied.observation_variance
+        if self.observation_noise is not None:
+            variance = np.array(self.observation_noise**2) if self.observation_noise else None
+        result = estimate_model(
+            recording, applied.model, score=self.score, baseline=self.baseline, observation_noise=variance,
+            chunk_bytes=self.chunk_bytes,
+        )  # fmt: skip
+        assert result.part is not None
+        theta = jax.tree.map(np.asarray, applied.model.theta)
+        return OfFile(path, result.part, theta, result.view, result.residuals, result.score, tuple(applied.notes))
+
+
+def estimate_files(
+    paths: Sequence[str | Path],
+    reading: Reading | None = None,
+    *,
+    cluster: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Pooled:
+    """∇θJ with errors from several recordings of one system at the same θ.
+
+    Args:
+        paths: of the files; the workers of a cluster must find them there too.
+        reading: model, score, baseline and the rest.
+        cluster: the address of a Ray cluster (`fluctua.distributed`); None reads them here.
+        progress: called with (files read, of how many).
+
+    Returns: a `Pooled`.
+
+    >>> estimate_files(["run.nc", "run.nc"]).result.estimate.count
+    80
+
+    """
+    if not paths:
+        raise ValueError("there are no files to estimate from.")
+    subject = Reading() if reading is None else reading
+    pool: Pool = Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
+    calls = [Call(number, "estimate", (Path(path).resolve(),)) for number, path in enumerate(paths)]
+    try:
+        files: list[OfFile] = gathered(pool, calls, progress=progress)
+    finally:
+        pool.close()
+    first = files[0]
+    for other in files[1:]:
+        _refuse_others(first, other)
+    with jax.enable_x64(any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))):
+        result = estimate_of(total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta))
+        for file in files:
+            result = result if file.view is None else blank(result, file.view)
+    views = [file.view for file in files if file.view is not None]
+    return Pooled(Result(result, views[0] if views else None, score=first.score), tuple(files))
+
+
+def _refuse_others(first: OfFile, other: OfFile) -> None:
+    """Trajectories at other settings are of another gradient."""
+    if set(first.theta) != set(other.theta):
+        raise ValueError(
+            f"{other.path} has the parameters {', '.join(other.theta)}, {first.path} has {', '.join(first.theta)}: "
+            "only recordings of one system are pooled."
+        )
+    for name in first.theta:
+        if not np.array_equal(first.theta[name], other.theta[name]):
+            raise ValueError(
+                f"`{name}` was set otherwise in {other.path} than in {first.path}: only recordings at the same "
+                "settings are pooled. --params FILE.npz says what they all were."
+            )
