@@ -112,9 +112,8 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
 
 def _on_gpus(estimator: Any) -> Any:
     """An estimator of the CPU kernels with those of the GPU in their place."""
-    if isinstance(estimator, Averaged):
-        inner: Any = _on_gpus(estimator.estimator)
-        return Averaged(inner, estimator.memory, shrink=estimator.shrink, carry=estimator.carry)
+    if isinstance(estimator, Weighted):
+        return Weighted(_on_gpus(estimator.estimator), estimator.memory, carry=estimator.carry)
     if isinstance(estimator, Carried):
         return Carried(_on_gpus(estimator.fused))
     return dataclasses.replace(estimator, options=dataclasses.replace(estimator.options, backend="cuda"))

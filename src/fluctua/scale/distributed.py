@@ -162,7 +162,7 @@ def distributed(
         again.restore(estimator.state)
         return again
     ranged = served(_inner(estimator))
-    if each is None and isinstance(ranged.estimator, Fused) and ranged.estimator.options.backend == "cuda":
+    if each is None and ranged.on_gpu:
         each = {"gpu": 1}
     pool: Pool = Here(ranged) if address is None else Cluster(ranged, address, each, workers)
     return Distributed(estimator, pool, shards)

@@ -39,6 +39,14 @@ class Ranged(NamedTuple):
     estimator: PPGT | Fused
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether a worker needs a GPU."""
+        e = self.estimator
+        if isinstance(e, Fused):
+            return e.options.backend == "cuda"
+        return isinstance(e.substrate, Simulator) and getattr(e.substrate.backend, "choice", "") == "cuda"
+
+    @property
     def physical(self) -> bool:
         """Whether trajectories are acquired, so that none can be had again."""
         return isinstance(self.estimator, PPGT) and not isinstance(self.estimator.substrate, Simulator)
