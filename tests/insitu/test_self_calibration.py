@@ -123,6 +123,6 @@ def test_the_command_line_takes_it(tmp_path):
         words = ["insitu", "train", f"tcp://127.0.0.1:{port}", "--out", str(tmp_path / "run"), "--points", "101"]
         done = CliRunner().invoke(app, [*words, "--calibration", "training", "--iterations", "2", "--memory", "20"])
     assert done.exit_code == 0, done.output
-    assert "after 4 trajectories" in done.output
+    assert "4 trajectories" in done.output
     kept = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (kept["calibration"], kept["memory"], kept["trajectories"]) == ("training", 20.0, 2)

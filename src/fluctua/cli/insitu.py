@@ -164,6 +164,8 @@ def train(
     renew: Annotated[
         bool, typer.Option(help="with --calibration training: forget what came before a batch that was not expected")
     ] = False,
+    most_omega: Annotated[float, typer.Option(help="largest detuning that a knob is set to, of either sign")] = 2.0,
+    most_kappa: Annotated[float, typer.Option(help="largest coupling that a knob is set to")] = 1.5,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
     baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin (the calibrated drift)")] = "twin",
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
@@ -212,6 +214,7 @@ def train(
                 learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
                 address=" ".join(address), points=points, share=share, sigma_kappa=modulation, kerr=kerr,
                 calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
+                most_omega=most_omega, most_kappa=most_kappa,
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -273,6 +276,8 @@ def _refuse_changes(context: typer.Context) -> None:
             "memory",
             "measure_every",
             "renew",
+            "most_omega",
+            "most_kappa",
         )
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
@@ -314,8 +319,9 @@ def _model_of(sheet: Sheet, plan: Plan) -> Model:
 
     chi = (-0.05, 0.05) if plan.kerr else None  # at the edge it detunes by a few couplings where the light is
     return network_model(
-        _network_of(sheet), interval=sheet.interval, points=plan.points, chi=chi, sigma_kappa=plan.sigma_kappa
-    )
+        _network_of(sheet), interval=sheet.interval, points=plan.points, chi=chi, sigma_kappa=plan.sigma_kappa,
+        omega=(-plan.most_omega, plan.most_omega), kappa=(0.0, plan.most_kappa),
+    )  # fmt: skip
 
 
 def _injected(text: str, sheet: Sheet, plan: Plan) -> float:

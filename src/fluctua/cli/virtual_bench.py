@@ -34,6 +34,7 @@ def virtual_bench(
     kappa_disorder: Annotated[float, typer.Option(help="of the couplings")] = 0.2,
     gain_error: Annotated[float, typer.Option(help="of the actuators, relative")] = 0.2,
     ageing: Annotated[float, typer.Option(help="amplitude of the slow change of the frequencies")] = 0.05,
+    ageing_shots: Annotated[float, typer.Option(help="trajectories in a period of that change")] = 20_000.0,
     readout: Annotated[float, typer.Option(help="readout noise of each quadrature")] = 1e-3,
     adc_range: Annotated[float, typer.Option(help="full scale of the converter")] = 16.0,
     bits: Annotated[int, typer.Option(help="of the converter, 4 to 16")] = 16,
@@ -62,8 +63,8 @@ def virtual_bench(
         rows, columns = lattice_size(lattice)
         sheet = Sheet(
             rows=rows, columns=columns, seed=seed, interval=interval, oversample=oversample, disorder=disorder,
-            kappa_disorder=kappa_disorder, gain_error=gain_error, ageing=ageing, readout=readout, adc_range=adc_range,
-            bits=bits,
+            kappa_disorder=kappa_disorder, gain_error=gain_error, ageing=ageing, ageing_shots=ageing_shots,
+            readout=readout, adc_range=adc_range, bits=bits,
         )  # fmt: skip
         faults = [(_device(text, devices), parse(text.rpartition(":")[2])) for text in fault or []]
         benches = [

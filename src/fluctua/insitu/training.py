@@ -86,7 +86,8 @@ class Plan:
     calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every measured batch
     refines one model, of which the gradient is (`fluctua.Calibrated`), and these count. memory: measured batches over
     which what was measured fades; 0 keeps everything. renew: forget everything before a batch that was not expected.
-    measure_every: iterations of which one measures.
+    measure_every: iterations of which one measures. most_omega, most_kappa: bounds of the knobs, which `network_model`
+    is made with.
     """
 
     iterations: int = 100
@@ -112,6 +113,8 @@ class Plan:
     memory: float = 0.0
     renew: bool = False
     measure_every: int = 1
+    most_omega: float = 2.0
+    most_kappa: float = 1.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
@@ -130,8 +133,9 @@ class Plan:
             )
         if self.memory and not self.memory >= 1:
             raise ValueError(f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"`learning_rate` must be positive; got {self.learning_rate!r}.")
+        for name in ("learning_rate", "most_omega", "most_kappa"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be positive; got {getattr(self, name)!r}.")
 
 
 def begin(

@@ -217,7 +217,7 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
 def sheet_options(sheet: device.Sheet) -> list[str]:
     """The command line of a bench with this sheet."""
     words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
-    for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing", "readout",
-                 "adc_range", "bits"):  # fmt: skip
+    for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing",
+                 "ageing_shots", "readout", "adc_range", "bits"):  # fmt: skip
         words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
     return words
