@@ -32,7 +32,7 @@ from fluctua.store import history
 POINTS = 2001
 """Samples of a trajectory: T = 20, as the paper's."""
 
-EVALUATED, AT = 128, (0, 5, 10, 15, 20, 30, 40, 50, 60, 75, 90, 105, 120, 135, 150)
+EVALUATED, AT = 64, (0, 10, 20, 30, 45, 60, 75, 90, 105, 120, 135, 150)
 """Trajectories of a J, and the iterations whose settings are measured."""
 
 

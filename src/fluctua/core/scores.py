@@ -25,14 +25,16 @@ lose digits where e^{−J} would grow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
-from fluctua.core.types import Array, Params, Process, Step
+from fluctua.core.types import Array, Params, Process, Score, Step
 
 DOUBLINGS = 6
 ORDER = 6
@@ -238,3 +240,42 @@ def _doubled(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Array,
     """The same over 2h. The ramp starts the second half at h: its ∫ gains h times that of a constant force."""
     forced = forced + f @ forced + jnp.zeros_like(forced).at[:, 2].set(h * forced[:, 1])
     return f @ f, forced, c + f @ c @ f.T, 2 * h
+
+
+# --------------------------------------------------------------------------------------- noise of the measurement
+
+
+def without_readout(function: Callable[[Array], Array], variance: Array) -> Callable[[Array], Array]:
+    """f − ½ Tr[S ∂²f]: what f(z) would be on average without noise of variance S (M,) on z; exact if f is quadratic."""
+
+    def corrected(z: Array) -> Array:
+        value = function(z)
+
+        def add(i: Array, total: Array) -> Array:
+            e = jnp.zeros_like(z).at[i].set(1)
+            slope = lambda v: jax.jvp(function, (v,), (e,))[1]
+            return total + variance[i] * jax.jvp(slope, (z,), (e,))[1]
+
+        return value - jax.lax.fori_loop(0, z.shape[0], add, jnp.zeros_like(value)) / 2
+
+    return corrected
+
+
+@dataclass(frozen=True)
+class CorrectedScore:
+    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step, which are measured with noise of variance S."""
+
+    score: Score
+    variance: tuple[float, ...]  # S, (M,)
+
+    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
+        """The score without the part that the noise adds on average."""
+        s = jnp.asarray(self.variance, step.x.dtype)
+        m = s.shape[0]
+        _, unravel = ravel_pytree(self.score(process, theta, step))
+
+        def flat(z: Array) -> Array:
+            moved = step._replace(x=step.x + z[:m], x_next=step.x_next + z[m:])
+            return ravel_pytree(self.score(process, theta, moved))[0]
+
+        return unravel(without_readout(flat, jnp.tile(s, 2))(jnp.zeros(2 * m, step.x.dtype)))

@@ -18,9 +18,10 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.guard import TRANSITIONS, examine
+from fluctua.core.scores import CorrectedScore
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
 from fluctua.insitu.estimating import LAWS, SCORES, Result, blank, blanked, check_events, visible
-from fluctua.insitu.readout import CorrectedScore, observation_variance, reward_term
+from fluctua.insitu.readout import observation_variance, reward_term
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS

@@ -21,7 +21,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from fluctua.core.types import Groups, PyTree
+from fluctua.core.types import Groups, PyTree, Trajectories
 from fluctua.insitu.instrument.array import DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
@@ -104,8 +104,14 @@ class Device:
         """The calibration by whoever else follows the instrument; the first batch says what its noise is."""
         self.calibration, self.first = values, self.first or values
         if self.guard.noise is None and self.substrate.last is not None:
-            self.guard.calibrate([self.substrate.last], values)
+            settings, trajectories = self.substrate.last
+            self.guard.calibrate([(settings, self.as_recorded(trajectories))], values)
         self.substrate.context = self.context
+
+    def as_recorded(self, trajectories: Trajectories) -> Trajectories:
+        """Trajectories without the calibration that the substrate sent along: what was recorded with them alone."""
+        recorded = {k: v for k, v in (trajectories.context or {}).items() if k not in self.calibration}
+        return trajectories._replace(context=recorded or None)
 
     def context(self, count: int) -> PyTree:
         """The calibration, a row a trajectory."""

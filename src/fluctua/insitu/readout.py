@@ -7,10 +7,10 @@ The estimator computed from y in place of x gains three terms, all derivatives a
                                                 g(y_{n+1})
     (c)  U_n ½ Tr[S ∂²g]                        not a bias: the gradient of the reward as it is measured
 
-(a) is taken off the score and (b) off each trajectory's gradient. Exact where U and g are at most quadratic in the
-state, as for a linear network and the amplitudes of its noise: Cov[g, U] is then ∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true
-states, and ∇gᵀS∂U at noisy ones is larger by Tr[S∂²g S∂²U] on average. The second part of (b) matters for parameters
-of the noise alone, whose score is quadratic in the residual.
+(a) is taken off the score (`fluctua.core.scores.CorrectedScore`) and (b) off each trajectory's gradient. Exact where U
+and g are at most quadratic in the state, as for a linear network and the amplitudes of its noise: Cov[g, U] is then
+∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true states, and ∇gᵀS∂U at noisy ones is larger by Tr[S∂²g S∂²U] on average. The second
+part of (b) matters for parameters of the noise alone, whose score is quadratic in the residual.
 
 Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q + S/Δt, shrinks the
 whole gradient (`fluctua.insitu.calibration.noise` separates the two).
@@ -21,7 +21,6 @@ The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,33 +30,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core.types import Array, Params, Process, Rewards, Score, Step, Trajectories
-
-
-@dataclass(frozen=True)
-class CorrectedScore:
-    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step. Term (a)."""
-
-    score: Score
-    variance: tuple[float, ...]  # S, (M,)
-
-    def __call__(self, process: Process, theta: Params, step: Step) -> Params:
-        """The score without the part that ε adds on average."""
-        s = jnp.asarray(self.variance, step.x.dtype)
-        m = s.shape[0]
-
-        def flat(z: Array) -> Array:
-            moved = step._replace(x=step.x + z[:m], x_next=step.x_next + z[m:])
-            return ravel_pytree(self.score(process, theta, moved))[0]
-
-        zero = jnp.zeros(2 * m, step.x.dtype)
-
-        def add(i: Array, total: Array) -> Array:
-            e = zero.at[i].set(1)
-            slope = lambda z: jax.jvp(flat, (z,), (e,))[1]
-            return total + s[i % m] * jax.jvp(slope, (zero,), (e,))[1]
-
-        value, unravel = ravel_pytree(self.score(process, theta, step))
-        return unravel(value - jax.lax.fori_loop(0, 2 * m, add, jnp.zeros_like(value)) / 2)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

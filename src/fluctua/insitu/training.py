@@ -335,8 +335,8 @@ class _Session:
         """The estimator whose model every measured batch refines."""
         plan, of = self.plan, self.model.unknown
         assert of is not None  # refused when the session was made
-        # what is known of the instrument is in the estimator; the context is the guard's
-        states = lambda key, theta, count: self.substrate(key, theta, count)._replace(context=None)
+        # what is known of the instrument is in the estimator; the calibration in the context is the guard's
+        states = lambda key, theta, count: self.devices[0].as_recorded(self.substrate(key, theta, count))
         return Calibrated(
             of.model, states, of.effective, of.start, of.spread, memory=plan.memory or np.inf, renew=plan.renew,
             samples=0, measure_every=plan.measure_every, every=of.every,
