@@ -1,0 +1,68 @@
+"""Pieces of an ensemble on one GPU and on as many as there are: the same bits, and what it costs.
+
+    python benchmarks/several_gpus.py [--pretend 2]
+
+Where there is one GPU, `--pretend N` has it stand for N: the bits are compared as they would be, times are not.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from fluctua.tcmt.kernel import cuda
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.options import Binned
+from fluctua.tcmt.kernel.twin import run_twin
+from kernel_cuda_check import paper_lattice
+
+
+def timed(function):
+    function()
+    begun = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - begun
+
+
+def same(one, other):
+    """Whether every array of two results has the same bits."""
+    for a, b in zip(one, other, strict=True):
+        parts = zip(a, b, strict=True) if hasattr(a, "_asdict") else ((a, b),)
+        if not all(v is None or np.array_equal(v, w) for v, w in parts):
+            return False
+    return True
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--pretend", type=int, default=0)
+    options.add_argument("--steps", type=int, default=1000)
+    asked = options.parse_args()
+    cp = cuda.require_cupy()
+    gpus = [0] * asked.pretend if asked.pretend else cuda.visible(cp)
+    spec, table = paper_lattice(steps=asked.steps), np.linspace(0.2, 0, asked.steps + 1)
+    cases = {
+        "time-only, 100,000": lambda: kernel.run(spec, 1, 100_000, baseline=table, backend="cuda"),
+        "twin, 40,000": lambda: run_twin(spec, 1, 40_000, table=0 * table, backend="cuda"),
+        "binned, 16,384": lambda: kernel.run(spec, 1, 16_384, baseline=Binned(20, 50), backend="cuda"),
+    }
+    print(
+        f"11 × 13 resonators, {asked.steps:,} steps; {len(gpus)} GPUs" + " (one stands for all)" * bool(asked.pretend)
+    )
+    every, piece = cuda.visible, cuda.PIECE
+    for name, run in cases.items():
+        cuda.visible = lambda cp: gpus[:1]
+        one, alone = timed(run)
+        cuda.PIECE = 2**40
+        _, whole = timed(run)
+        cuda.PIECE, cuda.visible = piece, lambda cp: gpus
+        several, shared = timed(run)
+        cuda.visible = every
+        bits = "the same bits" if same(one, several) else "OTHER BITS"
+        print(
+            f"  {name:20} one launch {whole:6.3f} s, pieces {alone:6.3f} s, on all {shared:6.3f} s: {bits}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
