@@ -14,7 +14,7 @@ from fluctua.tcmt.kernel import cuda
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin
-from kernel_cuda_check import paper_lattice
+from kernel_cpu import paper_lattice
 
 
 def timed(function):
