@@ -62,3 +62,19 @@ def test_single_precision_with_a_silent_component(options):
     results = both(process, objective, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 41), theta, baseline="time", **options)
     # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of 6e-8·|x|
     assert_equal(results, 1e-5)
+
+
+def test_a_twin_in_double_precision():
+    """Of a wrong model, with all kinds of rewards and a random start; batches of unequal size."""
+    problem = problems.problem(problems.driven_rotor, "density")
+    with jax.enable_x64(True):
+        theta, t = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (problem.theta, problem.t))
+        twin = fl.Twin(theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20)
+        results = []
+        for backend in ("jax", "cpu"):
+            simulator = fl.simulator(problem.process, problem.start, t, backend=backend)
+            estimator = fl.ppgt(problem.process, problem.objective, simulator, baseline=twin)
+            results.append(jax.tree.map(np.asarray, estimator.split(jax.random.key(3), theta, COUNT)))
+        assert "direct term of" in estimator.source(theta)
+    for of_jax, of_kernel in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(of_kernel, of_jax, rtol=0, atol=1e-9 * np.abs(of_jax).max())

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled import cpu, cuda
+from fluctua.compiled import cpu, cuda, twin
+from fluctua.compiled.ahead import arrays, numbers, threefry_words, wiener_of
 from fluctua.compiled.emit import Layout, laid_out
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, shape_of, traced
@@ -27,7 +28,8 @@ from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
 from fluctua.core.sources import Call, run_and_pilot
 from fluctua.core.sweep import Model, Sums, Tables
 from fluctua.core.text import close_match
-from fluctua.core.types import AnyProcess, Array, Params, PyTree, Times
+from fluctua.core.twin_sweep import Parts, TwinCall
+from fluctua.core.types import AnyProcess, Array, Params, PyTree
 
 WORTHWHILE = 4_000_000
 """Trajectories times steps of a call from which on "auto" takes a kernel. A rule of sizes alone: the same call gives
@@ -88,15 +90,32 @@ class Compiled(NamedTuple):
         try:
             return _samples(call, self.place)
         except Unsupported as problem:
-            if self.choice != "auto":
-                raise ValueError(
-                    f'no kernel can be made of this process: {problem}. Use backend="auto" or "jax".'
-                ) from None
-            _tell(str(problem))
+            self._refused(problem)
             return None
 
-    def source(self, call: Call) -> str:
+    def parts(self, call: TwinCall) -> Parts | None:
+        """The two parts of the gradients with a twin; None to leave them to JAX."""
+        if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
+            return None
+        try:
+            if self.choice == "cuda":
+                raise Unsupported("twin", "kernels with a twin run on the CPU")
+            return twin.parts(call, twin.twin_kernel(twin.TwinKey(call, OPTIMISE), True))
+        except Unsupported as problem:
+            self._refused(problem)
+            return None
+
+    def _refused(self, problem: Unsupported) -> None:
+        if self.choice != "auto":
+            raise ValueError(
+                f'no kernel can be made of this process: {problem}. Use backend="auto" or "jax".'
+            ) from None
+        _tell(str(problem))
+
+    def source(self, call: Call | TwinCall) -> str:
         """The generated text of the kernel."""
+        if isinstance(call, TwinCall):
+            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE), False).source
         return _kernel(call, self.place, build=False).source
 
     @property
@@ -151,7 +170,7 @@ class _Key:
         self.theta, self.ensemble = call.theta, ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
-        self.wiener = _wiener(self.recipe.wiener)
+        self.wiener = wiener_of(self.recipe.wiener)
         self.sweep = _sweep_of(call)
         one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
         self._identity = (
@@ -174,15 +193,6 @@ def _kernel(call: Call, place: str, build: bool = True) -> Kernel:
     return _made(_Key(call, place), build)
 
 
-def _wiener(wiener: Wiener) -> int:
-    known = {draws.silent: 0, threefry: 1, draws.philox: 2}
-    if wiener not in known:
-        raise Unsupported("wiener", "a source of noise other than `threefry`, `philox` and `silent`")
-    if wiener is threefry and not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
-        raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
-    return known[wiener]
-
-
 def _sweep_of(call: Call) -> int:
     name = call.plans[0].name
     known = {"none": baselines.none, "time": baselines.time_only, "mean": baselines.mean, "optimal": baselines.optimal}
@@ -203,79 +213,21 @@ def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ense
     return _ensemble(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)
 
 
-def _numbers(kernel: Kernel, call: Call, context: np.ndarray) -> dict[str, np.ndarray]:
-    """What is computed ahead: the same for all trajectories, of each step, of each trajectory behind its context."""
-    graph, layout = kernel.program.graph, kernel.layout
-    flat = np.asarray(ravel_pytree(call.theta)[0], np.float64)
-    times = Times(*(np.asarray(v, np.float64) for v in call.substrate.times))
-    real = kernel.real
-    count, steps = context.shape[1], len(times.dt)
-
-    def leaf(kind: str, index: int) -> Any:
-        if kind == "theta":
-            return flat[index]
-        if kind == "context":
-            return context[index]
-        return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[index]}[kind]
-
-    shared = np.array([float(v) for v in graph.evaluate(layout.shared, leaf)])
-    timed = [np.broadcast_to(v, steps) for v in graph.evaluate(layout.timed, leaf)]
-    table = np.stack(timed, axis=1).astype(float) if timed else np.empty((steps, 0))
-    columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
-    for values in (shared, table):
-        _check_range(values, real)
-    lay = lambda values: np.ascontiguousarray(values, real)
-    both = np.concatenate([context, *(v[None] for v in columns)])
-    return {"shared": lay(shared), "timed": lay(table), "context": lay(both)}
-
-
-def _arrays(kernel: Kernel, call: Call, ensemble: Ensemble) -> dict[str, np.ndarray]:
-    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
-    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
-    rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
-    context = np.concatenate(rows) if rows else np.empty((0, count))
-    words = {0: _no_words, 1: _threefry_words, 2: _philox_words}[_wiener(call.substrate.recipe.wiener)]
-    return _numbers(kernel, call, context) | {
-        "x": np.ascontiguousarray(np.asarray(ensemble.x).T, kernel.real),
-        "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
-    }
+def _of(kernel: Kernel, call: Call, make: Callable, ensemble: Any) -> dict[str, Any]:
+    """`arrays` or `numbers` of a call."""
+    flat = np.asarray(ravel_pytree(call.theta)[0])
+    return make(kernel.program, kernel.layout, kernel.real, call.substrate, flat, ensemble)
 
 
 def _seed(kernel: Kernel, call: Call, key: Array, count: int, first: int | None) -> dict[str, Any]:
     """The same of an ensemble that the kernel begins: its start, and the key of its noise."""
-    wiener = _wiener(call.substrate.recipe.wiener)
-    words = {0: lambda k: np.empty(0), 1: lambda k: _threefry_words(k[None], 1)[:, 0], 2: draws.philox_key_words}[
-        wiener
-    ]
-    return _numbers(kernel, call, np.empty((0, count))) | {
+    wiener = wiener_of(call.substrate.recipe.wiener)
+    words = {0: lambda k: np.empty(0), 1: lambda k: threefry_words(k[None], 1)[:, 0], 2: draws.philox_key_words}[wiener]
+    return _of(kernel, call, numbers, np.empty((0, count))) | {
         "x": np.asarray(call.substrate.x0, kernel.real),
         "stream": np.asarray(words(simulate.noise_key(key)), np.uint32),
         "first": first or 0,
     }
-
-
-def _no_words(streams: PyTree, count: int) -> np.ndarray:
-    return np.empty((0, count), np.uint32)
-
-
-def _threefry_words(streams: PyTree, count: int) -> np.ndarray:
-    if streams.dtype != np.uint32 and jax.random.key_impl(streams) != "threefry2x32":
-        raise Unsupported("key", f"keys of the generator {jax.random.key_impl(streams)}")
-    words = streams if streams.dtype == np.uint32 else jax.random.key_data(streams)
-    return np.asarray(words).T
-
-
-def _philox_words(streams: PyTree, count: int) -> np.ndarray:
-    seed, trajectory = streams
-    return np.concatenate([np.asarray(seed).reshape(-1, 2).T, np.asarray(trajectory, np.uint32)[None]])
-
-
-def _check_range(values: np.ndarray, real: np.dtype) -> None:
-    """Shared factors were multiplied with each other; in single precision that may leave the range of numbers."""
-    size = np.abs(values[np.isfinite(values)])
-    limits = np.finfo(real)
-    if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
-        raise Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")
 
 
 class _Work(NamedTuple):
@@ -289,7 +241,7 @@ class _Work(NamedTuple):
         if self.kernel.begins:
             return None, _seed(self.kernel, self.call, key, count, first)
         ensemble = _begun(self.call, key, count, first)
-        return ensemble, _arrays(self.kernel, self.call, ensemble)
+        return ensemble, _of(self.kernel, self.call, arrays, ensemble)
 
     @property
     def library(self) -> cpu.Library | cuda.Library:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -53,7 +53,7 @@ def cpu_source(program: Program, layout: Layout, *, double: bool, noise64: bool,
             definitions(program, layout),
             text("lanes.hpp"),
             text("noise.hpp"),
-            functions(program, layout),
+            functions(program, layout, scores=sweep > 0),
             text("sweep.hpp"),
         ]
     )
@@ -208,13 +208,7 @@ class Library:
             run.sums = partial[k : k + 1].ctypes.data
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 
-        threads = min(len(bounds), _cores())
-        if threads == 1:
-            for k in range(len(bounds)):
-                piece(k)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(piece, range(len(bounds))))
+        each(piece, range(len(bounds)))
         return partial.sum(axis=0)
 
     def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -223,6 +217,17 @@ class Library:
         most = 4 * PARTS if not sums else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
         size = unit * -(-count // (unit * most))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def each(work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
+    """Do the work of every piece, on all cores: a kernel runs without the interpreter's lock."""
+    threads = min(len(pieces), _cores())
+    if threads == 1:
+        for piece in pieces:
+            work(piece)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, pieces))
 
 
 def _cores() -> int:

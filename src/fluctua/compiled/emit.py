@@ -34,13 +34,13 @@ class Layout(NamedTuple):
     explicits: list[int]
 
 
-def laid_out(program: Program) -> Layout:
-    """The layout of a program: what is shared ends up outside of the loop over trajectories."""
+def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
+    """The layout of a program: what is shared ends up outside of the loop over trajectories. more: other outputs."""
     graph = program.graph
     zero = lambda node: graph.value(node) == 0.0
     scores = [p for p, node in enumerate(program.score) if not zero(node)]
     explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
-    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
+    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit, *more]
     ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
     shared: list[int] = []
     timed: list[int] = []
@@ -153,28 +153,27 @@ def literal(graph: Graph, node: int) -> str:
     return f"F({value!r})"
 
 
-def functions(program: Program, layout: Layout) -> str:
-    """The functions step_rewards, step_scores and step_weights of one step of a trajectory."""
-    reward = [*(("y", k, node) for k, node in enumerate(program.x_next)), ("g", None, program.running),
-              ("r", None, program.paid)]  # fmt: skip
-    score = [("s", k, program.score[p]) for k, p in enumerate(layout.scores)]
-    explicit = [("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits)]
-    return "\n".join(
-        [
-            _function(program, layout, "step_rewards", reward, "V *y, V &g, V &r"),
-            _function(program, layout, "step_weights", [*reward, *score], "V *y, V &g, V &r, V *s"),
-            _function(program, layout, "step_scores", [*reward, *score, *explicit], "V *y, V &g, V &r, V *s, V *e"),
-        ]
-    )
+def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
+    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, or the first alone."""
+    reward: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(program.x_next)]
+    reward += [("g", None, program.running), ("r", None, program.paid)]
+    texts = [function(program, layout, "step_rewards", reward, "V *y, V &g, V &r")]
+    if scores:
+        score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
+        explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
+        texts.append(function(program, layout, "step_weights", score, "V *y, V &g, V &r, V *s"))
+        texts.append(function(program, layout, "step_scores", explicit, "V *y, V &g, V &r, V *s, V *e"))
+    return "\n".join(texts)
 
 
-def _function(
-    program: Program, layout: Layout, name: str, outputs: list[tuple[str, int | None, int]], results: str
+def function(
+    program: Program, layout: Layout, name: str, outputs: Sequence[tuple[str, int | None, int]], results: str
 ) -> str:
+    """One function of C. outputs: (array, place in it or None, node). results: its arguments behind the inputs."""
     writer = _Writer(program, layout)
     lines = writer.statements([node for _, _, node in outputs])
-    notes = {"s": "score of", "e": "explicit term of"}
-    which = {"s": layout.scores, "e": layout.explicits}
+    notes = {"s": "score of", "e": "explicit term of", "d": "direct term of"}
+    which = {"s": layout.scores, "e": layout.explicits, "d": layout.explicits}
     for array, k, node in outputs:
         target = array if k is None else f"{array}[{k}]"
         note = f"  // {notes[array]} {program.names[which[array][k]]}" if array in notes and k is not None else ""
@@ -212,7 +211,8 @@ def in_words(program: Program, node: int, depth: int = 6) -> str:
     if op == "const":
         return f"{args[0]:g}" if not isinstance(args[0], bool) else str(args[0]).lower()
     if op == "theta":
-        return program.names[args[0]]
+        own = args[0] - len(program.names)  # θ̃ comes behind θ
+        return program.names[args[0]] if own < 0 else f"twin θ[{own}]"
     if op == "origin":
         return f"t[{args[0]}]"
     if op in LEAVES:

@@ -88,7 +88,7 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         return score[0], explicit[0]
 
     graph = Graph()
-    tracer = _Tracer(graph)
+    tracer = Tracer(graph)
     dt, origin = t[1] - t[0], t[:2]
     z = jnp.zeros(wieners, x.dtype)
     inputs = {
@@ -120,7 +120,9 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
     )
 
 
-class _Tracer:
+class Tracer:
+    """Traces functions into one graph."""
+
     def __init__(self, graph: Graph):
         self.graph = graph
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled import cpu
+from fluctua.compiled import ahead, cpu
+from fluctua.compiled.ahead import wiener_of
 from fluctua.compiled.emit import Layout, function, laid_out
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, Tracer, shape_of, traced
@@ -54,11 +55,11 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     if twin.order != 1:
         raise Unsupported("twin", f"a twin of order {twin.order}; kernels follow those of order 1")
     program = traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
-    graph, tracer = program.graph, Tracer(program.graph)
+    tracer = Tracer(program.graph)
     x, context, _ = jax.tree.map(lambda leaf: leaf[0], ensemble._replace(streams=None))
     (flat, unravel), (own, unravel_own) = ravel_pytree(numbers.theta), ravel_pytree(numbers.twin)
 
-    def ahead(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
         return advance_twin(twin, Numbers(None, unravel_own(own)), one[0], t, dt, one[1])[0]
 
@@ -78,10 +79,9 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
         tracer.input("dt", t[0]), tracer.tree("context", context), tracer.input("origin", t[:2]),
     ]  # fmt: skip
     some = [1, 4, 6, 7, 8]
-    (later,) = tracer.call(ahead, [values[k] for k in some], [inputs[k] for k in some])
+    (later,) = tracer.call(forwards, [values[k] for k in some], [inputs[k] for k in some])
     direct, delta, reward, left, gain, slope = tracer.call(back, list(values), inputs)
-    names = [*program.names, *(f"twin {name}" for name in range(own.size))]
-    program = program._replace(explicit=direct.tolist(), names=names[: len(names)])
+    program = program._replace(explicit=direct.tolist())
     return TwinProgram(program, later.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist())
 
 
@@ -117,8 +117,9 @@ class TwinKernel(NamedTuple):
 class TwinKey:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(self, call: TwinCall, wiener: int, optimise: str):
-        self.call, self.wiener, self.optimise = call, wiener, optimise
+    def __init__(self, call: TwinCall, optimise: str):
+        self.call, self.optimise = call, optimise
+        self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
         self.ensemble = begun(call, 1, 0)
         self.noise64 = jnp.result_type(float) == np.float64
         self.baseline = baseline_of(call)
@@ -169,7 +170,7 @@ POINTERS = ("shared", "timed", "x", "context", "stream", "kept", "last", "slope"
 class _TwinRun(ctypes.Structure):
     """`struct TwinRun` of native/twin.hpp."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int64) for name in ("count", "steps", "segment")),
         *((name, ctypes.c_void_p) for name in POINTERS),
     ]
@@ -178,13 +179,11 @@ class _TwinRun(ctypes.Structure):
 def begun(call: TwinCall, count: int, low: int) -> Ensemble:
     """Trajectories from number `low` on, before their first step."""
     substrate = call.substrate
-    return twin_sweep.begin_from(
-        substrate.recipe, count, call.key, call.numbers.theta, substrate.x0, call.offset + low
-    )
+    return twin_sweep.begin_from(substrate.recipe, count, call.key, call.numbers.theta, substrate.x0, call.offset + low)
 
 
-def parts(call: TwinCall, kernel: TwinKernel, arrays_of: Any) -> Parts:
-    """Direct and correction (E, P), returns (E,), mean of Λ (T+1,). arrays_of: ensemble -> arrays of a kernel."""
+def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
+    """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
     each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
@@ -192,24 +191,21 @@ def parts(call: TwinCall, kernel: TwinKernel, arrays_of: Any) -> Parts:
     at_once = max(1, KEPT_BYTES // (each * call.batch))
     pieces: list[Parts] = []
     for k in range(0, len(slices), at_once):
-        pieces += _pass(call, kernel, arrays_of, slices[k : k + at_once], segment)
+        pieces += _pass(call, kernel, slices[k : k + at_once], segment)
     return twin_sweep.joined(pieces)
 
 
-def _pass(
-    call: TwinCall, kernel: TwinKernel, arrays_of: Any, slices: list[tuple[int, int]], segment: int
-) -> list[Parts]:
+def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int) -> list[Parts]:
     twin, numbers, times, real = call.twin, call.numbers, call.substrate.times, kernel.real
     low, count, steps = slices[0][0], slices[-1][1] - slices[0][0], len(call.substrate.times.dt)
     ensemble = begun(call, count, low)
-    arrays = arrays_of(ensemble)
+    flat = np.concatenate([np.asarray(ravel_pytree(tree)[0], float) for tree in numbers[:2]])
+    arrays: dict[str, np.ndarray] = ahead.arrays(kernel.program, kernel.layout, real, call.substrate, flat, ensemble)
     m = kernel.program.state
     arrays |= {"kept": np.empty((-(-steps // segment), 2 * m, count), real), "last": np.empty((2 * m, count), real)}
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
-    pieces = np.arange(0, count, 16 * 8)
-
     run = _Runner(kernel, {"count": count, "steps": steps, "segment": segment}, arrays)
-    run("twin_forward", [(int(a), int(min(a + 128, count))) for a in pieces])
+    run("twin_forward", [(a, min(a + 128, count)) for a in range(0, count, 128)])
     x, xbar = arrays["last"][:m].T, arrays["last"][m:].T
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     check_path(xbar, call.substrate.t)
@@ -227,10 +223,10 @@ def _pass(
     if arrays["dominated"][0]:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
-    flat = np.dtype(carry.direct.dtype)
+    of_theta = np.dtype(carry.direct.dtype)
     back = Backward(
         Guess(arrays["slope"].T, None), arrays["value"], arrays["residual"], arrays["reward"],
-        arrays["direct"].T.astype(flat), arrays["correction"].T.astype(flat),
+        arrays["direct"].T.astype(of_theta), arrays["correction"].T.astype(of_theta),
     )  # fmt: skip
     whole = [(0, count)]
     if isinstance(twin.model.start, Density):  # the draw of X₀ leaves one out of its batch

@@ -281,9 +281,13 @@ class PPGT(NamedTuple):
         first, context = first_state(substrate, jax.random.key(0), theta)
         model = self.method.model
         process = check_model(model.process, model.objective, theta, first, substrate.t, context)
+        model, key = silenced(model, process), jax.random.key(0)
+        if self.method.twin:
+            twin, numbers, batch = _with_twin(self.method, theta, None, 2, substrate.t)
+            twin = twin._replace(model=twin.model._replace(process=model.process))
+            return backend.source(twin_sweep.TwinCall(twin, numbers, batch, substrate, key, 2))
         plans = _plans(self.method)
-        key = jax.random.key(0)
-        return backend.source(sources.Call(silenced(model, process), plans, _tables(plans), substrate, key, theta, 1))
+        return backend.source(sources.Call(model, plans, _tables(plans), substrate, key, theta, 1))
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""

@@ -49,8 +49,11 @@ class Backend(Protocol):
     def samples(self, call: Any) -> tuple[Array, Array, Array] | None:
         """Returns (E,), gradients (E, P), final states (E, M) of a `Call`; None to leave it to JAX."""
 
+    def parts(self, call: Any) -> tuple[Array, Array, Array, Array] | None:
+        """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
+
     def source(self, call: Any) -> str:
-        """The program that is generated for a `Call`."""
+        """The program that is generated for a `Call` or a `TwinCall`."""
 
 
 class Simulator(NamedTuple):

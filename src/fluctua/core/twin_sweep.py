@@ -201,18 +201,41 @@ def streamed_parts(
 
     key: of the run, not of the estimate.
     """
-    theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
+    theta = numbers.theta
     first, context = first_state(substrate, key, theta)
     process = check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
     twin = twin._replace(model=sweep.silenced(twin.model, process))
     check_fit(twin, numbers, first, substrate.t, context, batch)
+    call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
+    parts = None if substrate.backend is None else substrate.backend.parts(call)
+    parts = _parts_by_jax(call) if parts is None else parts
+    trajectory = trajectory_of(substrate, key, theta, offset)
+    check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t, offset)
+    return parts
+
+
+class TwinCall(NamedTuple):
+    """What an estimator with a twin asks of a simulator. key: of the run. offset: number of the first trajectory."""
+
+    twin: TwinModel
+    numbers: Numbers
+    batch: int
+    substrate: Simulator
+    key: Array
+    count: int  # type: ignore[assignment]
+    offset: int = 0
+
+
+def _parts_by_jax(call: TwinCall) -> Parts:
+    twin, numbers, batch, substrate, key, count, offset = call
+    theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
     # one noise-free path serves all where nothing tells the trajectories apart before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
     bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
 
     pieces = []
     for low, high in batches(count, batch):
-        ensemble = _begin(recipe, high - low, key, theta, substrate.x0, offset + low)
+        ensemble = begin_from(recipe, high - low, key, theta, substrate.x0, offset + low)
         xbar = ensemble.x[:1] if shared else ensemble.x
         kept = [(ensemble.x, xbar)]
         for n, stop in bounds:
@@ -229,11 +252,8 @@ def streamed_parts(
             path = _replay(recipe, theta, ensemble, x, n, steps)
             carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, times.t[:2])
             lambdas.append(block)
-        pieces.append(_finish(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
-    parts = _joined(pieces)
-    trajectory = trajectory_of(substrate, key, theta, offset)
-    check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t, offset)
-    return parts
+        pieces.append(finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
+    return joined(pieces)
 
 
 def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int) -> Parts:
@@ -274,9 +294,9 @@ def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Rec
                 twin, numbers, carries[i], n, part, path, kept[i].pop(), of[i], times.t[:2]
             )
             lambdas[i].append(block)
-    parts = _joined(
+    parts = joined(
         [
-            _finish(twin, numbers, carry, recording.first[low:high], times, c, means)
+            finish_parts(twin, numbers, carry, recording.first[low:high], times, c, means)
             for carry, (low, high), c, means in zip(carries, slices, of, lambdas, strict=True)
         ]
     )
@@ -301,7 +321,8 @@ def _part(times: Times, n: int, stop: int) -> Times:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _begin(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array) -> Ensemble:
+def begin_from(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array) -> Ensemble:
+    """Trajectories low … low + count − 1 before their first step."""
     return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(low + jnp.arange(count))
 
 
@@ -346,7 +367,7 @@ def _forward_twin(twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, 
     return jax.lax.scan(body, xbar, grid(times)[1:])[0]
 
 
-def _finish(
+def finish_parts(
     twin: TwinModel,
     numbers: Numbers,
     carry: Backward,
@@ -364,7 +385,8 @@ def _finish(
     return direct, correction, returns, jnp.concatenate(lambdas[::-1])
 
 
-def _joined(pieces: list[Parts]) -> Parts:
+def joined(pieces: list[Parts]) -> Parts:
+    """The parts of all batches."""
     direct, correction, returns, means = zip(*pieces, strict=True)
     sizes = np.array([len(r) for r in returns])
     mean = jnp.tensordot(jnp.asarray(sizes / sizes.sum(), means[0].dtype), jnp.stack(means), 1)

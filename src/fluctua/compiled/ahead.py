@@ -1,0 +1,94 @@
+"""Ensembles and shared numbers as kernels take them: arrays with the trajectory last, and what is computed ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluctua.compiled.emit import Layout
+from fluctua.compiled.scalar import Unsupported
+from fluctua.compiled.trace import Program
+from fluctua.core import draws
+from fluctua.core.draws import Wiener, threefry
+from fluctua.core.simulate import Ensemble, Simulator
+from fluctua.core.types import PyTree, Times
+
+
+def wiener_of(wiener: Wiener) -> int:
+    """The number that a source of noise has in native/noise.hpp."""
+    known = {draws.silent: 0, threefry: 1, draws.philox: 2}
+    if wiener not in known:
+        raise Unsupported("wiener", "a source of noise other than `threefry`, `philox` and `silent`")
+    if wiener is threefry and not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+        raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
+    return known[wiener]
+
+
+def numbers(
+    program: Program, layout: Layout, real: np.dtype, substrate: Simulator, flat: np.ndarray, context: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What is computed ahead: the same for all trajectories, of each step, of each trajectory behind its context.
+
+    flat: θ, in the order of the leaves of the program.
+    """
+    graph, flat = program.graph, np.asarray(flat, np.float64)
+    times = Times(*(np.asarray(v, np.float64) for v in substrate.times))
+    count, steps = context.shape[1], len(times.dt)
+
+    def leaf(kind: str, index: int) -> Any:
+        if kind == "theta":
+            return flat[index]
+        if kind == "context":
+            return context[index]
+        return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[index]}[kind]
+
+    shared = np.array([float(v) for v in graph.evaluate(layout.shared, leaf)])
+    timed = [np.broadcast_to(v, steps) for v in graph.evaluate(layout.timed, leaf)]
+    table = np.stack(timed, axis=1).astype(float) if timed else np.empty((steps, 0))
+    columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
+    for values in (shared, table):
+        _check_range(values, real)
+    lay = lambda values: np.ascontiguousarray(values, real)
+    both = np.concatenate([context, *(v[None] for v in columns)])
+    return {"shared": lay(shared), "timed": lay(table), "context": lay(both)}
+
+
+def arrays(
+    program: Program, layout: Layout, real: np.dtype, substrate: Simulator, flat: np.ndarray, ensemble: Ensemble
+) -> dict[str, np.ndarray]:
+    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
+    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
+    rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
+    context = np.concatenate(rows) if rows else np.empty((0, count))
+    words = {0: _no_words, 1: threefry_words, 2: _philox_words}[wiener_of(substrate.recipe.wiener)]
+    return numbers(program, layout, real, substrate, flat, context) | {
+        "x": np.ascontiguousarray(np.asarray(ensemble.x).T, real),
+        "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
+    }
+
+
+def _no_words(streams: PyTree, count: int) -> np.ndarray:
+    return np.empty((0, count), np.uint32)
+
+
+def threefry_words(streams: PyTree, count: int) -> np.ndarray:
+    """Keys as words. (2, E)"""
+    if streams.dtype != np.uint32 and jax.random.key_impl(streams) != "threefry2x32":
+        raise Unsupported("key", f"keys of the generator {jax.random.key_impl(streams)}")
+    words = streams if streams.dtype == np.uint32 else jax.random.key_data(streams)
+    return np.asarray(words).T
+
+
+def _philox_words(streams: PyTree, count: int) -> np.ndarray:
+    seed, trajectory = streams
+    return np.concatenate([np.asarray(seed).reshape(-1, 2).T, np.asarray(trajectory, np.uint32)[None]])
+
+
+def _check_range(values: np.ndarray, real: np.dtype) -> None:
+    """Shared factors were multiplied with each other; in single precision that may leave the range of numbers."""
+    size = np.abs(values[np.isfinite(values)])
+    limits = np.finfo(real)
+    if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
+        raise Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")
