@@ -71,14 +71,19 @@ WRONG = "wrong_twin.json"
 
 
 def train_wrong(
-    folder: Path, error: float, seed: int, learning_rate: float, changes: Mapping[str, Any] | None = None
+    folder: Path,
+    error: float,
+    seed: int,
+    learning_rate: float,
+    changes: Mapping[str, Any] | None = None,
+    memory: float = 1,
 ) -> None:
-    """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact, uncorrected over time."""
+    """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact; memory: of `Weighted`."""
     config = changed(PRESETS["fast"], {"seed": seed, "optimiser.learning_rate": learning_rate, "iterations": 780,
                                        "ensemble.trajectories": 64, "backend": "cpu", **(changes or {})})  # fmt: skip
     parts = build(config)
     twin: Any = parts.task.estimator("cpu", baseline=tcmt.KernelTwin(theta=wrong_by(error, seed)))
-    estimator = fl.Weighted(twin, memory=1, carry=True)
+    estimator = fl.Weighted(twin, memory=memory, carry=True)
     size, iterations = config.ensemble.trajectories, config.iterations
     fl.run(
         folder, estimator, parts.theta, parts.rule, count=size, iterations=iterations, seed=seed, project=parts.project
@@ -222,9 +227,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=0.02)
+    parser.add_argument("--memory", type=float, default=1, help="of the correction; 1 takes all of it")
     options = parser.parse_args()
     if options.train_wrong is not None:
-        train_wrong(options.out, options.train_wrong, options.seed, options.learning_rate)
+        train_wrong(options.out, options.train_wrong, options.seed, options.learning_rate, memory=options.memory)
         return
     if options.runs:
         read = (read_curve(run) for folder in options.runs for run in find_runs(folder))
