@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run an example as a script, in the precision of users, and give what it prints.
+    """Run an example by its name, or another script, in the precision of users, and give what it prints.
 
     In this process: a new one would import JAX and compile anew what examples have in common.
     """
 
-    def printed_by(name, *arguments):
-        path = ROOT / "examples" / f"{name}.py"
+    def printed_by(path, *arguments):
+        path = ROOT / "examples" / f"{path}.py" if isinstance(path, str) else path
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
         jax.config.update("jax_enable_x64", False)
         printed = io.StringIO()
@@ -236,11 +236,22 @@ def test_signal_to_noise(run):
     assert after > 2 * before
 
 
-def test_readme_blocks_run_in_order(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 3
+README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_readme_blocks_run_in_order(run, tmp_path, monkeypatch):
+    assert len(README) >= 3
     script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks))
-    out = run_apart(script, environment=environment_of_a_user(), cwd=tmp_path)
+    script.write_text("\n".join(README))
+    monkeypatch.chdir(tmp_path)
+    out = run(script)
+    assert out.count("J = ") >= 2  # of the first block and of the trajectories that came from somewhere
+    assert (tmp_path / "runs" / "pendulum" / "summary.txt").exists()
+
+
+def test_readme_prints_what_users_see(tmp_path):
+    script = tmp_path / "first.py"
+    script.write_text(README[0])
     printed = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    out = run_apart(script, environment=environment_of_a_user(), cwd=tmp_path)
     assert out.startswith(printed.splitlines()[0])  # J to all the digits shown

@@ -39,7 +39,7 @@ def linear_answer():
             m, p = f @ m + jnp.array([0.0, 0.4]) * dt, f @ p @ f.T + jnp.diag(jnp.array([0.25, 0.64])) * dt
         return total + m[0] * m[1] + p[0, 1]
 
-    return jax.grad(value)(THETA)
+    return jax.jit(jax.grad(value))(THETA)
 
 
 def simulated(key, count):

@@ -57,7 +57,7 @@ def test_drift_noise_readout_and_start_of_an_observed_process(key, baseline, sta
     process = fl.Observed(OU, observe=[[1.0]], noise=READ, start=start)
     estimator = fl.ppgt(process, POWER, fl.simulator(process, t=T), baseline=baseline)
     estimate = estimator(key, THETA, COUNT)
-    exact, gradient = jax.value_and_grad(exact_value)(THETA, start)
+    exact, gradient = jax.jit(jax.value_and_grad(exact_value), static_argnums=1)(THETA, start)
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
     assert np.abs(z_scores(estimate, gradient)).max() < 4
     assert max(np.abs(leaf) for leaf in jax.tree.leaves(estimate.stderr)) < 0.5  # the zs say something
@@ -125,7 +125,7 @@ def test_likelihood_and_its_gradient_are_those_of_all_samples_together(key):
     record = fl.simulator(MIXTURE, t=GRID)(key, MIXED, 3)
     found = log_likelihood(MIXTURE, MIXED, record)
     score = samples_of(MIXTURE, ONE, MIXED, record, baseline="none").gradient
-    mean, covariance = dense_moments(MIXED, GRID, euler_interval)
+    mean, covariance = jax.jit(lambda theta: dense_moments(theta, GRID, euler_interval))(MIXED)
     of_all = jax.jit(jax.grad(lambda theta, y: dense_log_likelihood(theta, y, GRID)))
     for j, y in enumerate(record.x):
         assert found[j] == pytest.approx(multivariate_normal.logpdf(np.ravel(y), mean, covariance), rel=1e-10)
@@ -138,6 +138,12 @@ def test_likelihood_of_another_filter(key):
     kalman = pytest.importorskip("filterpy.kalman")
     record = fl.simulator(MIXTURE, t=GRID)(key, MIXED, 2)
     found = log_likelihood(MIXTURE, MIXED, record)
+
+    @jax.jit
+    def interval(t, dt):
+        ahead, f, sigma = euler_interval(MIXED, t, dt)
+        return ahead(jnp.zeros(3)), f, sigma
+
     for j, y in enumerate(np.asarray(record.x)):
         other = kalman.KalmanFilter(dim_x=3, dim_z=2)
         other.x, other.P = np.asarray(CLOUD.mean)[:, None], np.asarray(CLOUD.covariance)
@@ -145,9 +151,8 @@ def test_likelihood_of_another_filter(key):
         other.update(y[0][:, None])
         total = other.log_likelihood
         for n in range(len(GRID) - 1):
-            ahead, f, sigma = euler_interval(MIXED, GRID[n], GRID[n + 1] - GRID[n])
-            constant = np.asarray(ahead(jnp.zeros(3)))[:, None]
-            other.predict(u=np.ones((1, 1)), B=constant, F=np.asarray(f), Q=np.asarray(sigma))
+            constant, f, sigma = map(np.asarray, interval(GRID[n], GRID[n + 1] - GRID[n]))
+            other.predict(u=np.ones((1, 1)), B=constant[:, None], F=f, Q=sigma)
             other.update(y[n + 1][:, None])
             total += other.log_likelihood
         assert found[j] == pytest.approx(total, rel=1e-9)
@@ -174,10 +179,8 @@ def test_samples_far_apart_with_the_exact_transition(key):
         rest = still(theta, jnp.zeros(3), 0.0, None)
         return lambda x: f @ x + jnp.linalg.solve(slope, (f - jnp.eye(3)) @ rest), f, f @ big[:3, 3:]
 
-    assert np.allclose(
-        interval(MIXED, 0, 0.5)[1],
-        expm(0.5 * np.asarray(jax.jacobian(lambda x: still(MIXED, x, 0.0, None))(jnp.zeros(3)))),
-    )
+    slope = jax.jit(jax.jacobian(lambda x: still(MIXED, x, 0.0, None)))(jnp.zeros(3))
+    assert np.allclose(jax.jit(lambda theta: interval(theta, 0, 0.5)[1])(MIXED), expm(0.5 * np.asarray(slope)))
     score = samples_of(process, ONE, MIXED, fl.Trajectories(t, y), baseline="none").gradient
     exact = jax.jit(jax.grad(lambda theta: dense_log_likelihood(theta, y[0], t, interval)))(MIXED)
     for name in MIXED:
@@ -336,13 +339,12 @@ def test_a_reward_of_hidden_states_is_refused(key, objective, message):
         fl.ppgt(MIXTURE, objective, fl.simulator(MIXTURE, t=GRID))(key, MIXED, 4)
 
 
-def test_what_does_not_go_with_an_observed_process(key):
+def test_what_does_not_go_with_an_observed_process():
     with pytest.raises(ValueError, match="`Observed` brings its own start"):
         fl.simulator(MIXTURE, jnp.zeros(3), GRID)
+    seen = fl.Trajectories(GRID, np.zeros((4, len(GRID), 2)))
     with pytest.raises(ValueError, match="`Observed` brings its own start"):
-        fl.gradient(
-            MIXTURE, ONE, MIXED, fl.simulator(MIXTURE, t=GRID)(key, MIXED, 4), start=fl.Density(lambda th, x: 0.0)
-        )
+        fl.gradient(MIXTURE, ONE, MIXED, seen, start=fl.Density(lambda th, x: 0.0))
     with pytest.raises(ValueError, match="Observed has none"):
         fl.ppgt(MIXTURE, ONE, fl.simulator(MIXTURE, t=GRID), baseline="twin")
     with pytest.raises(ValueError, match="Observed brings its own score"):
@@ -350,7 +352,7 @@ def test_what_does_not_go_with_an_observed_process(key):
     with pytest.raises(ValueError, match="2 channels.*3 components"):
         fl.gradient(MIXTURE, ONE, MIXED, fl.Trajectories(GRID, jnp.zeros((4, len(GRID), 3))))
     trap = fl.Observed(OU, observe=[[1.0]], noise=0.1, start=jnp.zeros(1))
-    trace = fl.simulator(trap, t=jnp.linspace(0, 200, 2001))(key, THETA, 1)
+    trace = fl.Trajectories(np.linspace(0, 200, 2001), np.random.default_rng(0).normal(size=(1, 2001, 1)))
     with pytest.raises(ValueError, match="`Observed` depends on all samples before"):
         fl.stationary(trap, lambda th, y: y[0], THETA, trace, window=1.0)
     with pytest.raises(TypeError, match="start"):

@@ -1,5 +1,7 @@
 """Long-run averages from one record, against the exact stationary law of the Euler chain."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,11 @@ def stationary_square(theta):
     return theta["s"] ** 2 * DT / (1 - (1 - theta["k"] * DT) ** 2)
 
 
+@cache
+def exact_slope():
+    return jax.jit(jax.grad(stationary_square))(THETA)
+
+
 START = fl.Density(
     log_density=lambda th, x: jnp.zeros(()),
     sample=lambda key, th: jnp.sqrt(stationary_square(THETA)) * jax.random.normal(key, (1,)),
@@ -37,7 +44,7 @@ def record(key, steps, traces=1):
 @pytest.mark.parametrize("traces", [1, 4])
 def test_gradient_of_a_long_run_average(key, traces):
     answer = stationary(OU, SQUARE, THETA, record(key, 80_000 // traces, traces))
-    exact = jax.grad(stationary_square)(THETA)
+    exact = exact_slope()
     for name in THETA:
         z = (answer.estimate.gradient[name] - exact[name]) / answer.estimate.stderr[name]
         assert abs(z) < 4, (name, z)
@@ -69,7 +76,7 @@ def test_a_short_window_keeps_its_share(key):
     """Of dJ/dk a window of w steps has the share 1 − (1 − kΔ)^{2w}, and the next window has what it says is missing."""
     w = 4
     answer = stationary(OU, SQUARE, THETA, record(key, 80_000), window=w * DT)
-    whole, decay = jax.grad(stationary_square)(THETA)["k"], float(1 - THETA["k"] * DT)
+    whole, decay = exact_slope()["k"], float(1 - THETA["k"] * DT)
     share = 1 - decay ** (2 * w)
     assert abs(answer.estimate.gradient["k"] - share * whole) < 4 * answer.estimate.stderr["k"]
     assert abs(answer.estimate.gradient["k"] - whole) > 8 * answer.estimate.stderr["k"]  # the test can see the window
@@ -78,7 +85,7 @@ def test_a_short_window_keeps_its_share(key):
 
 def test_errors_cover():
     z, inside = [], []
-    exact = jax.grad(stationary_square)(THETA)
+    exact = exact_slope()
     for seed in range(60):
         answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0)
         z.append([(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA])
@@ -142,7 +149,7 @@ def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
     data = record(key, 80_000)
     twin = fl.Twin(theta=lambda th: jax.tree.map(lambda v: wrong * v, th), order=order)
     plain, answer = (stationary(OU, SQUARE, THETA, data, baseline=b) for b in ("time", twin))
-    exact = jax.grad(stationary_square)(THETA)
+    exact = exact_slope()
     assert abs(exact["k"] / (-(THETA["s"] ** 2) / (2 * THETA["k"] ** 2)) - 1) < 2 * DT
     for name in THETA:
         gap, error = answer.estimate.gradient[name] - exact[name], answer.estimate.stderr[name]
@@ -154,7 +161,7 @@ def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
 def test_a_twin_fills_in_what_a_short_window_cuts_off(key):
     """The tail of the kicks beyond the window is in the twin's guess."""
     answer = stationary(OU, SQUARE, THETA, record(key, 80_000), window=4 * DT, baseline=fl.Twin(order=2))
-    whole, decay = jax.grad(stationary_square)(THETA)["k"], float(1 - THETA["k"] * DT)
+    whole, decay = exact_slope()["k"], float(1 - THETA["k"] * DT)
     cut = decay ** (2 * 8) * whole  # a path of one window, on top of the window of the score
     assert abs(answer.estimate.gradient["k"] - whole) < 4 * answer.estimate.stderr["k"] + abs(cut)
     assert abs(cut) < 0.3 * abs(whole)
@@ -185,7 +192,7 @@ def test_a_driven_network_in_its_steady_state(key):
 
 
 def test_errors_with_a_twin_cover():
-    z, exact = [], jax.grad(stationary_square)(THETA)
+    z, exact = [], exact_slope()
     twin = fl.Twin(theta=lambda th: {"k": 1.2 * th["k"], "s": 0.8 * th["s"]})
     for seed in range(60):
         answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0, baseline=twin)

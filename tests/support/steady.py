@@ -40,7 +40,7 @@ def steady_average(process, reward, theta, dt, size):
 
 def steady_record(process, theta, dt, size, key, steps, traces=1):
     """Traces that begin in the steady state."""
-    mean, covariance = steady_state(process, theta, dt, size)
+    mean, covariance = jax.jit(steady_state, static_argnums=(0, 3))(process, theta, dt, size)
     factor = np.linalg.cholesky(np.asarray(covariance))
     start = fl.Density(
         log_density=lambda th, x: jnp.zeros(()), sample=lambda key, th: mean + factor @ jax.random.normal(key, (size,))

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
-from scipy import linalg
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
@@ -197,14 +197,14 @@ class Belief(NamedTuple):
         pull = (self.precision * self.start + self.vector)[f]
         if not f.all():
             pull = pull - self.information[np.ix_(f, ~f)] @ self.start[~f]
-        u[f] = linalg.cho_solve(linalg.cho_factor(self.posterior_precision, lower=True), pull)
+        u[f] = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.posterior_precision, lower=True), pull)
         return u
 
     def deviations(self, rows: np.ndarray) -> np.ndarray:
         """Rows (S, F) of standard normals as departures of the unknowns from their mean. (S, K)"""
-        factor = linalg.cholesky(self.posterior_precision, lower=True)
+        factor = scipy.linalg.cholesky(self.posterior_precision, lower=True)
         spread = np.zeros((len(rows), self.start.size))
-        spread[:, self.free] = linalg.solve_triangular(factor, rows.T, trans="T", lower=True).T
+        spread[:, self.free] = scipy.linalg.solve_triangular(factor, rows.T, trans="T", lower=True).T
         return spread
 
     def surprise(self, news: Evidence) -> tuple[float, int]:
@@ -216,7 +216,7 @@ class Belief(NamedTuple):
         f = self.free
         inner, score = (news.information, news.score) if f.all() else (news.information[np.ix_(f, f)], news.score[f])
         own, degrees = _square(inner, score)
-        explained = linalg.cho_solve(linalg.cho_factor(self.posterior_precision + inner, lower=True), score)
+        explained = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.posterior_precision + inner, lower=True), score)
         return float(own - score @ explained), degrees
 
     def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
@@ -244,6 +244,6 @@ def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
     scale, some = scale[seen], information[np.ix_(seen, seen)]
     if not scale.size:
         return 0.0, 0
-    factor, pivots, rank, _ = linalg.lapack.dpstrf(some / np.outer(scale, scale), lower=1, tol=COLLINEAR)
-    y = linalg.solve_triangular(factor[:rank, :rank], (score[seen] / scale)[pivots[:rank] - 1], lower=True)
+    factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(some / np.outer(scale, scale), lower=1, tol=COLLINEAR)
+    y = scipy.linalg.solve_triangular(factor[:rank, :rank], (score[seen] / scale)[pivots[:rank] - 1], lower=True)
     return float(y @ y), int(rank)

@@ -24,7 +24,7 @@ def exact():
             second = (1 - th["k"] * DT) ** 2 * second + th["s"] ** 2 * DT
         return total + second / 2
 
-    return jax.grad(value)(THETA)
+    return jax.jit(jax.grad(value))(THETA)
 
 
 def test_noise_parameters_are_corrected_for(tmp_path):
