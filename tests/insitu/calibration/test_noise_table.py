@@ -197,9 +197,17 @@ def test_noise_is_scaled_in_all_its_forms():
 # --------------------------------------------------------------------------------------------- kills
 
 KILLED = """
-import sys, numpy as np
+import os, sys, numpy as np
 from fluctua.insitu.recording.writer import put_table
-print("ready", flush=True)
+while sys.stdin.readline():  # a process for every line, which writes until it is killed
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+else:
+    sys.exit()
 k = 0
 while True:
     put_table(sys.argv[1], "noise", {"diffusion": np.full(2, k + 1.0), "drift_a": np.full(100, float(k))})
@@ -212,14 +220,17 @@ def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
     path, rng = tmp_path / "r.nc", np.random.default_rng(1)
     x = rng.normal(size=(30, 50, 2))
     insitu.save(path, insitu.Description(np.arange(50.0), ("a", "b")), x)
-    for _ in range(6):
-        child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(float(rng.uniform(0.0, 0.15)))
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        with h5py.File(path) as file:  # any program opens it, and the table is one that was written, whole
-            np.testing.assert_array_equal(file["x"][:], x)
-            if "noise" in file:
-                table = file["noise"]
-                assert table["diffusion"][0] == table["drift_a"][0] + 1
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        for _ in range(6):
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            child = int(parent.stdout.readline())
+            time.sleep(float(rng.uniform(0.0, 0.15)))
+            os.kill(child, signal.SIGKILL)
+            assert parent.stdout.readline() == "gone\n"
+            with h5py.File(path) as file:  # any program opens it, and the table is one that was written, whole
+                np.testing.assert_array_equal(file["x"][:], x)
+                if "noise" in file:
+                    table = file["noise"]
+                    assert table["diffusion"][0] == table["drift_a"][0] + 1
