@@ -311,3 +311,7 @@ def test_estimate_with_a_model_file(tmp_path, recording):
     assert set(json.loads(done.stdout)["gradient"]) == {"k", "c"}
     bare = CliRunner().invoke(app, ["estimate", str(recording.path)])
     assert "--model FILE.py" in bare.output
+    first, again = (insitu.model_of(recording, model).process for _ in range(2))
+    assert first is again  # what was compiled for one recording serves the next
+    model.write_text(model.read_text().replace("0.5", "0.25"))
+    assert insitu.model_of(recording, model).process is not first

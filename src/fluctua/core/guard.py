@@ -185,7 +185,9 @@ def _examine_samples(process: Remembering, theta: Params, data: Trajectories, mo
 def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: int) -> Residuals:
     """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ± 1/√∫a dt."""
     rows = _spread(data, most)
-    x, context, events = (jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), tree) for tree in data[1:])
+    x, context, events = (
+        jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), tree) for tree in (data.x, data.context, data.events)
+    )
     times = check.grid(data.t)
     happened, expected = (
         np.asarray(part, float)
@@ -293,7 +295,7 @@ def _only(x: Array, rows: np.ndarray) -> np.ndarray:
     """Some rows of an array, which may load when sliced: one at a time then."""
     if isinstance(x, np.ndarray | jax.Array):
         return np.asarray(x)[rows]
-    return np.stack([np.asarray(x[int(j)]) for j in rows])
+    return np.concatenate([np.asarray(x[j : j + 1]) for j in map(int, rows)])
 
 
 def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import traceback
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,6 +181,12 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
 def _loaded(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"there is no model file {path}. It is a Python file that defines `process` and `objective`.")
+    return _module(path, path.read_bytes())
+
+
+@lru_cache(maxsize=16)
+def _module(path: Path, _content: bytes) -> Any:
+    """One for every content of a file: what JAX compiled for its functions serves all recordings."""
     spec = importlib.util.spec_from_file_location(f"model_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file: a model is a .py that defines `process` and `objective`.")
