@@ -19,11 +19,12 @@ COUNT = 40  # a warp and a part of one
 def kernels_of_device(device):
     """Kernels are made afresh: those of an emulated device are no use to another one."""
     caches = (backend._made, cuda._module, cuda.available)
-    for kept in caches:
-        kept.cache_clear()
+    clear = [backend._KERNELS.clear, *(kept.cache_clear for kept in caches)]
+    for forget in clear:
+        forget()
     yield device
-    for kept in caches:
-        kept.cache_clear()
+    for forget in clear:
+        forget()
 
 
 def samples(backend, process, objective, start, t, theta, baseline, **options):
@@ -57,7 +58,8 @@ def of_the_benchmark(name, baseline, relative, **options):
 
 
 @pytest.mark.usefixtures("kernels_of_device")
-def test_arrays_of_an_ensemble_that_jax_begins():  # running, step, initial and terminal rewards; a random start
+def test_arrays_of_an_ensemble_that_jax_begins(monkeypatch):  # all kinds of rewards; a random start
+    monkeypatch.setattr(cuda, "HELPERS", 0)
     in_double_precision(problems.driven_rotor, "density", "optimal")
 
 

@@ -52,6 +52,10 @@ def zeros(shape, dtype=float):
     return np.zeros(shape, dtype).view(FakeArray)
 
 
+def full(shape, value, dtype=float):
+    return np.full(shape, value, dtype).view(FakeArray)
+
+
 def asarray(value, dtype=None):
     return np.array(value, dtype).view(FakeArray)
 

@@ -13,7 +13,7 @@ from fluctua.compiled.trace import Program
 from fluctua.core import draws
 from fluctua.core.draws import Wiener, threefry
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import PyTree, Times
+from fluctua.core.types import Array, PyTree, Times
 
 
 def wiener_of(wiener: Wiener) -> int:
@@ -73,10 +73,15 @@ def _no_words(streams: PyTree, count: int) -> np.ndarray:
     return np.empty((0, count), np.uint32)
 
 
+def check_generator(keys: Array) -> None:
+    """Keys that kernels can draw with are those of threefry2x32."""
+    if keys.dtype != np.uint32 and jax.random.key_impl(keys) != "threefry2x32":
+        raise Unsupported("key", f"keys of the generator {jax.random.key_impl(keys)}")
+
+
 def threefry_words(streams: PyTree, count: int) -> np.ndarray:
     """Keys as words. (2, E)"""
-    if streams.dtype != np.uint32 and jax.random.key_impl(streams) != "threefry2x32":
-        raise Unsupported("key", f"keys of the generator {jax.random.key_impl(streams)}")
+    check_generator(streams)
     words = streams if streams.dtype == np.uint32 else jax.random.key_data(streams)
     return np.asarray(words).T
 

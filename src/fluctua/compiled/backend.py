@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import cpu, cuda, twin
-from fluctua.compiled.ahead import arrays, numbers, threefry_words, wiener_of
+from fluctua.compiled.ahead import arrays, check_generator, numbers, wiener_of
 from fluctua.compiled.emit import Layout, laid_out
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, shape_of, traced
@@ -190,7 +190,18 @@ def _none(kick: Any) -> Any:
 
 
 def _kernel(call: Call, place: str, build: bool = True) -> Kernel:
-    return _made(_Key(call, place), build)
+    """The kernel of a call, found without beginning an ensemble if there was a call like it."""
+    like = (call.model, call.plans[0].name, call.substrate.recipe, shape_of(call.theta), shape_of(call.substrate.x0),
+            str(call.substrate.t.dtype), jnp.result_type(float), place, build)  # fmt: skip
+    if like not in _KERNELS:
+        _KERNELS[like] = _made(_Key(call, place), build)
+        if len(_KERNELS) > MOST_KERNELS:
+            _KERNELS.pop(next(iter(_KERNELS)))
+    return _KERNELS[like]
+
+
+_KERNELS: dict[Any, Kernel] = {}
+MOST_KERNELS = 256
 
 
 def _sweep_of(call: Call) -> int:
@@ -215,19 +226,27 @@ def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ense
 
 def _of(kernel: Kernel, call: Call, make: Callable, ensemble: Any) -> dict[str, Any]:
     """`arrays` or `numbers` of a call."""
-    flat = np.asarray(ravel_pytree(call.theta)[0])
+    # leaf by leaf: what JAX has sent to the host before, it does not send again
+    flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(call.theta)])
     return make(kernel.program, kernel.layout, kernel.real, call.substrate, flat, ensemble)
 
 
 def _seed(kernel: Kernel, call: Call, key: Array, count: int, first: int | None) -> dict[str, Any]:
     """The same of an ensemble that the kernel begins: its start, and the key of its noise."""
     wiener = wiener_of(call.substrate.recipe.wiener)
-    words = {0: lambda k: np.empty(0), 1: lambda k: threefry_words(k[None], 1)[:, 0], 2: draws.philox_key_words}[wiener]
+    check_generator(key)
     return _of(kernel, call, numbers, np.empty((0, count))) | {
         "x": np.asarray(call.substrate.x0, kernel.real),
-        "stream": np.asarray(words(simulate.noise_key(key)), np.uint32),
+        "stream": np.asarray(_noise_words(wiener, key)),
         "first": first or 0,
     }
+
+
+@partial(jax.jit, static_argnums=0)
+def _noise_words(wiener: int, key: Array) -> Array:
+    """The key of the noise, as `native/sweep.cuh` takes it. (2,)"""
+    noise = simulate.noise_key(key)
+    return draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
 
 
 class _Work(NamedTuple):
@@ -304,11 +323,12 @@ def _samples(call: Call, place: str) -> tuple[Array, Array, Array]:
         tables = tables.filled(jnp.asarray(work.rewarded(work.begun(k_pilot, pilot), pilot)[1], real))
     begun = work.begun(k_run, count, number)
     ensemble, arrays = begun
-    guess, to_go = jnp.zeros((), real), None
+    guess: Any = np.zeros((), real)
+    to_go = None
     if any(plan.needs_returns for plan in plans):
         guess, to_go = work.rewarded(begun, count)
     elif tables.step is not None:
-        guess = tables.step[0]
+        guess = np.asarray(tables.step)[0]
     guess = guess.astype(real)
 
     context = None if ensemble is None else ensemble.context
@@ -343,7 +363,9 @@ def _with_baseline(
         return arrays | {"bar": np.zeros(steps, real)}, 1.0
     if plan.name == "time":
         assert tables.step is not None
-        return arrays | {"bar": np.array(tables.step[1:], real)}, 1.0  # n+1: the reward at n precedes the kick
+        return arrays | {
+            "bar": np.array(np.asarray(tables.step)[1:], real)
+        }, 1.0  # n+1: the reward at n precedes the kick
     assert to_go is not None
     if plan.name == "mean":
         return arrays | {"bar": to_go[1:].astype(real)}, count / (count - 1)

@@ -27,6 +27,9 @@ REGISTERS = 200
 CACHE_BYTES = 192 * 2**10
 """Of a multiprocessor, for such sums: fewer trajectories at a time, whose sums stay there, are faster than many."""
 
+HELPERS = 3
+"""Warps that draw normals for one that takes steps, where there are few trajectories."""
+
 SUM_BYTES = 2**29
 """Sums over the ensemble that warps hold together, at most."""
 
@@ -76,18 +79,20 @@ class Form(NamedTuple):
     weighted: bool
     begins: bool
 
-    @property
-    def threads(self) -> int:
+    def threads(self, helpers: int) -> int:
         """Of a block."""
-        return 64 if 2 * len(self.program.names) <= REGISTERS else 32
+        return 32 * (1 + helpers) if helpers or 2 * len(self.program.names) > REGISTERS else 64
 
-    def source(self, name: str) -> str:
-        """The whole text of a pass: "rewards", "rewards_summed", "weights" or "sweep"."""
+    def source(self, name: str, helpers: int = 0) -> str:
+        """The whole text of a pass: "rewards", "rewards_summed", "weights" or "sweep".
+
+        helpers: warps that draw normals for one that takes steps.
+        """
         together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
         head = {
             "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
             "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
-            "BEGINS": int(self.begins), "THREADS": self.threads, "PASS": name.upper(),
+            "BEGINS": int(self.begins), "THREADS": self.threads(helpers), "HELPERS": helpers, "PASS": name.upper(),
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip
         text = lambda file: (NATIVE / file).read_text().replace("#pragma once\n", "")
@@ -125,7 +130,8 @@ class Library:
             raise Unsupported(
                 "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
             )
-        self._modules: dict[str, Any] = {}
+        self._modules: dict[tuple[str, int], Any] = {}
+        self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
 
     def own(self, values: Any) -> Any:
         """A copy on the device that a pass may write to."""
@@ -133,7 +139,7 @@ class Library:
 
     def full(self, value: Any, count: int) -> Any:
         """One value for all trajectories, or one for each. (E,)"""
-        return self.own(np.broadcast_to(value, (count,)))
+        return self.own(value) if np.ndim(value) else self.cp.full(count, float(value), self.real)
 
     def empty(self, *shape: int) -> Any:
         """Room for a pass to write to."""
@@ -152,29 +158,35 @@ class Library:
         scale: float = 1.0,
     ) -> np.ndarray:  # fmt: skip
         """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
-        cp, block = self.cp, self.form.threads
-        if name not in self._modules:
-            self._modules[name] = _module(self.form.source(name))
-        module = self._modules[name]
+        cp, helpers = self.cp, self._helpers(count)
+        block = self.form.threads(helpers)
+        if (name, helpers) not in self._modules:
+            self._modules[name, helpers] = _module(self.form.source(name, helpers))
+        module = self._modules[name, helpers]
         shared = np.frombuffer(arrays["shared"].tobytes(), np.uint8)
         if shared.size:
             cp.ndarray(shared.shape, np.uint8, module.get_global("c_shared")).set(shared)
-        warps = self._warps(count, name, sums)
+        together = block // 32 if helpers == 0 else 1
+        warps = -(-self._warps(count, name, sums) // together) * together
         totals = cp.zeros((warps, *sums)) if sums else None
         values = [totals if key == "sums" else arrays.get(key) for key in POINTERS]
         uploaded = [cp.asarray(v) if type(v) is np.ndarray else v for v in values]  # alive until the launch is queued
         pointers = [np.uint64(0) if v is None or v.size == 0 else v for v in uploaded]
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
-        module.get_function("one_pass")((warps * 32 // block,), (block,), (*numbers, *pointers, self.real.type(scale)))
+        module.get_function("one_pass")((warps // together,), (block,), (*numbers, *pointers, self.real.type(scale)))
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
 
     def _warps(self, count: int, name: str, sums: tuple[int, ...]) -> int:
         """Groups of 32 trajectories that run side by side: as many as there are, or as many as memory serves well."""
-        wanted, together = -(-count // 32), self.form.threads // 32
-        processors = self.cp.cuda.Device().attributes["MultiProcessorCount"]
+        wanted, processors = -(-count // 32), self._processors
         numbers = 2 * len(self.form.program.names) if name == "sweep" else 0
         if numbers > REGISTERS:
             wanted = min(wanted, processors * max(1, CACHE_BYTES // (32 * self.real.itemsize * numbers)))
         if sums:
             wanted = min(wanted, 16 * processors, max(1, SUM_BYTES // (8 * int(np.prod(sums)))))
-        return -(-wanted // together) * together
+        return wanted
+
+    def _helpers(self, count: int) -> int:
+        """Warps that do nothing else than draw normals, where the GPU would be idle otherwise."""
+        few = -(-count // 32) <= 2 * self._processors
+        return HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0

@@ -235,6 +235,10 @@ def _square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     return _each(lambda a: graph.make("mul", a, a), x)
 
 
+def _one_minus_square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    return _each(lambda a: graph.make("sub", graph.const(1.0), graph.make("mul", a, a)), x)
+
+
 def _rsqrt(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     return _each(lambda a: graph.make("div", graph.const(1.0), graph.make("sqrt", a)), x)
 
@@ -583,6 +587,7 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter),
     "gt": _swapped("lt"), "ge": _swapped("le"), "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"),
     "not": _logical("not"), "div": _div, "rem": _rem, "pow": _pow, "integer_pow": _integer_pow, "square": _square,
+    "one_minus_square": _one_minus_square,
     "rsqrt": _rsqrt, "logistic": _logistic, "round": _round, "clamp": _clamp, "select_n": _select_n,
     "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "reshape": _reshape, "slice": _slice,
     "squeeze": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),

@@ -331,18 +331,21 @@ def check_model(
 
     Returns: the process, with its silent components named.
     """
-    x, t, one = check.first((x, t, context))
-    code = (process, rewards, check.form(theta), check.form((x, t, one)))
+    if x.shape[0] > 1:  # compiled for one trajectory, whatever their number
+        x, context = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in check.first((x, context)))
+    code = (process, rewards, check.form(theta), check.form((x, t, context)))
     if code not in _SHAPES:
-        check.model(process, rewards, theta, x, t, one)
-        _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, x, t, one)
+        one = check.first((x, t, context))
+        check.model(process, rewards, theta, *one)
+        _SHAPES[code] = isinstance(process, Process) and _diagonal_noise(process, theta, *one)
         if len(_SHAPES) > MOST_SHAPES:
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        silent, regular = (np.asarray(v) for v in _glance(process, theta, x, t, one))
+        *silent, regular = np.asarray(_glance(process, theta, x, t, context)).tolist()
         if regular:
-            return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if silent.any() else process
+            return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if any(silent) else process
+    x, t, one = check.first((x, t, context))
     if isinstance(process, Process):
         check_finite(process, theta, x, t, one, "at the first state")
     return with_silent(process, theta, x, t, one)
@@ -361,11 +364,12 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
 
 
 @partial(jax.jit, static_argnums=0)
-def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
-    """Silent components (M,), and whether `check_finite` and `with_silent` have nothing to say, for diagonal noise.
+def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for diagonal noise. (M+1,)
 
     The same conditions in one call: they stand before every estimate. Where this is false, those two find the words.
     """
+    x, t, context = jax.tree.map(lambda leaf: leaf[0], (x, t, context))
     flat, unravel = ravel_pytree(theta)
     off = jnp.asarray(np.concatenate([np.zeros((1, x.size)), _away(x.size)]), x.dtype)
     states = x + (jnp.abs(x) + 1) / 2 * off
@@ -388,4 +392,4 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
     comes = jnp.any(silent & (q > 0), axis=1)
     # states off the first one matter where something is silent, and where drift and noise are numbers
     beside = jnp.any(finite & (comes | lost) & jnp.any(silent) & (jnp.arange(len(states)) > 0))
-    return silent, finite[0] & ~lost[0] & ~beside
+    return jnp.append(silent, finite[0] & ~lost[0] & ~beside)

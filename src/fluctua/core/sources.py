@@ -279,8 +279,13 @@ def returns_of(rewards: Rewards, theta: Params, trajectories: Trajectories) -> A
 def run_and_pilot(key: Array) -> tuple[Array, Array]:
     """The keys of the run and of the pilot of one estimate: each is the key of a simulator."""
     check.key(key)
-    k_run, k_pilot = jax.random.split(key)
-    return k_run, k_pilot
+    return _in_two(key)
+
+
+@jax.jit
+def _in_two(key: Array) -> tuple[Array, Array]:
+    run, pilot = jax.random.split(key)
+    return run, pilot
 
 
 def estimate_seeds(key: Array) -> tuple[int, int]:
@@ -294,7 +299,7 @@ def estimate_seeds(key: Array) -> tuple[int, int]:
 
 @jax.jit
 def _seed_words(key: Array) -> Array:
-    return jnp.stack([philox_key_words(noise_key(k)) for k in run_and_pilot(key)])
+    return jnp.stack([philox_key_words(noise_key(k)) for k in _in_two(key)])
 
 
 def streamed_samples(

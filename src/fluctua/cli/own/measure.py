@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"))
 """Baselines and noises of the generated kernel. JAX has the noise that is the default, threefry."""
 TWIN_MOST = 2_000
 """Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each."""
-CALL_SECONDS = 5.0
+CALL_SECONDS = 1.0
 """What a slow call on the CPU may take: it is cut to fewer steps, and the time given by step."""
 
 
@@ -69,18 +70,21 @@ def measure(
     unknown = sorted(set(names) - set(PROCESSES))
     if unknown:
         raise ValueError(f"no process {unknown[0]!r}; there are {', '.join(PROCESSES)}.")
-    rows, skipped, starts = [], {}, {}
-    for name in names or tuple(PROCESSES):
-        starts[name] = starting(name, backend)
+    names = names or tuple(PROCESSES)
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+        starts = dict(zip(names, pool.map(lambda name: starting(name, backend), names), strict=True))
+    rows, skipped = [], {}
+    for name in names:
+        own = PROCESSES[name]()
         for count in counts:
             typer.echo(f"  {name}, {count:,} trajectories …")
             field = []
-            for entry in competitors(name, PROCESSES[name](), backend, count, quick, kernels):
+            for entry in competitors(name, own, backend, count, quick, kernels):
                 if isinstance(entry, Skipped):
                     skipped[entry.who] = entry.reason
                 else:
                     field.append(entry)
-            rows += [{"process": name, **row} for row in race(field, 1 if quick else 5)]
+            rows += [{"process": name, **row} for row in race(field, 1 if quick else 3)]
     return {"machine": machine(backend), "backend": backend, "quick": quick, "rows": rows, "starts": starts,
             "skipped": skipped}  # fmt: skip
 
@@ -97,7 +101,8 @@ def starting(name: str, backend: str) -> dict[str, float]:
         "print(first - imported, time.perf_counter() - again)"
     )
     with tempfile.TemporaryDirectory() as folder:
-        places = {"FLUCTUA_KERNELS": f"{folder}/kernels", "CUPY_CACHE_DIR": f"{folder}/cupy"}
+        places = {"FLUCTUA_KERNELS": f"{folder}/kernels", "CUPY_CACHE_DIR": f"{folder}/cupy",
+                  "CUDA_CACHE_PATH": f"{folder}/driver"}  # fmt: skip
         times = []
         for _ in range(2):
             run = [sys.executable, "-c", program]
@@ -165,7 +170,8 @@ def estimate(
     known: Any = time_only(_table(steps)) if baseline == "time" else baseline
     substrate = simulator(own.process, own.start, t, wiener=wiener, backend=backend)
     estimator = ppgt(own.process, own.objective, substrate, baseline=known)
-    return lambda: jax.block_until_ready(estimator(jax.random.key(1), own.theta, count))
+    key = jax.random.key(1)
+    return lambda: jax.block_until_ready(estimator(key, own.theta, count))
 
 
 def _table(steps: int) -> np.ndarray:

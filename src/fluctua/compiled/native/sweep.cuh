@@ -37,13 +37,20 @@ typedef double Z;
 typedef float Z;
 #endif
 
-// Normals of BATCH steps are drawn together and kept in shared memory: they do not wait for one another.
-struct Noise {
-  U stream[AT_LEAST_ONE(STREAM)];
-};
+#if HELPERS
+// Few trajectories: they are the first warp of a block, and the other warps draw the normals of the next DEPTH steps.
+#define PART 4
+#define DEPTH (HELPERS * PART)
+#define SIDE 32
+#define KEPT (2 * DEPTH)
+#else
+// Normals of BATCH steps are drawn together: they do not wait for one another.
+#define SIDE THREADS
+#define KEPT BATCH
+#endif
 
 #if NORMALS
-__shared__ V z_kept[BATCH * NORMALS * THREADS];
+__shared__ V z_kept[KEPT * NORMALS * SIDE];
 
 INLINE V normal_of(U high, U low) {
 #if NOISE64
@@ -53,8 +60,9 @@ INLINE V normal_of(U high, U low) {
 #endif
 }
 
-INLINE void draw(const U *stream, u32 n) {
-  V *mine = z_kept + threadIdx.x;
+// normals of the BATCH steps from n on, to where those of step n belong
+INLINE void draw(const U *stream, u32 n, int slot) {
+  V *mine = z_kept + slot * NORMALS * SIDE + threadIdx.x % SIDE;
 #if WIENER == 1
 #pragma unroll
   for (int b = 0; b < BATCH; b++) {
@@ -64,7 +72,7 @@ INLINE void draw(const U *stream, u32 n) {
     for (int k = 0; k < NORMALS; k++) {
       U high = 0, low = NORMAL_OF[k];
       threefry(a, c, high, low);
-      mine[(b * NORMALS + k) * THREADS] = normal_of(high, low);
+      mine[(b * NORMALS + k) * SIDE] = normal_of(high, low);
     }
   }
 #elif WIENER == 2
@@ -80,18 +88,45 @@ INLINE void draw(const U *stream, u32 n) {
       philox(stream[0], stream[1], c0, c1, c2, c3);
       const Z even = m_sqrt(-2 * log_of_positive(((Z)c0 + (Z)0.5) * scale)) * wave(turn * ((Z)c1 * scale), quarter);
       const Z odd = m_sqrt(-2 * log_of_positive(((Z)c2 + (Z)0.5) * scale)) * wave(turn * ((Z)c3 * scale), quarter);
-      mine[(b * NORMALS + k) * THREADS] = (V)even;
-      mine[((b + 1) * NORMALS + k) * THREADS] = (V)odd;
+      mine[(b * NORMALS + k) * SIDE] = (V)even;
+      mine[((b + 1) * NORMALS + k) * SIDE] = (V)odd;
     }
   }
 #endif
 }
 #endif
 
+#if HELPERS
+#define FIRST_WARP (threadIdx.x < 32)
+// the share of a helper in the normals of DEPTH steps
+INLINE void help(const U *stream, i64 chunk) {
+  const int share = PART * (threadIdx.x / 32 - 1), slot = chunk / DEPTH % 2 * DEPTH + share;
+  for (int b = 0; b < PART; b += BATCH) draw(stream, (u32)chunk + share + b, slot + b);
+}
+// Whether it is this thread's turn to take steps: the normals of the chunk are there, and the other half is free.
+INLINE bool turn_of(const U *stream, i64 chunk, i64 steps) {
+  if (chunk == 0 && !FIRST_WARP) help(stream, 0);
+  __syncthreads();
+  if (!FIRST_WARP && chunk + DEPTH < steps) help(stream, chunk + DEPTH);
+  return FIRST_WARP;
+}
+#define EACH_STEP(n)                                                   \
+  for (i64 chunk = 0; chunk < run.steps; chunk += DEPTH)               \
+    if (turn_of(own.stream, chunk, run.steps))                         \
+      for (i64 n = chunk; n < run.steps && n < chunk + DEPTH; n++)
+#define TOGETHER __syncthreads();
+#else
+#define FIRST_WARP true
+#define EACH_STEP(n) for (i64 n = 0; n < run.steps; n++)
+#define TOGETHER
+#endif
+
 INLINE void drawn(const U *stream, u32 n, V *z) {
 #if NORMALS
-  if (n % BATCH == 0) draw(stream, n);
-  EACH(k, NORMALS) z[k] = z_kept[((n % BATCH) * NORMALS + k) * THREADS + threadIdx.x];
+#if !HELPERS
+  if (n % BATCH == 0) draw(stream, n, 0);
+#endif
+  EACH(k, NORMALS) z[k] = z_kept[(n % KEPT * NORMALS + k) * SIDE + threadIdx.x % SIDE];
 #endif
 }
 
@@ -127,6 +162,16 @@ INLINE void ended(const Trajectory &own, const Run &run, i64 j) {
 
 // ------------------------------------------------------------------------------------------ sums over the ensemble
 
+// `group`: the first trajectory of a warp
+#if HELPERS
+#define OWN_WARP ((i64)blockIdx.x)
+#define WARPS ((i64)gridDim.x)
+#else
+#define OWN_WARP (blockIdx.x * (i64)(THREADS / 32) + threadIdx.x / 32)
+#define WARPS (gridDim.x * (i64)(THREADS / 32))
+#endif
+#define ALL_TRAJECTORIES for (i64 group = OWN_WARP * 32; group < run.count; group += WARPS * 32)
+
 INLINE F exchanged(F v, int distance) { return __shfl_xor_sync(0xFFFFFFFFu, v, distance); }
 
 // SIZE values of every thread, a power of two up to 32: lane l ends with the sum of value l % SIZE over the warp
@@ -153,8 +198,7 @@ constexpr __device__ int padded(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4
 template <int COUNT, class Of>
 INLINE void summed(double *sums, i64 steps, i64 n, Of value) {
   const int lane = threadIdx.x & 31;
-  const i64 warp = blockIdx.x * (i64)(THREADS / 32) + threadIdx.x / 32;
-  double *row = sums + (warp * steps + n) * COUNT;
+  double *row = sums + (OWN_WARP * steps + n) * COUNT;
 #pragma unroll
   for (int from = 0; from < COUNT; from += 32) {
     constexpr int MOST = COUNT < 32 ? padded(COUNT) : 32;
@@ -166,21 +210,17 @@ INLINE void summed(double *sums, i64 steps, i64 n, Of value) {
   }
 }
 
-#define ALL_TRAJECTORIES                                                                              \
-  for (i64 group = (blockIdx.x * (i64)THREADS + threadIdx.x) / 32 * 32; group < run.count;            \
-       group += gridDim.x * (i64)THREADS)
-
 // ------------------------------------------------------------------------------------------ rewards alone
 
 template <bool SUMS>
 INLINE void rewarded(const Run &run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
-    const bool here = index < run.count;
-    const i64 j = here ? index : run.count - 1;
+    const bool here = index < run.count && FIRST_WARP;
+    const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
-    for (i64 n = 0; n < run.steps; n++) {
+    EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
       drawn(own.stream, (u32)n, z);
       step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r);
@@ -190,6 +230,7 @@ INLINE void rewarded(const Run &run) {
       if (SUMS) summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
     }
     if (here) ended(own, run, j);
+    TOGETHER
   }
 }
 
@@ -200,8 +241,8 @@ template <bool LEFT_OUT>
 INLINE void swept(const Run &run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
-    const bool here = index < run.count;
-    const i64 j = here ? index : run.count - 1;
+    const bool here = index < run.count && FIRST_WARP;
+    const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
     V gradient[PARAMETERS], score[PARAMETERS];
@@ -213,7 +254,7 @@ INLINE void swept(const Run &run) {
 #endif
     const V guess = run.guess[j];
     bool dominated = false;
-    for (i64 n = 0; n < run.steps; n++) {
+    EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
       drawn(own.stream, (u32)n, z);
       step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e);
@@ -243,6 +284,7 @@ INLINE void swept(const Run &run) {
       EACH(p, PARAMETERS) run.score[p * run.count + j] = score[p];
       if (dominated) *run.dominated = 1;
     }
+    TOGETHER
   }
 }
 
@@ -250,12 +292,12 @@ INLINE void swept(const Run &run) {
 INLINE void weighed(const Run &run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
-    const bool here = index < run.count;
-    const i64 j = here ? index : run.count - 1;
+    const bool here = index < run.count && FIRST_WARP;
+    const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
     const V guess = run.guess[j];
-    for (i64 n = 0; n < run.steps; n++) {
+    EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
       drawn(own.stream, (u32)n, z);
       step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s);
@@ -268,6 +310,7 @@ INLINE void weighed(const Run &run) {
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
     }
+    TOGETHER
   }
 }
 
