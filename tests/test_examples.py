@@ -255,3 +255,12 @@ def test_readme_prints_what_users_see(tmp_path):
     printed = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
     out = run_apart(script, environment=environment_of_a_user(), cwd=tmp_path)
     assert out.startswith(printed.splitlines()[0])  # J to all the digits shown
+
+
+def test_device_array_makes_up_for_a_silent_box(run):
+    out = run("device_array")
+    assert "device 2 (box 2) answers again" in out
+    assert "4 devices: J differs" in out
+    detuning, J = map(float, re.findall(r"detuning ([+-][\d.]+).* J = ([\d.]+)", out)[-1])
+    assert abs(detuning + 0.9) < 0.25  # between the resonances of four boxes, which are 0.3 apart
+    assert J > 0.6  # 0.39 before

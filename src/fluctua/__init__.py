@@ -13,6 +13,7 @@ from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
     Estimate,
     Estimator,
+    Groups,
     NoiseProduct,
     Objective,
     OfMeans,
@@ -21,6 +22,7 @@ from fluctua.core.types import (
     Step,
     Substrate,
     Trajectories,
+    Variances,
 )
 from fluctua.core.weighted import Certificate, Weighted
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
@@ -67,6 +69,7 @@ __all__ = [
     "Filter",
     "Filtered",
     "Fisher",
+    "Groups",
     "Jumps",
     "Kick",
     "Natural",
@@ -88,6 +91,7 @@ __all__ = [
     "Trajectories",
     "Twin",
     "TwinSamples",
+    "Variances",
     "Weighted",
     "Wiener",
     "binned",

@@ -192,7 +192,6 @@ def train(
     Failures of the line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
     Ctrl-C or a kill loses the iteration at hand; --resume goes on.
     """
-    from fluctua.core.text import describe_groups
     from fluctua.insitu import training as loop
     from fluctua.insitu.bench.driver import VirtualBench
     from fluctua.insitu.training import Plan
@@ -235,8 +234,7 @@ def train(
         else:
             typer.echo(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
-        pairs = list(_shown(rows, plan))
-        done, ended = [row for row, _ in pairs], [record for _, record in pairs]
+        done = [row for row, _ in _shown(rows, plan)]
     except KeyboardInterrupt:
         typer.echo(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
         raise typer.Exit(130) from None
@@ -251,8 +249,8 @@ def train(
     typer.echo(
         f"what the instrument is like   {folder / ('calibration.txt' if len(where) == 1 else 'calibration-*.txt')}"
     )
-    if (groups := ended[-1].estimate.groups) is not None:
-        typer.echo(describe_groups(groups))
+    if len(where) > 1:
+        typer.echo((folder / "devices.txt").read_text().strip())
 
 
 def _refuse_changes(context: typer.Context) -> None:

@@ -6,6 +6,7 @@ recordings/     every batch, bad ones too     incidents.csv  what went wrong, an
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
 calibration.txt what the probes said of the instrument, or the latest of a training that calibrates as it goes
 devices.csv     how each device was           (fluctua.insitu.devices)
+devices.txt     of several: how much they differ, how many trajectories are worth while
 
 With several devices recordings are in recordings/device-1/, … and calibrations are calibration-1.txt, …
 
@@ -35,7 +36,7 @@ from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.text import close_match
-from fluctua.core.types import Estimator
+from fluctua.core.types import Estimator, Groups
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
@@ -276,6 +277,7 @@ class _Session:
     estimator: Estimator
     devices: list[Device]
     table: Table
+    groups: Groups | None = None
 
     def __init__(
         self,
@@ -287,7 +289,7 @@ class _Session:
         report: Callable[[Incident], None],
     ):
         self.model, self.plan, self.place, self.report = model, plan, place, report
-        self.connects = [connect] if callable(connect) else list(connect)
+        self.connects = list(connect) if isinstance(connect, Sequence) else [connect]
         _check_share(plan, model, len(self.connects))
         self.as_it_goes = plan.calibration == "training"
         if self.as_it_goes:
@@ -430,12 +432,19 @@ class _Session:
     def step(self, state: State, record: Record) -> Step:
         """A record as a row, and the calibration that follows from it."""
         self.follow()
-        self.table.add(state.row, self.health(), record.estimate.groups)
+        self.groups = record.estimate.groups
+        self.table.add(state.row, self.health(), self.groups)
         events = (self.event(), getattr(self.estimator, "event", ""))
         row = journal.row_of(state.row, record, "; ".join(filter(None, events)))._replace(trajectories=self.spent())
         self.iteration = str(record.iteration + 1)
         further = self.arrays()
         return Step(dataclasses.replace(after(state, record, self.estimator.state), further=further), row)
+
+    def conclude(self) -> None:
+        """`devices.txt`: how the devices of an array were and how they differ; what trajectories are worth while."""
+        if isinstance(self.substrate, DeviceArray) and self.groups is not None:
+            text = self.substrate.describe(self.groups) + "\n"
+            checkpoint.replace(self.place.path / "devices.txt", text.encode())
 
     def records(self, state: State) -> Iterator[Record]:
         """The training from a state on."""
@@ -467,5 +476,6 @@ def _rows(session: _Session, book: Journal, state: State) -> Rows:
         yield from book.rows(state, session.records, session.step, over)
         session.report_calibration()
     finally:
+        session.conclude()
         session.table.close()
         session.substrate.close()

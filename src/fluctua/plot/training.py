@@ -180,5 +180,5 @@ def draw_population(result: Comparison) -> Figure:
                 axes.plot(ends, 2 * [each.mean()], color=colour, lw=2, label=label if place == 0 else None)
         axes.set_xticks(range(len(result.designs)), [DESIGNS[design.name] for design in result.designs])
         axes.set(ylabel="transmitted power $J$, measured", ylim=(0, None), xlim=(-0.4, len(result.designs) - 0.6))
-        axes.legend(loc="upper left")
+        figure.legend(loc="outside upper center", ncols=2)
     return figure

@@ -181,7 +181,10 @@ class Library:
         """Texts and tables beside the history: what was asked for, what came out, incidents, calibration."""
         run = self.run(number)
         several = (f"calibration-{k + 1}.txt" for k in range(DEVICES))
-        texts = {name: _text(run.file(name)) for name in (*SETTINGS, "summary.txt", "calibration.txt", *several)}
+        texts = {
+            name: _text(run.file(name))
+            for name in (*SETTINGS, "summary.txt", "devices.txt", "calibration.txt", *several)
+        }
         return {"texts": {k: v for k, v in texts.items() if v}, "incidents": _incidents(run.file("incidents.csv"))}
 
     def table(self, number: str) -> Iterator[str]:

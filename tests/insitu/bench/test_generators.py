@@ -31,7 +31,8 @@ def model(sigma_kappa=SIGMA_KAPPA):
 
 def truth():
     lead, scale = np.array([1.0, 0, 0, 1.0]), SHEET.sigma_w**2 + NOISE**2
-    parts = {f"{name}_{part}": getattr(BOX, part)[name] for name in knobs.KERR for part in ("offset", "gain")}
+    parts = {f"{name}_{part}": getattr(BOX, part)[name] for name in knobs.KNOBS for part in ("offset", "gain")}
+    parts |= {"chi_offset": np.zeros(4), "chi_gain": BOX.chi_gain}
     parts |= {"decay": lead + BOX.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
     return parts | {"diffusion": scale * (lead + BOX.gamma)}
 
@@ -83,7 +84,8 @@ def test_gains_of_the_kerr_knobs_are_found():
     )
     lines = knobs.gains(runs, knobs.fit_runs(task, runs, kerr=True))
     for name, g in lines.items():
-        z = [(g.offset - BOX.offset[name]) / g.offset_stderr, (g.gain - BOX.gain[name]) / g.gain_stderr]
+        offset, gain = truth()[f"{name}_offset"], truth()[f"{name}_gain"]
+        z = [(g.offset - offset) / g.offset_stderr, (g.gain - gain) / g.gain_stderr]
         assert np.abs(np.concatenate(z)).max() < 4
     np.testing.assert_array_equal(values["chi_gain"], lines["chi"].gain)
     assert np.median(lines["chi"].gain_stderr) < 0.1  # half of the spread of the gains: a lost one would show

@@ -1,18 +1,21 @@
 """Several devices as one substrate: shares, failures, population errors, training and resuming."""
 
+import dataclasses
 import functools
 import itertools
 
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.cli.app import app
 from fluctua.core.estimate import Samples
 from fluctua.insitu import Plan, Retry, array, corrected, network_model, open_recording
 from fluctua.insitu import training as loop
-from fluctua.insitu.bench import device
+from fluctua.insitu.bench import demo, device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.instrument.array import split
@@ -26,6 +29,7 @@ SHEETS = [
 ]
 BOXES = [device.hidden(sheet) for sheet in SHEETS]
 POINTS = 41
+TASK = tcmt.transmission(SHEETS[0].nominal, horizon=(POINTS - 1) * 0.05, dt=0.05)
 
 
 def truth(box):
@@ -38,10 +42,8 @@ def truth(box):
 
 def exact_of(sheet, box, settings):
     """J of one box, and ∂J/∂θ of its network."""
-    network = sheet.nominal.replace(gamma=box.gamma)
-    task = tcmt.transmission(network, horizon=(POINTS - 1) * sheet.interval, dt=sheet.interval)
     at = {name: box.offset[name] + box.gain[name] * np.asarray(settings[name]) for name in knobs.KNOBS}
-    return exact.value_and_gradient(task, at)
+    return exact.value_and_gradient(TASK, at | {"gamma": box.gamma})  # in θ: compiled once for all boxes
 
 
 class Direct:
@@ -103,7 +105,6 @@ def test_shares_add_up_and_follow_the_rates():
 
 def test_a_fast_device_gets_more_once_it_is_known_to_be():
     substrate = an_array([Bench(sheet) for sheet in SHEETS[:2]], rates=None)
-    substrate.clock = lambda: 0.0
     substrate._each = timed(substrate, {0: 1.0, 1: 3.0})
     settings = model().start
     assert list(np.bincount(substrate(None, settings, 40).group)) == [20, 20]
@@ -201,6 +202,27 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
         assert np.std(values) < 0.5 * np.std([exact_of(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)])
 
 
+def test_the_value_of_an_array_is_that_of_the_population():
+    """J over Gaussian disorder, from exact moments of 300 boxes, is where 12 others put it; these alone are sure of
+    another one."""
+    sheets = [dataclasses.replace(SHEETS[0], seed=100 + k) for k in range(312)]
+    settings = {name: np.asarray(v) for name, v in model().start.items()}
+    each = np.array([exact_of(sheet, device.hidden(sheet), settings)[0] for sheet in sheets[12:]])
+    substrate = an_array([Bench(sheet) for sheet in sheets[:12]])
+    trajectories = substrate(None, settings, 120)
+    rate = TASK.objective.running
+    power = jax.vmap(jax.vmap(lambda x: rate(settings, x, 0.0)))(trajectories.x[:, :-1]).sum(axis=1) * 0.05
+    estimate = fl.reduce_samples(Samples({"a": power}, power, trajectories.group))
+    off = float(estimate.value) - each.mean()
+    assert abs(off) < 4 * np.hypot(float(estimate.value_stderr), each.std() / np.sqrt(len(each)))
+    between = np.sqrt(estimate.groups.returns.between)
+    assert abs(between - each.std()) < 4 * each.std() / np.sqrt(2 * 11)
+    assert float(estimate.groups.value_stderr) < 0.3 * float(estimate.value_stderr)
+    assert "12 devices" in substrate.describe(estimate.groups)
+    assert "worth while" in substrate.describe(estimate.groups)
+    assert all(cost > 0 for cost in substrate.costs())
+
+
 # ------------------------------------------------------------------------------------------- training
 
 
@@ -263,6 +285,24 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
     kept = [open_recording(f).count for f in (tmp_path / "cut" / "recordings").rglob("batch-*.nc")]
     assert sum(kept) == sum(b.shots for b in others)
     assert len([*(tmp_path / "cut").glob("calibration-*.txt")]) == 3
+    assert "device 3: " in (tmp_path / "cut" / "devices.txt").read_text()
+
+
+def test_several_addresses_on_the_command_line(tmp_path):
+    """Two boxes of one process behind sockets, trained and resumed."""
+    with demo.bench_processes(2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5") as places:
+        addresses = [f"tcp://{host}:{port}" for host, port in places]
+        words = ["insitu", "train", "--out", str(tmp_path / "run"), "--iterations", "1", "--trajectories", "12"]
+        words += ["--points", "21", "--baseline", "none"]
+        done = CliRunner().invoke(app, [*words, *addresses])
+        assert done.exit_code == 0, done.output
+        assert "2 devices: J differs" in done.output
+        assert "worth while" in done.output
+        again = CliRunner().invoke(app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--iterations", "2"])
+        assert again.exit_code == 0, again.output
+    assert "device 2: " in (tmp_path / "run" / "incidents.csv").read_text()  # the first has no fault
+    assert "device 1: " not in (tmp_path / "run" / "incidents.csv").read_text()
+    assert len(history.read(tmp_path / "run" / "history.csv")) == 2
 
 
 def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path):

@@ -99,12 +99,16 @@ INVALID = -(2**15)
 
 
 class Hidden(NamedTuple):
-    """What a laboratory would not know: offset and gain of each knob, losses, phases of the ageing."""
+    """What a laboratory would not know: offset and gain of each knob, losses, phases of the ageing.
+
+    chi_gain: of the knobs of χ, which have no offset.
+    """
 
     offset: dict[str, np.ndarray]
     gain: dict[str, np.ndarray]
     gamma: np.ndarray
     phase: np.ndarray
+    chi_gain: np.ndarray
 
 
 def hidden(sheet: Sheet) -> Hidden:
@@ -116,11 +120,10 @@ def hidden(sheet: Sheet) -> Hidden:
         "kappa": sheet.kappa_disorder * rng.normal(size=bonds),
     }
     gain = {name: np.clip(1 + sheet.gain_error * rng.normal(size=v.size), 0.3, 1.7) for name, v in offset.items()}
-    rest = np.random.default_rng([sheet.seed, 4])
-    offset["chi"] = np.zeros(sites)
-    gain["chi"] = np.clip(1 + sheet.gain_error * rest.normal(size=sites), 0.3, 1.7)
     gamma = sheet.nominal.gamma * np.clip(1 + sheet.loss_spread * rng.normal(size=sites), 0.2, 2.0)
-    return Hidden(offset, gain, gamma, rng.uniform(0, 2 * np.pi, sites))
+    phase = rng.uniform(0, 2 * np.pi, sites)
+    kerr = np.random.default_rng([sheet.seed, 4]).normal(size=sites)
+    return Hidden(offset, gain, gamma, phase, np.clip(1 + sheet.gain_error * kerr, 0.3, 1.7))
 
 
 def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
@@ -133,8 +136,9 @@ def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
 def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0) -> dict[str, np.ndarray]:
     """θ of the network at these settings: what the box truly does."""
     off = offsets(sheet, box, shots)
-    turned = [name for name in FAMILIES if name in settings]
-    return {name: off[name] + box.gain[name] * settings[name] for name in turned} | {"gamma": box.gamma}
+    linear = {name: off[name] + box.gain[name] * settings[name] for name in off}
+    kerr = {"chi": box.chi_gain * settings["chi"]} if "chi" in settings else {}
+    return linear | kerr | {"gamma": box.gamma}
 
 
 def reset_settings(sheet: Sheet) -> dict[str, np.ndarray]:

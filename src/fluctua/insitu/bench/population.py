@@ -62,6 +62,27 @@ class Comparison(NamedTuple):
         tables.write(path, columns, header)
 
 
+def read(path: Path) -> Comparison:
+    """A comparison that was saved."""
+    table = tables.read(path)
+    designs = []
+    for name in dict.fromkeys(table.columns["design"].tolist()):
+        of = table.where(design=name)
+        levels = [Level(float(j), float(e)) for j, e in zip(of["J"], of["error"], strict=True)]
+        designs.append(Design(name, levels, int(of["trajectories"][0])))
+    return Comparison(int(table.header["devices"]), designs)
+
+
+def together(each: Sequence[Comparison]) -> Comparison:
+    """Several comparisons as one: all boxes that were trained, then all that took no part."""
+    designs = []
+    for same in zip(*(one.designs for one in each), strict=True):
+        trained = [level for one, d in zip(each, same, strict=True) for level in d.levels[: one.devices]]
+        others = [level for one, d in zip(each, same, strict=True) for level in d.levels[one.devices :]]
+        designs.append(Design(same[0].name, trained + others, sum(d.spent for d in same)))
+    return Comparison(sum(one.devices for one in each), designs)
+
+
 def compare(
     folder: Path,
     *,

@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.types import Array, Params, Trajectories
+from fluctua.core.text import describe_groups
+from fluctua.core.types import Array, Groups, Params, Trajectories
 from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, measured
 
-STEADY = 1.5
-"""A device keeps its share until its rate has changed by this factor: clocks are noisy, and equal shares are best."""
+STEADY = 2.0
+"""Shares are kept until rates differ from them by this factor: clocks are noisy, and equal shares are best."""
+FORGET = 0.3
+"""Weight of the last call in the mean rate of a device."""
 LONGEST_WAIT = 16
 """Calls after which a silent device is asked again, at most."""
 DOWN, BACK = "device down", "device back"
@@ -101,13 +104,13 @@ class DeviceArray:
             if not asked:
                 raise self._none_left(f"{missing:,} of {count:,} trajectories are missing")
             shares = dict(zip(asked, split(missing, self.weights[asked]), strict=True))
-            begun = self.clock()
             results = self._each({k: n for k, n in shares.items() if n}, gather)
-            for k, (came, failure, ended) in results.items():
+            for k, (came, failure, seconds) in results.items():
                 missing -= came
                 self._mark(k, failure)
                 if failure is None:
-                    self.rates[k] = came / max(ended - begun, 1e-9)
+                    rate = came / max(seconds, 1e-9)
+                    self.rates[k] = self.rates.get(k, rate) ** (1 - FORGET) * rate**FORGET
             self._weigh()
             asked = [k for k in asked if not self.silent[k]]
         self._all_different()
@@ -148,10 +151,28 @@ class DeviceArray:
             for k, d in enumerate(self.devices)
         ]  # fmt: skip
 
-    def describe(self) -> str:
-        """A line a device."""
+    def costs(self) -> tuple[float, float]:
+        """Seconds of a visit to a device (set, arm, read back), and of one trajectory there, as measured so far."""
+        visits, ran = (max(sum(getattr(d, name) for d in self.devices), 1) for name in ("visits", "ran"))
+        spent = {name: sum(d.seconds[name] for d in self.devices) for name in ("visit", "run")}
+        return max(spent["visit"] / visits, 1e-9), max(spent["run"] / ran, 1e-9)
+
+    def describe(self, groups: Groups | None = None) -> str:
+        """A line a device; with what the last estimate says of groups, how many trajectories are worth while."""
         up = lambda k: "" if not self.silent[k] else " (does not answer)"
-        return "\n".join(f"device {k + 1}{up(k)}: {d.describe()}" for k, d in enumerate(self.devices))
+        lines = [f"device {k + 1}{up(k)}: {d.describe()}" for k, d in enumerate(self.devices)]
+        if groups is None or len(groups.group) < 2:
+            return "\n".join(lines)
+        visit, run = self.costs()
+        many = lambda v: f"{v:,.0f}" if np.isfinite(v) else "as many as there is time for: no difference was seen"
+        lines += [describe_groups(groups).strip()]
+        lines += [
+            f"a visit to a device took {visit:.2g} s, a trajectory {run:.2g} s; worth while, a device and iteration:",
+            f"  for J         {many(max(1.0, groups.returns.worthwhile(visit, run)))}",
+            f"  its gradient  {many(max(1.0, groups.gradient.worthwhile(visit, run)))}",
+            "more are better spent on more devices (least variance for the time, two-stage sampling)",
+        ]
+        return "\n".join(lines)
 
     @property
     def counts(self) -> Counter[str]:
@@ -187,16 +208,17 @@ class DeviceArray:
     def _each(
         self, shares: Mapping[int, int], act: Callable[[int, int], tuple[int, InstrumentError | None]]
     ) -> dict[int, tuple[int, InstrumentError | None, float]]:
-        """An act on several devices at once, in threads; what came of it, and when."""
+        """An act on several devices at once, in threads; what came of it, and after how many seconds."""
 
         def one(k: int) -> tuple[int, InstrumentError | None, float]:
+            begun = self.clock()
             # the others wait for a device that was silent: it is given one chance
             self.devices[k].retry = self.retry._replace(attempts=1) if self.silent[k] else self.retry
             try:
                 came, failure = act(k, shares[k])
             except (InstrumentError, OSError) as error:
                 came, failure = 0, error if isinstance(error, InstrumentError) else InstrumentError(str(error))
-            return came, failure, self.clock()
+            return came, failure, self.clock() - begun
 
         with ThreadPoolExecutor(max(len(shares), 1)) as threads:
             return dict(zip(shares, threads.map(one, shares), strict=True))

@@ -91,6 +91,8 @@ class Measured:
         self.warned: set[str] = set()
         self.last: tuple[Params, Trajectories] | None = None
         self.reason = ""
+        self.seconds = {"visit": 0.0, "run": 0.0}  # setting, arming and reading back; running and fetching
+        self.visits = self.ran = 0
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """`count` good trajectories at settings θ. `key` is not used: the noise is nature's."""
@@ -165,10 +167,17 @@ class Measured:
             try:
                 if self.instrument is None:
                     self.instrument = self.connect()
+                begun = time.perf_counter()
                 self.instrument.set(settings)
                 self.instrument.arm(size)
+                armed = time.perf_counter()
                 batch = self.instrument.acquire()
-                return batch, self._judge(batch, settings, size, self.instrument.health())
+                ran = time.perf_counter()
+                health = self.instrument.health()
+                self.seconds["run"] += ran - armed
+                self.seconds["visit"] += time.perf_counter() - ran + armed - begun
+                self.visits, self.ran = self.visits + 1, self.ran + size
+                return batch, self._judge(batch, settings, size, health)
             except Refused:
                 self.close()
                 raise

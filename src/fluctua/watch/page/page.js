@@ -155,10 +155,12 @@ function chart(id, columns, { log = false, label = "", events = [], legend = fal
       bands.push({ series: [at + 1, at], fill: `${c.colour}33` });
     }
   }
+  const height = Number(host.dataset.height) || host.clientHeight;
+  if (legend && height) { host.dataset.height = height; host.style.height = "auto"; } // what the style says is without the legend
   const box = { list: events };
   const { x, y } = axes(label || (logX ? `${$("against").value} + 1` : $("against").value), log);
   const plot = new uPlot({
-    width: host.clientWidth || 600, height: host.clientHeight, axes: [x, y], series, bands, legend: { show: legend, live: false },
+    width: host.clientWidth || 600, height, axes: [x, y], series, bands, legend: { show: legend, live: false },
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: log ? 3 : 1 } },
     cursor: { drag: { x: id === "chart-J", y: false } },
     hooks: {
@@ -296,7 +298,7 @@ function showDevices() {
   const legend = answer.devices.length > 1;
   $("device-J").hidden = !answer.devices.some((device) => device.columns.J.some((v) => v != null));
   if (!$("device-J").hidden) chart("chart-device-J", lines("J"), { label: "iteration", legend });
-  chart("chart-guard", lines("guard"), { label: "iteration", log: true });
+  chart("chart-guard", lines("guard"), { label: "iteration" });
   chart("chart-drift", lines(`drift ${choice.value}`), { label: "iteration" });
 }
 
