@@ -201,7 +201,13 @@ def test_a_gene_learns_to_hold_its_protein(run):
     assert distance["after"] < 13
 
 
-@pytest.mark.parametrize("name", ["sampled_oscillator", "lock_in", "reactions", "one_trace"])
+def test_a_trap_in_shards_learns(run):
+    out = run("cluster", "--count", 64, "--iterations", 3)
+    assert [float(J) for J in re.findall(r"J = (\S+)", out)] == sorted(float(J) for J in re.findall(r"J = (\S+)", out))
+    assert "576 trajectories; no worker was lost" in out  # a pilot of 128 an iteration
+
+
+@pytest.mark.parametrize("name", ["cluster", "sampled_oscillator", "lock_in", "reactions", "one_trace"])
 def test_short_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
 

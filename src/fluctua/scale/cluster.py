@@ -109,7 +109,7 @@ class Cluster:
         self.come: deque[Any] = deque()  # those of them that are there
         self.about: dict[int, tuple[str, ...]] = {}
         self.numbers = itertools.count()
-        self.warned = False
+        self.warned, self.looked = False, -1.0
 
     def workers(self) -> Sequence[int]:
         """Those that are ready; waits for the first."""
@@ -199,6 +199,7 @@ class Cluster:
         self.refs = {ref: owner for ref, owner in self.refs.items() if owner[0] != worker}
         self.slots = {slot: owner for slot, owner in self.slots.items() if owner != worker}
         self.ready.discard(worker)
+        self.looked = -1.0
         self.about.pop(worker, None)
         actor = self.actors.pop(worker, None)
         if actor is not None:
@@ -206,7 +207,10 @@ class Cluster:
         return Gone(worker, reason)
 
     def _begin_missing(self) -> None:
-        """One actor in every place that a living machine has and that is empty."""
+        """One actor in every place that a living machine has and that is empty; asks the cluster once a second."""
+        if self.ready and time.monotonic() - self.looked < 1.0:
+            return
+        self.looked = time.monotonic()
         for node in self.ray.nodes():
             if not node["Alive"]:
                 continue

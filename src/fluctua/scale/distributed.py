@@ -42,7 +42,7 @@ class Distributed:
 
     def __init__(self, estimator: PPGT | Fused | Carried, pool: Pool, shards: int):
         self.estimator, self.pool, self.shards = estimator, pool, shards
-        self.ranged = served(_inner(estimator))
+        self.ranged = served(estimator)
         self.losses: list[Loss] = []
         self.event = ""
         self._lost = 0  # acquired trajectories of the last call
@@ -161,7 +161,7 @@ def distributed(
         again = Weighted(inner, estimator.memory, carry=estimator.carry)
         again.restore(estimator.state)
         return again
-    ranged = served(_inner(estimator))
+    ranged = served(estimator)
     if each is None and ranged.on_gpu:
         each = {"gpu": 1}
     pool: Pool = Here(ranged) if address is None else Cluster(ranged, address, each, workers)
@@ -174,7 +174,3 @@ def close(estimator: Any) -> None:
         estimator = estimator.estimator
     if isinstance(estimator, Distributed):
         estimator.close()
-
-
-def _inner(estimator: Any) -> Any:
-    return estimator.fused if isinstance(estimator, Carried) else estimator

@@ -42,7 +42,7 @@ class Part(NamedTuple):
     table: np.ndarray | None = None
 
 
-def of_samples(samples: Samples, table: np.ndarray | None = None) -> Part:
+def of_samples(samples: Samples) -> Part:
     """The part of trajectories whose gradients are known one by one."""
     returns = np.asarray(samples.returns, np.float64)
     n = len(returns)
@@ -51,7 +51,7 @@ def of_samples(samples: Samples, table: np.ndarray | None = None) -> Part:
     mean = v.mean(axis=0)
     d = v - mean
     s2, s3, s4 = (np.sum(d**k, axis=0) for k in (2, 3, 4))
-    return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4, table)
+    return Part(n, n, mean, np.sum(v**2, axis=0), s2, s3, s4)
 
 
 def of_running(sums: RunningSums) -> Part:

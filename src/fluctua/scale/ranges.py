@@ -20,7 +20,7 @@ from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Params
 from fluctua.scale.parts import Part, of_samples
-from fluctua.tcmt.fused import EVERYONE, Fused, chain_rule, next_table, samples_of_result
+from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, next_table, samples_of_result
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
@@ -34,9 +34,13 @@ Shared = tuple[Array, Params, np.ndarray | None]
 
 
 class Ranged(NamedTuple):
-    """An estimator as a worker holds it. All that it computes is of trajectories first … first + count − 1."""
+    """An estimator as a worker holds it. All that it computes is of trajectories first … first + count − 1.
+
+    carries: whether the mean return-to-go is sent back for the next estimate: T+1 numbers, where θ has few.
+    """
 
     estimator: PPGT | Fused
+    carries: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -76,8 +80,10 @@ class Ranged(NamedTuple):
         theta = check.parameters(theta)
         result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
         if result.samples is not None:
-            return of_samples(samples_of_result(e.task, theta, result), next_table(result))
-        return of_result(theta, result, e.options.antithetic)
+            part = of_samples(samples_of_result(e.task, theta, result))
+        else:
+            part = of_result(theta, result, e.options.antithetic)
+        return part._replace(table=next_table(result)) if self.carries else part
 
     def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
         """Both parts of the twin correction, trajectory by trajectory."""
@@ -97,11 +103,13 @@ def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool
     second = flat(result.second_moment, np.mean(np.square(result.returns)))
     error = flat(result.stderr, result.value_stderr) if units > 1 else np.zeros_like(second)
     spread = error**2 * (units * (units - 1))
-    return Part(n, units, flat(result.gradient, result.value), n * second, spread, table=next_table(result))
+    return Part(n, units, flat(result.gradient, result.value), n * second, spread)
 
 
 def served(estimator: Any) -> Ranged:
     """An estimator whose ranges can be computed apart, or an error that says what can be."""
+    if isinstance(estimator, Carried):
+        return served(estimator.fused)._replace(carries=True)
     if isinstance(estimator, PPGT):
         method = estimator.method
         if method.means is not None:
