@@ -9,7 +9,7 @@ import fluctua as fl
 import problems
 from cuda_device import has_gpu
 from fluctua.cli.own.processes import PROCESSES
-from fluctua.compiled import backend, cuda
+from fluctua.compiled import backend, cuda, twin
 from fluctua.core.draws import philox
 
 COUNT = 40  # a warp and a part of one
@@ -18,7 +18,7 @@ COUNT = 40  # a warp and a part of one
 @pytest.fixture
 def kernels_of_device(device):
     """Kernels are made afresh: those of an emulated device are no use to another one."""
-    caches = (backend._made, cuda._module, cuda.available)
+    caches = (backend._made, twin.twin_kernel, cuda._module, cuda.available)
     clear = [backend._KERNELS.clear, *(kept.cache_clear for kept in caches)]
     for forget in clear:
         forget()
@@ -68,6 +68,11 @@ def test_an_ensemble_that_the_kernel_begins():
     of_the_benchmark("pendulum", "optimal", 2e-5, wiener=philox)  # as on the CPU, and 1e-6 of the noise's functions
 
 
+@pytest.mark.usefixtures("kernels_of_device")
+def test_a_twin():
+    of_the_benchmark("pendulum", fl.Twin(batch=25), 1e-4)  # two batches
+
+
 @on_a_gpu
 def test_dense_noise_a_context_and_a_start_that_moves():
     in_double_precision(problems.non_normal, "fade part", "mean")
@@ -75,7 +80,7 @@ def test_dense_noise_a_context_and_a_start_that_moves():
 
 @on_a_gpu
 @pytest.mark.parametrize("name", PROCESSES)
-@pytest.mark.parametrize("baseline", ["time", "mean", "optimal"])
+@pytest.mark.parametrize("baseline", ["time", "mean", "optimal", "twin"])
 def test_processes_of_the_benchmark(name, baseline):
     of_the_benchmark(name, baseline, 2e-4)
 

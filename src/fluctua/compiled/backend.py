@@ -98,9 +98,7 @@ class Compiled(NamedTuple):
         if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
-            if self.choice == "cuda":
-                raise Unsupported("twin", "kernels with a twin run on the CPU")
-            return twin.parts(call, twin.twin_kernel(twin.TwinKey(call, OPTIMISE), True))
+            return twin.parts(call, twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place), True))
         except Unsupported as problem:
             self._refused(problem)
             return None
@@ -115,7 +113,7 @@ class Compiled(NamedTuple):
     def source(self, call: Call | TwinCall) -> str:
         """The generated text of the kernel."""
         if isinstance(call, TwinCall):
-            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE), False).source
+            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place), False).source
         return _kernel(call, self.place, build=False).source
 
     @property

@@ -30,6 +30,9 @@ CACHE_BYTES = 192 * 2**10
 HELPERS = 3
 """Warps that draw normals for one that takes steps, where there are few trajectories."""
 
+MOST_THREADS = 512
+"""Of a block, with the registers that the batch of a twin needs."""
+
 SUM_BYTES = 2**29
 """Sums over the ensemble that warps hold together, at most."""
 
@@ -68,7 +71,7 @@ class Form(NamedTuple):
     """What the text of a pass depends on.
 
     wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores. begins: trajectories, from
-    one state and a key.
+    one state and a key. twin: the functions of a twin.
     """
 
     program: Program
@@ -76,23 +79,25 @@ class Form(NamedTuple):
     real: np.dtype
     noise64: bool
     wiener: int
-    weighted: bool
-    begins: bool
+    weighted: bool = False
+    begins: bool = False
+    twin: str = ""
 
     def threads(self, helpers: int) -> int:
         """Of a block."""
         return 32 * (1 + helpers) if helpers or 2 * len(self.program.names) > REGISTERS else 64
 
-    def source(self, name: str, helpers: int = 0) -> str:
-        """The whole text of a pass: "rewards", "rewards_summed", "weights" or "sweep".
+    def source(self, name: str, helpers: int = 0, threads: int = 0) -> str:
+        """The whole text of a pass: "rewards", "rewards_summed", "weights", "sweep"; "twin_forward", "twin_backward".
 
-        helpers: warps that draw normals for one that takes steps.
+        helpers: warps that draw normals for one that takes steps. threads: of a block, if not the usual number.
         """
         together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
         head = {
             "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
             "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
-            "BEGINS": int(self.begins), "THREADS": self.threads(helpers), "HELPERS": helpers, "PASS": name.upper(),
+            "BEGINS": int(self.begins), "THREADS": threads or self.threads(helpers), "HELPERS": helpers,
+            "PASS": name.upper(),
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip
         text = lambda file: (NATIVE / file).read_text().replace("#pragma once\n", "")
@@ -102,8 +107,9 @@ class Form(NamedTuple):
                 text("device.cuh"),
                 definitions(self.program, self.layout).replace("constexpr int ", "__device__ constexpr int "),
                 text("noise.hpp"),
-                functions(self.program, self.layout),
-                text("sweep.cuh"),
+                functions(self.program, self.layout, scores=not self.twin),
+                text("ensemble.cuh"),
+                *([self.twin, text("twin.cuh")] if self.twin else [text("sweep.cuh")]),
             ]
         )
 
@@ -118,6 +124,50 @@ def _module(source: str) -> Any:
         if type(problem).__name__ != "CompileException":
             raise
         raise Unsupported("compiler", f"NVRTC failed: {str(problem).strip()[:400]}") from None
+
+
+def _shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
+    """Write the numbers that trajectories share into constant memory."""
+    data = np.frombuffer(numbers.tobytes(), np.uint8)
+    if data.size:
+        cp.ndarray(data.shape, np.uint8, module.get_global("c_shared")).set(data)
+
+
+TWIN_POINTERS = ("timed", "x", "context", "stream", "kept", "path", "last", "slope", "value", "residual", "reward",
+                 "direct", "correction", "bar", "edges", "sums", "dominated")  # fmt: skip
+TWIN_OUTPUTS = {
+    "twin_forward": ("last",),
+    "twin_backward": ("slope", "value", "residual", "reward", "direct", "correction", "sums", "dominated"),
+}
+
+
+class TwinRunner:
+    """Passes of a twin over arrays of the host. sizes: count, steps and segment, a multiple of 4."""
+
+    def __init__(self, form: Form, sizes: dict[str, int], arrays: dict[str, np.ndarray]):
+        self.cp, self.form, self.sizes, self.arrays = require_cupy(), form, sizes, arrays
+        wide = 2 * form.program.state + len(form.layout.normals)
+        empty = lambda *shape: self.cp.empty(shape, form.real)
+        self._own = {"kept": empty(-(-sizes["steps"] // sizes["segment"]), 2 * form.program.state, sizes["count"]),
+                     "path": empty(sizes["segment"], wide, sizes["count"])}  # fmt: skip
+
+    def __call__(self, name: str) -> None:
+        """One pass; its results are written to the arrays of the host."""
+        cp, sizes, arrays = self.cp, self.sizes, self.arrays
+        blocks, threads = -(-sizes["count"] // 64), 64
+        if name == "twin_backward":
+            most = int(np.diff(arrays["edges"]).max())
+            blocks, threads = len(arrays["edges"]) - 1, -(-most // 32) * 32
+            if threads > MOST_THREADS:
+                raise Unsupported("twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}")
+        module = _module(self.form.source(name, threads=threads))
+        _shared(cp, module, arrays["shared"])
+        used = {**{key: cp.asarray(v) for key, v in arrays.items() if key in TWIN_POINTERS}, **self._own}
+        pointers = [used[key] if key in used and used[key].size else np.uint64(0) for key in TWIN_POINTERS]
+        numbers = [np.int64(sizes[key]) for key in ("count", "steps", "segment")]
+        module.get_function("twin_pass")((blocks,), (threads,), (*numbers, *pointers))
+        for key in TWIN_OUTPUTS[name]:
+            arrays[key][...] = used[key].get()
 
 
 class Library:
@@ -163,9 +213,7 @@ class Library:
         if (name, helpers) not in self._modules:
             self._modules[name, helpers] = _module(self.form.source(name, helpers))
         module = self._modules[name, helpers]
-        shared = np.frombuffer(arrays["shared"].tobytes(), np.uint8)
-        if shared.size:
-            cp.ndarray(shared.shape, np.uint8, module.get_global("c_shared")).set(shared)
+        _shared(cp, module, arrays["shared"])
         together = block // 32 if helpers == 0 else 1
         warps = -(-self._warps(count, name, sums) // together) * together
         totals = cp.zeros((warps, *sums)) if sums else None

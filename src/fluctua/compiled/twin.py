@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled import ahead, cpu
+from fluctua.compiled import ahead, cpu, cuda
 from fluctua.compiled.ahead import wiener_of
 from fluctua.compiled.emit import Layout, function, laid_out
 from fluctua.compiled.scalar import Unsupported
@@ -110,15 +110,15 @@ class TwinKernel(NamedTuple):
     program: Program
     layout: Layout
     source: str
-    library: Any
+    library: Any  # of the CPU, or the form of a kernel for a GPU
     real: np.dtype
 
 
 class TwinKey:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
-    def __init__(self, call: TwinCall, optimise: str):
-        self.call, self.optimise = call, optimise
+    def __init__(self, call: TwinCall, optimise: str, place: str = "cpu"):
+        self.call, self.optimise, self.place = call, optimise, place
         self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
         self.ensemble = begun(call, 1, 0)
         self.noise64 = jnp.result_type(float) == np.float64
@@ -126,7 +126,7 @@ class TwinKey:
         one = self.ensemble._replace(streams=None)
         self._identity = (
             call.twin, call.substrate.recipe, shape_of(call.numbers[:2]), shape_of(one), str(call.substrate.t.dtype),
-            self.noise64, wiener, self.baseline, optimise,
+            self.noise64, wiener, self.baseline, optimise, place,
         )  # fmt: skip
 
     def __hash__(self) -> int:
@@ -154,6 +154,10 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     layout = laid_out(program, more)
     real = np.dtype(key.ensemble.x.dtype)
     double = real == np.float64
+    if key.place == "cuda":
+        text = f"#define TWIN_BASELINE {key.baseline}\n" + _text(traced_step, layout)
+        form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text)
+        return TwinKernel(program, layout, form.source("twin_backward"), form, real)
     source = cpu.cpu_source(program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0)
     twin = (cpu.NATIVE / "twin.hpp").read_text().replace("#pragma once\n", "")
     source = "\n".join([source, f"#define TWIN_BASELINE {key.baseline}", _text(traced_step, layout), twin])
@@ -186,6 +190,8 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
     """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
+    if isinstance(kernel.library, cuda.Form):
+        segment = 4 * -(-segment // 4)  # normals of up to four steps are drawn together
     each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
     slices = batches(call.count, call.batch)
     at_once = max(1, KEPT_BYTES // (each * call.batch))
@@ -202,10 +208,16 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
     flat = np.concatenate([np.asarray(ravel_pytree(tree)[0], float) for tree in numbers[:2]])
     arrays: dict[str, np.ndarray] = ahead.arrays(kernel.program, kernel.layout, real, call.substrate, flat, ensemble)
     m = kernel.program.state
-    arrays |= {"kept": np.empty((-(-steps // segment), 2 * m, count), real), "last": np.empty((2 * m, count), real)}
+    arrays |= {"last": np.empty((2 * m, count), real)}
+    sizes = {"count": count, "steps": steps, "segment": segment}
+    run: Any
+    if isinstance(kernel.library, cuda.Form):
+        run = cuda.TwinRunner(kernel.library, sizes, arrays)
+    else:
+        arrays["kept"] = np.empty((-(-steps // segment), 2 * m, count), real)
+        run = _Runner(kernel, sizes, arrays)
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
-    run = _Runner(kernel, {"count": count, "steps": steps, "segment": segment}, arrays)
-    run("twin_forward", [(a, min(a + 128, count)) for a in range(0, count, 128)])
+    run("twin_forward")
     x, xbar = arrays["last"][:m].T, arrays["last"][m:].T
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     check_path(xbar, call.substrate.t)
@@ -219,7 +231,7 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
         "bar": own(table), "edges": edges, "sums": np.zeros((len(slices), steps)), "dominated": np.zeros(1, np.int32),
     }  # fmt: skip
     last = np.asarray(carry.residual, float)
-    run("twin_backward", [(k, k + 1) for k in range(len(slices))])
+    run("twin_backward")
     if arrays["dominated"][0]:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
@@ -251,7 +263,11 @@ class _Runner(NamedTuple):
     sizes: dict[str, int]
     arrays: dict[str, np.ndarray]
 
-    def __call__(self, name: str, pieces: list[tuple[int, int]]) -> None:
+    def __call__(self, name: str) -> None:
+        count = self.sizes["count"]
+        pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
+        if name == "twin_backward":
+            pieces = [(k, k + 1) for k in range(len(self.arrays["edges"]) - 1)]
         run = _TwinRun(**self.sizes)
         for key, array in self.arrays.items():
             assert array.flags.c_contiguous
