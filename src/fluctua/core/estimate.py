@@ -116,9 +116,14 @@ def reduce_samples(samples: Samples) -> Estimate:
     """Mean, standard error, second moment and interval over trajectories, or over groups of them."""
     if samples.group is not None:
         return _reduce_groups(samples, np.asarray(samples.group))
-    gradient, stderr, second_moment, value, value_stderr, low, high, value_interval = _reduce(samples)
-    count = samples.returns.shape[0]
-    return Estimate(gradient, stderr, second_moment, value, value_stderr, count, (low, high), value_interval)
+    leaves, tree = jax.tree.flatten(samples.gradient)
+    each = [_reduce(leaf) for leaf in leaves]
+    mean, stderr, second_moment, low, high = (jax.tree.unflatten(tree, part) for part in zip(*each, strict=True))
+    value = _reduce(samples.returns)
+    return Estimate(
+        mean, stderr, second_moment, value.mean, value.stderr, samples.returns.shape[0], (low, high),
+        (value.low, value.high),
+    )  # fmt: skip
 
 
 def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
@@ -169,23 +174,20 @@ def unflatten(theta: Params, flat: Array) -> Params:
     return jax.vmap(unravel)(flat.astype(like.dtype))
 
 
+class _Reduced(NamedTuple):
+    mean: Array
+    stderr: Array
+    second_moment: Array
+    low: Array
+    high: Array
+
+
 @jax.jit
-def _reduce(samples: Samples) -> tuple[Any, ...]:
-    count = samples.returns.shape[0]
-    error = lambda v: v.std(axis=0, ddof=1) / np.sqrt(count)
-    each = samples.gradient
-    limits = jax.tree.map(lambda v: interval(_moments(v), count), each)
-    low, high = (jax.tree.map(lambda _, pair: pair[side], each, limits) for side in (0, 1))  # noqa: B023
-    return (
-        jax.tree.map(lambda v: v.mean(axis=0), each),
-        jax.tree.map(error, each),
-        jax.tree.map(lambda v: jnp.mean(v**2, axis=0), each),
-        samples.returns.mean(),
-        error(samples.returns),
-        low,
-        high,
-        interval(_moments(samples.returns), count),
-    )
+def _reduce(v: Array) -> _Reduced:
+    """Of one leaf: all of one shape, of any θ, share what is compiled, which takes as long as the estimate's own."""
+    count = v.shape[0]
+    error = v.std(axis=0, ddof=1) / np.sqrt(count)
+    return _Reduced(v.mean(axis=0), error, jnp.mean(v**2, axis=0), *interval(_moments(v), count))
 
 
 def _moments(v: Array) -> Moments:
