@@ -309,7 +309,7 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
 def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
     """Components without noise at the first two states."""
     t, one = check.first((data.t, data.context))
-    states = np.asarray(np.asarray(data.x[0])[:2], working_dtype(theta, data.x))
+    states = np.asarray(_only(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
     return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
 

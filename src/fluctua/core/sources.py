@@ -105,17 +105,18 @@ class Recording:
 
     def block(self, n: int, stop: int) -> tuple[Times, Array]:
         """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
-        parts = [np.asarray(chunk.x[:, n : stop + 1]) for chunk in self._chunks]
+        parts = [np.asarray(_held(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
         if [len(part) for part in parts] != self.sizes:
             raise ValueError(
                 f"the chunks changed while they were read: {self.sizes} trajectories at first, "
                 f"{[len(part) for part in parts]} later."
             )
-        return Times(self.t[n : stop + 1], self.times.dt[n:stop]), jnp.asarray(np.concatenate(parts), self.dtype)
+        t, dt = (jnp.asarray(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True))
+        return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def events(self, n: int, stop: int) -> PyTree:
         """What happened within the steps from n to `stop`, leaves (E, b, ...); None where nothing is known of it."""
-        parts = [jax.tree.map(lambda leaf: np.asarray(leaf[:, n:stop]), chunk.events) for chunk in self._chunks]
+        parts = [jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events) for chunk in self._chunks]
         return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *parts)
 
     def trajectory(self, j: int) -> Trajectories:
@@ -157,7 +158,12 @@ def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
                 f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, ({shape[0]}, ...); got "
                 f"{np.shape(leaf)}."
             )
-    return t, x
+    return t, _held(x)
+
+
+def _held(x: Array) -> Array:
+    """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced as it is."""
+    return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
 def pieces(
@@ -173,7 +179,7 @@ def pieces(
             if seen + low < cut:
                 high = min(high, cut - seen)
             beside = (jax.tree.map(lambda leaf: leaf[low:high], tree) for tree in chunk[2:])  # noqa: B023
-            yield seen + low, Trajectories(chunk.t, np.asarray(chunk.x[low:high]), *beside)
+            yield seen + low, Trajectories(chunk.t, np.asarray(_held(chunk.x)[low:high]), *beside)
             low = high
         seen += count
 
@@ -203,10 +209,11 @@ def recorded_samples(
         last = x[:, -1]
     returns = reward + sweep.terminal(model, theta, last, context)
 
-    sums = sweep.initial_sums(model, theta, recording.first, recording.t[0], context, returns, tables)
+    t = np.asarray(recording.t)
+    sums = sweep.initial_sums(model, theta, recording.first, t[0], context, returns, tables)
     for n, times, x in recording.blocks(block_bytes):
         events = recording.events(n, n + len(times.dt))
-        sums = _sweep_block(model, theta, sums, n, times, x, (context, events), returns, tables, recording.t[:2])
+        sums = _sweep_block(model, theta, sums, n, times, x, (context, events), returns, tables, t[:2])
     flat = sweep.finish(model, theta, sums, last, recording.t, context)
     check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
     return flat, returns
