@@ -87,6 +87,8 @@ def test_groups_travel_with_the_trajectories():
     device = lambda key, theta, count: whole
     estimate = fl.ppgt(process, objective, device, baseline="twin")(jax.random.key(0), jnp.asarray(1.0), 8)
     assert estimate.groups is not None
+    with pytest.raises(ValueError, match="4 devices"):  # Weighted and Calibrated would have errors between trajectories
+        fl.ppgt(process, objective, device, baseline="twin").split(jax.random.key(0), jnp.asarray(1.0), 8)
     samples = Samples(jnp.zeros(8), jnp.zeros(8))
     with pytest.raises(ValueError, match="some chunks"):
         labelled(samples, [halves[0], halves[1]._replace(group=None)])

@@ -189,6 +189,7 @@ def train(
 ) -> None:
     """Calibrate and train the instrument at ADDRESS, which speaks the commands of docs/virtual_bench.md.
 
+    Several addresses are devices of one kind, which are trained together: docs/laboratory.md, Arrays.
     Failures of the line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
     Ctrl-C or a kill loses the iteration at hand; --resume goes on.
     """

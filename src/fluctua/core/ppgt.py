@@ -267,7 +267,7 @@ class PPGT(NamedTuple):
         theta = check.parameters(theta)
         k_run, _ = run_and_pilot(key)
         if not isinstance(self.substrate, Simulator):
-            return _recorded_split(self.method, theta, self.substrate(k_run, theta, count), table, BLOCK_BYTES)
+            return self.recorded(theta, self.substrate(k_run, theta, count), table)
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
         return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first))
 
@@ -289,9 +289,15 @@ class PPGT(NamedTuple):
         plans = _plans(self.method)
         return backend.source(sources.Call(model, plans, _tables(plans), substrate, key, theta, 1))
 
-    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+    def recorded(self, theta: Params, trajectories: Trajectories, table: Array | None = None) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`."""
-        return _recorded_split(self.method, theta, trajectories, None, BLOCK_BYTES)
+        if trajectories.group is not None:
+            several = len(np.unique(np.asarray(trajectories.group)))
+            raise ValueError(
+                f"trajectories of {several} devices have errors between devices, which the two parts of a twin do not "
+                "keep apart: call the estimator itself."
+            )
+        return _recorded_split(self.method, theta, trajectories, table, BLOCK_BYTES)
 
 
 def total(parts: TwinSamples) -> Samples:

@@ -45,7 +45,8 @@ class Model(NamedTuple):
     trajectories; None if they stay as they are. points: samples a trajectory. head: of the recordings, so that they can
     be estimated and calibrated by themselves; without one they hold states and settings. correct: (θ, values of a
     device) -> the settings at which it does θ, for arrays of devices that share parameters; see `corrected`.
-    unknown: for a training that calibrates as it goes; None if there is only the calibration at probes.
+    unknown: for a training that calibrates as it goes; None if there is only the calibration at probes. steps: factors
+    on the learning rate, a prefix of the settings, where some are of another size; None for one rate.
     """
 
     process: Process
@@ -60,6 +61,7 @@ class Model(NamedTuple):
     head: Head | None = None
     correct: Callable[[Params, dict[str, Array]], Params] | None = None
     unknown: Unknown | None = None
+    steps: Params | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ LONGEST_STEP = 1e-3
 EVERY = 20
 """Such steps of which one counts for the information: features change by 1e-3 of themselves in a step."""
 
+KERR_STEP = 0.01
+"""Of a step of χ to one of ω: a Kerr coefficient of 0.01 detunes by as much as ω = 0.5."""
+
 SPREAD = {"omega_offset": 0.5, "omega_gain": 0.3, "kappa_offset": 0.3, "kappa_gain": 0.3, "loss": 0.3}
 
 
@@ -107,6 +110,7 @@ def network_model(
         points=points,
         head=head,
         correct=correct,
+        steps=None if chi is None else {"omega": 1.0, "kappa": 1.0, "chi": KERR_STEP},
         unknown=None if chi is not None or sigma_kappa else _unknown(network, task, interval, spread),
     )
 

@@ -36,7 +36,7 @@ from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.text import close_match
-from fluctua.core.types import Estimator, Groups
+from fluctua.core.types import Estimator, Groups, Params
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
@@ -240,6 +240,11 @@ def _space(plan: Plan) -> int:
     return 2**22 + 200 * plan.iterations
 
 
+def _by_family(steps: Params, updates: Params, theta: Params | None) -> Params:
+    """Updates with the factor of each family."""
+    return jax.tree.map(lambda factor, family: jax.tree.map(lambda v: factor * v, family), steps, updates)
+
+
 def _check_share(plan: Plan, model: Model, devices: int) -> None:
     """Refuse a plan that does not fit the number of devices, before there is a folder."""
     if devices < 1:
@@ -299,7 +304,10 @@ class _Session:
         self.incidents: list[Incident] = []
         self.lock = threading.Lock()  # devices of an array report from threads of their own
         decay = optax.cosine_decay_schedule(plan.learning_rate, max(plan.iterations, 1), alpha=0.05)
-        self.rule = optax.with_extra_args_support(optax.adam(decay))
+        rule = optax.adam(decay)
+        if model.steps is not None:
+            rule = optax.chain(rule, optax.stateless(partial(_by_family, model.steps)))
+        self.rule = optax.with_extra_args_support(rule)
         self.project = box(model.lower, model.upper)
 
     def beginning(self) -> State:

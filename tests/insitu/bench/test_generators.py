@@ -120,5 +120,7 @@ def test_a_run_with_modulation_records_it(tmp_path):
         ((row, record),) = begin(connect, model(), plan, tmp_path / "run")
     assert set(record.estimate.gradient) == {"omega", "kappa", "chi"}
     assert np.isfinite(row.gradient_norm)
+    step = {name: np.abs(np.asarray(record.next_theta[name] - record.theta[name])).max() for name in record.theta}
+    np.testing.assert_allclose(step["chi"], 0.01 * step["kappa"], rtol=1e-3)  # Adam's first step is its rate
     with open_recording(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
         assert file.trajectories(0, 1).context["sine"].shape == (1, 4, 10)
