@@ -36,7 +36,7 @@ from fluctua.core.sources import estimate_seeds
 
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
-KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"))
+KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"), ("twin", "threefry"))
 """Baselines and noises of the generated kernel. JAX has the noise that is the default, threefry."""
 TWIN_MOST = 2_000
 """Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each."""
@@ -139,15 +139,16 @@ def competitors(
 ) -> Iterator[Competitor | Skipped]:
     """Everyone who can run this process here."""
     steps = max(2, own.steps // 20) if quick else own.steps
-    slow = steps
+    slow = fast = steps
     if backend == "cpu":
-        slow = int(min(steps, max(10, CALL_SECONDS * 1e9 / (own.cost * count))))
+        affordable = lambda ns: int(min(steps, max(10, CALL_SECONDS * 1e9 / (ns * count))))
+        slow, fast = affordable(own.cost), affordable(own.cost / 12)
     for baseline in BASELINES:
         most = min(count, TWIN_MOST) if baseline == "twin" else count
         yield Competitor("JAX", baseline, most, slow, estimate(own, baseline, most, slow, "jax"))
     for baseline, noise in KERNEL:
         what = baseline if noise == "threefry" else f"{baseline}, {noise}"
-        yield Competitor("kernel", what, count, steps, estimate(own, baseline, count, steps, backend, noise))
+        yield Competitor("kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise))
     simulated = {"diffrax": diffrax_call, "torchsde": torchsde_call}
     for who, make in simulated.items():
         try:
@@ -156,7 +157,7 @@ def competitors(
             yield Skipped(who, f"{error} (pip install 'fluctua[bench]')")
     if name == "pendulum":
         try:
-            yield Competitor("by hand", "time", count, steps, by_hand(own, backend, count, steps, kernels))
+            yield Competitor("by hand", "time", count, fast, by_hand(own, backend, count, fast, kernels))
         except (OSError, RuntimeError, ImportError) as error:
             yield Skipped("by hand", str(error))
 

@@ -94,17 +94,17 @@ INLINE void drawn(const U *stream, uint32_t n, V *z) {
 #elif NORMALS && WIENER == 2
 #if NOISE64
   typedef VD N;
-  const double scale = 2.3283064365386963e-10, turn = 6.283185307179586;
+  const double scale = 2.3283064365386963e-10, turn = 6.283185307179586, half = 0.5;
 #else
   typedef VF N;
-  const float scale = 2.3283064365386963e-10f, turn = 6.2831855f;
+  const float scale = 2.3283064365386963e-10f, turn = 6.2831855f, half = 0.5f;
 #endif
   EACH(k, NORMALS) {
     const int sites = (WIDTH + 1) / 2, site = NORMAL_OF[k] < sites ? NORMAL_OF[k] : NORMAL_OF[k] - sites;
     U c0 = U{} + (uint32_t)site, c1 = U{} + n / 2, c2 = stream[2], c3 = U{};
     philox(stream[0], stream[1], c0, c1, c2, c3);
     N first = __builtin_convertvector(n % 2 ? c2 : c0, N), second = __builtin_convertvector(n % 2 ? c3 : c1, N);
-    N radius = m_sqrt(-2 * log_of_positive((first + (N{}[0] * 0 + scale - scale + 0.5)) * scale));
+    N radius = m_sqrt(-2 * log_of_positive((first + half) * scale));
     N angle = turn * (second * scale);
     N value = radius * (NORMAL_OF[k] < sites ? wave(angle, 1) : wave(angle, 0));
 #if NOISE64 && !DOUBLE
