@@ -128,6 +128,27 @@ def test_the_error_bar_covers_the_calibration_too(correction):
         assert np.mean(np.abs(np.array(alone)[:, 0]) < 1.96) < 0.8
 
 
+def test_noise_of_the_readout_is_taken_off():
+    """y = x + ε on every sample, 800 trajectories; the stiffness is told by how x scatters, with a variance of 0.03."""
+    hidden, errors = drawn(1), {}
+    device, noise = device_of(hidden), 0.05
+
+    def noisy(key, theta, count):
+        x = device(key, theta, count)
+        return x._replace(x=x.x + noise * jax.random.normal(jax.random.split(key, 5)[3], x.x.shape))
+
+    for readout in (0.0, noise):
+        estimator = fl.Calibrated(MODEL, noisy, effective, NOMINAL, 0.5, samples=0, readout=readout)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the one that does not know says so
+            for i in range(4):
+                estimator.learn(settings(i), noisy(jax.random.key(i), settings(i), 200))
+        errors[readout] = float(estimator.phi["loss"] - hidden["loss"])
+    # 48,000 steps: the process leaves √(0.09/(48,000 · 0.03 · 0.02)) = 0.06, and products of ε half as much
+    assert abs(errors[noise]) < 4 * 0.07
+    assert abs(errors[0.0]) > 2  # S/(0.03 · Δt) = 4 is taken for stiffness
+
+
 def test_forgetting_follows_a_device_that_drifts():
     errors = {}
     for memory in (np.inf, 6):
@@ -205,7 +226,8 @@ def test_the_surprise_is_that_of_its_covariance(rank):
     score = half @ rng.normal(size=rank)
     covariance = inner + inner @ np.linalg.solve(before.posterior_precision, inner)
     expected = score @ np.linalg.pinv(covariance, rcond=1e-9) @ score
-    chi2, degrees = before.surprise(Evidence(score, inner, True))
+    news = Evidence(score, inner, True)
+    chi2, degrees = before.with_evidence(news, before.mean).surprise(news)
     assert degrees == rank
     np.testing.assert_allclose(chi2, expected, rtol=1e-6)
 

@@ -1,5 +1,7 @@
 """Measured states of a network: the fast path against the general one on the same trajectories."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from fluctua.tcmt.kernel.cpu import measured_scores
 from fluctua.tcmt.kernel.options import Ensemble, Options
 from fluctua.tcmt.kernel.twin import expected_lambda
 from fluctua.tcmt.measured import evidence as of_network
+from fluctua.tcmt.measured import sums_of
 
 NETWORK = tcmt.rectangular(2, 3)
 SITES, BONDS = NETWORK.sites, len(NETWORK.bonds)
@@ -144,6 +147,46 @@ def test_samples_ten_steps_apart_calibrate_losses():
     z = np.concatenate([np.ravel((known.unknown[n] - truth[n]) / known.stderr[n]) for n in truth])
     assert np.abs(z).max() < 4.5
     assert np.median(known.stderr["gamma"]) < 0.01  # 0.05 would show
+
+
+def test_the_correction_for_readout_is_that_of_any_process():
+    """½ Tr[S ∂²U] by the network's moments against derivatives of the general score on the same noisy states."""
+    task, readout = task_of(), 0.05
+    x = Device(task, hidden, readout=readout)(KEY, THETA, 1)
+    estimator = estimator_of(task)
+    u = estimator.belief.start + 0.05
+    spec = kernel_spec(task, estimator.at(THETA, jnp.asarray(u)))
+    change = {}
+    for noise in (0.0, readout):
+        sums = sums_of(task, spec, x, 1, True, noise)
+        general = evidence(task.process, full_score, estimator.at, THETA, u, x, 1, noise)
+        order = np.concatenate([SITES + np.arange(BONDS), SITES + BONDS + np.arange(SITES), np.arange(SITES)])
+        factor = np.concatenate([np.asarray(THETA["kappa"]), np.ones(2 * SITES)])  # φ: gain, kerr, offset
+        change[noise] = (sums.scores[order] * factor, general.score)
+    mine, other = (change[readout][k] - change[0.0][k] for k in (0, 1))
+    # powers of order 10 and a readout of 0.05: the next order is 1e-3 of the first
+    for a, b in zip(*(np.split(v, [BONDS, BONDS + SITES]) for v in (mine, other)), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("sample_every", [1, 10])
+def test_noise_of_the_readout_is_taken_off(sample_every):
+    """Without the correction gains and offsets are off by many of their errors; with it they are not."""
+    task, readout = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3), 0.2
+    device = Device(task, hidden, sample_every=sample_every, readout=readout)
+    worst = {}
+    for known in (0.0, readout):
+        estimator = estimator_of(task, samples=0, readout=known)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the one that does not know says so
+            for i in range(4):
+                setting = {**THETA, "kappa": THETA["kappa"] + 0.3 * np.cos(np.arange(BONDS) * i)}
+                estimator.learn(setting, device(jax.random.key(i), setting, 8))
+        found, true = estimator.calibration, {"gain": GAIN, "offset": OFFSET}
+        z = np.concatenate([(found.unknown[n] - true[n]) / found.stderr[n] for n in true])
+        worst[known] = np.abs(z).max()
+    assert worst[readout] < 4.5
+    assert worst[0.0] > 6
 
 
 def test_losses_take_the_general_path():

@@ -164,6 +164,9 @@ def train(
     renew: Annotated[
         bool, typer.Option(help="with --calibration training: forget what came before a batch that was not expected")
     ] = False,
+    readout: Annotated[
+        float, typer.Option(help="with --calibration training: noise of the readout on each quadrature, if known")
+    ] = 0.0,
     most_omega: Annotated[float, typer.Option(help="largest detuning that a knob is set to, of either sign")] = 2.0,
     most_kappa: Annotated[float, typer.Option(help="largest coupling that a knob is set to")] = 1.5,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
@@ -214,7 +217,7 @@ def train(
                 learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
                 address=" ".join(address), points=points, share=share, sigma_kappa=modulation, kerr=kerr,
                 calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
-                most_omega=most_omega, most_kappa=most_kappa,
+                readout=readout, most_omega=most_omega, most_kappa=most_kappa,
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -275,6 +278,7 @@ def _refuse_changes(context: typer.Context) -> None:
             "memory",
             "measure_every",
             "renew",
+            "readout",
             "most_omega",
             "most_kappa",
         )

@@ -87,7 +87,8 @@ class Plan:
     calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every measured batch
     refines one model, of which the gradient is (`fluctua.Calibrated`), and these count. memory: measured batches over
     which what was measured fades; 0 keeps everything. renew: forget everything before a batch that was not expected.
-    measure_every: iterations of which one measures. most_omega, most_kappa: bounds of the knobs, which `network_model`
+    measure_every: iterations of which one measures. readout: standard deviation of the measurement, which is taken off
+    that calibration. most_omega, most_kappa: bounds of the knobs, which `network_model`
     is made with.
     """
 
@@ -114,6 +115,7 @@ class Plan:
     memory: float = 0.0
     renew: bool = False
     measure_every: int = 1
+    readout: float = 0.0
     most_omega: float = 2.0
     most_kappa: float = 1.5
 
@@ -349,7 +351,7 @@ class _Session:
         states = lambda key, theta, count: self.devices[0].as_recorded(self.substrate(key, theta, count))
         return Calibrated(
             of.model, states, of.effective, of.start, of.spread, memory=plan.memory or np.inf, renew=plan.renew,
-            samples=0, measure_every=plan.measure_every, every=of.every,
+            samples=0, measure_every=plan.measure_every, every=of.every, readout=plan.readout,
         )  # fmt: skip
 
     def prepare(self, k: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -69,8 +69,10 @@ class CalibratedModel(Protocol):
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """Their returns. (E,)"""
 
-    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int) -> Evidence:
-        """What they say about the unknowns."""
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+    ) -> Evidence:
+        """What they say about the unknowns. readout: standard deviation of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,13 @@ class General:
         """Their returns. (E,)"""
         return returns_of(self.estimator.method.model.objective, theta, trajectories)
 
-    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int) -> Evidence:
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+    ) -> Evidence:
         """What they say about the unknowns."""
         model = self.estimator.method.model
         assert isinstance(model.process, Process)  # it has a twin
-        return evidence(model.process, model.score, at, theta, u, trajectories, every)
+        return evidence(model.process, model.score, at, theta, u, trajectories, every, readout)
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,8 @@ class Calibrated:
         samples: of the calibration's error in the gradient; exact, one for each unknown, where these are as few.
         measure_every: calls of which one measures; in the others the model alone is asked, and J is the model's.
         every: steps of which one counts for the information; see `evidence`.
+        readout: standard deviation of the measurement on each component of a sample. What it would do to the
+            calibration is taken off; see `evidence`.
 
     `calibration` says what is known. It has a state; put it back to go on where another left off.
 
@@ -192,8 +198,9 @@ class Calibrated:
         samples: int = 8,
         measure_every: int = 1,
         every: int = 1,
+        readout: float = 0.0,
     ):
-        _check_options(correction, memory, steps, simulated, samples, measure_every, every)
+        _check_options(correction, memory, steps, readout, simulated, samples, measure_every, every)
         unknown = check.parameters(unknown)
         leaves, tree = jax.tree.flatten(unknown)
         size = sum(leaf.size for leaf in leaves)
@@ -205,6 +212,7 @@ class Calibrated:
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
         self.steps, self.sums = steps, dict[str, np.ndarray]()
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
+        self.readout = float(readout)
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
@@ -262,25 +270,25 @@ class Calibrated:
     def learn(self, theta: Params, trajectories: Trajectories) -> None:
         """Refine the calibration by trajectories that were taken at θ, of the device or of a recording."""
         fade = 0.0 if self.memory == 1 else 1 - 1 / self.memory
-        before = self.belief.faded(fade)
+        before = self.belief if fade == 1 else self.belief.faded(fade)
         u, first, step = before.mean, True, np.inf
         for _ in range(MOST_STEPS):
             u = np.asarray(u, jnp.result_type(float)).astype(np.float64)  # what the model is given, in its precision
-            news = self.model.evidence(self.at, theta, u, trajectories, self.every)
+            news = self.model.evidence(self.at, theta, u, trajectories, self.every, self.readout)
             if not (np.isfinite(news.score).all() and np.isfinite(news.information).all()):
                 raise FloatingPointError(
                     "the score of the measured trajectories is not finite at the calibrated model."
                 )
+            after = before.with_evidence(news, u)
             if first:
-                self._surprise, first = before.surprise(news), False
+                self._surprise, first = after.surprise(news), False
                 if _beyond(*self._surprise):
                     renewed = self.renew and before.information.any()
                     text = "{} χ² {:.4g} of {}".format("renewed" if renewed else "unexpected", *self._surprise)
-                    before, self.event = (
-                        before.faded(0.0) if renewed else before,
-                        "; ".join([self.event, text][not self.event :]),
-                    )
-            after = before.with_evidence(news, u)
+                    self.event = f"{self.event}; {text}" if self.event else text
+                    if renewed:
+                        before = before.faded(0.0)
+                        after = before.with_evidence(news, u)
             away, u = u, after.mean
             moved = _size(after, u - away)
             if news.linear or moved * min(1.0, moved / step) <= SETTLED:  # what the next step would be
@@ -300,7 +308,7 @@ class Calibrated:
     def calibration(self) -> Calibration:
         """What is known of the device."""
         b = self.belief
-        values, errors = b.mean, np.zeros(b.start.size)
+        values, errors = b.mean.copy(), np.zeros(b.start.size)
         errors[b.free] = np.sqrt(np.diag(np.linalg.inv(b.posterior_precision)))
         chi2 = 0.0
         if not b.free.all():
@@ -338,7 +346,7 @@ class Calibrated:
                 f"the state is of {vector.size} unknowns and φ has {self.belief.vector.size}. Begin anew with another "
                 "`Calibrated`."
             )
-        self.belief = self.belief._replace(information=information, vector=vector)
+        self.belief = replace(self.belief, information=information, vector=vector)
         self._trajectories, self._calls = int(state["trajectories"]), int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
         marked = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
@@ -494,7 +502,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check_options(correction: str, memory: float, steps: float, *counts: int) -> None:
+def _check_options(correction: str, memory: float, steps: float, readout: float, *counts: int) -> None:
     if correction not in CORRECTIONS:
         raise ValueError(
             f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
@@ -503,6 +511,8 @@ def _check_options(correction: str, memory: float, steps: float, *counts: int) -
     for name, value in (("memory", memory), ("steps", steps)):
         if not value >= 1:
             raise ValueError(f"`{name}` is a number of calls, at least 1; got {value!r}.")
+    if not 0 <= readout < math.inf:
+        raise ValueError(f"`readout` is a standard deviation, 0 or more; got {readout!r}.")
     limits = (("simulated", 2), ("samples", 0), ("measure_every", 1), ("every", 1))
     for (name, least), number in zip(limits, counts, strict=True):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:

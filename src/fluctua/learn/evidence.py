@@ -13,7 +13,8 @@ taken at any θ are all that there is to remember.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
-from fluctua.core.scores import local_linear, local_linear_score
+from fluctua.core.scores import CorrectedScore, local_linear, local_linear_score, without_readout
 from fluctua.core.types import (
     Array,
     NoiseProduct,
@@ -54,7 +55,14 @@ class Evidence(NamedTuple):
 
 
 def evidence(
-    process: Process, score: Score, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1
+    process: Process,
+    score: Score,
+    at: At,
+    theta: Params,
+    u: np.ndarray,
+    trajectories: Trajectories,
+    every: int = 1,
+    readout: float = 0.0,
 ) -> Evidence:
     """The sum of scores and the information of trajectories about u, for any Itô process.
 
@@ -66,6 +74,9 @@ def evidence(
         u: where the derivatives are taken, (K,).
         trajectories: simulated or measured.
         every: F is summed over every so many steps, which stand for those between: features change slowly.
+        readout: standard deviation of the measurement on each component of a sample. It sits in the residual and in the
+            features at once, which biases s and F; both are corrected to first order in its variance, which is all
+            there is where they are quadratic in the states.
     Returns: an `Evidence`.
 
     """
@@ -83,7 +94,14 @@ def evidence(
             "unknowns of the noise are calibrated where it is independent on every component; this process has a "
             "matrix, a product or components without noise. Calibrate its amplitude beforehand."
         )
-    s, information = _sums(known, score, at, noisy, every, theta, point, times, jnp.swapaxes(x, 0, 1), context)
+    if noisy and readout:
+        raise ValueError(
+            "unknowns of the noise are not told from noise of the readout in one pass; calibrate its amplitude "
+            "beforehand, or leave `readout` at 0."
+        )
+    used = CorrectedScore(score, (readout**2,) * x.shape[-1]) if readout else score
+    rows = jnp.swapaxes(x, 0, 1)
+    s, information = _sums(known, score, used, readout, at, noisy, every, theta, point, times, rows, context)
     slope = lambda v: jax.jacfwd(lambda w: known.drift(at(theta, w), x[0, 0], times.t[0], one))(v)
     linear = score is not local_linear_score and not noisy and not depends(slope, point)
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
@@ -108,10 +126,12 @@ def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> 
     return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.silent else sigma
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6))
 def _sums(
     process: Process,
     score: Score,
+    used: Score,
+    readout: float,
     at: At,
     noisy: bool,
     every: int,
@@ -128,7 +148,7 @@ def _sums(
 
     def scores(total: Array, step: Any) -> tuple[Array, None]:
         x, x_next, t, dt = step
-        each = jax.vmap(lambda a, b, c: ravel_pytree(score(process, p, Step(a, b, t, dt, c)))[0])(x, x_next, context)
+        each = jax.vmap(lambda a, b, c: ravel_pytree(used(process, p, Step(a, b, t, dt, c)))[0])(x, x_next, context)
         return total + each.sum(axis=0), None
 
     s, _ = jax.lax.scan(scores, jnp.zeros_like(flat), (x[:-1], x[1:], t, dt))
@@ -146,12 +166,17 @@ def _sums(
             information += of_noise.T @ of_noise / 2 * share / dt
         return information
 
+    def seen(x: Array, *rest: Any) -> Array:
+        if not readout:
+            return one(x, *rest)
+        return without_readout(lambda z: one(z, *rest), jnp.full(x.shape, readout**2, x.dtype))(x)
+
     begins = np.arange(0, len(dt), every)
     shares = jax.ops.segment_sum(dt, np.arange(len(dt)) // every, len(begins))
 
     def informations(total: Array, step: Any) -> tuple[Array, None]:
         x, t, dt, share = step
-        return total + jax.vmap(one, in_axes=(0, None, None, None, 0))(x, t, dt, share, context).sum(axis=0), None
+        return total + jax.vmap(seen, in_axes=(0, None, None, None, 0))(x, t, dt, share, context).sum(axis=0), None
 
     empty = jnp.zeros((u.size, u.size), u.dtype)
     steps = (x[:-1][begins], t[begins], dt[begins], shares)
@@ -161,7 +186,8 @@ def _sums(
 # --------------------------------------------------------------------------------------------- belief
 
 
-class Belief(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Belief:
     """A Gaussian about the unknowns: the prior, which stays, and what was measured, which fades.
 
     start (K,), precision (K,): mean and diagonal precision of the prior. information: I = ΣF (K, K).
@@ -177,12 +203,12 @@ class Belief(NamedTuple):
 
     def faded(self, factor: float) -> Belief:
         """What was measured counts for less."""
-        return self._replace(information=factor * self.information, vector=factor * self.vector)
+        return replace(self, information=factor * self.information, vector=factor * self.vector)
 
     def with_evidence(self, news: Evidence, u: np.ndarray) -> Belief:
         """And what other trajectories say, whose evidence was taken at u."""
         vector = self.vector + news.information @ u + news.score
-        return self._replace(information=self.information + news.information, vector=vector)
+        return replace(self, information=self.information + news.information, vector=vector)
 
     @property
     def posterior_precision(self) -> np.ndarray:
@@ -190,14 +216,19 @@ class Belief(NamedTuple):
         whole = self.information + np.diag(self.precision)
         return whole if self.free.all() else whole[np.ix_(self.free, self.free)]
 
-    @property
+    @cached_property
+    def _factor(self) -> Any:
+        """Of Λ, for `cho_solve`."""
+        return scipy.linalg.cho_factor(self.posterior_precision, lower=True)
+
+    @cached_property
     def mean(self) -> np.ndarray:
         """The posterior mean of the free unknowns, the start of those that are watched. (K,)"""
         u, f = self.start.copy(), self.free
         pull = (self.precision * self.start + self.vector)[f]
         if not f.all():
             pull = pull - self.information[np.ix_(f, ~f)] @ self.start[~f]
-        u[f] = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.posterior_precision, lower=True), pull)
+        u[f] = scipy.linalg.cho_solve(self._factor, pull)
         return u
 
     def deviations(self, rows: np.ndarray) -> np.ndarray:
@@ -208,16 +239,16 @@ class Belief(NamedTuple):
         return spread
 
     def surprise(self, news: Evidence) -> tuple[float, int]:
-        """χ² of a score against this belief, and its degrees of freedom.
+        """χ² of the score that was taken in last, against the belief before it, and its degrees of freedom.
 
         The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device is the one that the
-        belief is of: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹ − (F + Λ)⁻¹.
+        belief was of: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹ − (F + Λ)⁻¹,
+        and F + Λ is the precision of the belief with it.
         """
         f = self.free
         inner, score = (news.information, news.score) if f.all() else (news.information[np.ix_(f, f)], news.score[f])
         own, degrees = _square(inner, score)
-        explained = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.posterior_precision + inner, lower=True), score)
-        return float(own - score @ explained), degrees
+        return float(own - score @ scipy.linalg.cho_solve(self._factor, score)), degrees
 
     def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
         """What the unknowns that are watched would be if they were fitted too, (K − F,), with standard errors and χ².

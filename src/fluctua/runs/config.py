@@ -147,6 +147,7 @@ class CalibrationConfig:
     measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")
     memory: float = _key(0.0, rules.number(least=0), "iterations over which measurements fade; 0: never")
     kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
+    readout: bool = _key(True, rules.flag(), "noise of the readout (device.readout) is known, and taken off")
     second_neighbours: str = _key(
         "ignore", rules.word("ignore", "watch", "fit"), "couplings across the cells: not in the model, watched, fitted"
     )

@@ -150,4 +150,5 @@ def make_calibrated(config: Config, task: tcmt.Task, make: Callable[[tcmt.Networ
         samples=c.samples,
         measure_every=c.measure_every,
         every=EVERY,
+        readout=d.readout if c.readout else 0.0,
     )

@@ -141,13 +141,15 @@ class Fused:
         """The return of each measured trajectory. (E,)"""
         return measured.returns(kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x)
 
-    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1) -> Evidence:
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1, readout: float = 0.0
+    ) -> Evidence:
         """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
-        p = at(theta, jnp.asarray(u, jnp.result_type(float)))
+        p, slope = measured.at_point(at, theta, u)
         if self.task.copies > 1 or not set(p) <= set(measured.KNOWN):
-            return evidence(self.task.process, full_score, at, theta, u, trajectories, every)
+            return evidence(self.task.process, full_score, at, theta, u, trajectories, every, readout)
         spec = kernel_spec(self.task, p, self.s_plus)
-        return measured.evidence(self.task, spec, at, theta, u, trajectories, every)
+        return measured.evidence(self.task, spec, at, theta, u, trajectories, every, readout, slope)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of the twin correction on measured states; score and twin are of the network at θ."""
@@ -256,10 +258,13 @@ class OfLosses:
         """Their returns. (E,)"""
         return self.fused.returns(theta, trajectories)
 
-    def evidence(self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1) -> Evidence:
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1, readout: float = 0.0
+    ) -> Evidence:
         """What they say about the unknowns."""
-        spec = kernel_spec(self.fused.task, at(theta, jnp.asarray(u, jnp.result_type(float))), self.fused.s_plus)
-        return measured.evidence(self.fused.task, spec, at, theta, u, trajectories, every)
+        p, slope = measured.at_point(at, theta, u)
+        spec = kernel_spec(self.fused.task, p, self.fused.s_plus)
+        return measured.evidence(self.fused.task, spec, at, theta, u, trajectories, every, readout, slope)
 
 
 def next_table(result: KernelResult | TwinResult) -> np.ndarray:

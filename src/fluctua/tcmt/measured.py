@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import sparse
+import scipy
 
 from fluctua.core.diffusion import depends
 from fluctua.core.twin import TwinSamples
@@ -117,9 +117,17 @@ def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
 
 
 def evidence(
-    task: Experiment, spec: KernelSpec, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int
+    task: Experiment,
+    spec: KernelSpec,
+    at: At,
+    theta: Params,
+    u: np.ndarray,
+    trajectories: Trajectories,
+    every: int,
+    readout: float = 0.0,
+    slope: dict[str, np.ndarray] | None = None,
 ) -> Evidence:
-    """What measured states say about unknowns of ω, κ and χ: the network's own `fluctua.learn.evidence.evidence`.
+    """What measured states say about unknowns of ω, κ, χ and γ: the network's own `fluctua.learn.evidence.evidence`.
 
     Args:
         task: the model.
@@ -129,28 +137,125 @@ def evidence(
         u: where the derivatives are taken.
         trajectories: x (E, T+1, 2N); with modulation, its `context` too.
         every: steps of which one counts for the information.
+        readout: standard deviation of the measurement on each quadrature; see `Sums`.
+        slope: ∂p/∂u of `at_point`, if it is at hand.
 
     """
-    t = np.asarray(trajectories.t, np.float64)
-    stride = _stride(spec, t)
-    if stride and trajectories.context is None and len(spec.drive) == 1:
-        families = measured_scores(Ensemble(spec, 0, 1, Options(dtype=_precision())), trajectories.x, stride)
-    else:
-        families = _blockwise(task, spec, t, trajectories)
-    slope, linear = _slopes(at, theta, u)
+    slope = at_point(at, theta, u)[1] if slope is None else slope
+    shapes = tuple((name, np.shape(v), jnp.result_type(v)) for name, v in theta.items())
+    linear = _is_linear(at, shapes, u.shape, jnp.result_type(float))
     sizes = {"omega": spec.sites, "kappa": len(spec.bonds), "chi": spec.sites, "gamma": spec.sites}
     slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
     kerr = bool(slope["chi"].any())
+    sums = sums_of(task, spec, trajectories, every, kerr, readout)
+    information = _information(spec, sums.gram, kerr)
+    jacobian = scipy.sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))  # of a knob or two each
+    score = sums.scores
+    if readout:
+        score, information = _weakened(score, information, sums.scatter)
+    information = jacobian.T @ (information @ jacobian)
+    dense = information.toarray() if scipy.sparse.issparse(information) else information
+    return Evidence(jacobian.T @ score, dense, linear and _stride(spec, trajectories.t) <= 1)
+
+
+class Sums(NamedTuple):
+    """Sums over measured states, of all families. scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z = (ψ, |ψ|²ψ), complex.
+
+    What the noise ε of a readout adds to them on average is taken off, with E|ε|² = ν² and what it adds to a residual
+    and its features, −Bε and Cε, B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ over the k steps of an interval:
+
+        ΔU_ω = −Im D_nn/2Q_n,   ΔU_Γ = Re D_nn/2Q_n,   ΔU_κ = −Im(D_mn/2Q_n + D_nm/2Q_m),   D = ν² C B†   a sample.
+
+    scatter: the variance that ε of one sample with that of the next, and with itself, leaves in them, (N + B + 2N,).
+    """
+
+    scores: np.ndarray
+    gram: np.ndarray
+    scatter: np.ndarray
+
+
+def sums_of(
+    task: Experiment, spec: KernelSpec, trajectories: Trajectories, every: int, kerr: bool, readout: float = 0.0
+) -> Sums:
+    """The sums that evidence is made of. kerr: whether χ is among the unknowns."""
+    t = np.asarray(trajectories.t, np.float64)
+    stride = _stride(spec, t)
+    power = 2 * readout**2
+    # |ψ + ε|²(ψ + ε) is larger than |ψ|²ψ by 2ν²ψ on average
+    lowered = spec.replace(omega=spec.omega - 2 * power * spec.chi) if readout else spec
+    native = stride and trajectories.context is None and len(spec.drive) == 1
+    if native:
+        scores = measured_scores(Ensemble(lowered, 0, 1, Options(dtype=_precision())), trajectories.x, stride)
+    else:
+        scores = _blockwise(task, lowered, t, trajectories)
     thinned = max(1, every // max(stride, 1))
-    gram = np.sum([_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr) for x in trajectories.x], axis=0)
-    jacobian = sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))  # of a knob or two each
-    information = jacobian.T @ _information(spec, gram, kerr) @ jacobian
-    return Evidence(jacobian.T @ families, information.toarray(), linear and stride <= 1)
+    gram = np.sum([_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr, power) for x in trajectories.x], axis=0)
+    if not readout:
+        return Sums(scores, gram, np.zeros_like(scores))
+    some = np.abs(psi_of(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
+    return _without_readout(spec, some, len(trajectories.x), scores, gram, power, stride if native else 1, t)
+
+
+def _without_readout(
+    spec: KernelSpec,
+    intensity: np.ndarray,
+    count: int,
+    scores: np.ndarray,
+    gram: np.ndarray,
+    power: float,
+    steps: int,
+    t: np.ndarray,
+) -> Sums:
+    """intensity: |ψ|² of some samples (E, ·, N). count: trajectories. steps: of the model in an interval."""
+    n, samples = spec.sites, count * (len(t) - 1)
+    time = float(t[-1] - t[0]) * count
+    i, j = spec.bonds.T
+    bright = np.maximum(intensity.mean(axis=(0, 1), dtype=np.float64) - power, 0.0)
+    square = np.maximum((intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0)
+    coupling = np.zeros((n, n), complex)
+    coupling[i, j] = coupling[j, i] = -1j * spec.kappa
+    drift = coupling + np.diag(-1j * (spec.omega + 2 * spec.chi * bright) - spec.damping)
+    one = np.eye(n) + drift * (t[1] - t[0]) / steps
+    onward, mean = np.eye(n, dtype=complex), np.zeros((n, n), complex)
+    for _ in range(steps):
+        mean, onward = mean + onward / steps, one @ onward
+    shared = samples * power * mean @ onward.conj().T  # D, of all samples
+    inverse = 1 / spec.noise**2
+    own = np.diag(shared)
+    omega, loss = -own.imag * inverse, own.real * inverse
+    kappa = -(shared[j, i].imag * inverse[i] + shared[i, j].imag * inverse[j])
+    # −iχ(2|ψ|²ε + ψ²ε*) in the residual meets 2|ψ|²ε + ψ²ε* in the feature
+    turned = 2 * bright * spec.omega + 5 * spec.chi * square
+    slower = (steps + 1) / (2 * steps)  # C takes half of the turn back, of a long interval
+    chi = 2 * power * scores[:n] - samples * power * (t[1] - t[0]) * slower * turned * inverse
+    corrected = scores - np.concatenate([omega, kappa, chi, loss])
+
+    lot = samples * power**2 / 2
+    next_one = inverse[i] ** 2 + inverse[j] ** 2
+    scatter = [inverse**2, next_one + (inverse[i] - inverse[j]) ** 2, 4 * square * inverse**2, 3 * inverse**2]
+    gram = gram.copy()
+    site = np.arange(n)
+    gram[site, site] -= power * time
+    if len(gram) > n:
+        gram[site, n + site] -= 2 * power * time * bright
+        gram[n + site, site] -= 2 * power * time * bright
+        gram[n + site, n + site] -= 5 * power * time * square
+    size, directions = np.linalg.eigh(gram)
+    gram = (directions * np.maximum(size, 0)) @ directions.conj().T  # a dark site may have less than its noise
+    return Sums(corrected, gram, lot * np.concatenate(scatter))
+
+
+def _weakened(score: np.ndarray, information: Any, scatter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s and F of scores with more variance than F, by R: F(F + R)⁻¹s and F(F + R)⁻¹F."""
+    inner = information.toarray()
+    factor = scipy.linalg.cho_factor(inner + np.diag(scatter), lower=True)
+    weight = scipy.linalg.cho_solve(factor, inner)
+    return weight.T @ score, inner @ weight
 
 
 def _stride(spec: KernelSpec, t: np.ndarray) -> int:
     """Steps of the model between two samples; 0 where that is no whole number, the same for all."""
-    steps = np.diff(t) / spec.dt
+    steps = np.diff(np.asarray(t, np.float64)) / spec.dt
     stride = round(float(steps[0]))
     return stride if stride >= 1 and np.allclose(steps, stride, rtol=0, atol=1e-3) else 0
 
@@ -287,12 +392,15 @@ def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.nd
     return dict(zip(KNOWN, np.split(total, [sites, len(total) - sites]), strict=True))
 
 
-def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool) -> np.ndarray:
-    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N, N), complex"""
+def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 0.0) -> np.ndarray:
+    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N, N), complex
+
+    power: E|ε|² of noise on ψ, to which |ψ|²ψ owes 2E|ε|²ψ.
+    """
     begins = np.arange(0, len(dt), every)
     share = np.add.reduceat(dt, begins)
     z = psi_of(x[begins])
-    z = np.concatenate([z, np.abs(z) ** 2 * z], axis=1) if kerr else z
+    z = np.concatenate([z, (np.abs(z) ** 2 - 2 * power) * z], axis=1) if kerr else z
     z = z * np.sqrt(share)[:, None].astype(z.real.dtype)
     return (z.conj().T @ z).astype(np.complex128)
 
@@ -329,20 +437,20 @@ def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Produc
     return Products(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> sparse.csr_array:
+def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse.csr_array:
     """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of its parameters."""
     p = _pairs(spec.sites, tuple(map(tuple, spec.bonds.tolist())), kerr)
     values = (p.phase * gram[p.left, p.right]).real / spec.noise[p.site] ** 2
     size = 3 * spec.sites + len(spec.bonds)
-    return sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
+    return scipy.sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
 
 
-def _slopes(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], bool]:
-    """∂p/∂u of every family of p (·, K), and whether they are the same at any u."""
-    point = jnp.asarray(u, jnp.result_type(float))
-    slope = {name: np.asarray(v, np.float64) for name, v in _jacobian(at, theta, point).items()}
-    shapes = tuple((name, jnp.shape(v), jnp.result_type(v)) for name, v in theta.items())
-    return slope, _is_linear(at, shapes, point.shape, point.dtype)
+def at_point(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """p at (θ, u), and ∂p/∂u of every family (·, K), on the host: a GPU is for the kernels, these are small."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        settings = {name: np.asarray(v) for name, v in theta.items()}
+        p, slope = _with_jacobian(at, settings, np.asarray(u, jnp.result_type(float)))
+        return {k: np.asarray(v) for k, v in p.items()}, {k: np.asarray(v, np.float64) for k, v in slope.items()}
 
 
 @lru_cache(maxsize=32)
@@ -353,8 +461,8 @@ def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool
 
 
 @partial(jax.jit, static_argnums=0)
-def _jacobian(at: At, theta: Params, u: Array) -> Params:
-    return jax.jacfwd(lambda v: at(theta, v))(u)
+def _with_jacobian(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
+    return at(theta, u), jax.jacfwd(lambda v: at(theta, v))(u)
 
 
 class Ports(NamedTuple):
