@@ -26,7 +26,7 @@ from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import bench_process, sheet_options
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.training import Plan, begin
-from fluctua.plot.style import LOOK, WIDTH, save
+from fluctua.plot.style import LOOK, WIDTH
 from fluctua.store import history
 
 POINTS = 2001
@@ -98,15 +98,15 @@ def read(folder: Path) -> dict[str, Any]:
     plan = json.loads((folder / "plan.json").read_text())
     table = np.genfromtxt(folder / "J.csv", delimiter=",", names=True)
     label = f"memory of {plan['memory']:g} batches" if plan["memory"] else "nothing fades"
-    return {"name": folder.name, "label": label, "table": table, "every": plan["measure_every"]}
+    box = folder.name.split("_")[1]  # RUNS/bench_SEED…
+    return {"name": folder.name, "label": f"box {box}, {label}", "table": table, "dashed": not plan["memory"]}
 
 
 def summarise(folders: list[Path], out: Path) -> None:
     """Table and figure of some trainings."""
     runs = [read(folder) for folder in folders]
-    lines = [
-        f"{'training':<16} {'calibration':<24} {'trajectories':>12} {'J':>8} {'error':>7}  trajectories until J = 0.65"
-    ]
+    head = f"{'training':<16} {'bench and calibration':<30} {'trajectories':>12} {'J':>8} {'error':>7}"
+    lines = [f"{head}  trajectories until J = 0.65"]
     rows = ["run,trajectories,J,error"]
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
@@ -116,19 +116,27 @@ def summarise(folders: list[Path], out: Path) -> None:
             there = np.flatnonzero(t["J"] >= 0.65)
             until = f"{t['trajectories'][there[0]]:.0f}" if there.size else "–"
             lines.append(
-                f"{run['name']:<16} {run['label']:<24} {t['trajectories'][-1]:>12.0f} {t['J'][-1]:>8.4f} "
+                f"{run['name']:<16} {run['label']:<30} {t['trajectories'][-1]:>12.0f} {t['J'][-1]:>8.4f} "
                 f"{t['error'][-1]:>7.4f}  {until:>10}"
             )
             rows += [f"{run['name']},{r['trajectories']:.0f},{r['J']:.5f},{r['error']:.5f}" for r in t]
             last = np.append(np.diff(t["trajectories"]) > 0, True)
-            axes.plot(t["trajectories"][last], t["J"][last], lw=1.2, marker=".", label=f"{run['name']}: {run['label']}")
+            axes.plot(
+                t["trajectories"][last],
+                t["J"][last],
+                lw=1.2,
+                marker=".",
+                label=run["label"],
+                ls="--" if run["dashed"] else "-",
+            )
         axes.axhline(0.65, color="#bbbbbb", lw=0.8, zorder=0)
         axes.set(xlabel="trajectories measured on the bench, all counted", ylabel="$J$ on the bench", ylim=(0, 0.72))
         axes.legend(fontsize=8, loc="lower right")
     out.mkdir(parents=True, exist_ok=True)
     (out / "unknown.csv").write_text("\n".join(rows) + "\n")
     (out / "unknown.txt").write_text("\n".join(lines) + "\n")
-    save(figure, out / "unknown")
+    with mpl.rc_context(LOOK):
+        figure.savefig(out / "unknown.png")
     print("\n".join(lines))
 
 

@@ -16,7 +16,7 @@ from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.instrument.substrate import Archive, Incident, Measured, Retry, measured
 from fluctua.insitu.instrument.transport import Transport, connect, query_number, query_numbers, query_whole
-from fluctua.insitu.model import DeviceFit, Model, corrected
+from fluctua.insitu.model import DeviceFit, Model, Unknown, corrected
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.pooling import Pooled, Reading, estimate_files
 from fluctua.insitu.recording.conversion import Converted, convert
@@ -64,6 +64,7 @@ __all__ = [
     "Retry",
     "Stretches",
     "Transport",
+    "Unknown",
     "VirtualBench",
     "Visibility",
     "Writer",
