@@ -32,7 +32,7 @@ OPTIONS = ("-std=c++17", "-march=native", "-ffp-contract=fast", "-fno-math-errno
 """Infinities and what is not a number keep their meaning: checks of states and gradients look for them."""
 
 NATIVE = Path(__file__).parent / "native"
-GROUP = 8
+GROUP = 16
 """Blocks of lanes that go through time together where sums over the ensemble are formed, as in native/sweep.hpp."""
 
 SUM_BYTES = 64 * 2**20
@@ -200,21 +200,24 @@ class Library:
         partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self._library[name]
 
+        whole = _Run(count=count, steps=steps, scale=scale)
+        for key, array in arrays.items():
+            assert array.flags.c_contiguous
+            setattr(whole, key, array.ctypes.data)
+        start, size = partial.ctypes.data, 8 * math.prod(sums)
+
         def piece(k: int) -> None:
-            run = _Run(count=count, steps=steps, scale=scale)
-            for key, array in arrays.items():
-                assert array.flags.c_contiguous
-                setattr(run, key, array.ctypes.data)
-            run.sums = partial[k : k + 1].ctypes.data
+            run = _Run.from_buffer_copy(whole)
+            run.sums = start + k * size
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 
         each(piece, range(len(bounds)))
         return partial.sum(axis=0)
 
     def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(first, stop) of the pieces of an ensemble: a function of sizes alone, so that sums are too."""
+        """(first, stop) of the pieces of an ensemble. Of sums a function of sizes alone, so that sums are too."""
         unit = self.lanes * (GROUP if sums else 1)
-        most = 4 * PARTS if not sums else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
+        most = 4 * _cores() if not sums else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
         size = unit * -(-count // (unit * most))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
 

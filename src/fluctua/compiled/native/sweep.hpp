@@ -18,7 +18,8 @@ struct Run {
   double scale;                 // of what is left out: E/(E − 1) where trajectories leave themselves out
 };
 
-#define GROUP 8
+#define GROUP 16
+#define INLINE_MEMBER inline __attribute__((always_inline))
 #define EACH(k, count) _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
 #define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
@@ -40,19 +41,44 @@ INLINE void stored(F *to, V v, int64_t j, int64_t count) {
   }
 }
 // zero for the lanes beyond the last trajectory
-INLINE VD counted(VD v, int64_t j, int64_t count) {
+INLINE V counted(V v, int64_t j, int64_t count) {
   if (j + LANES <= count) return v;
   for (int l = 0; l < LANES; l++)
     if (j + l >= count) v[l] = 0;
   return v;
 }
-INLINE double total(VD v) {
-  double part[LANES];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = LANES / 2; half > 0; half /= 2)
-    for (int l = 0; l < half; l++) part[l] += part[l + half];
-  return part[0];
+
+// Sums in double precision, in vectors of the processor's own length: compilers keep longer ones in memory.
+#if DOUBLE
+#define HALVES 1
+typedef V Half;
+INLINE Half half(V v, int) { return v; }
+#else
+#define HALVES 2
+typedef float Narrow __attribute__((vector_size(2 * LANES)));
+typedef double Half __attribute__((vector_size(4 * LANES)));
+INLINE Half half(V v, int which) {
+  Narrow part;
+  __builtin_memcpy(&part, (const char *)&v + which * sizeof part, sizeof part);
+  return __builtin_convertvector(part, Half);
 }
+#endif
+struct Sum {
+  Half of[HALVES] = {};
+  INLINE_MEMBER void add(V v) {
+    EACH(h, HALVES) of[h] += half(v, h);
+  }
+  INLINE_MEMBER double total() const {
+    const int many = sizeof(Half) / 8;
+    double part[many];
+    Half all = of[0];
+    for (int h = 1; h < HALVES; h++) all += of[h];
+    __builtin_memcpy(part, &all, sizeof all);
+    for (int step = many / 2; step > 0; step /= 2)
+      for (int l = 0; l < step; l++) part[l] += part[l + step];
+    return part[0];
+  }
+};
 
 struct Lanes {
   V x[STATE], c[AT_LEAST_ONE(CONTEXT)], reward;
@@ -143,7 +169,7 @@ extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
     int blocks = 0;
     for (int64_t j = group; j < stop && blocks < GROUP; j += LANES) begun(lanes[blocks++], run, j);
     for (int64_t n = 0; n < run.steps; n++) {
-      VD of_g = VD{}, of_r = VD{};
+      Sum of_g, of_r;
       for (int b = 0; b < blocks; b++) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
@@ -152,11 +178,11 @@ extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
         lanes[b].reward += g;
         lanes[b].reward += r;
         EACH(k, STATE) lanes[b].x[k] = y[k];
-        of_g += counted(wide(g), j, run.count);
-        of_r += counted(wide(r), j, run.count);
+        of_g.add(counted(g, j, run.count));
+        of_r.add(counted(r, j, run.count));
       }
-      run.sums[2 * n] += total(of_g);
-      run.sums[2 * n + 1] += total(of_r);
+      run.sums[2 * n] += of_g.total();
+      run.sums[2 * n + 1] += of_r.total();
     }
     for (int b = 0; b < blocks; b++) ended(lanes[b], run, group + b * LANES);
   }
@@ -228,27 +254,28 @@ extern "C" void weights(const Run *given, int64_t first, int64_t stop) {
       begun(lanes[blocks++], run, j);
     }
     for (int64_t n = 0; n < run.steps; n++) {
-      VD squares[SCORES], weighted[SCORES];
-      EACH(k, SCORES) squares[k] = weighted[k] = VD{};
+      V scores[GROUP][SCORES];
+      V to_go[GROUP];
       for (int b = 0; b < blocks; b++) {
         const int64_t j = group + b * LANES;
-        V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[SCORES];
+        V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
         drawn(lanes[b].stream, (uint32_t)n, z);
-        step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, s);
+        step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, scores[b]);
+        if (j + LANES > run.count) EACH(k, SCORES) scores[b][k] = counted(scores[b][k], j, run.count);
         lanes[b].reward += g;
-        const VD to_go = wide((V)(guess[b] - lanes[b].reward));
-        EACH(k, SCORES) {
-          VD u = counted(wide(s[k]), j, run.count);
-          u *= u;
-          squares[k] += u;
-          weighted[k] += to_go * u;
-        }
+        to_go[b] = guess[b] - lanes[b].reward;
         lanes[b].reward += r;
         EACH(k, STATE) lanes[b].x[k] = y[k];
       }
-      EACH(k, SCORES) {
-        run.sums[2 * (n * SCORES + k)] += total(squares[k]);
-        run.sums[2 * (n * SCORES + k) + 1] += total(weighted[k]);
+      for (int k = 0; k < SCORES; k++) {
+        Sum squares, weighted;
+        for (int b = 0; b < blocks; b++) EACH(h, HALVES) {
+            const Half u = half(scores[b][k], h), square = u * u;
+            squares.of[h] += square;
+            weighted.of[h] += half(to_go[b], h) * square;
+          }
+        run.sums[2 * (n * SCORES + k)] += squares.total();
+        run.sums[2 * (n * SCORES + k) + 1] += weighted.total();
       }
     }
   }

@@ -90,10 +90,9 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
       }
     }
     for (int64_t n = end - 1; n >= begin; n--) {
-      VD total_residual = VD{};
+      Sum residuals;
 #if TWIN_BASELINE == 2
-      VD squares[AT_LEAST_ONE(SCORES)], weighted[AT_LEAST_ONE(SCORES)];
-      EACH(k, SCORES) squares[k] = weighted[k] = VD{};
+      Sum squares[AT_LEAST_ONE(SCORES)], weighted[AT_LEAST_ONE(SCORES)];
 #endif
       for (int b = 0; b < blocks; b++) {
         TwinLanes &lane = lanes[b];
@@ -108,26 +107,29 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
         lane.reward += reward;
         lane.residual += left;
         const int64_t j = first + b * LANES;
-        total_residual += counted(wide(lane.residual), j, stop);
+        residuals.add(counted(lane.residual, j, stop));
 #if TWIN_BASELINE == 2
         EACH(k, SCORES) {
-          VD u = counted(wide(lane.score[k]), j, stop);
-          squares[k] += u * u;
-          weighted[k] += wide(lane.residual) * u * u;
+          const V score = counted(lane.score[k], j, stop);
+          EACH(h, HALVES) {
+            const Half u = half(score, h), square = u * u;
+            squares[k].of[h] += square;
+            weighted[k].of[h] += half(lane.residual, h) * square;
+          }
         }
 #endif
       }
       const double members = (double)(stop - first);
-      VD summed = VD{};
+      Sum summed;
 #if TWIN_BASELINE == 2
       F inverse[AT_LEAST_ONE(SCORES)], mean[AT_LEAST_ONE(SCORES)];
       EACH(k, SCORES) {
-        const double weight = total(squares[k]);
+        const double weight = squares[k].total();
         inverse[k] = weight > 0 ? (F)(1 / weight) : 0;
-        mean[k] = weight > 0 ? (F)(total(weighted[k]) / weight) : 0;
+        mean[k] = weight > 0 ? (F)(weighted[k].total() / weight) : 0;
       }
 #else
-      const F mean = TWIN_BASELINE ? (F)(total(total_residual) / members) : run.bar[n];
+      const F mean = TWIN_BASELINE ? (F)(residuals.total() / members) : run.bar[n];
       const F scale = TWIN_BASELINE ? (F)(members / (members - 1)) : 1;
 #endif
       for (int b = 0; b < blocks; b++) {
@@ -143,9 +145,9 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
         EACH(k, SCORES) lane.correction[SCORE_OF[k]] += left * lane.score[k];
 #endif
         lane.residual += lane.delta;
-        summed += counted(wide(lane.residual), first + b * LANES, stop);
+        summed.add(counted(lane.residual, first + b * LANES, stop));
       }
-      sums[n] = total(summed);
+      sums[n] = summed.total();
     }
   }
   for (int b = 0; b < blocks; b++) {
