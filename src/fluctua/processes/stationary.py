@@ -29,7 +29,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Samples, reduce_samples, unflatten
+from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.guard import TRANSITIONS, warn_of_residuals
 from fluctua.core.ppgt import score_of
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
@@ -209,7 +209,7 @@ def stationary(
 
 def of_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
     """The estimate that gradients (B, P) and mean rewards (B',) of batches make, with intervals for skewed ones."""
-    gradient = reduce_samples(Samples(unflatten(theta, jnp.asarray(batches)), jnp.asarray(batches[:, 0])))
+    gradient = reduce_samples(Samples(_rows(theta, batches), jnp.asarray(batches[:, 0])))
     value = reduce_samples(Samples(jnp.asarray(values), jnp.asarray(values)))
     return Estimate(
         _shaped(theta, batches.mean(axis=0)),
@@ -220,6 +220,15 @@ def of_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estima
         len(batches),
         gradient.interval,
         value.value_interval,
+    )
+
+
+def _rows(theta: Params, v: np.ndarray) -> Params:
+    """`unflatten` with NumPy: it is compiled for every number of rows, and that of batches is another each time."""
+    leaves, tree = jax.tree.flatten(theta)
+    each = np.split(v.astype(jnp.result_type(*leaves)), np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
+    return jax.tree.unflatten(
+        tree, [jnp.asarray(part.reshape(-1, *leaf.shape), leaf.dtype) for part, leaf in zip(each, leaves, strict=True)]
     )
 
 

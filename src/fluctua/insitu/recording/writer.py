@@ -49,6 +49,9 @@ FEWER = (
 GROWTH = 64 * 2**10
 """Bytes beside a trajectory that HDF5 may take for its index at once."""
 
+BLOCK = 16 * 2**20
+"""Bytes of trajectories that are written in one call, where there are many."""
+
 
 class Writer:
     """An open recording that grows. Made by `create` and `append_to`; use it in a `with`.
@@ -258,16 +261,17 @@ def _begin(
 ) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     draft = _draft(path)
-    rows = [{name: leaf[j] for name, leaf in context.items()} for j in range(len(states))]
+    pairs = [({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)]
     try:
         check_limit(path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened)))
         with h5py.File(draft, "w", libver=layout.LIBVER) as file:
             layout.write_head(file, description)
             file.attrs["writer"] = ownership.this_process()
             layout.resize(file, len(states))  # which makes room as well
-            for j, one in enumerate(states):
-                file["x"][j] = one
-                file["checksum"][j] = np.uint64(layout.checksum(j, rows[j], one))
+            together = max(1, BLOCK // max(1, states[0].nbytes)) if states else 1
+            for j in range(0, len(states), together):  # a call of HDF5 for each would take longer than all the rest
+                file["x"][j : j + together] = np.stack(states[j : j + together])
+            file["checksum"][:] = np.array([layout.checksum(j, *pair) for j, pair in enumerate(pairs)], np.uint64)
             for name, leaf in context.items():
                 file["context"][name][:] = leaf
             end = 0
