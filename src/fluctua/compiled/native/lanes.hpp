@@ -10,6 +10,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define OUTLINE static __attribute__((noinline, unused))
 
 typedef float VF __attribute__((vector_size(4 * LANES)));
 typedef double VD __attribute__((vector_size(8 * LANES)));
@@ -117,24 +118,25 @@ INLINE VD nearest(VD x) { return (x + 6755399441055744.0) - 6755399441055744.0; 
 INLINE VF power_of_two(VI n) { return (VF)((n + 127) << 23); }
 INLINE VD power_of_two(VL n) { return (VD)((n + 1023) << 52); }
 
+// not inlined: a call of the library for every lane is long, and compiling it wherever it stands takes longer
 #define LANE_BY_LANE(name, f, d)                        \
-  INLINE VF m_##name(VF x) {                            \
+  OUTLINE VF m_##name(VF x) {                           \
     VF y;                                               \
     for (int l = 0; l < LANES; l++) y[l] = f(x[l]);     \
     return y;                                           \
   }                                                     \
-  INLINE VD m_##name(VD x) {                            \
+  OUTLINE VD m_##name(VD x) {                           \
     VD y;                                               \
     for (int l = 0; l < LANES; l++) y[l] = d(x[l]);     \
     return y;                                           \
   }
 #define LANE_PAIRS(name, f, d)                                \
-  INLINE VF m_##name(VF x, VF z) {                            \
+  OUTLINE VF m_##name(VF x, VF z) {                           \
     VF y;                                                     \
     for (int l = 0; l < LANES; l++) y[l] = f(x[l], z[l]);     \
     return y;                                                 \
   }                                                           \
-  INLINE VD m_##name(VD x, VD z) {                            \
+  OUTLINE VD m_##name(VD x, VD z) {                           \
     VD y;                                                     \
     for (int l = 0; l < LANES; l++) y[l] = d(x[l], z[l]);     \
     return y;                                                 \
@@ -271,18 +273,18 @@ INLINE VD wave(VD x, int quarter) {
   return (VD)((VL)y ^ ((k & 2) << 62));
 }
 INLINE VF m_sin(VF x) {
-  if (__builtin_expect(any(x * x > 1e8f), 0)) return m_libm_sin(x);
+  if (__builtin_expect(any(x * x > 1e12f), 0)) return m_libm_sin(x);
   return wave(x, 0);
 }
 INLINE VF m_cos(VF x) {
-  if (__builtin_expect(any(x * x > 1e8f), 0)) return m_libm_cos(x);
+  if (__builtin_expect(any(x * x > 1e12f), 0)) return m_libm_cos(x);
   return wave(x, 1);
 }
 INLINE VD m_sin(VD x) {
-  if (__builtin_expect(any(x * x > 1e8), 0)) return m_libm_sin(x);
+  if (__builtin_expect(any(x * x > 1e16), 0)) return m_libm_sin(x);
   return wave(x, 0);
 }
 INLINE VD m_cos(VD x) {
-  if (__builtin_expect(any(x * x > 1e8), 0)) return m_libm_cos(x);
+  if (__builtin_expect(any(x * x > 1e16), 0)) return m_libm_cos(x);
   return wave(x, 1);
 }

@@ -144,24 +144,7 @@ INLINE void drawn(const U *stream, uint32_t n, V *z) {
 
 // ------------------------------------------------------------------------------------------ rewards alone
 
-extern "C" void rewards(const Run *given, int64_t first, int64_t stop) {
-  const Run run = *given;
-  for (int64_t j = first; j < stop; j += LANES) {
-    Lanes lanes;
-    begun(lanes, run, j);
-    for (int64_t n = 0; n < run.steps; n++) {
-      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
-      drawn(lanes.stream, (uint32_t)n, z);
-      step_rewards(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r);
-      lanes.reward += g;
-      lanes.reward += r;
-      EACH(k, STATE) lanes.x[k] = y[k];
-    }
-    ended(lanes, run, j);
-  }
-}
-
-// with the sums of g Δt and of r over the ensemble at every step
+// The sums of g Δt and of r over the ensemble at every step
 extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
   const Run run = *given;
   for (int64_t group = first; group < stop; group += GROUP * LANES) {
