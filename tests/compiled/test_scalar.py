@@ -15,6 +15,7 @@ UNARY = [
     jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.abs, jnp.negative, jnp.floor, jnp.sign, jnp.square, jnp.flip, jnp.cumsum,
     lambda v: jnp.log(1 + v**2), lambda v: jnp.sqrt(jnp.abs(v)), lambda v: v[::-1] - v[0], lambda v: v / (2 + v**2),
     lambda v: jnp.where(v > 0, v, 2 * v), lambda v: jnp.max(v) - v, lambda v: jnp.clip(v, -1, 0.5),
+    lambda v: jnp.abs(jnp.exp(1j * v) * (v[0] + 2j) / (3 - 1j * v)),
     lambda v: jnp.outer(v, v) @ v, lambda v: v.at[1].add(v[0]), lambda v: jnp.roll(v, 1), lambda v: v**3,
     jax.nn.softplus, jax.nn.relu, lambda v: jax.lax.fori_loop(0, 3, lambda k, w: w * 0.5 + v[k], v),
     lambda v: jax.lax.cond(v[0] > 0, lambda w: w + 1, lambda w: -w, v),
@@ -83,7 +84,7 @@ def test_small_linear_algebra_and_what_is_left_to_jax(function):
         (lambda theta, x: jnp.sort(x), "sort"),
         (lambda theta, x: theta[jnp.floor(x).astype(int)], "gather"),
         (lambda theta, x: jax.lax.while_loop(lambda v: v[0] > 0, lambda v: v - 1, x), "while"),
-        (lambda theta, x: jnp.abs(x + 1j * theta), "complex"),
+        (lambda theta, x: jnp.real(jnp.sqrt(x + 1j * theta)), "sqrt"),  # of complex numbers
     ],
 )
 def test_what_no_kernel_is_made_for_is_named(function, primitive):

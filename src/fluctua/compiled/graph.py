@@ -124,8 +124,43 @@ class Graph:
             return b if part == a else a if part == b else None
         return self.make("neg", b) if part == a else None
 
+    def pair(self, re: int, im: int) -> int:
+        """A complex number: a node that no program ever computes, only its two parts."""
+        return self._plain("complex", re, im)
+
+    def parts(self, node: int) -> tuple[int, int]:
+        """Real and imaginary part."""
+        return self.args[node] if self.ops[node] == "complex" else (node, self.const(0.0))
+
+    def _of_pairs(self, op: str, *args: int) -> int:
+        """op of complex numbers."""
+        make, pairs = self.make, [self.parts(a) for a in args]
+        if op in ("add", "sub", "neg"):
+            return self.pair(*(make(op, *parts) for parts in zip(*pairs, strict=True)))
+        if op == "select":
+            return self.pair(*(make(op, args[0], yes, no) for yes, no in zip(*pairs[1:], strict=True)))
+        (a, b), (c, d) = pairs[0], pairs[-1]
+        if op == "mul":
+            return self.pair(
+                make("sub", make("mul", a, c), make("mul", b, d)), make("add", make("mul", a, d), make("mul", b, c))
+            )
+        if op == "div":
+            size = make("add", make("mul", c, c), make("mul", d, d))
+            re, im = self.parts(self._of_pairs("mul", args[0], self.pair(c, make("neg", d))))
+            return self.pair(make("div", re, size), make("div", im, size))
+        if op == "abs":
+            return make("sqrt", make("add", make("mul", a, a), make("mul", b, b)))
+        if op == "exp":
+            size = make("exp", a)
+            return self.pair(make("mul", size, make("cos", b)), make("mul", size, make("sin", b)))
+        if op in ("eq", "ne"):
+            return make("and" if op == "eq" else "or", make(op, a, c), make(op, b, d))
+        raise NotImplementedError(op)
+
     def make(self, op: str, *args: int) -> int:
         """The node of op(args), simplified."""
+        if any(self.ops[a] == "complex" for a in args):
+            return self._of_pairs(op, *args)
         if all(self.ops[a] == "const" for a in args):
             return self.const(NUMPY[op](*(self.args[a][0] for a in args))[()])
         simplified = getattr(self, f"_{op}", None)

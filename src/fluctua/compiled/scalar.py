@@ -68,11 +68,11 @@ def constant(graph: Graph, value: Any) -> np.ndarray:
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise Unsupported("random key", "random numbers come from the noise of the simulator alone")
     array = np.asarray(value)
-    if array.dtype.kind == "c":
-        raise Unsupported("complex", "complex numbers are not written as scalars; take real and imaginary parts")
     if array.size > NODES:
         raise Unsupported("constant", f"an array of {array.size} numbers is too long to be written out")
-    return np.array([graph.const(v) for v in array.ravel()], dtype=np.int64).reshape(array.shape)
+    number = lambda v: graph.pair(graph.const(v.real), graph.const(v.imag))
+    make = number if array.dtype.kind == "c" else graph.const
+    return np.array([make(v) for v in array.ravel()], dtype=np.int64).reshape(array.shape)
 
 
 def _run(graph: Graph, jaxpr: Jaxpr, consts: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -101,8 +101,6 @@ def _needed(jaxpr: Jaxpr) -> set:
 def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     name = eqn.primitive.name
     try:
-        if any(v.aval.dtype.kind == "c" for v in [*eqn.invars, *eqn.outvars] if hasattr(v.aval.dtype, "kind")):
-            raise Unsupported(name, "complex numbers are not written as scalars; take real and imaginary parts")
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             if isinstance(inner, ClosedJaxpr):
@@ -113,7 +111,10 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
             raise Unsupported(name, "no kernel is written for it")
         if name != "custom_linear_solve" and any((ids < 0).any() for ids in inputs):
             raise Unsupported("lu", "factors of a matrix that depends on the state, other than to solve with")
-        outputs = rule(graph, eqn, *inputs)
+        try:
+            outputs = rule(graph, eqn, *inputs)
+        except NotImplementedError:
+            raise Unsupported(name, "of complex numbers") from None
         return outputs if isinstance(outputs, list) else [outputs]
     except Unsupported as problem:
         depends = 0
@@ -130,6 +131,8 @@ def _left_to_jax(graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int)
     if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in [*eqn.invars, *eqn.outvars]):
         raise Unsupported(eqn.primitive.name, "random numbers come from the noise of the simulator alone")
     params = eqn.primitive.get_bind_params(eqn.params)
+    if any(np.dtype(v.aval.dtype).kind == "c" for v in [*eqn.invars, *eqn.outvars]):
+        raise Unsupported(eqn.primitive.name, "of complex numbers")
     functions, params = params if isinstance(params, tuple) else ((), params)  # a pair in older versions of JAX
 
     def bound(*arrays: Any) -> Sequence[Any]:
@@ -231,6 +234,14 @@ def _integer_pow(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     return _each(lambda a: graph.power(a, int(eqn.params["y"])), x)
 
 
+def _conj(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    def one(a: int) -> int:
+        re, im = graph.parts(a)
+        return graph.pair(re, graph.make("neg", im))
+
+    return _each(one, x)
+
+
 def _square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     return _each(lambda a: graph.make("mul", a, a), x)
 
@@ -272,6 +283,9 @@ def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> 
 
 def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if new.kind == "c":
+        zero = graph.const(0.0)
+        return x if old.kind == "c" else _each(lambda a: graph.pair(a, zero), x)
     if new.kind == "b":
         return x if old.kind == "b" else _each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
     if old.kind == "b":
@@ -588,6 +602,10 @@ RULES: dict[str, Callable] = {
     "gt": _swapped("lt"), "ge": _swapped("le"), "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"),
     "not": _logical("not"), "div": _div, "rem": _rem, "pow": _pow, "integer_pow": _integer_pow, "square": _square,
     "one_minus_square": _one_minus_square,
+    "real": lambda graph, eqn, x: _each(lambda a: graph.parts(a)[0], x),
+    "imag": lambda graph, eqn, x: _each(lambda a: graph.parts(a)[1], x),
+    "conj": _conj,
+    "complex": lambda graph, eqn, x, y: _each(graph.pair, x, y),
     "rsqrt": _rsqrt, "logistic": _logistic, "round": _round, "clamp": _clamp, "select_n": _select_n,
     "convert_element_type": _convert, "broadcast_in_dim": _broadcast, "reshape": _reshape, "slice": _slice,
     "squeeze": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),
