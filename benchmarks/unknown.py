@@ -64,7 +64,7 @@ def label_of(config: Config) -> str:
         (t.sigma_kappa, f"σ_κ = {t.sigma_kappa:g}, modulation recorded"),
         (d.kerr_error, f"Kerr coefficients off by {d.kerr_error:g}, " + ("fitted" if c.kerr else "not in the model")),
         (d.second_neighbours, f"couplings of {d.second_neighbours:g} across the cells, {SECOND[c.second_neighbours]}"),
-        (d.readout, f"readout noise of {d.readout:g}"),
+        (d.readout, f"readout noise of {d.readout:g}, " + ("taken off" if c.readout else "not in the model")),
         (d.sample_every > 1, f"sampled every {d.sample_every} steps"),
     ]  # fmt: skip
     return "; ".join(text for there, text in parts if there) or "calibrated gradient alone"

@@ -18,6 +18,7 @@ within it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -445,9 +446,17 @@ def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse
     return scipy.sparse.csr_array((values, (p.row, p.column)), shape=(size, size))
 
 
+def _host() -> Any:
+    """JAX's arrays on the host, where it has one: JAX_PLATFORMS=cuda leaves it out."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return nullcontext()
+
+
 def at_point(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """p at (θ, u), and ∂p/∂u of every family (·, K), on the host: a GPU is for the kernels, these are small."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with _host():
         settings = {name: np.asarray(v) for name, v in theta.items()}
         p, slope = _with_jacobian(at, settings, np.asarray(u, jnp.result_type(float)))
         return {k: np.asarray(v) for k, v in p.items()}, {k: np.asarray(v, np.float64) for k, v in slope.items()}
