@@ -20,6 +20,7 @@ from fluctua.scale.parts import Part, total
 
 PARAMETERS = 548  # of 11 × 13 resonators: ω, χ and κ
 WORKERS, SHARDS = (1, 2, 4, 8), (16, 64, 256, 1024)
+SECONDS = 2.0
 
 
 class Nothing:
@@ -30,9 +31,17 @@ class Nothing:
         return Part(count, count, v, v, v, v, v)
 
 
+class Waiting:
+    """Shards that take their share of `SECONDS` and no processor: what is more is the cost of handing out."""
+
+    def part(self, shared, first, count):
+        time.sleep(SECONDS / shared[1])
+        return Nothing().part(shared, first, count)
+
+
 def iteration(pool, shards, theta):
     """Hand out, gather and add the shards of one iteration."""
-    shared = pool.put((theta, None))
+    shared = pool.put((theta, shards))
     calls = [Call(n, "part", (shared, n, 10)) for n in range(shards)]
     return total(gathered(pool, calls))
 
@@ -59,6 +68,25 @@ def dispatch(say):
             time.sleep(0.05)
         times = [best(lambda n=n, p=pool: iteration(p, n, theta), 5) for n in SHARDS]
         say(f"| {workers} | " + " | ".join(f"{1e3 * t:.1f} ms" for t in times) + " |")
+        pool.close()
+
+
+def waiting(say, repeats):
+    """An iteration that takes one worker `SECONDS`, against the same shared out without any cost."""
+    theta = np.zeros(PARAMETERS)
+    say(f"An iteration of {SECONDS:g} s for one worker, and what it takes longer than its share of that:\n")
+    say("| workers | " + " | ".join(f"{n} shards" for n in SHARDS[:2]) + " |")
+    say("| --- |" + " --- |" * 2)
+    for workers in WORKERS:
+        pool = Cluster(Waiting(), each={"cpu": 1}, most=workers)
+        while len(pool.workers()) < workers:
+            time.sleep(0.05)
+        times = [best(lambda n=n, p=pool: iteration(p, n, theta), repeats) for n in SHARDS[:2]]
+        say(
+            f"| {workers} | "
+            + " | ".join(f"{t:.3f} s, {100 * (t * workers / SECONDS - 1):+.1f} %" for t in times)
+            + " |"
+        )
         pool.close()
 
 
@@ -105,6 +133,8 @@ def main():
     say = lambda text: (lines.append(text), print(text, flush=True))
     say("An iteration whose shards cost nothing, by workers and shards:\n")
     dispatch(say)
+    say("")
+    waiting(say, asked.repeats)
     say("")
     overhead(say, asked.seconds, asked.repeats)
     ray.shutdown()

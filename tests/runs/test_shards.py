@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from cuda_device import has_gpu
+from fluctua.cli.app import app
+from fluctua.runs import build as building
 from fluctua.runs import train as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed
+from fluctua.runs.evaluate import evaluate
 from fluctua.scale.distributed import Distributed
 from lattice_runs import TINY, assert_same_run, rows_of
 
@@ -47,3 +52,29 @@ def test_what_cannot_be_divided_is_said_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 0"):
         runs.run(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "run", cluster="local")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["time", "carried", "twin"])
+def test_the_gpus_are_those_of_the_workers(kind, monkeypatch):
+    """The process that trains needs none, nor CuPy."""
+    handed_over = []
+    monkeypatch.setattr(building, "distributed", lambda estimator, *_, **__: handed_over.append(estimator))
+    build(changed(CONFIG, {"backend": "cuda", "baseline.kind": kind}), "there")
+    estimator = handed_over[0]
+    inner = {"twin": "estimator", "carried": "fused"}.get(kind)
+    assert (getattr(estimator, inner) if inner else estimator).options.backend == "cuda"
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_what_gpus_elsewhere_have_trained_is_measured_here():
+    parts = build(CONFIG)
+    here = evaluate(CONFIG, parts.theta, trajectories=8)
+    assert evaluate(changed(CONFIG, {"backend": "cuda"}), parts.theta, trajectories=8).J == here.J
+
+
+def test_the_command_writes_shards_into_the_configuration(tmp_path):
+    shown = CliRunner().invoke(app, ["train", "demo", "--cluster", "auto", "--show"])
+    assert "shards = 64 " in shown.output
+    shown = CliRunner().invoke(app, ["train", "demo", "--cluster", "auto", "--set", "ensemble.shards=7", "--show"])
+    assert "shards = 7 " in shown.output
+    assert "shards = 0 " in CliRunner().invoke(app, ["train", "demo", "--show"]).output
