@@ -72,22 +72,31 @@ def dispatch(say):
 
 
 def waiting(say, repeats):
-    """An iteration that takes one worker `SECONDS`, against the same shared out without any cost."""
+    """An iteration that takes one worker `SECONDS`, against this process, whose waiting is as inexact."""
     theta = np.zeros(PARAMETERS)
-    say(f"An iteration of {SECONDS:g} s for one worker, and what it takes longer than its share of that:\n")
+    say(f"An iteration whose shards wait for {SECONDS:g} s together, and how much longer it takes than a fair share:\n")
     say("| workers | " + " | ".join(f"{n} shards" for n in SHARDS[:2]) + " |")
     say("| --- |" + " --- |" * 2)
+    alone = [best(lambda n=n: iteration(Here(Waiting()), n, theta), repeats) for n in SHARDS[:2]]
+    say("| this process | " + " | ".join(f"{t:.3f} s" for t in alone) + " |")
     for workers in WORKERS:
         pool = Cluster(Waiting(), each={"cpu": 1}, most=workers)
         while len(pool.workers()) < workers:
             time.sleep(0.05)
         times = [best(lambda n=n, p=pool: iteration(p, n, theta), repeats) for n in SHARDS[:2]]
-        say(
-            f"| {workers} | "
-            + " | ".join(f"{t:.3f} s, {100 * (t * workers / SECONDS - 1):+.1f} %" for t in times)
-            + " |"
-        )
+        more = [f"{t:.3f} s, {100 * (t * workers / base - 1):+.1f} %" for t, base in zip(times, alone, strict=True)]
+        say(f"| {workers} | " + " | ".join(more) + " |")
         pool.close()
+
+
+def processor_seconds(estimator):
+    """Of this process and its workers: what other programs do meanwhile is not in it."""
+    total = time.process_time()
+    if isinstance(estimator, fl.Distributed) and isinstance(estimator.pool, Cluster):
+        ray = estimator.pool.ray
+        clock = lambda worker: time.process_time()
+        total += sum(ray.get([actor.__ray_call__.remote(clock) for actor in estimator.pool.actors.values()]))
+    return total
 
 
 def overhead(say, seconds, repeats):
@@ -106,12 +115,14 @@ def overhead(say, seconds, repeats):
         made[f"{shards} shards, one worker of a cluster"] = there
     times = {name: [] for name in made}
     for e in made.values():
-        e(key, theta, 2048)
+        e(key, theta, count)
     for _ in range(repeats):  # in turn, so that what else the machine does meets all of them
         for name, e in made.items():
-            times[name].append(best(lambda e=e: e(key, theta, count), 1))
-    say(f"{count:,} trajectories of 11 × 13 resonators and 1,000 steps, the best of {repeats}:\n")
-    say("| | seconds | against plain |\n| --- | --- | --- |")
+            before = processor_seconds(e)
+            e(key, theta, count)
+            times[name].append(processor_seconds(e) - before)
+    say(f"{count:,} trajectories of 11 × 13 resonators and 1,000 steps, processor time of all processes:\n")
+    say(f"| | seconds, best of {repeats} | against plain |\n| --- | --- | --- |")
     base = min(times["plain"])
     for name, of in times.items():
         say(f"| {name} | {min(of):.3f} | {100 * (min(of) / base - 1):+.1f} % |")
