@@ -3,7 +3,7 @@
 import pytest
 
 from chaos import Chaos
-from fluctua.scale.dispatch import MOST_LOSSES, Call, Done, Gone, Here, gathered
+from fluctua.scale.dispatch import MOST_LOSSES, ROUNDS, Call, Done, Gone, Here, gathered
 
 
 class Squares:
@@ -32,9 +32,32 @@ def test_every_worker_has_a_call_before_any_has_two():
     pool = Chaos(Squares(), 4)
     gathered(pool, CALLS[:4])
     seen = []
-    pool.submit = lambda worker, call: seen.append(worker) or pool.held.append((worker, call))
+    submit = pool.submit
+    pool.submit = lambda worker, bundle: seen.append(worker) or submit(worker, bundle)
     gathered(pool, CALLS[:4])
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_bundles_shrink_and_what_was_lost_goes_alone():
+    sizes = []
+
+    class Counting(Chaos):
+        def submit(self, worker, bundle):
+            sizes.append([call.number for call in bundle])
+            super().submit(worker, bundle)
+
+    gathered(Counting(Squares(), 2), CALLS)
+    lengths = [len(bundle) for bundle in sizes]
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (40 // (ROUNDS * 2), 1)
+    assert sorted(n for bundle in sizes for n in bundle) == list(range(40))
+
+    sizes.clear()
+    gathered(Counting(Squares(), 2, seed=5, risk=0.05), CALLS)
+    seen = set()
+    for bundle in sizes:
+        assert len(bundle) == 1 or not seen & set(bundle)
+        seen |= set(bundle)
 
 
 def test_a_result_that_comes_twice_counts_once():

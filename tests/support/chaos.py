@@ -21,9 +21,9 @@ class Chaos:
     def workers(self):
         return self.alive
 
-    def submit(self, worker, call):
+    def submit(self, worker, bundle):
         if worker in self.alive:
-            self.held.append((worker, call))
+            self.held += [(worker, call) for call in bundle]
 
     def put(self, value):
         return value

@@ -55,14 +55,24 @@ class Worker:
                 os.sched_setaffinity(0, mine)  # XLA and the kernels take as many threads as there are cores
         jax.config.update("jax_enable_x64", double)
         self.subject = pickle.loads(pickled)
+        self.shared: tuple[Any, Any] = (None, None)  # the reference that was fetched last, and its value
 
     def about(self) -> tuple[str, ...]:
         """What the bits of a result depend on beside the code."""
         return jax.__version__, jax.default_backend(), jax.devices()[0].device_kind, _processor()
 
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Carry out a call."""
-        return jax.device_get(getattr(self.subject, method)(*arguments))  # numbers travel, devices do not
+    def do(self, bundle: Sequence[Call]) -> list[Any]:
+        """Carry out some calls."""
+        results = [getattr(self.subject, call.method)(*map(self._value, call.arguments)) for call in bundle]
+        return jax.device_get(results)  # numbers travel, devices do not
+
+    def _value(self, argument: Any) -> Any:
+        """What many calls share is fetched once."""
+        if not hasattr(argument, "task_id"):  # of references alone
+            return argument
+        if argument != self.shared[0]:
+            self.shared = argument, require_ray().get(argument)
+        return self.shared[1]
 
 
 def _processor() -> str:
@@ -105,8 +115,8 @@ class Cluster:
         self.slots: dict[tuple[str, int], int] = {}  # (node, place on it) -> worker
         self.actors: dict[int, Any] = {}
         self.ready: set[int] = set()
-        self.refs: dict[Any, tuple[int, int]] = {}  # what is to come -> (worker, number; −1: that it is ready)
-        self.come: deque[Any] = deque()  # those of them that are there
+        self.refs: dict[Any, tuple[int, list[int]]] = {}  # what is to come -> (worker, numbers; none: that it is ready)
+        self.reports: deque[Done | Gone] = deque()
         self.about: dict[int, tuple[str, ...]] = {}
         self.numbers = itertools.count()
         self.warned, self.looked = False, -1.0
@@ -126,21 +136,19 @@ class Cluster:
             self._begin_missing()
         return sorted(self.ready)
 
-    def submit(self, worker: int, call: Call) -> None:
-        """Hand over a call."""
-        self.refs[self.actors[worker].do.remote(call.method, *call.arguments)] = worker, call.number
+    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+        """Hand over some calls."""
+        self.refs[self.actors[worker].do.remote(list(bundle))] = worker, [call.number for call in bundle]
 
     def wait(self) -> Done | Gone:
         """The next result or loss."""
-        while True:
-            while not self.come:
-                refs = list(self.refs)
-                self.ray.wait(refs, num_returns=1)
-                self.come.extend(self.ray.wait(refs, num_returns=len(refs), timeout=0)[0])
-            ref = self.come.popleft()
-            report = self._settle(ref) if ref in self.refs else None
-            if report is not None:
-                return report
+        while not self.reports:
+            refs = list(self.refs)
+            self.ray.wait(refs, num_returns=1)
+            for ref in self.ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
+                if ref in self.refs:  # else its worker was buried meanwhile
+                    self._settle(ref)
+        return self.reports.popleft()
 
     def close(self) -> None:
         """End the actors, and the connection if it was made here."""
@@ -150,6 +158,7 @@ class Cluster:
             if self.ours:
                 self.ray.shutdown()
         self.actors, self.refs, self.slots, self.ready = {}, {}, {}, set()
+        self.reports.clear()
 
     def put(self, value: Any) -> Any:
         """A value that many calls share: it travels once to a machine."""
@@ -157,17 +166,18 @@ class Cluster:
 
     def _greet(self, seconds: float) -> None:
         """Take in the workers that have begun; wait so long for one of them."""
-        starting = [ref for ref, (_, number) in self.refs.items() if number < 0]
+        starting = [ref for ref, (_, numbers) in self.refs.items() if not numbers]
         if not starting:
             time.sleep(min(seconds, 0.2))
             return
         self.ray.wait(starting, timeout=seconds)
         for ref in self.ray.wait(starting, num_returns=len(starting), timeout=0)[0]:
-            self._settle(ref)
+            if ref in self.refs:
+                self._settle(ref)
 
-    def _settle(self, ref: Any) -> Done | Gone | None:
-        """What came of a call; None where a worker has become ready."""
-        worker, number = self.refs.pop(ref)
+    def _settle(self, ref: Any) -> None:
+        """Take in what came: results, a loss, or that a worker is ready."""
+        worker, numbers = self.refs.pop(ref)
         exceptions = self.ray.exceptions
         try:
             value = self.ray.get(ref)
@@ -178,9 +188,11 @@ class Cluster:
         except exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 raise RuntimeError(f"a worker could not begin: {error}") from None
-            return self._bury(worker, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        if number >= 0:
-            return Done(worker, number, value)
+            self._bury(worker, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            return
+        if numbers:
+            self.reports.extend(Done(worker, number, one) for number, one in zip(numbers, value, strict=True))
+            return
         self.ready.add(worker)
         self.about[worker] = value
         kinds = set(self.about.values())
@@ -193,9 +205,8 @@ class Cluster:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return None
 
-    def _bury(self, worker: int, reason: str) -> Gone:
+    def _bury(self, worker: int, reason: str) -> None:
         self.refs = {ref: owner for ref, owner in self.refs.items() if owner[0] != worker}
         self.slots = {slot: owner for slot, owner in self.slots.items() if owner != worker}
         self.ready.discard(worker)
@@ -204,7 +215,7 @@ class Cluster:
         actor = self.actors.pop(worker, None)
         if actor is not None:
             self.ray.kill(actor)  # it may only be out of reach: what it still does counts for nothing
-        return Gone(worker, reason)
+        self.reports.append(Gone(worker, reason))
 
     def _begin_missing(self) -> None:
         """One actor in every place that a living machine has and that is empty; asks the cluster once a second."""
@@ -238,4 +249,4 @@ class Cluster:
         like = bool(jax.config.read("jax_enable_x64")), os.environ.get("XLA_FLAGS", "")
         self.actors[worker] = self.ray.remote(Worker).options(**options).remote(self.pickled, *like, cores)
         self.slots[slot] = worker
-        self.refs[self.actors[worker].about.remote()] = worker, -1
+        self.refs[self.actors[worker].about.remote()] = worker, []

@@ -9,11 +9,15 @@ is replaced by another one, under new numbers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 AHEAD = 2
-"""Calls in the hands of a worker, so that it need not wait for the next."""
+"""Bundles of calls in the hands of a worker, so that it need not wait for the next."""
+
+ROUNDS = 4
+"""A bundle is such a part of what waits for each worker: large at first, single calls in the end, so that all end
+together and handing out costs little."""
 
 MOST_LOSSES = 5
 """Workers that one call may cost. After that it is the call that kills them."""
@@ -25,6 +29,10 @@ class Call(NamedTuple):
     number: int
     method: str
     arguments: tuple[Any, ...]
+
+
+Bundle = dict[int, Call]
+"""Calls that were handed over together and have no result yet, by their numbers."""
 
 
 class Done(NamedTuple):
@@ -48,8 +56,8 @@ class Pool(Protocol):
     def workers(self) -> Sequence[int]:
         """Those that take calls now; waits until there is one. Begins others where some are missing."""
 
-    def submit(self, worker: int, call: Call) -> None:
-        """Hand over a call. That the worker is gone is reported by `wait`."""
+    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+        """Hand over some calls. That the worker is gone is reported by `wait`."""
 
     def wait(self) -> Done | Gone:
         """The next report. An error of the call itself is raised."""
@@ -74,7 +82,7 @@ def gathered(
     Args:
         pool: who works.
         calls: with numbers of their own.
-        ahead: calls in the hands of a worker at a time.
+        ahead: bundles in the hands of a worker at a time; with 1 a bundle is one call.
         instead: (call, reason of its loss) -> the call to make in its place, with the same number; the same call if
             not given.
         progress: called with (results, of how many).
@@ -84,20 +92,20 @@ def gathered(
     """
     waiting = deque(calls)
     results: dict[int, Any] = {}
-    held: dict[int, dict[int, Call]] = {}  # worker -> number -> call
+    held: dict[int, list[Bundle]] = {}  # by worker
     losses: dict[int, int] = {}
     while len(results) < len(calls):
-        _hand_out(pool, waiting, held, ahead)
+        _hand_out(pool, waiting, held, ahead, losses)
         report = pool.wait()
         if isinstance(report, Done):
-            mine = held.get(report.worker, {})
-            if report.number in mine:  # else it was given up and handed to another
-                del mine[report.number]
-                results.setdefault(report.number, report.value)
-                if progress:
-                    progress(len(results), len(calls))
+            for bundle in held.get(report.worker, []):
+                if bundle.pop(report.number, None):  # else it was given up and handed to another
+                    results.setdefault(report.number, report.value)
+                    if progress:
+                        progress(len(results), len(calls))
+            held[report.worker] = [bundle for bundle in held.get(report.worker, []) if bundle]
             continue
-        for number, call in held.pop(report.worker, {}).items():
+        for number, call in [pair for bundle in held.pop(report.worker, []) for pair in bundle.items()]:
             losses[number] = losses.get(number, 0) + 1
             if losses[number] >= MOST_LOSSES:
                 raise RuntimeError(
@@ -108,16 +116,22 @@ def gathered(
     return [results[call.number] for call in calls]
 
 
-def _hand_out(pool: Pool, waiting: deque[Call], held: dict[int, dict[int, Call]], ahead: int) -> None:
-    """Give every worker one call before any has two."""
+def _hand_out(
+    pool: Pool, waiting: deque[Call], held: dict[int, list[Bundle]], ahead: int, losses: Mapping[int, int]
+) -> None:
+    """Give every worker one bundle before any has two."""
     workers = pool.workers() if waiting else []
     for most in range(1, ahead + 1):
         for worker in workers:
-            mine = held.setdefault(worker, {})
+            mine = held.setdefault(worker, [])
             if waiting and len(mine) < most:
-                call = waiting.popleft()
-                mine[call.number] = call
-                pool.submit(worker, call)
+                size = 1 if ahead == 1 else max(1, len(waiting) // (ROUNDS * len(workers)))
+                bundle = [waiting.popleft()]
+                # what was lost before goes alone: should it kill its workers, it takes nothing else with it
+                while len(bundle) < size and not losses.keys() & {bundle[0].number, waiting[0].number}:
+                    bundle.append(waiting.popleft())
+                mine.append({call.number: call for call in bundle})
+                pool.submit(worker, bundle)
 
 
 class Here:
@@ -131,9 +145,9 @@ class Here:
         """Itself."""
         return (0,)
 
-    def submit(self, worker: int, call: Call) -> None:
-        """Keep it for `wait`."""
-        self._calls.append(call)
+    def submit(self, worker: int, bundle: Sequence[Call]) -> None:
+        """Keep them for `wait`."""
+        self._calls.extend(bundle)
 
     def wait(self) -> Done | Gone:
         """Compute the next one."""
