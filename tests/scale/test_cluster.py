@@ -83,7 +83,7 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
         assert reasons <= {"ActorDiedError", "ActorUnavailableError", "NodeDiedError", "RayActorError"}
         assert next(pool.numbers) >= 4  # a worker began in the place of the one that was killed
 
-        with pytest.raises(FloatingPointError, match="overflowed"):  # as it was raised there
+        with pytest.raises(FloatingPointError, match="of 20 trajectories are not finite"):  # as it was raised there
             estimator(jax.random.key(0), {"f": jnp.full(1, 1e308)}, 400)
     finally:
         pool.close()
