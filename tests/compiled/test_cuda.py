@@ -10,6 +10,7 @@ import problems
 from cuda_device import has_gpu
 from fluctua.cli.own.processes import PROCESSES
 from fluctua.compiled import backend, cuda, twin
+from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
 
 COUNT = 40  # a warp and a part of one
@@ -91,6 +92,22 @@ def test_a_call_repeats_itself_to_the_last_bit():
     case = ("cuda", own.process, own.objective, own.start, jnp.linspace(0, 1, 41), own.theta, "optimal")
     for a, b in zip(samples(*case), samples(*case), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("cupy", "gpu", "parameters", "place"),
+    [(True, True, 3, "cuda"), (True, False, 256, "cuda"), (False, False, 256, "cpu"), (True, True, 256, None),
+     (False, True, 3, None)],
+)  # fmt: skip
+def test_auto_leaves_to_jax_what_it_does_faster(monkeypatch, cupy, gpu, parameters, place):
+    monkeypatch.setattr(cuda, "available", lambda: cupy)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if gpu else "cpu")
+    choose = lambda: backend.Compiled("auto").place(np.zeros(parameters))
+    if place is not None:
+        assert choose() == place
+        return
+    with pytest.raises(Unsupported, match="256 parameters" if cupy else "CuPy"):
+        choose()
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

@@ -35,6 +35,10 @@ WORTHWHILE = 4_000_000
 """Trajectories times steps of a call from which on "auto" takes a kernel. A rule of sizes alone: the same call gives
 the same bits, whatever has been compiled before."""
 
+MOST_ON_GPU = 128
+"""Parameters whose sums a thread can hold: with 94 a kernel is 13 times as fast as JAX on an H200, with 256 half as fast
+(`results/own`)."""
+
 CHOICES = ("auto", "jax", "cpu", "cuda")
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
 """The sweep of native/sweep.hpp for each baseline that a kernel serves."""
@@ -88,7 +92,7 @@ class Compiled(NamedTuple):
         if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
-            return _samples(call, self.place)
+            return _samples(call, self.place(call.theta))
         except Unsupported as problem:
             self._refused(problem)
             return None
@@ -98,7 +102,8 @@ class Compiled(NamedTuple):
         if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
-            return twin.parts(call, twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place), True))
+            key = twin.TwinKey(call, OPTIMISE, self.place(call.numbers.theta))
+            return twin.parts(call, twin.twin_kernel(key, True))
         except Unsupported as problem:
             self._refused(problem)
             return None
@@ -113,13 +118,20 @@ class Compiled(NamedTuple):
     def source(self, call: Call | TwinCall) -> str:
         """The generated text of the kernel."""
         if isinstance(call, TwinCall):
-            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place), False).source
-        return _kernel(call, self.place, build=False).source
+            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place(call.numbers.theta)), False).source
+        return _kernel(call, self.place(call.theta), build=False).source
 
-    @property
-    def place(self) -> str:
-        """Where kernels run."""
-        return ("cuda" if cuda.available() else "cpu") if self.choice == "auto" else self.choice
+    def place(self, theta: Params) -> str:
+        """Where kernels run. "auto" does not take work from a GPU that JAX does faster."""
+        if self.choice != "auto":
+            return self.choice
+        if jax.default_backend() == "gpu":
+            if not cuda.available():
+                raise Unsupported("cupy", "JAX has a GPU, and kernels for it need CuPy: pip install 'fluctua[cuda13]'")
+            parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
+            if parameters > MOST_ON_GPU:
+                raise Unsupported("theta", f"{parameters} parameters: on a GPU, JAX is faster from {MOST_ON_GPU} on")
+        return "cuda" if cuda.available() else "cpu"
 
 
 def _tell(why: str) -> None:

@@ -139,13 +139,14 @@ def competitors(
 ) -> Iterator[Competitor | Skipped]:
     """Everyone who can run this process here."""
     steps = max(2, own.steps // 20) if quick else own.steps
-    slow = fast = steps
+    affordable = lambda ns, most: steps
     if backend == "cpu":
-        affordable = lambda ns: int(min(steps, max(10, CALL_SECONDS * 1e9 / (ns * count))))
-        slow, fast = affordable(own.cost), affordable(own.cost / 12)
+        affordable = lambda ns, most: int(min(steps, max(10, CALL_SECONDS * 1e9 / (ns * most))))
+    slow, fast = affordable(own.cost, count), affordable(own.cost / 12, count)
     for baseline in BASELINES:
         most = min(count, TWIN_MOST) if baseline == "twin" else count
-        yield Competitor("JAX", baseline, most, slow, estimate(own, baseline, most, slow, "jax"))
+        length = affordable(own.cost, most)
+        yield Competitor("JAX", baseline, most, length, estimate(own, baseline, most, length, "jax"))
     for baseline, noise in KERNEL:
         what = baseline if noise == "threefry" else f"{baseline}, {noise}"
         yield Competitor("kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise))
