@@ -36,8 +36,8 @@ WORTHWHILE = 4_000_000
 the same bits, whatever has been compiled before."""
 
 MOST_ON_GPU = 128
-"""Parameters whose sums a thread can hold: with 94 a kernel is 13 times as fast as JAX on an H200, with 256 half as fast
-(`results/own`)."""
+"""Parameters whose sums a thread can hold: on an H200 a kernel with 94 is 13 times as fast as JAX, one with 256 half as
+fast (`results/own`)."""
 
 CHOICES = ("auto", "jax", "cpu", "cuda")
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
