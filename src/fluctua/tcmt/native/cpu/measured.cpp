@@ -1,7 +1,8 @@
 // Scores of states that a device measured, against the network of a plan. Lanes are consecutive samples of one
 // trajectory: from each of them the noise-free network goes on to the next, in `stride` steps of the plan's Δt,
 //
-//   r_n = ψ_{n+1} − Φ(ψ_n),   ζ = r/(2Q),   U_ω = ζ × ψ̄,   U_χ = ζ × ⟨|ψ|²ψ⟩,   U_Γ = −ζ·ψ̄,   U_κ = ζ_n × ψ̄_m + ζ_m × ψ̄_n,
+//   r_n = ψ_{n+1} − Φ(ψ_n),   ζ = r/(2Q),   U_ω = ζ × ψ̄,   U_χ = ζ × ⟨|ψ|²ψ⟩,   U_Γ = −ζ·ψ̄,
+//   U_κ = ζ_n × ψ̄_m + ζ_m × ψ̄_n,
 //
 // with ψ̄ the mean over those steps, so that ∂Φ = ∂μ(ψ̄)·stride·Δt up to what the network itself does meanwhile. With a
 // stride of 1 that is the score of an Euler step. Compiled once per instruction set.
@@ -36,8 +37,7 @@ template <class Real> std::int64_t measured_space(const Plan<Real>& plan) {
 }
 
 // ψ of L + 1 samples, those after the last as zeros; and the first L of them as the state to go on from.
-template <class Real>
-void gather(const Plan<Real>& plan, const Samples<Real>& s, const Real* x, int lanes) {
+template <class Real> void gather(const Plan<Real>& plan, const Samples<Real>& s, const Real* x, int lanes) {
   const std::int64_t n = plan.sites;
   for (int l = 0; l <= L; ++l) {
     const Real* from = x + l * 2 * n;

@@ -5,8 +5,7 @@ namespace fluctua {
 
 constexpr std::int64_t kPiece = 1024;  // samples
 
-template <class Real>
-bool measured_pass(const Fields& given, const Fields& states, const std::string& engine_name) {
+template <class Real> bool measured_pass(const Fields& given, const Fields& states, const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
   const MeasuredEngine<Real>& engine = *choose<Real>(engine_name).measured;
   if (plan.harmonics || plan.drive_rows != 1)

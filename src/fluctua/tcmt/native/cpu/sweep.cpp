@@ -159,9 +159,9 @@ extern const Engine<float> engine32;
 extern const Engine<double> engine64;
 #define FLUCTUA_NAME_(x) #x
 #define FLUCTUA_NAME(x)  FLUCTUA_NAME_(x)
-const Engine<float> engine32 = {workspace<float>, sweep<float>, replay<float>,           columns,
-                                &twin32,          &measured32,  FLUCTUA_NAME(FLUCTUA_ISA)};
-const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>,          columns,
+const Engine<float> engine32 = {workspace<float>,         sweep<float>, replay<float>, columns, &twin32, &measured32,
+                                FLUCTUA_NAME(FLUCTUA_ISA)};
+const Engine<double> engine64 = {workspace<double>, sweep<double>, replay<double>,           columns,
                                  &twin64,           &measured64,   FLUCTUA_NAME(FLUCTUA_ISA)};
 
 }  // namespace FLUCTUA_ISA
