@@ -293,7 +293,7 @@ def test_several_addresses_on_the_command_line(tmp_path):
     with demo.bench_processes(2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5") as places:
         addresses = [f"tcp://{host}:{port}" for host, port in places]
         words = ["insitu", "train", "--out", str(tmp_path / "run"), "--iterations", "1", "--trajectories", "12"]
-        words += ["--points", "21", "--baseline", "none"]
+        words += ["--points", "21", "--baseline", "none", "--probes", "3"]
         done = CliRunner().invoke(app, [*words, *addresses])
         assert done.exit_code == 0, done.output
         assert "2 devices: J differs" in done.output
