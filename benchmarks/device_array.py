@@ -1,17 +1,31 @@
 """Devices that differ, trained alone and together: table and figure of what `fluctua insitu demo --devices 4` measured.
 
 for seed in 3 13 23; do
-  fluctua insitu demo --devices 4 --seed $seed --iterations 60 --trajectories 120 --out runs/array-$seed
-  cp runs/array-$seed/array.csv results/array/seed-$seed.csv
+    fluctua insitu demo --devices 4 --seed $seed --iterations 60 --trajectories 120 --out runs/array-$seed
+    cp runs/array-$seed/array.csv results/array/seed-$seed.csv
 done
 python benchmarks/device_array.py
+
+`--boxes` asks how many boxes a design for all needs: the same settings for K boxes, trained with exact moments and
+gradients, and J on 100 others. No measurement is needed for it, and none could do better.
 """
 
+import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fluctua as fl
+from fluctua import tcmt
 from fluctua.core.text import with_error
+from fluctua.core.types import Estimate
+from fluctua.insitu.bench import device
 from fluctua.insitu.bench.population import read, together
 from fluctua.plot.training import draw_population
+from fluctua.tcmt import exact
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "array"
 NAMES = {
@@ -20,6 +34,36 @@ NAMES = {
     "settings": "trained on four together, the same settings",
     "parameters": "trained on four together, settings corrected",
 }
+
+
+def boxes(iterations=80):
+    """J of settings that K boxes share, on these and on 100 others, by exact moments; into boxes.md."""
+    task = tcmt.transmission(device.Sheet().nominal, horizon=6.0, dt=device.Sheet().interval)
+
+    def of(seed, settings):
+        box = device.hidden(device.Sheet(seed=seed))
+        at = {name: box.offset[name] + box.gain[name] * np.asarray(u) for name, u in settings.items()}
+        value, slope = exact.value_and_gradient(task, at | {"gamma": box.gamma})
+        return value, {name: slope[name] * box.gain[name] for name in settings}
+
+    lines = ["| boxes that share settings | J on these | J on 100 others |", "| --- | --- | --- |"]
+    for count in (1, 4, 16, 64):
+
+        def mean(key, theta, _, seeds=range(1000, 1000 + count)):
+            values, slopes = zip(*(of(seed, theta) for seed in seeds), strict=True)
+            gradient = jax.tree.map(lambda *leaves: jnp.asarray(np.mean(leaves, axis=0)), *slopes)
+            zero = jax.tree.map(jnp.zeros_like, gradient)
+            return Estimate(gradient, zero, zero, jnp.asarray(np.mean(values)), jnp.asarray(0.0), 1)
+
+        start = {"omega": jnp.zeros(task.network.sites), "kappa": jnp.ones(len(task.network.bonds))}
+        rule = optax.adam(optax.cosine_decay_schedule(0.1, iterations, alpha=0.05))
+        bounds = fl.box({"omega": -2.0, "kappa": 0.0}, {"omega": 2.0, "kappa": 1.5})
+        *_, last = fl.train(jax.random.key(0), start, mean, rule, count=1, iterations=iterations, project=bounds)
+        others = np.array([of(seed, last.next_theta)[0] for seed in range(2000, 2100)])
+        level = with_error(float(others.mean()), float(others.std(ddof=1) / 10))
+        lines.append(f"| {count} | {float(last.estimate.value):.3f} | {level} |")
+        print(lines[-1], flush=True)
+    (FOLDER / "boxes.md").write_text("\n".join(lines) + "\n")
 
 
 def main():
@@ -41,4 +85,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    boxes() if "--boxes" in sys.argv[1:] else main()

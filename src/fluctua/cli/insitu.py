@@ -123,6 +123,7 @@ def _table_of_many(result: Comparison) -> str:
 
     k, names = result.devices, {"before": "before training", "one device": "trained on box 1, carried over"}
     names |= {"settings": "trained together, the same settings", "parameters": "trained together, settings corrected"}
+    names |= {"whole range": "the same, whole range of the knobs"}
     lines = ["", f"J measured on   {'':<23} box 1   {f'boxes 1 to {k}, mean':<20} boxes that took no part"]
     for design in result.designs:
         together, others = (with_error(*design.over(which)) for which in (slice(0, k), slice(k, None)))

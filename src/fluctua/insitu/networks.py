@@ -47,6 +47,7 @@ def network_model(
     kappa: tuple[float, float] = (0.0, 1.5),
     chi: tuple[float, float] | None = None,
     sigma_kappa: float = 0.0,
+    reach: Mapping[str, tuple[float, float]] | None = None,
     spread: Mapping[str, float] = SPREAD,
 ) -> Model:
     """A resonator network with knobs for ω, κ and perhaps χ, trained for transmitted power (`tcmt.transmission`).
@@ -61,6 +62,8 @@ def network_model(
         kappa: bounds.
         chi: bounds; None for a network without knobs for the Kerr effect, which is then taken to be none.
         sigma_kappa: of the modulation of the couplings, which the instrument records with every trajectory.
+        reach: what the knobs take, {"omega": (low, high), …}, for settings that are corrected device by device; the
+            bounds if not given. Wider than the bounds, it lets devices that differ all do what the design asks.
         spread: how far the instrument may be from its data sheet, standard deviations, for a training that calibrates
             as it goes: of ω and κ where no knob is turned (offsets), of the knobs' gains, and of the losses, relative.
 
@@ -94,7 +97,7 @@ def network_model(
         )
 
     def correct(theta: Params, values: KnobValues) -> Params:
-        return knobs.settings(values, theta, bounds)
+        return knobs.settings(values, theta, {**bounds, **(reach or {})})
 
     start = _start(sites, bonds)
     start |= {} if chi is None else {"chi": jnp.zeros(sites, jnp.result_type(float))}

@@ -160,6 +160,7 @@ DESIGNS = {
     "one device": "trained on\nbox 1 alone",
     "settings": "trained together,\nsame settings",
     "parameters": "trained together,\nsettings corrected",
+    "whole range": "the same, whole\nrange of the knobs",
 }
 
 

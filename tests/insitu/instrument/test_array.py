@@ -345,3 +345,15 @@ def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
         list(resume(connects[0], small_model(), tmp_path / "run", iterations=1))
     with pytest.raises(ValueError, match=r"3 devices.*2"):
         list(resume(connects[:2], small_model(), tmp_path / "run", iterations=1))
+
+
+def test_corrected_settings_end_where_the_knobs_do():
+    """θ within its bounds, settings within those of the knobs: (1.4 − 0.1)/0.6 = 2.2, and −1/0.05 is not tried."""
+    values = {f"omega_{part}": np.full(4, v) for part, v in (("offset", 0.0), ("gain", 0.05))}
+    values |= {f"kappa_{part}": np.full(4, v) for part, v in (("offset", 0.1), ("gain", 0.6))}
+    theta = {"omega": np.full(4, -1.0), "kappa": np.full(4, 1.4)}
+    near = network_model(SHEETS[0].nominal, interval=0.05, points=21).correct(theta, values)
+    np.testing.assert_allclose(near["kappa"], 1.5)
+    np.testing.assert_allclose(near["omega"], -1.0)  # a knob that hardly works is left where θ says
+    far = network_model(SHEETS[0].nominal, interval=0.05, points=21, reach={"kappa": (0.0, 2.5)}).correct(theta, values)
+    np.testing.assert_allclose(far["kappa"], 1.3 / 0.6, rtol=1e-6)

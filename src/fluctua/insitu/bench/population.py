@@ -3,8 +3,9 @@
 one device   the first box is trained, and the others are set as it is
 settings     K boxes are trained together at the same settings: a design for the population
 parameters   K boxes are trained together to do the same, the settings of each corrected by its calibration
+whole range  the same, where settings may go beyond the bounds of the design, to where the knobs end
 
-All spend the same number of trajectories an iteration. For "parameters" every box, trained or not, is calibrated once
+All spend the same number of trajectories an iteration. For the last two every box, trained or not, is calibrated once
 more before it is set.
 """
 
@@ -27,6 +28,9 @@ from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.training import Plan, Rows, begin
 from fluctua.store import tables
+
+WAYS = {"one device": "settings", "settings": "settings", "parameters": "parameters", "whole range": "parameters"}
+"""Ways of training, and what the boxes share in each."""
 
 
 class Design(NamedTuple):
@@ -88,6 +92,7 @@ def compare(
     *,
     devices: int = 4,
     held_out: int = 4,
+    ways: Sequence[str] = tuple(WAYS),
     sheet: device.Sheet | None = None,
     plan: Plan | None = None,
     bench_options: tuple[str, ...] = (),
@@ -99,9 +104,10 @@ def compare(
     """Everything, into folders below a new one.
 
     Args:
-        folder: of the runs `one`, `settings` and `parameters`.
+        folder: of the runs, each named like its way.
         devices: boxes that are trained together.
         held_out: boxes that take no part.
+        ways: of training, from `WAYS`.
         sheet: of the first box; the others have the seeds after its own.
         plan: of every training.
         bench_options: further words for `fluctua virtual-bench`.
@@ -113,22 +119,20 @@ def compare(
     """
     plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
     model = network_model(sheet.nominal, interval=sheet.interval, points=plan.points)
+    wide = network_model(sheet.nominal, interval=sheet.interval, points=plan.points, reach=device.LIMITS)
     with bench_processes(devices + held_out, *sheet_options(sheet), *bench_options) as places:
         connects = [partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0) for h, p in places]
         boxes = [measured(connect) for connect in connects]
         say(f"bench      {devices} boxes to train and {held_out} that take no part, each with its own disorder")
         designs = [Design("before", _levels(model, boxes, [model.start] * len(boxes), measure), 0)]
-        for name, several, share in (
-            ("one device", connects[:1], "settings"),
-            ("settings", connects[:devices], "settings"),
-            ("parameters", connects[:devices], "parameters"),
-        ):
+        for name in ways:
             say(f"training   {name}")
-            which = several if len(several) > 1 else several[0]
-            own = dataclasses.replace(plan, share=share)
-            row, record = list(show(begin(which, model, own, folder / name.replace(" ", "-"), report=report)))[-1]
+            own, share = wide if name == "whole range" else model, WAYS[name]
+            which = connects[0] if name == "one device" else connects[:devices]
+            asked = dataclasses.replace(plan, share=share)
+            row, record = list(show(begin(which, own, asked, folder / name.replace(" ", "-"), report=report)))[-1]
             theta = record.next_theta
-            settings = [theta if share == "settings" else _corrected(model, box, plan, theta) for box in boxes]
+            settings = [theta if share == "settings" else _corrected(own, box, plan, theta) for box in boxes]
             designs.append(Design(name, _levels(model, boxes, settings, measure), row.trajectories))
         for box in boxes:
             box.close()
