@@ -286,6 +286,8 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     if new.kind == "c":
         zero = graph.const(0.0)
         return x if old.kind == "c" else _each(lambda a: graph.pair(a, zero), x)
+    if old.kind == "c":
+        x = _each(lambda a: graph.parts(a)[0], x)
     if new.kind == "b":
         return x if old.kind == "b" else _each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
     if old.kind == "b":
