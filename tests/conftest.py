@@ -20,8 +20,10 @@ import jax
 import pytest
 
 from cuda_device import device  # noqa: F401
+from fluctua.compiled import backend
 from processes import COMPILE_QUICKLY
 
+backend.WORTHWHILE = 10**18  # large calls of other tests stay on JAX: none waits for a compiler of C++
 os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)  # read by JAX when it first looks for devices
 jax.config.update("jax_enable_x64", True)
 
