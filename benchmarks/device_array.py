@@ -33,6 +33,7 @@ NAMES = {
     "one device": "trained on one box, the others set as it is",
     "settings": "trained on four together, the same settings",
     "parameters": "trained on four together, settings corrected",
+    "whole range": "the same, whole range of the knobs",
 }
 
 
