@@ -91,9 +91,8 @@ void block(const Run& run, u32 first, u32 count, float* gradient, float* returns
 }  // namespace
 
 // gradient (count, 3): friction, shaking, stiffness; returns (count,).
-extern "C" void pendulum(
-    u64 seed, u32 count, int steps, float dt, const float* theta, const float* table, int threads, float* gradient,
-    float* returns) {
+extern "C" void pendulum(u64 seed, u32 count, int steps, float dt, const float* theta, const float* table, int threads,
+                         float* gradient, float* returns) {
   const Run run{seed, steps, dt, theta[2], theta[0], theta[1], 1.0f, table};
   std::vector<std::thread> workers;
   for (int w = 0; w < threads; ++w)

@@ -4,9 +4,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // theta: friction, shaking, stiffness. gradient (3, count), in that order; returns (count,).
-extern "C" __global__ void pendulum(
-    u64 seed, u32 count, int steps, float dt, float friction, float shaking, float stiffness, const float* table,
-    float* gradient, float* returns) {
+extern "C" __global__ void pendulum(u64 seed, u32 count, int steps, float dt, float friction, float shaking,
+                                    float stiffness, const float* table, float* gradient, float* returns) {
   const u32 j = blockIdx.x * blockDim.x + threadIdx.x;
   if (j >= count) return;
   const float root = sqrtf(dt), scale = root / shaking, kick = root * shaking, inverse = 1 / shaking, guess = table[0];

@@ -1,13 +1,13 @@
-// One trajectory a thread: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time (NVRTC),
-// where no header is found. Functions of single precision are accurate to a few units in the last place.
+// One trajectory a thread: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time
+// (NVRTC), where no header is found. Functions of single precision are accurate to a few units in the last place.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#define INLINE static __device__ __forceinline__
+#define INLINE      static __device__ __forceinline__
 #define HUGE_NUMBER __int_as_float(0x7f800000)
 #ifndef NAN
-#define NAN __int_as_float(0x7fffffff)
+#define NAN      __int_as_float(0x7fffffff)
 #define INFINITY HUGE_NUMBER
 #endif
 
@@ -39,11 +39,11 @@ INLINE VF as_real(U bits) { return __uint_as_float(bits); }
 INLINE VD as_real(UL bits) { return __longlong_as_double((i64)bits); }
 INLINE VF narrow(VD x) { return (VF)x; }
 
-#define FUNCTION(name, f, d)                     \
-  INLINE VF m_##name(VF x) { return f(x); }      \
+#define FUNCTION(name, f, d)                \
+  INLINE VF m_##name(VF x) { return f(x); } \
   INLINE VD m_##name(VD x) { return d(x); }
-#define FUNCTION_OF_TWO(name, f, d)                      \
-  INLINE VF m_##name(VF x, VF y) { return f(x, y); }     \
+#define FUNCTION_OF_TWO(name, f, d)                  \
+  INLINE VF m_##name(VF x, VF y) { return f(x, y); } \
   INLINE VD m_##name(VD x, VD y) { return d(x, y); }
 
 FUNCTION(sqrt, sqrtf, sqrt)
@@ -87,7 +87,8 @@ INLINE VF circle(VF x, int quarter) {
   }
   const VF z = r * r;
   const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
-  const VF c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  const VF c =
+      ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
   const int k = (int)n + quarter;
   return __uint_as_float(__float_as_uint(k & 1 ? c : s) ^ ((u32)(k & 2) << 30));
 }

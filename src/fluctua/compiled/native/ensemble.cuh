@@ -1,34 +1,34 @@
-// What passes over an ensemble share: noise, the beginning and end of a trajectory, and sums over the ensemble. Arrays have
-// the trajectory last: component k of trajectory j is [k·E + j].
+// What passes over an ensemble share: noise, the beginning and end of a trajectory, and sums over the ensemble. Arrays
+// have the trajectory last: component k of trajectory j is [k·E + j].
 //
-// A warp goes through time with 32 trajectories, then with the next. Sums over the ensemble are in double precision, one
-// set a warp, in an order that sizes alone decide; the host adds the sets.
+// A warp goes through time with 32 trajectories, then with the next. Sums over the ensemble are in double precision,
+// one set a warp, in an order that sizes alone decide; the host adds the sets.
 
 // What a module is compiled for: each takes a second of the first call
-#define REWARDS 1
+#define REWARDS        1
 #define REWARDS_SUMMED 2
-#define SWEEP 3
-#define WEIGHTS 4
-#define TWIN_FORWARD 5
-#define TWIN_BACKWARD 6
+#define SWEEP          3
+#define WEIGHTS        4
+#define TWIN_FORWARD   5
+#define TWIN_BACKWARD  6
 
-#define EACH(k, count) _Pragma("unroll") for (int k = 0; k < (count); k++)
+#define EACH(k, count)  _Pragma("unroll") for (int k = 0; k < (count); k++)
 #define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
 __constant__ F c_shared[AT_LEAST_ONE(SHARED)];
 
 struct Run {
-  i64 count, steps, first;   // first: the number of the first trajectory
-  const F *timed;            // (T, TIMED): the same for all trajectories
-  const F *x, *context;      // (STATE, E) or (STATE,), (CONTEXT, E)
-  const u32 *stream;         // (STREAM, E), or the key
-  const F *guess;            // (E,) the return, or near it
-  F *reward, *last;          // (E,) in and out, (STATE, E) out
-  F *gradient, *score;       // (PARAMETERS, E) in and out
-  const F *bar, *inverse;    // (T,) or (T, SCORES): the baseline, and 1/ΣU²
-  double *sums;              // (warps, T, 2) or (warps, T, 2·SCORES)
-  int *dominated;            // set where one trajectory has nearly all of a weight
-  F scale;                   // of what is left out: E/(E − 1) where trajectories leave themselves out
+  i64 count, steps, first;  // first: the number of the first trajectory
+  const F* timed;           // (T, TIMED): the same for all trajectories
+  const F *x, *context;     // (STATE, E) or (STATE,), (CONTEXT, E)
+  const u32* stream;        // (STREAM, E), or the key
+  const F* guess;           // (E,) the return, or near it
+  F *reward, *last;         // (E,) in and out, (STATE, E) out
+  F *gradient, *score;      // (PARAMETERS, E) in and out
+  const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
+  double* sums;             // (warps, T, 2) or (warps, T, 2·SCORES)
+  int* dominated;           // set where one trajectory has nearly all of a weight
+  F scale;                  // of what is left out: E/(E − 1) where trajectories leave themselves out
 };
 
 // ------------------------------------------------------------------------------------------ noise
@@ -41,10 +41,10 @@ typedef float Z;
 
 #if HELPERS
 // Few trajectories: they are the first warp of a block, and the other warps draw the normals of the next DEPTH steps.
-#define PART 4
+#define PART  4
 #define DEPTH (HELPERS * PART)
-#define SIDE 32
-#define KEPT (2 * DEPTH)
+#define SIDE  32
+#define KEPT  (2 * DEPTH)
 #else
 // Normals of BATCH steps are drawn together: they do not wait for one another.
 #define SIDE THREADS
@@ -63,8 +63,8 @@ INLINE V normal_of(U high, U low) {
 }
 
 // normals of the BATCH steps from n on, to where those of step n belong
-INLINE void draw(const U *stream, u32 n, int slot) {
-  V *mine = z_kept + slot * NORMALS * SIDE + threadIdx.x % SIDE;
+INLINE void draw(const U* stream, u32 n, int slot) {
+  V* mine = z_kept + slot * NORMALS * SIDE + threadIdx.x % SIDE;
 #if WIENER == 1
 #pragma unroll
   for (int b = 0; b < BATCH; b++) {
@@ -101,29 +101,29 @@ INLINE void draw(const U *stream, u32 n, int slot) {
 #if HELPERS
 #define FIRST_WARP (threadIdx.x < 32)
 // the share of a helper in the normals of DEPTH steps
-INLINE void help(const U *stream, i64 chunk) {
+INLINE void help(const U* stream, i64 chunk) {
   const int share = PART * (threadIdx.x / 32 - 1), slot = chunk / DEPTH % 2 * DEPTH + share;
   for (int b = 0; b < PART; b += BATCH) draw(stream, (u32)chunk + share + b, slot + b);
 }
 // Whether it is this thread's turn to take steps: the normals of the chunk are there, and the other half is free.
-INLINE bool turn_of(const U *stream, i64 chunk, i64 steps) {
+INLINE bool turn_of(const U* stream, i64 chunk, i64 steps) {
   if (chunk == 0 && !FIRST_WARP) help(stream, 0);
   __syncthreads();
   if (!FIRST_WARP && chunk + DEPTH < steps) help(stream, chunk + DEPTH);
   return FIRST_WARP;
 }
-#define EACH_STEP(n)                                                   \
-  for (i64 chunk = 0; chunk < run.steps; chunk += DEPTH)               \
-    if (turn_of(own.stream, chunk, run.steps))                         \
+#define EACH_STEP(n)                                     \
+  for (i64 chunk = 0; chunk < run.steps; chunk += DEPTH) \
+    if (turn_of(own.stream, chunk, run.steps))           \
       for (i64 n = chunk; n < run.steps && n < chunk + DEPTH; n++)
 #define TOGETHER __syncthreads();
 #else
-#define FIRST_WARP true
+#define FIRST_WARP   true
 #define EACH_STEP(n) for (i64 n = 0; n < run.steps; n++)
 #define TOGETHER
 #endif
 
-INLINE void drawn(const U *stream, u32 n, V *z) {
+INLINE void drawn(const U* stream, u32 n, V* z) {
 #if NORMALS
 #if !HELPERS
   if (n % BATCH == 0) draw(stream, n, 0);
@@ -139,7 +139,7 @@ struct Trajectory {
   U stream[AT_LEAST_ONE(STREAM)];
 };
 
-INLINE void begun(Trajectory &own, const Run &run, i64 j) {
+INLINE void begun(Trajectory& own, const Run& run, i64 j) {
 #if BEGINS  // one start, no context: streams are made of the key
   EACH(k, STATE) own.x[k] = run.x[k];
   own.reward = 0;
@@ -157,7 +157,7 @@ INLINE void begun(Trajectory &own, const Run &run, i64 j) {
   own.reward = run.reward[j];
 #endif
 }
-INLINE void ended(const Trajectory &own, const Run &run, i64 j) {
+INLINE void ended(const Trajectory& own, const Run& run, i64 j) {
   EACH(k, STATE) run.last[k * run.count + j] = own.x[k];
   run.reward[j] = own.reward;
 }
@@ -167,18 +167,17 @@ INLINE void ended(const Trajectory &own, const Run &run, i64 j) {
 // `group`: the first trajectory of a warp
 #if HELPERS
 #define OWN_WARP ((i64)blockIdx.x)
-#define WARPS ((i64)gridDim.x)
+#define WARPS    ((i64)gridDim.x)
 #else
 #define OWN_WARP (blockIdx.x * (i64)(THREADS / 32) + threadIdx.x / 32)
-#define WARPS (gridDim.x * (i64)(THREADS / 32))
+#define WARPS    (gridDim.x * (i64)(THREADS / 32))
 #endif
 #define ALL_TRAJECTORIES for (i64 group = OWN_WARP * 32; group < run.count; group += WARPS * 32)
 
 INLINE F exchanged(F v, int distance) { return __shfl_xor_sync(0xFFFFFFFFu, v, distance); }
 
 // SIZE values of every thread, a power of two up to 32: lane l ends with the sum of value l % SIZE over the warp
-template <int SIZE>
-INLINE F added(F *v, int lane) {
+template <int SIZE> INLINE F added(F* v, int lane) {
 #pragma unroll
   for (int half = SIZE / 2; half > 0; half /= 2) {
     const bool upper = lane & half;
@@ -197,10 +196,9 @@ INLINE F added(F *v, int lane) {
 constexpr __device__ int padded(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : n <= 16 ? 16 : 32; }
 
 // add COUNT values of every thread to the sums of this warp at step n
-template <int COUNT, class Of>
-INLINE void summed(double *sums, i64 steps, i64 n, Of value) {
+template <int COUNT, class Of> INLINE void summed(double* sums, i64 steps, i64 n, Of value) {
   const int lane = threadIdx.x & 31;
-  double *row = sums + (OWN_WARP * steps + n) * COUNT;
+  double* row = sums + (OWN_WARP * steps + n) * COUNT;
 #pragma unroll
   for (int from = 0; from < COUNT; from += 32) {
     constexpr int MOST = COUNT < 32 ? padded(COUNT) : 32;

@@ -3,8 +3,7 @@
 
 // ------------------------------------------------------------------------------------------ rewards alone
 
-template <bool SUMS>
-INLINE void rewarded(const Run &run) {
+template <bool SUMS> INLINE void rewarded(const Run& run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -28,8 +27,7 @@ INLINE void rewarded(const Run &run) {
 // ------------------------------------------------------------------------------------------ the sweep
 
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
-template <bool LEFT_OUT>
-INLINE void swept(const Run &run) {
+template <bool LEFT_OUT> INLINE void swept(const Run& run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -80,7 +78,7 @@ INLINE void swept(const Run &run) {
 }
 
 // Σ U² and Σ λ U² over the ensemble at every step
-INLINE void weighed(const Run &run) {
+INLINE void weighed(const Run& run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -105,11 +103,12 @@ INLINE void weighed(const Run &run) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) one_pass(
-    i64 count, i64 steps, i64 first, const F *timed, const F *x, const F *context, const u32 *stream, const F *guess,
-    F *reward, F *last, F *gradient, F *score, const F *bar, const F *inverse, double *sums, int *dominated, F scale) {
-  const Run run = {count, steps, first, timed, x,   context, stream,    guess, reward, last, gradient,
-                   score, bar,   inverse, sums, dominated, scale};
+extern "C" __global__ void __launch_bounds__(THREADS)
+    one_pass(i64 count, i64 steps, i64 first, const F* timed, const F* x, const F* context, const u32* stream,
+             const F* guess, F* reward, F* last, F* gradient, F* score, const F* bar, const F* inverse, double* sums,
+             int* dominated, F scale) {
+  const Run run = {count, steps,    first, timed, x,       context, stream,    guess, reward,
+                   last,  gradient, score, bar,   inverse, sums,    dominated, scale};
 #if PASS == REWARDS
   rewarded<false>(run);
 #elif PASS == REWARDS_SUMMED

@@ -7,15 +7,15 @@
 struct TwinRun {
   i64 count, steps, segment;
   const F *timed, *x, *context;  // (T, TIMED), (STATE, E), (CONTEXT, E)
-  const u32 *stream;             // (STREAM, E)
+  const u32* stream;             // (STREAM, E)
   F *kept, *path, *last;         // (T/segment, 2·STATE, E), (segment, WIDE, E), (2·STATE, E): X and x̄
   F *slope, *value;              // (STATE, E), (E,) in and out: of V
   F *residual, *reward;          // (E,) in and out: Λ and λ̂
   F *direct, *correction;        // (PARAMETERS, E) in and out
-  const F *bar;                  // (T,) the baseline where it depends on time alone
-  const i64 *edges;              // of the batches
-  double *sums;                  // (batches, T): ΣΛ
-  int *dominated;
+  const F* bar;                  // (T,) the baseline where it depends on time alone
+  const i64* edges;              // of the batches
+  double* sums;                  // (batches, T): ΣΛ
+  int* dominated;
 };
 
 struct Pair {
@@ -23,7 +23,7 @@ struct Pair {
   U stream[AT_LEAST_ONE(STREAM)];
 };
 
-INLINE void step_both(const TwinRun &run, Pair &own, i64 n, const V *z) {
+INLINE void step_both(const TwinRun& run, Pair& own, i64 n, const V* z) {
   V y[STATE], ahead[STATE], g, r;
   step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r);
   twin_ahead(c_shared, run.timed + n * TIMED, own.c, own.x, z, own.p, ahead);
@@ -31,7 +31,7 @@ INLINE void step_both(const TwinRun &run, Pair &own, i64 n, const V *z) {
   EACH(k, STATE) own.p[k] = ahead[k];
 }
 
-INLINE void twin_forwards(const TwinRun &run) {
+INLINE void twin_forwards(const TwinRun& run) {
   const i64 index = blockIdx.x * (i64)THREADS + threadIdx.x, j = index < run.count ? index : run.count - 1;
   const bool here = index < run.count;
   Pair own;
@@ -40,7 +40,7 @@ INLINE void twin_forwards(const TwinRun &run) {
   EACH(k, STREAM) own.stream[k] = run.stream[k * run.count + j];
   for (i64 n = 0; n < run.steps; n++) {
     if (n % run.segment == 0 && here) {
-      F *at = run.kept + n / run.segment * 2 * STATE * run.count + j;
+      F* at = run.kept + n / run.segment * 2 * STATE * run.count + j;
       EACH(k, STATE) at[k * run.count] = own.x[k];
       EACH(k, STATE) at[(STATE + k) * run.count] = own.p[k];
     }
@@ -54,8 +54,7 @@ INLINE void twin_forwards(const TwinRun &run) {
 }
 
 // COUNT sums over a block, in an order that its size alone decides
-template <int COUNT, class Of>
-INLINE void block_sums(double *parts, double *totals, Of value) {
+template <int COUNT, class Of> INLINE void block_sums(double* parts, double* totals, Of value) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
 #pragma unroll
   for (int from = 0; from < COUNT; from += 32) {
@@ -80,7 +79,7 @@ INLINE void block_sums(double *parts, double *totals, Of value) {
 #define SUMS 2
 #endif
 
-INLINE void twin_backwards(const TwinRun &run) {
+INLINE void twin_backwards(const TwinRun& run) {
   __shared__ double parts[THREADS / 32 * SUMS], totals[SUMS];
   const i64 first = run.edges[blockIdx.x], stop = run.edges[blockIdx.x + 1];
   const bool here = first + threadIdx.x < stop;
@@ -97,13 +96,13 @@ INLINE void twin_backwards(const TwinRun &run) {
   const F members = (F)(stop - first);
   for (i64 begin = (run.steps - 1) / run.segment * run.segment; begin >= 0; begin -= run.segment) {
     const i64 end = begin + run.segment < run.steps ? begin + run.segment : run.steps;
-    const F *at = run.kept + begin / run.segment * 2 * STATE * run.count + j;
+    const F* at = run.kept + begin / run.segment * 2 * STATE * run.count + j;
     EACH(k, STATE) own.x[k] = at[k * run.count];
     EACH(k, STATE) own.p[k] = at[(STATE + k) * run.count];
     for (i64 n = begin; n < end; n++) {
       V z[AT_LEAST_ONE(NORMALS)];
       drawn(own.stream, (u32)n, z);
-      F *to = run.path + (n - begin) * WIDE * run.count + j;
+      F* to = run.path + (n - begin) * WIDE * run.count + j;
       if (here) {
         EACH(k, STATE) to[k * run.count] = own.x[k];
         EACH(k, STATE) to[(STATE + k) * run.count] = own.p[k];
@@ -112,7 +111,7 @@ INLINE void twin_backwards(const TwinRun &run) {
       step_both(run, own, n, z);
     }
     for (i64 n = end - 1; n >= begin; n--) {
-      const F *from = run.path + (n - begin) * WIDE * run.count + j;
+      const F* from = run.path + (n - begin) * WIDE * run.count + j;
       V x[STATE], p[2 * STATE], z[AT_LEAST_ONE(NORMALS)], s[AT_LEAST_ONE(SCORES)], d[AT_LEAST_ONE(EXPLICITS)];
       V delta, paid, left, gain;
       EACH(k, STATE) x[k] = here ? from[k * run.count] : F(0);
@@ -134,7 +133,8 @@ INLINE void twin_backwards(const TwinRun &run) {
       bool dominated = false;
       EACH(k, SCORES) {
         const double weight = totals[2 + 2 * k];
-        const F inverse = weight > 0 ? (F)(1 / weight) : F(0), mean = weight > 0 ? (F)(totals[3 + 2 * k] / weight) : F(0);
+        const F inverse = weight > 0 ? (F)(1 / weight) : F(0),
+                mean = weight > 0 ? (F)(totals[3 + 2 * k] / weight) : F(0);
         const V rest = 1 - s[k] * s[k] * inverse;
         dominated |= rest < F(0.015625);
         correction[SCORE_OF[k]] += (residual - mean) * s[k] / rest;
@@ -159,11 +159,11 @@ INLINE void twin_backwards(const TwinRun &run) {
   EACH(k, PARAMETERS) run.correction[k * run.count + j] = correction[k];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) twin_pass(
-    i64 count, i64 steps, i64 segment, const F *timed, const F *x, const F *context, const u32 *stream, F *kept, F *path,
-    F *last, F *slope, F *value, F *residual, F *reward, F *direct, F *correction, const F *bar, const i64 *edges,
-    double *sums, int *dominated) {
-  const TwinRun run = {count, steps, segment, timed,  x,        context, stream, kept,  path, last,
+extern "C" __global__ void __launch_bounds__(THREADS)
+    twin_pass(i64 count, i64 steps, i64 segment, const F* timed, const F* x, const F* context, const u32* stream,
+              F* kept, F* path, F* last, F* slope, F* value, F* residual, F* reward, F* direct, F* correction,
+              const F* bar, const i64* edges, double* sums, int* dominated) {
+  const TwinRun run = {count, steps, segment,  timed,  x,      context,    stream, kept,  path, last,
                        slope, value, residual, reward, direct, correction, bar,    edges, sums, dominated};
 #if PASS == TWIN_FORWARD
   twin_forwards(run);
