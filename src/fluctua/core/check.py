@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -243,24 +242,6 @@ def form(tree: PyTree) -> Any:
 
 def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     """Shapes of drift, noise and rewards at one state x (M,) and time."""
-    arguments = (theta, x, t, context)
-    if isinstance(process, Process):  # known once for all numbers of these shapes
-        leaves, tree = jax.tree.flatten(arguments)
-        _check_shapes(process, rewards, tree, tuple(map(_abstract, leaves)))
-    else:
-        _model(process, rewards, *arguments)
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf))
-
-
-@lru_cache(maxsize=64)
-def _check_shapes(process: Process, rewards: Rewards, tree: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> None:
-    _model(process, rewards, *jax.tree.unflatten(tree, leaves))
-
-
-def _model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
     shapes(process, theta, x, t, context)
     for name, reward, arguments in (
         ("running", rewards.running, (theta, x, t, context)),
