@@ -17,6 +17,7 @@ from fluctua import tcmt
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import Call, Here, gathered
 from fluctua.scale.parts import Part, total
+from fluctua.tcmt.kernel.options import cores
 
 PARAMETERS = 548  # of 11 × 13 resonators: ω, χ and κ
 WORKERS, SHARDS = (1, 2, 4, 8), (16, 64, 256, 1024)
@@ -105,8 +106,10 @@ def overhead(say, seconds, repeats):
     theta = tcmt.initial_parameters(jax.random.key(0), task.network)
     key, plain = jax.random.key(1), task.estimator("cpu", baseline="carried")
     plain(key, theta, 256)
-    each = best(lambda: plain(key, theta, 1024), 3) / 1024
-    count = int(seconds / each) // 1024 * 1024
+    before = time.process_time()
+    plain(key, theta, 1024)
+    each = (time.process_time() - before) / 1024
+    count = int(seconds * cores() / each) // 1024 * 1024
     made = {"plain": plain}
     for shards in (16, 64):
         again = lambda: task.estimator("cpu", baseline="carried")
@@ -136,17 +139,19 @@ def main():
     options.add_argument("--out", type=Path)
     options.add_argument("--seconds", type=float, default=2.0)
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--kernels-only", action="store_true")
     asked = options.parse_args()
     import ray
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     lines = []
     say = lambda text: (lines.append(text), print(text, flush=True))
-    say("An iteration whose shards cost nothing, by workers and shards:\n")
-    dispatch(say)
-    say("")
-    waiting(say, asked.repeats)
-    say("")
+    if not asked.kernels_only:
+        say("An iteration whose shards cost nothing, by workers and shards:\n")
+        dispatch(say)
+        say("")
+        waiting(say, asked.repeats)
+        say("")
     overhead(say, asked.seconds, asked.repeats)
     ray.shutdown()
     if asked.out:
