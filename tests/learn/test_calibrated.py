@@ -137,7 +137,7 @@ def test_noise_of_the_readout_is_taken_off():
         x = device(key, theta, count)
         return x._replace(x=x.x + noise * jax.random.normal(jax.random.split(key, 5)[3], x.x.shape))
 
-    for readout in (0.0, noise):
+    for readout in (0.0, noise, "measured"):
         estimator = fl.Calibrated(MODEL, noisy, effective, NOMINAL, 0.5, samples=0, readout=readout)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the one that does not know says so
@@ -146,6 +146,8 @@ def test_noise_of_the_readout_is_taken_off():
         errors[readout] = float(estimator.phi["loss"] - hidden["loss"])
     # 48,000 steps: the process leaves √(0.09/(48,000 · 0.03 · 0.02)) = 0.06, and products of ε half as much
     assert abs(errors[noise]) < 4 * 0.07
+    # S itself to √(2 · (0.0018 + 2 · 0.0025)²/12,000) of 0.0025 a batch: 1 to 2 % of what is taken off, 4
+    assert abs(errors["measured"]) < 4 * 0.1
     assert abs(errors[0.0]) > 2  # S/(0.03 · Δt) = 4 is taken for stiffness
 
 
@@ -334,6 +336,8 @@ def test_what_is_wrong_is_named():
         fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, watch=["gian"])
     with pytest.raises(ValueError, match="`memory`.*0.5"):
         fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, memory=0.5)
+    with pytest.raises(ValueError, match="`readout`.*'known'"):
+        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, readout="known")
     with pytest.raises(ValueError, match="`samples`.*-1"):
         fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, samples=-1)
     estimator = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2)

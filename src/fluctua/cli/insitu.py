@@ -166,8 +166,12 @@ def train(
         bool, typer.Option(help="with --calibration training: forget what came before a batch that was not expected")
     ] = False,
     readout: Annotated[
-        float, typer.Option(help="with --calibration training: noise of the readout on each quadrature, if known")
-    ] = 0.0,
+        str,
+        typer.Option(
+            help="with --calibration training: noise of the readout on each quadrature, or measured, as every "
+            "batch has it"
+        ),
+    ] = "0",
     most_omega: Annotated[float, typer.Option(help="largest detuning that a knob is set to, of either sign")] = 2.0,
     most_kappa: Annotated[float, typer.Option(help="largest coupling that a knob is set to")] = 1.5,
     probes: Annotated[int, typer.Option(help="settings at which to calibrate")] = 6,
@@ -218,7 +222,8 @@ def train(
                 learning_rate=learning_rate, baseline=baseline, attempts=attempts, record=record,
                 address=" ".join(address), points=points, share=share, sigma_kappa=modulation, kerr=kerr,
                 calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
-                readout=readout, most_omega=most_omega, most_kappa=most_kappa,
+                readout=readout if readout == "measured" else _number("readout", readout),
+                most_omega=most_omega, most_kappa=most_kappa,
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -387,6 +392,13 @@ def _visa_if_there() -> Any:
 def _note(message: Warning | str, *rest: Any, **more: Any) -> None:
     """A warning as a line."""
     typer.secho(f"note: {message}", err=True, fg=typer.colors.YELLOW)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f'--{name} is a number or "measured"; got {text!r}.') from None
 
 
 def _opening(plan: Plan) -> str:

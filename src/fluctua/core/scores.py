@@ -266,7 +266,7 @@ class CorrectedScore:
     """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step, which are measured with noise of variance S."""
 
     score: Score
-    variance: tuple[float, ...]  # S, (M,)
+    variance: tuple[float, ...] | Array  # S, (M,)
 
     def __call__(self, process: Process, theta: Params, step: Step) -> Params:
         """The score without the part that the noise adds on average."""

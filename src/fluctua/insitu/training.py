@@ -87,9 +87,8 @@ class Plan:
     calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every measured batch
     refines one model, of which the gradient is (`fluctua.Calibrated`), and these count. memory: measured batches over
     which what was measured fades; 0 keeps everything. renew: forget everything before a batch that was not expected.
-    measure_every: iterations of which one measures. readout: standard deviation of the measurement, which is taken off
-    that calibration. most_omega, most_kappa: bounds of the knobs, which `network_model`
-    is made with.
+    measure_every: iterations of which one measures. readout: standard deviation of the measurement, or "measured", to
+    be taken off that calibration. most_omega, most_kappa: bounds of the knobs, which `network_model` is made with.
     """
 
     iterations: int = 100
@@ -115,7 +114,7 @@ class Plan:
     memory: float = 0.0
     renew: bool = False
     measure_every: int = 1
-    readout: float = 0.0
+    readout: float | str = 0.0
     most_omega: float = 2.0
     most_kappa: float = 1.5
 

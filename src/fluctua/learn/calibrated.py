@@ -35,7 +35,7 @@ from fluctua.core.text import calibration_table, close_match, names
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params, Process, Substrate, Trajectories
 from fluctua.core.weighted import Weighed, weigh
-from fluctua.learn.evidence import At, Belief, Evidence, evidence
+from fluctua.learn.evidence import At, Belief, Evidence, evidence, measured_readout
 
 CORRECTIONS = ("none", "simulated", "measured", "weighted")
 MEASURED = ("measured", "weighted")
@@ -47,6 +47,9 @@ SETTLED = 1e-2
 
 CERTAIN = 6.0
 """Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
+
+FROM_BATCHES = "measured"
+"""The readout's noise as every batch has it."""
 
 NEW_TASK = "new task"
 """The event of a call whose model is another than that of the call before."""
@@ -170,8 +173,8 @@ class Calibrated:
         samples: of the calibration's error in the gradient; exact, one for each unknown, where these are as few.
         measure_every: calls of which one measures; in the others the model alone is asked, and J is the model's.
         every: steps of which one counts for the information; see `evidence`.
-        readout: standard deviation of the measurement on each component of a sample. What it would do to the
-            calibration is taken off; see `evidence`.
+        readout: standard deviation of the measurement on each component of a sample, or "measured", which takes it from
+            every batch. What it would do to the calibration is taken off; see `evidence`.
 
     `calibration` says what is known. It has a state; put it back to go on where another left off.
 
@@ -198,7 +201,7 @@ class Calibrated:
         samples: int = 8,
         measure_every: int = 1,
         every: int = 1,
-        readout: float = 0.0,
+        readout: float | str = 0.0,
     ):
         _check_options(correction, memory, steps, readout, simulated, samples, measure_every, every)
         unknown = check.parameters(unknown)
@@ -212,7 +215,7 @@ class Calibrated:
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
         self.steps, self.sums = steps, dict[str, np.ndarray]()
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
-        self.readout = float(readout)
+        self.readout = readout
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
@@ -272,9 +275,10 @@ class Calibrated:
         fade = 0.0 if self.memory == 1 else 1 - 1 / self.memory
         before = self.belief if fade == 1 else self.belief.faded(fade)
         u, first, step = before.mean, True, np.inf
+        readout = measured_readout(trajectories) if isinstance(self.readout, str) else self.readout
         for _ in range(MOST_STEPS):
             u = np.asarray(u, jnp.result_type(float)).astype(np.float64)  # what the model is given, in its precision
-            news = self.model.evidence(self.at, theta, u, trajectories, self.every, self.readout)
+            news = self.model.evidence(self.at, theta, u, trajectories, self.every, readout)
             if not (np.isfinite(news.score).all() and np.isfinite(news.information).all()):
                 raise FloatingPointError(
                     "the score of the measured trajectories is not finite at the calibrated model."
@@ -502,7 +506,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check_options(correction: str, memory: float, steps: float, readout: float, *counts: int) -> None:
+def _check_options(correction: str, memory: float, steps: float, readout: float | str, *counts: int) -> None:
     if correction not in CORRECTIONS:
         raise ValueError(
             f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
@@ -511,8 +515,8 @@ def _check_options(correction: str, memory: float, steps: float, readout: float,
     for name, value in (("memory", memory), ("steps", steps)):
         if not value >= 1:
             raise ValueError(f"`{name}` is a number of calls, at least 1; got {value!r}.")
-    if not 0 <= readout < math.inf:
-        raise ValueError(f"`readout` is a standard deviation, 0 or more; got {readout!r}.")
+    if readout != FROM_BATCHES and (isinstance(readout, str) or not 0 <= readout < math.inf):
+        raise ValueError(f'`readout` is a standard deviation, 0 or more, or "measured"; got {readout!r}.')
     limits = (("simulated", 2), ("samples", 0), ("measure_every", 1), ("every", 1))
     for (name, least), number in zip(limits, counts, strict=True):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:

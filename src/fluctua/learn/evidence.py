@@ -39,6 +39,9 @@ from fluctua.core.types import (
     working_dtype,
 )
 
+FEWEST_INCREMENTS = 10
+"""Of a trajectory, to tell noise of the readout from what moves the state."""
+
 COLLINEAR = 1e-5
 """Share of a direction that others leave of it, below which it is one of theirs; single precision has seven digits."""
 
@@ -99,9 +102,9 @@ def evidence(
             "unknowns of the noise are not told from noise of the readout in one pass; calibrate its amplitude "
             "beforehand, or leave `readout` at 0."
         )
-    used = CorrectedScore(score, (readout**2,) * x.shape[-1]) if readout else score
+    variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
     rows = jnp.swapaxes(x, 0, 1)
-    s, information = _sums(known, score, used, readout, at, noisy, every, theta, point, times, rows, context)
+    s, information = _sums(known, score, at, noisy, every, variance, theta, point, times, rows, context)
     slope = lambda v: jax.jacfwd(lambda w: known.drift(at(theta, w), x[0, 0], times.t[0], one))(v)
     linear = score is not local_linear_score and not noisy and not depends(slope, point)
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
@@ -126,22 +129,22 @@ def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> 
     return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.silent else sigma
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _sums(
     process: Process,
     score: Score,
-    used: Score,
-    readout: float,
     at: At,
     noisy: bool,
     every: int,
+    readout: Array | None,
     theta: Params,
     u: Array,
     times: Times,
     x: Array,
     context: PyTree,
 ) -> tuple[Array, Array]:
-    """x: (T+1, E, M)."""
+    """x: (T+1, E, M). readout: its variance (M,)."""
+    used = score if readout is None else CorrectedScore(score, readout)
     p, pull = jax.vjp(lambda v: at(theta, v), u)
     t, dt = times.t[:-1], times.dt
     flat, unravel = ravel_pytree(p)
@@ -167,9 +170,7 @@ def _sums(
         return information
 
     def seen(x: Array, *rest: Any) -> Array:
-        if not readout:
-            return one(x, *rest)
-        return without_readout(lambda z: one(z, *rest), jnp.full(x.shape, readout**2, x.dtype))(x)
+        return one(x, *rest) if readout is None else without_readout(lambda z: one(z, *rest), readout)(x)
 
     begins = np.arange(0, len(dt), every)
     shares = jax.ops.segment_sum(dt, np.arange(len(dt)) // every, len(begins))
@@ -181,6 +182,25 @@ def _sums(
     empty = jnp.zeros((u.size, u.size), u.dtype)
     steps = (x[:-1][begins], t[begins], dt[begins], shares)
     return pull(unravel(s))[0], jax.lax.scan(informations, empty, steps)[0]
+
+
+def measured_readout(trajectories: Trajectories) -> float:
+    """Standard deviation of the measurement on each component of a sample, all alike, from how samples scatter.
+
+    ε of a sample is in the increments on both of its sides, and what moves the state is in one, or in all alike:
+    S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where that is negative by chance.
+    """
+    total, many = 0.0, 0
+    for x in trajectories.x:
+        d = np.diff(np.asarray(x, np.float64), axis=0)
+        if len(d) < FEWEST_INCREMENTS:
+            raise ValueError(
+                f"noise of the readout is measured from {FEWEST_INCREMENTS} intervals or more; these trajectories have "
+                f"{len(d)}. Give `readout` as a number."
+            )
+        total += float(np.sum(d[:-2] * (d[2:] - d[1:-1])))
+        many += d[2:].size
+    return float(np.sqrt(max(total / many, 0.0)))
 
 
 # --------------------------------------------------------------------------------------------- belief
