@@ -185,6 +185,7 @@ def function(
 
 def definitions(program: Program, layout: Layout) -> str:
     """Sizes, the numbers that are computed ahead in words, and which component is where."""
+    place = {component: k for k, component in enumerate(layout.normals)}
     array = lambda name, values: f"constexpr int {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
     sizes = {
         "STATE": program.state, "CONTEXT": program.contexts + len(layout.columns), "WIDTH": program.width,
@@ -197,6 +198,7 @@ def definitions(program: Program, layout: Layout) -> str:
         [
             *(f"#define {name} {value}" for name, value in sizes.items()),
             array("NORMAL_OF", layout.normals),
+            array("PLACE_OF", [place.get(component, -1) for component in range(program.width)]),
             array("SCORE_OF", layout.scores),
             array("EXPLICIT_OF", layout.explicits),
             "// The same for all trajectories, and computed ahead:",

@@ -21,6 +21,8 @@ struct Run {
 #define GROUP 16
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define EACH(k, count) _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
+#define SITES ((WIDTH + 1) / 2)  // of Philox: two components each
+#define SPARE (WIENER == 2 ? 2 * SITES : 0)
 #define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
 template <class T, class S>
@@ -82,7 +84,7 @@ struct Sum {
 
 struct Lanes {
   V x[STATE], c[AT_LEAST_ONE(CONTEXT)], reward;
-  U stream[AT_LEAST_ONE(STREAM)];
+  U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
 };
 
 INLINE void begun(Lanes &lanes, const Run &run, int64_t j) {
@@ -108,7 +110,8 @@ INLINE V normal_of(U high, U low) {
 }
 #endif
 
-INLINE void drawn(const U *stream, uint32_t n, V *z) {
+// The normals of step n. Philox gives those of two steps at once: `spare` keeps the second, unless a run begins there.
+INLINE void drawn(const U *stream, uint32_t n, V *z, U *spare, bool begins) {
 #if NORMALS && WIENER == 1
   U a = U{}, b = U{} + n;
   threefry(stream[0], stream[1], a, b);
@@ -125,19 +128,31 @@ INLINE void drawn(const U *stream, uint32_t n, V *z) {
   typedef VF N;
   const float scale = 2.3283064365386963e-10f, turn = 6.2831855f, half = 0.5f;
 #endif
-  EACH(k, NORMALS) {
-    const int sites = (WIDTH + 1) / 2, site = NORMAL_OF[k] < sites ? NORMAL_OF[k] : NORMAL_OF[k] - sites;
+  for (int site = 0; site < SITES; site++) {
+    const int re = PLACE_OF[site], im = site + SITES < WIDTH ? PLACE_OF[site + SITES] : -1;
+    if (re < 0 && im < 0) continue;
     U c0 = U{} + (uint32_t)site, c1 = U{} + n / 2, c2 = stream[2], c3 = U{};
-    philox(stream[0], stream[1], c0, c1, c2, c3);
-    N first = __builtin_convertvector(n % 2 ? c2 : c0, N), second = __builtin_convertvector(n % 2 ? c3 : c1, N);
-    N radius = m_sqrt(-2 * log_of_positive((first + half) * scale));
-    N angle = turn * (second * scale);
-    N value = radius * (NORMAL_OF[k] < sites ? wave(angle, 1) : wave(angle, 0));
+    if (n % 2 == 0 || begins) {
+      philox(stream[0], stream[1], c0, c1, c2, c3);
+      spare[2 * site] = c2;
+      spare[2 * site + 1] = c3;
+    }
+    if (n % 2) {
+      c0 = spare[2 * site];
+      c1 = spare[2 * site + 1];
+    }
+    const N first = __builtin_convertvector(c0, N), second = __builtin_convertvector(c1, N);
+    const N radius = m_sqrt((N)(-2 * log_of_positive((N)((first + half) * scale)))), angle = turn * (second * scale);
+    for (int part = 0; part < 2; part++) {
+      const int place = part ? im : re;
+      if (place < 0) continue;
+      const N value = radius * wave(angle, 1 - part);
 #if NOISE64 && !DOUBLE
-    z[k] = narrow(value);
+      z[place] = narrow(value);
 #else
-    z[k] = value;
+      z[place] = value;
 #endif
+    }
   }
 #endif
 }
@@ -156,7 +171,7 @@ extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
       for (int b = 0; b < blocks; b++) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
-        drawn(lanes[b].stream, (uint32_t)n, z);
+        drawn(lanes[b].stream, (uint32_t)n, z, lanes[b].spare, n == 0);
         step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r);
         lanes[b].reward += g;
         lanes[b].reward += r;
@@ -188,7 +203,7 @@ INLINE void swept(const Run &run, int64_t first, int64_t stop) {
     B dominated = B{};
     for (int64_t n = 0; n < run.steps; n++) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
-      drawn(lanes.stream, (uint32_t)n, z);
+      drawn(lanes.stream, (uint32_t)n, z, lanes.spare, n == 0);
       step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e);
       lanes.reward += g;
       const V to_go = guess - lanes.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
@@ -242,7 +257,7 @@ extern "C" void weights(const Run *given, int64_t first, int64_t stop) {
       for (int b = 0; b < blocks; b++) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
-        drawn(lanes[b].stream, (uint32_t)n, z);
+        drawn(lanes[b].stream, (uint32_t)n, z, lanes[b].spare, n == 0);
         step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, scores[b]);
         if (j + LANES > run.count) EACH(k, SCORES) scores[b][k] = counted(scores[b][k], j, run.count);
         lanes[b].reward += g;

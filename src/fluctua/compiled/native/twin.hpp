@@ -22,7 +22,7 @@ extern "C" void twin_forward(const TwinRun *given, int64_t first, int64_t stop) 
   const TwinRun run = *given;
   for (int64_t j = first; j < stop; j += LANES) {
     V x[STATE], p[2 * STATE], c[AT_LEAST_ONE(CONTEXT)];
-    U stream[AT_LEAST_ONE(STREAM)];
+    U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
     EACH(k, STATE) x[k] = p[k] = loaded<V>(run.x + k * run.count, j, run.count);
     EACH(k, CONTEXT) c[k] = loaded<V>(run.context + k * run.count, j, run.count);
     EACH(k, STREAM) stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
@@ -33,7 +33,7 @@ extern "C" void twin_forward(const TwinRun *given, int64_t first, int64_t stop) 
         EACH(k, STATE) stored(at + (STATE + k) * run.count, p[k], j, run.count);
       }
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], ahead[STATE], g, r;
-      drawn(stream, (uint32_t)n, z);
+      drawn(stream, (uint32_t)n, z, spare, n == 0);
       step_rewards(run.shared, run.timed + n * TIMED, c, x, z, y, g, r);
       twin_ahead(run.shared, run.timed + n * TIMED, c, x, z, p, ahead);
       EACH(k, STATE) x[k] = y[k];
@@ -75,12 +75,13 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
       const F *at = run.kept + begin / run.segment * 2 * STATE * run.count;
       const int64_t j = first + b * LANES;
       V x[STATE], p[2 * STATE];
+      U spare[AT_LEAST_ONE(SPARE)];
       EACH(k, STATE) x[k] = loaded<V>(at + k * run.count, j, stop);
       EACH(k, STATE) p[k] = loaded<V>(at + (STATE + k) * run.count, j, stop);
       for (int64_t n = begin; n < end; n++) {
         TwinStep &step = path[(n - begin) * blocks + b];
         V y[STATE], ahead[STATE], g, r;
-        drawn(lanes[b].stream, (uint32_t)n, step.z);
+        drawn(lanes[b].stream, (uint32_t)n, step.z, spare, n == begin);
         EACH(k, STATE) step.x[k] = x[k];
         EACH(k, STATE) step.twin[k] = p[k];
         step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, x, step.z, y, g, r);
