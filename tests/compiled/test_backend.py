@@ -117,3 +117,13 @@ def test_a_range_of_trajectories_is_that_of_the_whole():
     whole = estimator(backend="cpu").samples(jax.random.key(0), THETA, 24)
     part = estimator(backend="cpu").samples(jax.random.key(0), THETA, 8, first=16)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[16:], b), whole, part)
+
+
+def test_states_that_overflow_are_named_as_on_jax():
+    unstable = {**THETA, "rate": jnp.array(1e200)}
+    messages = []
+    for choice in ("jax", "cpu"):
+        with pytest.raises(FloatingPointError) as caught:
+            estimator(backend=choice).samples(jax.random.key(0), unstable, 24)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
