@@ -127,15 +127,15 @@ template <class T> T load(u32 address, T) {
 }
 template <class T> void store(u32 address, T v) { std::memcpy(shared + address, &v, sizeof v); }
 inline u32 fixed(u32 v) { return v; }
-template <class To, class From> To same_bits(From v) {
+template <class To, class From> To emulated_bits(From v) {
   To to;
   std::memcpy(&to, &v, sizeof to);
   return to;
 }
-inline float __int_as_float(int v) { return same_bits<float>(v); }
-inline float __uint_as_float(u32 v) { return same_bits<float>(v); }
-inline u32 __float_as_uint(float v) { return same_bits<u32>(v); }
-inline double __longlong_as_double(long long v) { return same_bits<double>(v); }
+inline float __int_as_float(int v) { return emulated_bits<float>(v); }
+inline float __uint_as_float(u32 v) { return emulated_bits<float>(v); }
+inline u32 __float_as_uint(float v) { return emulated_bits<u32>(v); }
+inline double __longlong_as_double(long long v) { return emulated_bits<double>(v); }
 inline float __logf(float x) { return std::log(x); }
 inline float __sinf(float x) { return std::sin(x); }
 inline float __cosf(float x) { return std::cos(x); }
