@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE  static inline __attribute__((always_inline))
 #define OUTLINE static __attribute__((noinline, unused))
 
 typedef float VF __attribute__((vector_size(4 * LANES)));
@@ -45,8 +45,7 @@ INLINE V sel(B m, F a, F b) { return m ? bc(a) : bc(b); }
 #endif
 INLINE B mask(int yes) { return yes ? ~B{} : B{}; }
 
-template <class M>
-INLINE bool any(M m) {
+template <class M> INLINE bool any(M m) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(M) % 64 == 0) {
     __m512i parts[sizeof(M) / 64], all;
@@ -119,27 +118,27 @@ INLINE VF power_of_two(VI n) { return (VF)((n + 127) << 23); }
 INLINE VD power_of_two(VL n) { return (VD)((n + 1023) << 52); }
 
 // not inlined: a call of the library for every lane is long, and compiling it wherever it stands takes longer
-#define LANE_BY_LANE(name, f, d)                        \
-  OUTLINE VF m_##name(VF x) {                           \
-    VF y;                                               \
-    for (int l = 0; l < LANES; l++) y[l] = f(x[l]);     \
-    return y;                                           \
-  }                                                     \
-  OUTLINE VD m_##name(VD x) {                           \
-    VD y;                                               \
-    for (int l = 0; l < LANES; l++) y[l] = d(x[l]);     \
-    return y;                                           \
+#define LANE_BY_LANE(name, f, d)                    \
+  OUTLINE VF m_##name(VF x) {                       \
+    VF y;                                           \
+    for (int l = 0; l < LANES; l++) y[l] = f(x[l]); \
+    return y;                                       \
+  }                                                 \
+  OUTLINE VD m_##name(VD x) {                       \
+    VD y;                                           \
+    for (int l = 0; l < LANES; l++) y[l] = d(x[l]); \
+    return y;                                       \
   }
-#define LANE_PAIRS(name, f, d)                                \
-  OUTLINE VF m_##name(VF x, VF z) {                           \
-    VF y;                                                     \
-    for (int l = 0; l < LANES; l++) y[l] = f(x[l], z[l]);     \
-    return y;                                                 \
-  }                                                           \
-  OUTLINE VD m_##name(VD x, VD z) {                           \
-    VD y;                                                     \
-    for (int l = 0; l < LANES; l++) y[l] = d(x[l], z[l]);     \
-    return y;                                                 \
+#define LANE_PAIRS(name, f, d)                            \
+  OUTLINE VF m_##name(VF x, VF z) {                       \
+    VF y;                                                 \
+    for (int l = 0; l < LANES; l++) y[l] = f(x[l], z[l]); \
+    return y;                                             \
+  }                                                       \
+  OUTLINE VD m_##name(VD x, VD z) {                       \
+    VD y;                                                 \
+    for (int l = 0; l < LANES; l++) y[l] = d(x[l], z[l]); \
+    return y;                                             \
   }
 
 LANE_BY_LANE(cbrt, cbrtf, cbrt)
@@ -182,7 +181,9 @@ INLINE VF m_exp(VF x) {
   VF n = nearest(x * 1.44269504f);
   VF r = x - n * 0.693359375f + n * 2.12194440e-4f;
   VF p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
-          1.6666665459e-1f) * r + 5.0000001201e-1f;
+          1.6666665459e-1f) *
+             r +
+         5.0000001201e-1f;
   VI k = whole(n), h = k >> 1;
   return (p * r * r + r + 1.0f) * power_of_two(h) * power_of_two(k - h);
 }
@@ -203,8 +204,16 @@ INLINE VF log_of_positive(VF x) {
   VI e = bits >> 23;
   VF m = (VF)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f, z = m * m, k = real(e);
   VF p = ((((((((7.0376836292e-2f * m - 1.1514610310e-1f) * m + 1.1676998740e-1f) * m - 1.2420140846e-1f) * m +
-              1.4249322787e-1f) * m - 1.6668057665e-1f) * m + 2.0000714765e-1f) * m - 2.4999993993e-1f) * m +
-          3.3333331174e-1f) * m * z;
+              1.4249322787e-1f) *
+                 m -
+             1.6668057665e-1f) *
+                m +
+            2.0000714765e-1f) *
+               m -
+           2.4999993993e-1f) *
+              m +
+          3.3333331174e-1f) *
+         m * z;
   return k * 0.693359375f + (m + (p - k * 2.12194440e-4f - 0.5f * z));
 }
 INLINE VD log_of_positive(VD x) {
@@ -212,9 +221,15 @@ INLINE VD log_of_positive(VD x) {
   VL e = bits >> 52;
   VD m = (VD)((bits & 0x000fffffffffffffLL) + 0x3fe6a09e667f3bcdLL) - 1.0, z = m * m, k = real(e);
   VD p = ((((1.01875663804580931796e-4 * m + 4.97494994976747001425e-1) * m + 4.70579119878881725854) * m +
-           1.44989225341610930846e1) * m + 1.79368678507819816313e1) * m + 7.70838733755885391666;
+           1.44989225341610930846e1) *
+              m +
+          1.79368678507819816313e1) *
+             m +
+         7.70838733755885391666;
   VD q = ((((m + 1.12873587189167450590e1) * m + 4.52279145837532221105e1) * m + 8.29875266912776603211e1) * m +
-          7.11544750618563894466e1) * m + 2.31251620126765340583e1;
+          7.11544750618563894466e1) *
+             m +
+         2.31251620126765340583e1;
   return k * 0.693359375 + (m + (m * (z * p / q) - k * 2.121944400546905827679e-4 - 0.5 * z));
 }
 INLINE VF m_log(VF x) {
@@ -234,7 +249,9 @@ INLINE VD m_log(VD x) {
 INLINE VF m_tanh(VF x) {
   VF a = sel(x < 0, -x, x), s = x * x;
   VF p = ((((-5.70498872745e-3f * s + 2.06390887954e-2f) * s - 5.37397155531e-2f) * s + 1.33314422036e-1f) * s -
-          3.33332819422e-1f) * s * x + x;
+          3.33332819422e-1f) *
+             s * x +
+         x;
   VF q = 1.0f - 2.0f / (m_exp(a + a) + 1.0f);
   return sel(a < 0.625f, p, sel(x < 0, -q, q));
 }
@@ -264,9 +281,20 @@ INLINE VD wave(VD x, int quarter) {
   VD r = x - n * 1.5707963267948965580 - n * 6.1232339957367660359e-17;
   VD z = r * r;
   VD s = (((((1.58962301576546568060e-10 * z - 2.50507477628578072866e-8) * z + 2.75573136213857245213e-6) * z -
-            1.98412698295895385996e-4) * z + 8.33333333332211858878e-3) * z - 1.66666666666666307295e-1) * z * r + r;
+            1.98412698295895385996e-4) *
+               z +
+           8.33333333332211858878e-3) *
+              z -
+          1.66666666666666307295e-1) *
+             z * r +
+         r;
   VD c = (((((-1.13585365213876817300e-11 * z + 2.08757008419747316778e-9) * z - 2.75573141792967388112e-7) * z +
-            2.48015872888517045348e-5) * z - 1.38888888888730564116e-3) * z + 4.16666666666665929218e-2) * z * z -
+            2.48015872888517045348e-5) *
+               z -
+           1.38888888888730564116e-3) *
+              z +
+          4.16666666666665929218e-2) *
+             z * z -
          0.5 * z + 1.0;
   VL k = whole(n) + quarter;
   VD y = sel((k & 1) != 0, c, s);

@@ -6,27 +6,26 @@
 
 struct Run {
   int64_t count, steps;
-  const F *shared, *timed;      // (SHARED,), (T, TIMED): the same for all trajectories
-  const F *x, *context;         // (STATE, E), (CONTEXT, E)
-  const uint32_t *stream;       // (STREAM, E)
-  const F *guess;               // (E,) the return, or near it
-  F *reward, *last;             // (E,) in and out, (STATE, E) out
-  F *gradient, *score;          // (PARAMETERS, E) in and out
-  const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²
-  double *sums;                 // (T, 2) or (T, SCORES, 2)
-  int32_t *dominated;           // set where one trajectory has nearly all of a weight
-  double scale;                 // of what is left out: E/(E − 1) where trajectories leave themselves out
+  const F *shared, *timed;  // (SHARED,), (T, TIMED): the same for all trajectories
+  const F *x, *context;     // (STATE, E), (CONTEXT, E)
+  const uint32_t* stream;   // (STREAM, E)
+  const F* guess;           // (E,) the return, or near it
+  F *reward, *last;         // (E,) in and out, (STATE, E) out
+  F *gradient, *score;      // (PARAMETERS, E) in and out
+  const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
+  double* sums;             // (T, 2) or (T, SCORES, 2)
+  int32_t* dominated;       // set where one trajectory has nearly all of a weight
+  double scale;             // of what is left out: E/(E − 1) where trajectories leave themselves out
 };
 
-#define GROUP 16
-#define INLINE_MEMBER inline __attribute__((always_inline))
-#define EACH(k, count) _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
-#define SITES ((WIDTH + 1) / 2)  // of Philox: two components each
-#define SPARE (WIENER == 2 ? 2 * SITES : 0)
+#define GROUP           16
+#define INLINE_MEMBER   inline __attribute__((always_inline))
+#define EACH(k, count)  _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
+#define SITES           ((WIDTH + 1) / 2)  // of Philox: two components each
+#define SPARE           (WIENER == 2 ? 2 * SITES : 0)
 #define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
-template <class T, class S>
-INLINE T loaded(const S *from, int64_t j, int64_t count) {
+template <class T, class S> INLINE T loaded(const S* from, int64_t j, int64_t count) {
   T v;
   if (j + LANES <= count) {
     __builtin_memcpy(&v, from + j, sizeof v);
@@ -35,7 +34,7 @@ INLINE T loaded(const S *from, int64_t j, int64_t count) {
   }
   return v;
 }
-INLINE void stored(F *to, V v, int64_t j, int64_t count) {
+INLINE void stored(F* to, V v, int64_t j, int64_t count) {
   if (j + LANES <= count) {
     __builtin_memcpy(to + j, &v, sizeof v);
   } else {
@@ -61,15 +60,13 @@ typedef float Narrow __attribute__((vector_size(2 * LANES)));
 typedef double Half __attribute__((vector_size(4 * LANES)));
 INLINE Half half(V v, int which) {
   Narrow part;
-  __builtin_memcpy(&part, (const char *)&v + which * sizeof part, sizeof part);
+  __builtin_memcpy(&part, (const char*)&v + which * sizeof part, sizeof part);
   return __builtin_convertvector(part, Half);
 }
 #endif
 struct Sum {
   Half of[HALVES] = {};
-  INLINE_MEMBER void add(V v) {
-    EACH(h, HALVES) of[h] += half(v, h);
-  }
+  INLINE_MEMBER void add(V v) { EACH(h, HALVES) of[h] += half(v, h); }
   INLINE_MEMBER double total() const {
     const int many = sizeof(Half) / 8;
     double part[many];
@@ -87,13 +84,13 @@ struct Lanes {
   U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
 };
 
-INLINE void begun(Lanes &lanes, const Run &run, int64_t j) {
+INLINE void begun(Lanes& lanes, const Run& run, int64_t j) {
   EACH(k, STATE) lanes.x[k] = loaded<V>(run.x + k * run.count, j, run.count);
   EACH(k, CONTEXT) lanes.c[k] = loaded<V>(run.context + k * run.count, j, run.count);
   EACH(k, STREAM) lanes.stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
   lanes.reward = loaded<V>(run.reward, j, run.count);
 }
-INLINE void ended(const Lanes &lanes, const Run &run, int64_t j) {
+INLINE void ended(const Lanes& lanes, const Run& run, int64_t j) {
   EACH(k, STATE) stored(run.last + k * run.count, lanes.x[k], j, run.count);
   stored(run.reward, lanes.reward, j, run.count);
 }
@@ -111,7 +108,7 @@ INLINE V normal_of(U high, U low) {
 #endif
 
 // The normals of step n. Philox gives those of two steps at once: `spare` keeps the second, unless a run begins there.
-INLINE void drawn(const U *stream, uint32_t n, V *z, U *spare, bool begins) {
+INLINE void drawn(const U* stream, uint32_t n, V* z, U* spare, bool begins) {
 #if NORMALS && WIENER == 1
   U a = U{}, b = U{} + n;
   threefry(stream[0], stream[1], a, b);
@@ -160,7 +157,7 @@ INLINE void drawn(const U *stream, uint32_t n, V *z, U *spare, bool begins) {
 // ------------------------------------------------------------------------------------------ rewards alone
 
 // The sums of g Δt and of r over the ensemble at every step
-extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
+extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
   const Run run = *given;
   for (int64_t group = first; group < stop; group += GROUP * LANES) {
     Lanes lanes[GROUP];
@@ -190,8 +187,7 @@ extern "C" void rewards_summed(const Run *given, int64_t first, int64_t stop) {
 
 #if SWEEP
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
-template <bool LEFT_OUT>
-INLINE void swept(const Run &run, int64_t first, int64_t stop) {
+template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_t stop) {
   const F scale = (F)run.scale;
   for (int64_t j = first; j < stop; j += LANES) {
     Lanes lanes;
@@ -234,14 +230,14 @@ INLINE void swept(const Run &run, int64_t first, int64_t stop) {
 #endif
 
 #if SWEEP == 1
-extern "C" void sweep(const Run *given, int64_t first, int64_t stop) { swept<false>(*given, first, stop); }
+extern "C" void sweep(const Run* given, int64_t first, int64_t stop) { swept<false>(*given, first, stop); }
 #endif
 
 #if SWEEP == 2
-extern "C" void sweep(const Run *given, int64_t first, int64_t stop) { swept<true>(*given, first, stop); }
+extern "C" void sweep(const Run* given, int64_t first, int64_t stop) { swept<true>(*given, first, stop); }
 
 // Σ U² and Σ λ U² over the ensemble at every step
-extern "C" void weights(const Run *given, int64_t first, int64_t stop) {
+extern "C" void weights(const Run* given, int64_t first, int64_t stop) {
   const Run run = *given;
   for (int64_t group = first; group < stop; group += GROUP * LANES) {
     Lanes lanes[GROUP];

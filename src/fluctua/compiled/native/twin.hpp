@@ -5,20 +5,20 @@
 
 struct TwinRun {
   int64_t count, steps, segment;
-  const F *shared, *timed;      // (SHARED,), (T, TIMED)
-  const F *x, *context;         // (STATE, E), (CONTEXT, E)
-  const uint32_t *stream;       // (STREAM, E)
-  F *kept, *last;               // (T/segment, 2·STATE, E), (2·STATE, E): X and x̄
-  F *slope, *value;             // (STATE, E), (E,) in and out: of V
-  F *residual, *reward;         // (E,) in and out: Λ and λ̂
-  F *direct, *correction;       // (PARAMETERS, E) in and out
-  const F *bar;                 // (T,) the baseline where it depends on time alone
-  const int64_t *edges;         // of the batches
-  double *sums;                 // (batches, T): ΣΛ
-  int32_t *dominated;
+  const F *shared, *timed;  // (SHARED,), (T, TIMED)
+  const F *x, *context;     // (STATE, E), (CONTEXT, E)
+  const uint32_t* stream;   // (STREAM, E)
+  F *kept, *last;           // (T/segment, 2·STATE, E), (2·STATE, E): X and x̄
+  F *slope, *value;         // (STATE, E), (E,) in and out: of V
+  F *residual, *reward;     // (E,) in and out: Λ and λ̂
+  F *direct, *correction;   // (PARAMETERS, E) in and out
+  const F* bar;             // (T,) the baseline where it depends on time alone
+  const int64_t* edges;     // of the batches
+  double* sums;             // (batches, T): ΣΛ
+  int32_t* dominated;
 };
 
-extern "C" void twin_forward(const TwinRun *given, int64_t first, int64_t stop) {
+extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) {
   const TwinRun run = *given;
   for (int64_t j = first; j < stop; j += LANES) {
     V x[STATE], p[2 * STATE], c[AT_LEAST_ONE(CONTEXT)];
@@ -28,7 +28,7 @@ extern "C" void twin_forward(const TwinRun *given, int64_t first, int64_t stop) 
     EACH(k, STREAM) stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
     for (int64_t n = 0; n < run.steps; n++) {
       if (n % run.segment == 0) {
-        F *at = run.kept + n / run.segment * 2 * STATE * run.count;
+        F* at = run.kept + n / run.segment * 2 * STATE * run.count;
         EACH(k, STATE) stored(at + k * run.count, x[k], j, run.count);
         EACH(k, STATE) stored(at + (STATE + k) * run.count, p[k], j, run.count);
       }
@@ -53,13 +53,13 @@ struct TwinStep {
   V x[STATE], twin[STATE], z[AT_LEAST_ONE(NORMALS)];
 };
 
-INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, TwinStep *path) {
+INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, TwinStep* path) {
   const int64_t first = run.edges[batch], stop = run.edges[batch + 1];
   const int blocks = (int)((stop - first + LANES - 1) / LANES);
-  double *sums = run.sums + batch * run.steps;
+  double* sums = run.sums + batch * run.steps;
   for (int b = 0; b < blocks; b++) {
     const int64_t j = first + b * LANES;
-    TwinLanes &lane = lanes[b];
+    TwinLanes& lane = lanes[b];
     EACH(k, CONTEXT) lane.c[k] = loaded<V>(run.context + k * run.count, j, stop);
     EACH(k, STREAM) lane.stream[k] = loaded<U>(run.stream + k * run.count, j, stop);
     EACH(k, STATE) lane.slope[k] = loaded<V>(run.slope + k * run.count, j, stop);
@@ -72,14 +72,14 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
   for (int64_t begin = (run.steps - 1) / run.segment * run.segment; begin >= 0; begin -= run.segment) {
     const int64_t end = begin + run.segment < run.steps ? begin + run.segment : run.steps;
     for (int b = 0; b < blocks; b++) {
-      const F *at = run.kept + begin / run.segment * 2 * STATE * run.count;
+      const F* at = run.kept + begin / run.segment * 2 * STATE * run.count;
       const int64_t j = first + b * LANES;
       V x[STATE], p[2 * STATE];
       U spare[AT_LEAST_ONE(SPARE)];
       EACH(k, STATE) x[k] = loaded<V>(at + k * run.count, j, stop);
       EACH(k, STATE) p[k] = loaded<V>(at + (STATE + k) * run.count, j, stop);
       for (int64_t n = begin; n < end; n++) {
-        TwinStep &step = path[(n - begin) * blocks + b];
+        TwinStep& step = path[(n - begin) * blocks + b];
         V y[STATE], ahead[STATE], g, r;
         drawn(lanes[b].stream, (uint32_t)n, step.z, spare, n == begin);
         EACH(k, STATE) step.x[k] = x[k];
@@ -96,8 +96,8 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
       Sum squares[AT_LEAST_ONE(SCORES)], weighted[AT_LEAST_ONE(SCORES)];
 #endif
       for (int b = 0; b < blocks; b++) {
-        TwinLanes &lane = lanes[b];
-        const TwinStep &step = path[(n - begin) * blocks + b];
+        TwinLanes& lane = lanes[b];
+        const TwinStep& step = path[(n - begin) * blocks + b];
         V p[2 * STATE], direct[AT_LEAST_ONE(EXPLICITS)], reward, left, gain;
         EACH(k, STATE) p[k] = step.twin[k];
         EACH(k, STATE) p[STATE + k] = lane.slope[k];
@@ -134,7 +134,7 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
       const F scale = TWIN_BASELINE ? (F)(members / (members - 1)) : 1;
 #endif
       for (int b = 0; b < blocks; b++) {
-        TwinLanes &lane = lanes[b];
+        TwinLanes& lane = lanes[b];
 #if TWIN_BASELINE == 2
         EACH(k, SCORES) {
           const V rest = 1 - lane.score[k] * lane.score[k] * inverse[k];
@@ -153,7 +153,7 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
   }
   for (int b = 0; b < blocks; b++) {
     const int64_t j = first + b * LANES;
-    TwinLanes &lane = lanes[b];
+    TwinLanes& lane = lanes[b];
     EACH(k, STATE) stored(run.slope + k * run.count, lane.slope[k], j, stop);
     stored(run.value, lane.value, j, stop);
     stored(run.residual, lane.residual, j, stop);
@@ -163,7 +163,7 @@ INLINE void twin_batch(const TwinRun &run, int64_t batch, TwinLanes *lanes, Twin
   }
 }
 
-extern "C" void twin_backward(const TwinRun *given, int64_t first, int64_t stop) {
+extern "C" void twin_backward(const TwinRun* given, int64_t first, int64_t stop) {
   int64_t most = 0;
   for (int64_t batch = first; batch < stop; batch++) {
     const int64_t size = given->edges[batch + 1] - given->edges[batch];
@@ -175,8 +175,7 @@ extern "C" void twin_backward(const TwinRun *given, int64_t first, int64_t stop)
       posix_memalign(&path, sizeof(V), blocks * (size_t)given->segment * sizeof(TwinStep))) {
     *given->dominated = -1;
   } else {
-    for (int64_t batch = first; batch < stop; batch++)
-      twin_batch(*given, batch, (TwinLanes *)lanes, (TwinStep *)path);
+    for (int64_t batch = first; batch < stop; batch++) twin_batch(*given, batch, (TwinLanes*)lanes, (TwinStep*)path);
   }
   free(lanes);
   free(path);
