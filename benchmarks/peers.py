@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.cli.bench import DT, STEPS, kernel_call, machine, table, timed
+from fluctua.cli.bench import DT, STEPS, kernel_call, table, timed
+from fluctua.cli.common import machine
 
 
 def diffrax_call(trajectories: int, steps: int, tree: bool) -> Callable[[], Any]:

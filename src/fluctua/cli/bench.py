@@ -8,7 +8,6 @@ ensemble, and the time is given per trajectory and step. Other libraries: `bench
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import fail
+from fluctua.cli.common import fail, machine
 
 if TYPE_CHECKING:
     from fluctua.tcmt import Network
@@ -141,26 +140,6 @@ def kernel_call(
             jax.block_until_ready(estimator(jax.random.key(1), theta, trajectories).gradient)
 
     return call
-
-
-def machine(backend: str) -> str:
-    """What was measured on."""
-    import jax
-
-    from fluctua.tcmt.kernel.options import cores
-
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    text = f"{cores()} cores of {name}"
-    if backend == "cuda":
-        import cupy
-
-        text = f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}; host {text}"
-    return f"{text}; jax {jax.__version__}"
 
 
 def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:

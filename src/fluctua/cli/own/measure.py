@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import typer
 
-from fluctua.cli.bench import machine
+from fluctua.cli.common import machine
 from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.compiled.backend import simulator
 from fluctua.compiled.cuda import require_cupy
