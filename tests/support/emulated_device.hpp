@@ -7,10 +7,9 @@
 #include <ucontext.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <vector>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -45,7 +44,7 @@ struct Warp {
 struct Fiber {
   ucontext_t context;
   jmp_buf place;
-  std::unique_ptr<char[]> stack;  // not filled: what is not touched takes no memory
+  char* stack = nullptr;  // kept for all launches, and not filled: what is not touched takes no memory
   unsigned index;
   bool begun = false, done = false;
   const Meeting* waits = nullptr;  // until its round is over
@@ -54,7 +53,9 @@ struct Fiber {
 jmp_buf scheduler;
 const size_t STACK = 256 << 10;
 Fiber* running;
-std::vector<Warp> warps;
+const unsigned LARGEST_BLOCK = 1024;  // of a block, at most
+Warp warps[LARGEST_BLOCK / 32];
+Fiber fibers[LARGEST_BLOCK];
 Meeting block_meeting;
 
 inline int meet(Meeting& m, int flag = 0) {
@@ -144,7 +145,8 @@ inline float fast_sqrt(float x) { return std::sqrt(x); }
 inline float fast_cos(float x) { return std::cos(x); }
 inline float fast_sin(float x) { return std::sin(x); }
 
-std::function<void()> body;
+void (*body)();
+template <class Kernel> Kernel* launched;
 inline void enter() {
   body();
   running->done = true;
@@ -158,17 +160,17 @@ __attribute__((noinline)) inline void go_on(Fiber& f) {  // until it waits or is
   setcontext(&f.context);
 }
 
-inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwards) {
+inline void run_block(unsigned threads, bool backwards) {
   block_meeting = Meeting{int(threads)};
-  warps.assign((threads + 31) / 32, Warp{Meeting{32}, {}});
+  for (unsigned w = 0; w < (threads + 31) / 32; ++w) warps[w] = Warp{Meeting{32}, {}};
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& f = fibers[t];
-    if (!f.stack) f.stack.reset(new char[STACK]);
+    if (!f.stack) f.stack = new char[STACK];
     f.index = t;
     f.begun = f.done = false;
     f.waits = nullptr;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_sp = f.stack;
     f.context.uc_stack.ss_size = STACK;
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
@@ -185,15 +187,15 @@ inline void run_block(std::vector<Fiber>& fibers, unsigned threads, bool backwar
 }
 
 template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned gz, unsigned threads, Kernel kernel) {
-  static std::vector<Fiber> fibers;  // for all launches
-  if (fibers.size() < threads) fibers.resize(threads);
-  body = kernel;
+  if (threads > LARGEST_BLOCK) std::abort();
+  launched<Kernel> = &kernel;
+  body = [] { (*launched<Kernel>)(); };
   blockDim = {threads, 1, 1};
   gridDim = {gx, gy, gz};
   for (unsigned z = 0; z < gz; ++z)
     for (unsigned y = 0; y < gy; ++y)
       for (unsigned x = 0; x < gx; ++x) {
         blockIdx = {x, y, z};
-        run_block(fibers, threads, (x + y) % 2);
+        run_block(threads, (x + y) % 2);
       }
 }
