@@ -33,7 +33,7 @@ def estimator(process=PROCESS, *, baseline="none", **options):
 def small(monkeypatch):
     """Any call is worth a kernel; reasons are told again."""
     monkeypatch.setattr(backend, "WORTHWHILE", 1)
-    monkeypatch.setattr(backend, "_told", set())
+    monkeypatch.setattr(backend, "_logged", set())
 
 
 def answer(path):

@@ -45,7 +45,7 @@ SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
 
 OPTIMISE = "-O2"
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def simulator(
@@ -113,7 +113,7 @@ class Compiled(NamedTuple):
             raise ValueError(
                 f'no kernel can be made of this process: {problem}. Use backend="auto" or "jax".'
             ) from None
-        _tell(str(problem))
+        _log(str(problem))
 
     def source(self, call: Call | TwinCall) -> str:
         """The generated text of the kernel."""
@@ -134,10 +134,10 @@ class Compiled(NamedTuple):
         return "cuda" if cuda.available() else "cpu"
 
 
-def _tell(why: str) -> None:
+def _log(why: str) -> None:
     """One line, once for each reason."""
-    if why not in _told:
-        _told.add(why)
+    if why not in _logged:
+        _logged.add(why)
         logging.getLogger("fluctua").warning("trajectories run on JAX, not on a kernel: %s", why)
 
 
