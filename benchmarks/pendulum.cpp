@@ -1,5 +1,5 @@
 // The README's pendulum by hand, for the CPU: what generated kernels are compared with. Plain C++, no tuned sines.
-// c++ -O3 -march=native -ffast-math -fopenmp-simd -shared -fPIC -pthread pendulum.cpp -o pendulum.so
+// `fluctua bench own` compiles it, with the options FAST of fluctua.cli.own.measure.
 //
 // d(angle) = speed dt, d(speed) = (-stiffness sin(angle) - friction speed) dt + shaking dW; the reward is speed^2/2.
 // Noise is that of fluctua.philox, so the numbers are those of the library with wiener=philox, to rounding.

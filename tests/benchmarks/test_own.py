@@ -23,6 +23,7 @@ def test_the_pendulum_by_hand_has_the_librarys_numbers():
     rounding = 1e-5 * steps**0.5  # float32 sums of `steps` terms
     assert np.abs(gradient - expected).max() < rounding * np.abs(expected).max()
     assert abs(value - float(estimate.value)) < rounding * abs(value)
+    assert np.array([1e-310]) * np.array([0.5]) > 0  # the library that was loaded left the processor as it was
 
 
 @pytest.mark.parametrize("name", PROCESSES)

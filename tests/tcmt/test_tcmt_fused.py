@@ -123,6 +123,8 @@ def test_what_the_kernels_refuse_names_the_jax_path():
         task.estimator("cpu", baseline="mean")
     with pytest.raises(ValueError, match="at least 2; got 1"):
         task.estimator("cpu")(KEY, start(task.network), 1)
+    with pytest.raises(TypeError, match="first_trajectory"):  # it is called `first` here, and would be passed over
+        task.estimator("cpu").run(KEY, start(task.network), 4, first_trajectory=8)
 
 
 def test_unstable_steps_are_warned_about_before_the_run():

@@ -206,7 +206,7 @@ def running(
     estimator: Any = task.estimator(backend, baseline=baseline)
     means, squares = [], []
     for first in range(0, count, group):
-        samples = estimator.run(key, theta, group, samples=True, first_trajectory=first).samples
+        samples = estimator.run(key, theta, group, samples=True, first=first).samples
         column = np.asarray(samples.omega[:, site], float).reshape(-1, block)
         means.append(column.mean(axis=1))
         squares.append((column**2).mean(axis=1))

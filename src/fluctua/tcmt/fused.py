@@ -184,7 +184,7 @@ class Fused:
         seed, pilot_seed = estimate_seeds(key)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
-        chosen = vars(self.options) | options | {"first_trajectory": first or 0}
+        chosen = dict(**vars(self.options) | options, first_trajectory=first or 0)
         if twin:
             return self._run_twin(twin, spec, seed, theta, count, table, chosen)
         baseline = self._baseline(spec, pilot_seed) if table is None else table
