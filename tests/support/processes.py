@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 # XLA optimises code that tests run once; without that their time is halved.
-COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+COMPILE_QUICKLY = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 
 
 def environment_of_a_user(**variables):
