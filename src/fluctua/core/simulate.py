@@ -93,18 +93,9 @@ def simulator(
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
 ) -> Simulator:
-    """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
+    """X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,), on JAX.
 
-    Args:
-        process: drift and noise.
-        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the process brings its own
-            (`Observed`).
-        t: the time grid.
-        context: key -> pytree, drawn once a trajectory, or `Counted`.
-        wiener: the source of z.
-
-    Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
-
+    The arguments are those of `fluctua.simulator`, which adds the choice of a backend.
     """
     process = check.process(process)
     if isinstance(process, Process) and process.noise is None:
