@@ -76,6 +76,7 @@ inline int meet(Meeting& m, int flag = 0) {
 inline void __syncthreads() { meet(block_meeting); }
 inline int __syncthreads_or(int v) { return meet(block_meeting, v != 0); }
 template <class T> void atomicAdd(T* p, T v) { *p += v; }
+inline void atomicOr(int* p, int v) { *p |= v; }
 
 template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
   Warp& w = warps[threadIdx.x / 32];

@@ -42,7 +42,7 @@ def numbers(
             return flat[index]
         if kind == "context":
             return context[index]
-        return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[index]}[kind]
+        return {"t": times.t[:-1], "dt": times.dt, "origin": times.t[(0, 1, -1)[index]]}[kind]
 
     shared = np.array([float(v) for v in graph.evaluate(layout.shared, leaf)])
     timed = [np.broadcast_to(v, steps) for v in graph.evaluate(layout.timed, leaf)]
@@ -96,4 +96,9 @@ def _check_range(values: np.ndarray, real: np.dtype) -> None:
     size = np.abs(values[np.isfinite(values)])
     limits = np.finfo(real)
     if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
-        raise Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")
+        raise out_of_range(real)
+
+
+def out_of_range(real: np.dtype) -> Unsupported:
+    """What is computed ahead does not fit into the type of the states."""
+    return Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")

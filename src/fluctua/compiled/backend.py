@@ -17,16 +17,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import cpu, cuda, twin
-from fluctua.compiled.ahead import arrays, check_generator, numbers, wiener_of
-from fluctua.compiled.emit import Layout, laid_out
+from fluctua.compiled.ahead import arrays, check_generator, numbers, out_of_range, wiener_of
+from fluctua.compiled.emit import Layout, laid_out, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, shape_of, traced
 from fluctua.core import baselines, draws, simulate, sweep
-from fluctua.core.baselines import Baseline
 from fluctua.core.draws import Start, Wiener, threefry
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
-from fluctua.core.sources import Call, run_and_pilot
-from fluctua.core.sweep import Model, Sums, Tables
+from fluctua.core.sources import Call, Swept, run_and_pilot
+from fluctua.core.sweep import Tables
 from fluctua.core.text import close_match
 from fluctua.core.twin_sweep import Parts, TwinCall
 from fluctua.core.types import AnyProcess, Array, Params, PyTree
@@ -87,8 +86,8 @@ class Compiled(NamedTuple):
 
     choice: str
 
-    def samples(self, call: Call) -> tuple[Array, Array, Array] | None:
-        """Returns (E,), gradients (E, P), final states (E, M); None to leave them to JAX."""
+    def samples(self, call: Call) -> Swept | None:
+        """Returns, gradients and final states; None to leave them to JAX."""
         if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
             return None
         try:
@@ -152,7 +151,7 @@ class Kernel(NamedTuple):
     source: str
     library: cpu.Library | cuda.Library | None
     real: np.dtype
-    begins: bool  # its trajectories itself: on a GPU, from one state, without a context
+    begins: bool  # its trajectories itself, from one state, without a context
 
 
 @lru_cache(maxsize=256)
@@ -161,14 +160,20 @@ def _made(key: _Key, build: bool) -> Kernel:
     layout = laid_out(program)
     real = np.dtype(np.float64 if key.double else np.float32)
     library: cpu.Library | cuda.Library | None = None
+    begins = key.recipe.fixed and key.model.objective.initial is None
     if key.place == "cuda":
-        begins = key.recipe.start is None and key.recipe.context is None and key.model.objective.initial is None
-        form = cuda.Form(program, layout, real, key.noise64, key.wiener, key.sweep == 2, begins)
+        ahead = numbers_ahead(program, layout) if begins else ""
+        theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
+        form = cuda.Form(
+            program, layout, real, key.noise64, key.wiener, key.sweep == 2, begins, ahead=ahead, theta=theta
+        )
         return Kernel(program, layout, form.source("sweep"), cuda.Library(form) if build else None, real, begins)
-    source = cpu.cpu_source(program, layout, double=key.double, noise64=key.noise64, wiener=key.wiener, sweep=key.sweep)
+    source = cpu.cpu_source(
+        program, layout, double=key.double, noise64=key.noise64, wiener=key.wiener, sweep=key.sweep, begins=begins
+    )
     if build:
         library = cpu.Library(cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real)
-    return Kernel(program, layout, source, library, real, False)
+    return Kernel(program, layout, source, library, real, begins)
 
 
 class _Key:
@@ -234,27 +239,24 @@ def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ense
     return _ensemble(call.substrate.recipe, count, key, call.theta, call.substrate.x0, first)
 
 
-def _of(kernel: Kernel, call: Call, make: Callable, ensemble: Any) -> dict[str, Any]:
-    """`arrays` or `numbers` of a call."""
-    # leaf by leaf: what JAX has sent to the host before, it does not send again
-    flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(call.theta)])
-    return make(kernel.program, kernel.layout, kernel.real, call.substrate, flat, ensemble)
+class _Begun(NamedTuple):
+    """Trajectories before their first step, as a kernel takes them. ensemble: of JAX; None where the kernel begins."""
+
+    arrays: dict[str, Any]
+    count: int
+    ensemble: Ensemble | None
 
 
-def _seed(kernel: Kernel, call: Call, key: Array, count: int, first: int | None) -> dict[str, Any]:
-    """The same of an ensemble that the kernel begins: its start, and the key of its noise."""
-    wiener = wiener_of(call.substrate.recipe.wiener)
-    check_generator(key)
-    return _of(kernel, call, numbers, np.empty((0, count))) | {
-        "x": np.asarray(call.substrate.x0, kernel.real),
-        "stream": np.asarray(_noise_words(wiener, key)),
-        "first": first or 0,
-    }
+@partial(jax.jit, static_argnums=0)
+def _words(wiener: int, key: Array, theta: Params) -> Array:
+    """The key of the noise as two words, and θ behind it: what a kernel on a GPU begins with, in one piece. (·,)"""
+    noise = simulate.noise_key(key)
+    words = draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
+    return jnp.concatenate([words, jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel()])
 
 
 @partial(jax.jit, static_argnums=0)
 def _noise_words(wiener: int, key: Array) -> Array:
-    """The key of the noise, as `native/sweep.cuh` takes it. (2,)"""
     noise = simulate.noise_key(key)
     return draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
 
@@ -264,13 +266,6 @@ class _Work(NamedTuple):
 
     kernel: Kernel
     call: Call
-
-    def begun(self, key: Array, count: int, first: int | None = None) -> tuple[Ensemble | None, dict[str, Any]]:
-        """An ensemble before its first step, None where the kernel begins it, and the arrays for a kernel."""
-        if self.kernel.begins:
-            return None, _seed(self.kernel, self.call, key, count, first)
-        ensemble = _begun(self.call, key, count, first)
-        return ensemble, _of(self.kernel, self.call, arrays, ensemble)
 
     @property
     def library(self) -> cpu.Library | cuda.Library:
@@ -283,110 +278,129 @@ class _Work(NamedTuple):
         """T."""
         return len(self.call.substrate.times.dt)
 
-    def rewarded(self, begun: tuple[Ensemble | None, dict[str, Any]], count: int) -> tuple[Array, np.ndarray]:
+    def begun(self, key: Array, count: int, first: int | None = None) -> _Begun:
+        """`count` trajectories before their first step. key: of a run or a pilot."""
+        kernel, substrate = self.kernel, self.call.substrate
+        if not kernel.begins:
+            ensemble = _begun(self.call, key, count, first)
+            return _Begun(arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble), count,
+                          ensemble)  # fmt: skip
+        check_generator(key)
+        wiener, library = wiener_of(substrate.recipe.wiener), self.library
+        start = lambda x0: np.asarray(x0, kernel.real)
+        if isinstance(library, cuda.Library) and library.form.ahead:
+            words = library.from_jax(_words(wiener, key, self.call.theta))
+            times = lambda times: np.concatenate([np.asarray(v, np.float64) for v in times])
+            own = {"stream": words[:2], "theta": words[2:], "times": library.kept("times", substrate.times, times),
+                   "x": library.kept("x", substrate.x0, start)}  # fmt: skip
+        else:
+            none = np.empty((0, count))
+            own = numbers(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), none)
+            own |= {"stream": np.asarray(_noise_words(wiener, key)), "x": start(substrate.x0)}
+        return _Begun(own | {"first": first or 0}, count, None)
+
+    def _flat(self) -> np.ndarray:
+        # leaf by leaf: what JAX has sent to the host before, it does not send again
+        return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(self.call.theta)])
+
+    def paid(self, begun: _Begun) -> tuple[Any, float]:
+        """The rewards before the first step, of every trajectory (E,) and in all."""
+        if begun.ensemble is None:
+            return self.library.empty(begun.count), 0.0
+        ensemble = begun.ensemble
+        at_start = np.asarray(sweep.at_start(self.call.model.objective, self.call.theta, ensemble.x, ensemble.context))
+        return self.library.own(at_start), float(at_start.sum(dtype=float))
+
+    def rewarded(self, begun: _Begun) -> tuple[Any, np.ndarray]:
         """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
-        (ensemble, arrays), library, (model, theta) = begun, self.library, (self.call.model, self.call.theta)
-        context, at_start = None, np.zeros(1)
-        reward, last = library.empty(count), library.empty(self.kernel.program.state, count)
-        if ensemble is not None:
-            context = ensemble.context
-            at_start = np.array(sweep.at_start(model.objective, theta, ensemble.x, context))
-            reward = library.own(at_start)
-        arrays = {**arrays, "reward": reward, "last": last}
-        sums = library.run("rewards_summed", arrays, count=count, steps=self.steps, sums=(self.steps, 2))
-        returns = _returned(model, theta, library.to_jax(reward), library.to_jax(last), context)
+        library, count = self.library, begun.count
+        reward, first = self.paid(begun)
+        places = {"reward": reward, "last": library.empty(self.kernel.program.state, count), "flags": library.flags()}
+        sums = library.run("rewards_summed", begun.arrays | places, count=count, steps=self.steps,
+                           sums=(self.steps, 2))  # fmt: skip
         # C after the running reward of step n; that of the step itself follows
-        so_far = at_start.sum(dtype=float) + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
-        whole = np.asarray(returns, float).sum()
-        return returns, np.append(whole, whole - so_far) / count
+        so_far = first + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
+        whole = library.total(reward)
+        return reward, np.append(whole, whole - so_far) / count
+
+    def weighed(self, begun: _Begun) -> tuple[Any, np.ndarray]:
+        """R of every trajectory (E,), and ΣU² and ΣλU² of every step and score (T, S, 2)."""
+        library, count, scores = self.library, begun.count, len(self.kernel.layout.scores)
+        shape = (self.steps, scores, 2)
+        at_once = isinstance(library, cpu.Library) and self.steps * (scores + 1) * library.block <= cpu.KEPT_BYTES
+        if not scores or not at_once:
+            guess, _ = self.rewarded(begun)
+            places = {"reward": self.paid(begun)[0], "guess": guess, "flags": library.flags()}
+            sums = np.zeros(shape)
+            if scores:
+                sums = library.run("weights", begun.arrays | places, count=count, steps=self.steps, sums=shape)
+            return guess, sums
+        places = {"reward": self.paid(begun)[0], "last": library.empty(self.kernel.program.state, count)}
+        sums = library.run("returns_and_weights", begun.arrays | places, count=count, steps=self.steps, sums=shape)
+        return places["reward"], sums
+
+    def baseline(self, begun: _Begun, tables: Tables) -> dict[str, Any]:
+        """The table of the baseline and what else of it a sweep takes.
+
+        With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the
+        mean so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
+        """
+        real, name = self.kernel.real, self.call.plans[0].name
+        if name == "none":
+            return {"bar": np.zeros(self.steps, real), "same": 0.0 if tables.step is None else float(tables.step[0])}
+        if name == "time":
+            assert tables.step is not None
+            table = np.asarray(tables.step)
+            return {"bar": np.array(table[1:], real), "same": float(table[0])}  # n+1: the reward at n precedes the kick
+        if name == "mean":
+            guess, to_go = self.rewarded(begun)
+            return {"guess": guess, "bar": to_go[1:].astype(real), "scale": begun.count / (begun.count - 1)}
+        guess, sums = self.weighed(begun)
+        if not np.isfinite(sums).all():
+            raise Unsupported("baseline", "the weights of a step are not finite")
+        weight, weighted = sums[..., 0], sums[..., 1]
+        some = weight > 0
+        inverse = np.where(some, 1 / np.where(some, weight, 1), 0)
+        bar = np.where(some, weighted * inverse, 0)
+        return {"guess": guess, "bar": bar.astype(real), "inverse": inverse.astype(real)}
 
 
-@partial(jax.jit, static_argnums=0)
-def _returned(model: Model, theta: Params, reward: Array, last: Array, context: PyTree) -> Array:
-    """R (E,) after the last step, at states (M, E)."""
-    return reward + sweep.terminal(model, theta, last.T, context)
+DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
+"""The flags of native/sweep.hpp and native/ensemble.cuh."""
 
 
-@partial(jax.jit, static_argnums=0)
-def _finished(
-    model: Model, theta: Params, sums: Sums, last: Array, t: Array, context: PyTree, guess: Array
-) -> tuple[Array, Array, Array]:
-    """Returns (E,), gradients (E, P) and states (E, M) after the last step; the guess is made good by ΣU.
-
-    sums, last: with the trajectory last, as kernels leave them.
-    """
-    flat, x = ravel_pytree(theta)[0].dtype, last.T
-    sums = Sums(sums.reward, sums.gradient.T.astype(flat), sums.score.T.astype(flat))
-    returns = sums.reward + sweep.terminal(model, theta, x, context)
-    gradients = sweep.finish(model, theta, sums, x, t, context)
-    return returns, gradients + (returns - guess)[:, None] * sums.score, x
-
-
-def _samples(call: Call, place: str) -> tuple[Array, Array, Array]:
+def _samples(call: Call, place: str) -> Swept:
     model, plans, tables, substrate, key, theta, count, number = call
-    k_run, k_pilot = run_and_pilot(key)
     kernel = _kernel(call, place)
     work = _Work(kernel, call)
-    library, real = work.library, kernel.real
+    library, real, (k_run, k_pilot) = work.library, kernel.real, run_and_pilot(key)
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
-        tables = tables.filled(jnp.asarray(work.rewarded(work.begun(k_pilot, pilot), pilot)[1], real))
+        tables = tables.filled(work.rewarded(work.begun(k_pilot, pilot))[1].astype(real))
     begun = work.begun(k_run, count, number)
-    ensemble, arrays = begun
-    guess: Any = np.zeros((), real)
-    to_go = None
-    if any(plan.needs_returns for plan in plans):
-        guess, to_go = work.rewarded(begun, count)
-    elif tables.step is not None:
-        guess = np.asarray(tables.step)[0]
-    guess = guess.astype(real)
-
-    context = None if ensemble is None else ensemble.context
-    if ensemble is None:  # nothing has been paid, and no draw has a score
-        wide = lambda: library.empty(len(kernel.program.names), count)
-        arrays |= {"guess": library.full(guess, count), "reward": library.empty(count), "gradient": wide(),
-                   "score": wide()}  # fmt: skip
-    else:
-        guess = jnp.broadcast_to(guess, (count,))
-        first = sweep.initial_sums(model, theta, ensemble.x, substrate.t[0], context, guess, tables)
-        arrays |= {"guess": library.own(guess), "reward": library.own(first.reward),
-                   "gradient": library.own(first.gradient.T), "score": library.own(first.score.T)}  # fmt: skip
-    arrays |= {"last": library.empty(kernel.program.state, count), "dominated": library.flag()}
-    arrays, scale = _with_baseline(work, plans[0], tables, arrays, count, to_go)
-    library.run("sweep", arrays, count=count, steps=work.steps, scale=scale)
-    if plans[0].name == "optimal" and bool(arrays["dominated"][0]):
+    given = work.baseline(begun, tables)
+    scale, same = given.pop("scale", 1.0), given.pop("same", 0.0)
+    state, parameters = kernel.program.state, len(kernel.program.names)
+    out = library.empty(1 + state + parameters, count)
+    places = {"reward": out[0], "last": out[1 : 1 + state], "gradient": out[1 + state :], "flags": library.flags()}
+    if begun.ensemble is not None:
+        x, context, _ = begun.ensemble
+        guess = jnp.broadcast_to(jnp.asarray(library.to_jax(given["guess"]) if "guess" in given else same, real), count)
+        first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
+        places["reward"][...] = library.own(first.reward)
+        places["gradient"][...] = library.own(first.gradient.T)
+        places["score"] = library.own(first.score.T)
+    library.run("sweep", begun.arrays | given | places, count=count, steps=work.steps, scale=scale, same=same)
+    flags = int(places["flags"][0])
+    if plans[0].name == "optimal" and flags & DOMINATED:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
-    sums = Sums(*(library.to_jax(arrays[name]) for name in ("reward", "gradient", "score")))
-    return _finished(model, theta, sums, library.to_jax(arrays["last"]), substrate.t, context, guess)
+    if flags & OUT_OF_RANGE:
+        raise out_of_range(real)
+    flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
+    return Swept(*_rows(library.to_jax(out), state, flat), not flags & NOT_FINITE)
 
 
-def _with_baseline(
-    work: _Work, plan: Baseline, tables: Tables, arrays: dict[str, Any], count: int, to_go: np.ndarray | None
-) -> tuple[dict[str, Any], float]:
-    """The arrays of the sweep with the table of its baseline, and the factor of what leaves itself out.
-
-    With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the mean
-    so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
-    """
-    real, steps = work.kernel.real, work.steps
-    if plan.name == "none":
-        return arrays | {"bar": np.zeros(steps, real)}, 1.0
-    if plan.name == "time":
-        assert tables.step is not None
-        return arrays | {
-            "bar": np.array(np.asarray(tables.step)[1:], real)
-        }, 1.0  # n+1: the reward at n precedes the kick
-    assert to_go is not None
-    if plan.name == "mean":
-        return arrays | {"bar": to_go[1:].astype(real)}, count / (count - 1)
-    scores = len(work.kernel.layout.scores)
-    sums = np.zeros((steps, 0, 2))
-    if scores:
-        sums = work.library.run("weights", arrays, count=count, steps=steps, sums=(steps, scores, 2))
-    if not np.isfinite(sums).all():
-        raise Unsupported("baseline", "the weights of a step are not finite")
-    weight, weighted = sums[..., 0], sums[..., 1]
-    some = weight > 0
-    inverse = np.where(some, 1 / np.where(some, weight, 1), 0)
-    bar = np.where(some, weighted * inverse, 0)
-    return arrays | {"bar": bar.astype(real), "inverse": inverse.astype(real)}, 1.0
+@partial(jax.jit, static_argnums=(1, 2))
+def _rows(out: Array, state: int, flat: np.dtype) -> tuple[Array, Array, Array]:
+    """Returns (E,), gradients (E, P), final states (E, M), of what a kernel left, with the trajectory last."""
+    return out[0], out[1 + state :].T.astype(flat), out[1 : 1 + state].T

@@ -35,16 +35,26 @@ NATIVE = Path(__file__).parent / "native"
 GROUP = 16
 """Blocks of lanes that go through time together where sums over the ensemble are formed, as in native/sweep.hpp."""
 
+KEPT_BYTES = 2**20
+"""Of scores that wait for the return of their trajectories, of one block of lanes."""
+
 SUM_BYTES = 64 * 2**20
 PARTS = 16
 """Pieces of an ensemble that have sums of their own, at most; fewer where those would take more than `SUM_BYTES`."""
 
 
-def cpu_source(program: Program, layout: Layout, *, double: bool, noise64: bool, wiener: int, sweep: int) -> str:
-    """The whole text of a kernel. sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted."""
+def cpu_source(
+    program: Program, layout: Layout, *, double: bool, noise64: bool, wiener: int, sweep: int, begins: bool = False
+) -> str:
+    """The whole text of a kernel.
+
+    sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted. begins: trajectories, from one state
+    and a key.
+    """
     head = {
         "LANES": 8 if double or noise64 else 16, "REAL": "double" if double else "float", "DOUBLE": int(double),
         "NOISE64": int(noise64), "WIENER": wiener, "STREAM": {0: 0, 1: 2, 2: 3}[wiener], "SWEEP": sweep,
+        "BEGINS": int(begins),
     }  # fmt: skip
     text = lambda name: (NATIVE / name).read_text().replace("#pragma once\n", "")
     return "\n".join(
@@ -150,7 +160,7 @@ def _build(program: str, source: str, optimise: str, library: Path) -> None:
 # ------------------------------------------------------------------------------------------ running
 
 POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar",
-            "inverse", "sums", "dominated")  # fmt: skip
+            "inverse", "sums", "flags")  # fmt: skip
 
 
 class _Run(ctypes.Structure):
@@ -159,8 +169,10 @@ class _Run(ctypes.Structure):
     _fields_ = [
         ("count", ctypes.c_int64),
         ("steps", ctypes.c_int64),
+        ("first", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in POINTERS),
         ("scale", ctypes.c_double),
+        ("same", ctypes.c_double),
     ]
 
 
@@ -169,23 +181,23 @@ class Library:
 
     def __init__(self, path: Path, lanes: int, real: np.dtype):
         self._library = ctypes.CDLL(str(path))
-        self.lanes, self.real = lanes, real
+        self.lanes, self.real, self.block = lanes, real, lanes * real.itemsize
 
     def own(self, values: Any) -> np.ndarray:
         """A copy that a pass may write to."""
         return np.array(values, self.real, order="C")
 
-    def full(self, value: Any, count: int) -> np.ndarray:
-        """One value for all trajectories, or one for each. (E,)"""
-        return self.own(np.broadcast_to(value, (count,)))
-
     def empty(self, *shape: int) -> np.ndarray:
         """Room for a pass to write to."""
         return np.empty(shape, self.real)
 
-    def flag(self) -> np.ndarray:
-        """A number that a pass may set. (1,)"""
+    def flags(self) -> np.ndarray:
+        """What a pass may set. (1,)"""
         return np.zeros(1, np.int32)
+
+    def total(self, array: np.ndarray) -> float:
+        """The sum, in double precision."""
+        return float(array.sum(dtype=np.float64))
 
     def to_jax(self, array: np.ndarray) -> Any:
         """An array as JAX takes it."""
@@ -193,17 +205,21 @@ class Library:
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
-        scale: float = 1.0,
+        scale: float = 1.0, same: float = 0.0,
     ) -> np.ndarray:  # fmt: skip
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision.
+
+        scale, same: as in `Run` of native/sweep.hpp.
+        """
         bounds = self._parts(count, sums)
         partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self._library[name]
 
-        whole = _Run(count=count, steps=steps, scale=scale)
-        for key, array in arrays.items():
-            assert array.flags.c_contiguous
-            setattr(whole, key, array.ctypes.data)
+        whole = _Run(count=count, steps=steps, first=arrays.get("first", 0), scale=scale, same=same)
+        for key in POINTERS:
+            if arrays.get(key) is not None:
+                assert arrays[key].flags.c_contiguous
+                setattr(whole, key, arrays[key].ctypes.data)
         start, size = partial.ctypes.data, 8 * math.prod(sums)
 
         def piece(k: int) -> None:

@@ -1,11 +1,13 @@
 """Kernels for an NVIDIA GPU: one trajectory a thread, compiled at run time through CuPy (NVRTC).
 
 Each pass is a module of its own, compiled when it is first asked for; CuPy keeps them on disk. An ensemble whose start
-is one state, without a context, is begun by the kernel itself, and its gradients stay on the device if JAX is there.
+is one state, without a context, is begun by the kernel itself. Where JAX is on the device too, parameters and gradients
+never leave it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ SUM_BYTES = 2**29
 """Sums over the ensemble that warps hold together, at most."""
 
 POINTERS = ("timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar", "inverse",
-            "sums", "dominated")  # fmt: skip
+            "sums", "flags")  # fmt: skip
 
 
 def require_cupy() -> Any:
@@ -71,7 +73,7 @@ class Form(NamedTuple):
     """What the text of a pass depends on.
 
     wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores. begins: trajectories, from
-    one state and a key. twin: the functions of a twin.
+    one state and a key. twin: the functions of a twin. ahead: those of `numbers_ahead`, of θ in the type `theta`.
     """
 
     program: Program
@@ -82,6 +84,8 @@ class Form(NamedTuple):
     weighted: bool = False
     begins: bool = False
     twin: str = ""
+    ahead: str = ""
+    theta: np.dtype = np.dtype(np.float32)
 
     def threads(self, helpers: int) -> int:
         """Of a block."""
@@ -97,7 +101,7 @@ class Form(NamedTuple):
             "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
             "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
             "BEGINS": int(self.begins), "THREADS": threads or self.threads(helpers), "HELPERS": helpers,
-            "PASS": name.upper(),
+            "PASS": name.upper(), "THETA": "double" if self.theta == np.float64 else "float",
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip
         text = lambda file: (NATIVE / file).read_text().replace("#pragma once\n", "")
@@ -108,10 +112,20 @@ class Form(NamedTuple):
                 definitions(self.program, self.layout).replace("constexpr int ", "__device__ constexpr int "),
                 text("noise.hpp"),
                 functions(self.program, self.layout, scores=not self.twin),
+                *([text("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)] if self.ahead else []),
                 text("ensemble.cuh"),
                 *([self.twin, text("twin.cuh")] if self.twin else [text("sweep.cuh")]),
             ]
         )
+
+
+class _Pass(NamedTuple):
+    """A compiled pass: its module, its kernel, the one of `numbers_ahead`, the address of what trajectories share."""
+
+    module: Any
+    run: Any
+    ahead: Any
+    shared: np.uint64
 
 
 @lru_cache(maxsize=64)
@@ -180,40 +194,60 @@ class Library:
             raise Unsupported(
                 "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
             )
-        self._modules: dict[tuple[str, int], Any] = {}
+        self._modules: dict[tuple[str, int], _Pass] = {}
         self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     def own(self, values: Any) -> Any:
         """A copy on the device that a pass may write to."""
         return self.cp.asarray(np.ascontiguousarray(values, self.real))
 
-    def full(self, value: Any, count: int) -> Any:
-        """One value for all trajectories, or one for each. (E,)"""
-        return self.own(value) if np.ndim(value) else self.cp.full(count, float(value), self.real)
-
     def empty(self, *shape: int) -> Any:
         """Room for a pass to write to."""
         return self.cp.empty(shape, self.real)
 
-    def flag(self) -> Any:
-        """A number that a pass may set. (1,)"""
+    def flags(self) -> Any:
+        """What a pass may set. (1,)"""
         return self.cp.zeros(1, np.int32)
 
+    def total(self, array: Any) -> float:
+        """The sum, in double precision."""
+        return float(array.sum(dtype=np.float64))
+
+    def kept(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> Any:
+        """An array of the host that was made of an object and is the same as long as that is."""
+        if name not in self._kept or self._kept[name][0] is not source:
+            self._kept[name] = (source, self.cp.asarray(make(source)))
+        return self._kept[name][1]
+
+    def from_jax(self, array: Any) -> Any:
+        """An array of JAX: as it is, where JAX is on the device too."""
+        return self.cp.from_dlpack(array) if jax.default_backend() == "gpu" else self.cp.asarray(np.asarray(array))
+
     def to_jax(self, array: Any) -> Any:
-        """An array as JAX takes it: as it is, where JAX is on the device too."""
+        """An array as JAX takes it."""
         return jax.dlpack.from_dlpack(array) if jax.default_backend() == "gpu" else array.get()
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
-        scale: float = 1.0,
+        scale: float = 1.0, same: float = 0.0,
     ) -> np.ndarray:  # fmt: skip
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision."""
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision.
+
+        scale, same: as in `Run` of native/ensemble.cuh.
+        """
         cp, helpers = self.cp, self._helpers(count)
         block = self.form.threads(helpers)
         if (name, helpers) not in self._modules:
-            self._modules[name, helpers] = _module(self.form.source(name, helpers))
-        module = self._modules[name, helpers]
-        _shared(cp, module, arrays["shared"])
+            module = _module(self.form.source(name, helpers))
+            ahead = module.get_function("numbers_ahead") if self.form.ahead else None
+            shared = np.uint64(module.get_global("c_shared").ptr)
+            self._modules[name, helpers] = _Pass(module, module.get_function("one_pass"), ahead, shared)
+        compiled = self._modules[name, helpers]
+        if compiled.ahead is None:
+            _shared(cp, compiled.module, arrays["shared"])
+        else:
+            arrays = arrays | {"timed": self._ahead(compiled, arrays, steps)}
         together = block // 32 if helpers == 0 else 1
         warps = -(-self._warps(count, name, sums) // together) * together
         totals = cp.zeros((warps, *sums)) if sums else None
@@ -221,8 +255,18 @@ class Library:
         uploaded = [cp.asarray(v) if type(v) is np.ndarray else v for v in values]  # alive until the launch is queued
         pointers = [np.uint64(0) if v is None or v.size == 0 else v for v in uploaded]
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
-        module.get_function("one_pass")((warps // together,), (block,), (*numbers, *pointers, self.real.type(scale)))
+        last = (self.real.type(scale), self.real.type(same))
+        compiled.run((warps // together,), (block,), (*numbers, *pointers, *last))
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
+
+    def _ahead(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> Any:
+        """Write the numbers that trajectories share into constant memory. Returns those of each step (T, TIMED)."""
+        timed = self.empty(steps, len(self.form.layout.timed))
+        to = timed if timed.size else np.uint64(0)
+        numbers = (np.int64(steps), arrays["theta"], arrays["times"], compiled.shared, to, arrays["flags"])
+        assert compiled.ahead is not None
+        compiled.ahead((-(-steps // 128),), (128,), numbers)
+        return timed
 
     def _warps(self, count: int, name: str, sums: tuple[int, ...]) -> int:
         """Groups of 32 trajectories that run side by side: as many as there are, or as many as memory serves well."""

@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
     shared, timed: nodes that are the same for all trajectories, fixed in time and not; computed ahead. columns: nodes
     that JAX computes ahead for each trajectory, behind those of the context. normals: components of the noise that
-    matter. scores, explicits: parameters that have a score and an explicit term.
+    matter. scores, explicits, finals: parameters that have a score, an explicit term, one of the terminal reward.
     """
 
     shared: list[int]
@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     normals: list[int]
     scores: list[int]
     explicits: list[int]
+    finals: list[int]
 
 
 def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
@@ -40,7 +41,9 @@ def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
     zero = lambda node: graph.value(node) == 0.0
     scores = [p for p, node in enumerate(program.score) if not zero(node)]
     explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
-    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit, *more]
+    finals = [p for p, node in enumerate(program.final) if not zero(node)]
+    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit, program.terminal]
+    outputs += [*program.final, *more]
     ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
     shared: list[int] = []
     timed: list[int] = []
@@ -54,7 +57,7 @@ def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
                 normals.append(graph.args[node][0])
         elif graph.ops[node] != "const":
             (timed if graph.depends[node] & TIME else shared).append(node)
-    return Layout(shared, timed, columns, normals, scores, explicits)
+    return Layout(shared, timed, columns, normals, scores, explicits, finals)
 
 
 class _Writer:
@@ -154,15 +157,22 @@ def literal(graph: Graph, node: int) -> str:
 
 
 def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
-    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, or the first alone."""
+    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, and those of its end.
+
+    scores: without, the first of each alone.
+    """
     reward: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(program.x_next)]
     reward += [("g", None, program.running), ("r", None, program.paid)]
     texts = [function(program, layout, "step_rewards", reward, "V *y, V &g, V &r")]
+    texts.append(function(program, layout, "end_rewards", [("h", None, program.terminal)], "V &h"))
     if scores:
         score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
         explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
         texts.append(function(program, layout, "step_weights", score, "V *y, V &g, V &r, V *s"))
         texts.append(function(program, layout, "step_scores", explicit, "V *y, V &g, V &r, V *s, V *e"))
+        end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
+        end += [("f", k, program.final[p]) for k, p in enumerate(layout.finals)]
+        texts.append(function(program, layout, "end_scores", end, "V &h, V *f"))
     return "\n".join(texts)
 
 
@@ -172,8 +182,8 @@ def function(
     """One function of C. outputs: (array, place in it or None, node). results: its arguments behind the inputs."""
     writer = _Writer(program, layout)
     lines = writer.statements([node for _, _, node in outputs])
-    notes = {"s": "score of", "e": "explicit term of", "d": "direct term of"}
-    which = {"s": layout.scores, "e": layout.explicits, "d": layout.explicits}
+    notes = {"s": "score of", "e": "explicit term of", "d": "direct term of", "f": "last term of"}
+    which = {"s": layout.scores, "e": layout.explicits, "d": layout.explicits, "f": layout.finals}
     for array, k, node in outputs:
         target = array if k is None else f"{array}[{k}]"
         note = f"  // {notes[array]} {program.names[which[array][k]]}" if array in notes and k is not None else ""
@@ -190,7 +200,8 @@ def definitions(program: Program, layout: Layout) -> str:
     sizes = {
         "STATE": program.state, "CONTEXT": program.contexts + len(layout.columns), "WIDTH": program.width,
         "PARAMETERS": len(program.names), "NORMALS": len(layout.normals), "SCORES": len(layout.scores),
-        "EXPLICITS": len(layout.explicits), "SHARED": len(layout.shared), "TIMED": len(layout.timed),
+        "EXPLICITS": len(layout.explicits), "FINALS": len(layout.finals), "SHARED": len(layout.shared),
+        "TIMED": len(layout.timed),
     }  # fmt: skip
     notes = [f"//   u[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.shared)]
     notes += [f"//   w[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.timed)]
@@ -201,6 +212,7 @@ def definitions(program: Program, layout: Layout) -> str:
             array("PLACE_OF", [place.get(component, -1) for component in range(program.width)]),
             array("SCORE_OF", layout.scores),
             array("EXPLICIT_OF", layout.explicits),
+            array("FINAL_OF", layout.finals),
             "// The same for all trajectories, and computed ahead:",
             *(notes or ["//   nothing"]),
         ]
@@ -227,3 +239,42 @@ def in_words(program: Program, node: int, depth: int = 6) -> str:
     if op in INFIX:
         return f"({words[0]} {INFIX[op]} {words[1]})"
     return f"{op}({', '.join(words)})"
+
+
+class _Plain(_Writer):
+    """Names of nodes where all numbers are scalars."""
+
+    def name(self, node: int, names: dict[int, str]) -> str:
+        return names[node] if node in names else literal(self.graph, node)
+
+    vector = name
+
+
+def numbers_ahead(program: Program, layout: Layout) -> str:
+    """What is computed ahead of the steps as functions of one thread of a GPU; nothing where JAX has a part in it."""
+    graph, writer = program.graph, _Plain(program, layout)
+    if any(graph.ops[node] == "external" for node in graph.reachable([*layout.shared, *layout.timed])):
+        return ""
+
+    def body(outputs: Sequence[int]) -> str:
+        names: dict[int, str] = {}
+        lines = []
+        for node in graph.reachable(outputs):
+            op, args = graph.ops[node], graph.args[node]
+            if op in LEAVES:
+                names[node] = op if op in ("t", "dt") else f"F({op}[{args[0]}])"
+            elif op != "const":
+                names[node] = f"v{node}"
+                lines.append(f"const {'B' if graph.boolean(node) else 'V'} v{node} = {writer.expression(node, names)};")
+        for k, node in enumerate(outputs):
+            text = writer.name(node, names)
+            lines.append(f"put(to + {k}, {f'sel({text}, 1.0, 0.0)' if graph.boolean(node) else text}, flags);")
+        return "\n".join(f"    {line}" for line in lines)
+
+    inputs = "const THETA* theta, const double* origin, double t, double dt, REAL* to, int* flags"
+    return "\n".join(
+        [
+            f"static __device__ void shared({inputs}) {{\n{body(layout.shared)}\n  }}",
+            f"static __device__ void timed({inputs}) {{\n{body(layout.timed)}\n  }}",
+        ]
+    )

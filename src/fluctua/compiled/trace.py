@@ -30,8 +30,9 @@ MOST_STATES, MOST_PARAMETERS = 300, 1024
 class Program(NamedTuple):
     """What a kernel computes at every step, as nodes of a graph.
 
-    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). contexts: numbers of the context
-    of a trajectory. width: W. names: of the parameters.
+    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). terminal, final: the reward of the
+    last state and its explicit terms (P,), of x as the state there. contexts: numbers of the context of a trajectory.
+    width: W. names: of the parameters.
     """
 
     graph: Graph
@@ -40,6 +41,8 @@ class Program(NamedTuple):
     paid: int
     score: list[int]
     explicit: list[int]
+    terminal: int
+    final: list[int]
     contexts: int
     width: int
     names: list[str]
@@ -53,7 +56,7 @@ class Program(NamedTuple):
 def shape_of(tree: PyTree) -> Any:
     """What a trace depends on: structure, shapes and types, hashable."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+    return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
 
 
 def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
@@ -84,12 +87,18 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, origin: Array
     ) -> tuple[Array, Array]:
         ensemble = (*one((x, x_next, context)), None)
-        score, explicit = sweep.scores(model, unravel(flat), ensemble, (0, t, dt), origin)
+        score, explicit = sweep.scores(model, unravel(flat), ensemble, (0, t, dt), origin[:2])
         return score[0], explicit[0]
+
+    def last(flat: Array, x: Array, context: PyTree, origin: Array) -> tuple[Array, Array]:
+        theta, (states, contexts) = unravel(flat), one((x, context))
+        nothing = sweep.Sums(jnp.zeros(1, x.dtype), jnp.zeros((1, flat.size), flat.dtype), jnp.zeros((1, 0)))
+        explicit = sweep.finish(model, theta, nothing, states, origin, contexts)
+        return sweep.terminal(model, theta, states, contexts)[0], explicit[0]
 
     graph = Graph()
     tracer = Tracer(graph)
-    dt, origin = t[1] - t[0], t[:2]
+    dt, origin = t[1] - t[0], t[jnp.array([0, 1, -1])]
     z = jnp.zeros(wieners, x.dtype)
     inputs = {
         "theta": tracer.input("theta", flat), "x": tracer.input("x", x), "t": tracer.input("t", t[0]),
@@ -107,6 +116,7 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
     inputs["x_next"] = x_next
     running, paid = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
     score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin")
+    terminal, final = call(last, "theta", "x", "context", "origin")
     return Program(
         graph,
         x_next.tolist(),
@@ -114,6 +124,8 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         int(paid),
         score.tolist(),
         explicit.tolist(),
+        int(terminal),
+        final.tolist(),
         sum(np.size(leaf) for leaf in jax.tree.leaves(context)),
         wieners,
         names(theta),

@@ -23,7 +23,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
 from fluctua.core.text import names
-from fluctua.core.types import AnyProcess, Array, NoiseProduct, Params, Process, PyTree, Rewards
+from fluctua.core.types import AnyProcess, Array, NoiseProduct, Params, Process, PyTree, Rewards, on_host
 
 
 class Diffusion(NamedTuple):
@@ -342,7 +342,7 @@ def check_model(
             _SHAPES.pop(next(iter(_SHAPES)))
     if _SHAPES[code]:
         assert isinstance(process, Process)
-        *silent, regular = np.asarray(_glance(process, theta, x, t, context)).tolist()
+        *silent, regular = on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
             return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if any(silent) else process
     x, t, one = check.first((x, t, context))
@@ -392,4 +392,4 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
     comes = jnp.any(silent & (q > 0), axis=1)
     # states off the first one matter where something is silent, and where drift and noise are numbers
     beside = jnp.any(finite & (comes | lost) & jnp.any(silent) & (jnp.arange(len(states)) > 0))
-    return jnp.append(silent, finite[0] & ~lost[0] & ~beside)
+    return jnp.append(silent, finite[0] & ~lost[0] & ~beside).astype(jnp.int8)

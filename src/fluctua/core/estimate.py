@@ -117,9 +117,10 @@ def reduce_samples(samples: Samples) -> Estimate:
     if samples.group is not None:
         return _reduce_groups(samples, np.asarray(samples.group))
     leaves, tree = jax.tree.flatten(samples.gradient)
-    each = [_reduce(leaf) for leaf in leaves]
+    # one by one they share what is compiled with those of any other θ; on a GPU it is their number that takes time
+    both = [*leaves, samples.returns]
+    *each, value = [_reduce(leaf) for leaf in both] if jax.default_backend() == "cpu" else _reduce_all(both)
     mean, stderr, second_moment, low, high = (jax.tree.unflatten(tree, part) for part in zip(*each, strict=True))
-    value = _reduce(samples.returns)
     return Estimate(
         mean, stderr, second_moment, value.mean, value.stderr, samples.returns.shape[0], (low, high),
         (value.low, value.high),
@@ -170,6 +171,11 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 @jax.jit
 def unflatten(theta: Params, flat: Array) -> Params:
     """Rows (E, P) as leaves (E, ...) of the structure and precision of θ."""
+    return _unflatten(theta, flat)
+
+
+@jax.jit
+def _unflatten(theta: Params, flat: Array) -> Params:
     like, unravel = ravel_pytree(theta)
     return jax.vmap(unravel)(flat.astype(like.dtype))
 
@@ -188,6 +194,11 @@ def _reduce(v: Array) -> _Reduced:
     count = v.shape[0]
     error = v.std(axis=0, ddof=1) / np.sqrt(count)
     return _Reduced(v.mean(axis=0), error, jnp.mean(v**2, axis=0), *interval(_moments(v), count))
+
+
+@jax.jit
+def _reduce_all(arrays: list[Array]) -> list[_Reduced]:
+    return [_reduce(v) for v in arrays]
 
 
 def _moments(v: Array) -> Moments:

@@ -42,12 +42,17 @@ class Recipe(NamedTuple):
     context: Callable[..., PyTree] | Counted | None
     wiener: Wiener
 
+    @property
+    def fixed(self) -> bool:
+        """Whether all trajectories begin alike: from one state, without a context."""
+        return self.start is None and self.context is None and not isinstance(self.process, Remembering)
+
 
 class Backend(Protocol):
     """What may run the trajectories of an estimator in place of JAX, with the same noise."""
 
-    def samples(self, call: Any) -> tuple[Array, Array, Array] | None:
-        """Returns (E,), gradients (E, P), final states (E, M) of a `Call`; None to leave it to JAX."""
+    def samples(self, call: Any) -> Any | None:
+        """What comes of a `Call`, as `Swept`; None to leave it to JAX."""
 
     def parts(self, call: Any) -> tuple[Array, Array, Array, Array] | None:
         """The parts of the gradients with a twin, of a `TwinCall`; None to leave it to JAX."""
@@ -129,7 +134,11 @@ def seen(recipe: Recipe, x: Array) -> Array:
 
 
 def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array, PyTree]:
-    """The start of one trajectory, (1, M) and its context: what checks look at before work begins."""
+    """The start of one trajectory, (1, M) and its context: what checks look at before work begins.
+
+    key: of a run; not looked at where all trajectories begin alike.
+    """
+    key = None if substrate.recipe.fixed else key
     ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
@@ -204,7 +213,10 @@ def begin(
 
 
 @partial(jax.jit, static_argnums=0)
-def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
+def _first(recipe: Recipe, key: Array | None, theta: Params, x0: Array | None) -> Ensemble:
+    if key is None:
+        x = jnp.asarray(x0)[None]
+        return Ensemble(x.astype(working_dtype(theta, x)), None, None)
     return begin(recipe, 1, key, theta, x0)
 
 

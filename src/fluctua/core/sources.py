@@ -35,7 +35,18 @@ from fluctua.core.simulate import (
     transition,
 )
 from fluctua.core.sweep import Model, Sums, Tables, silenced
-from fluctua.core.types import AnyProcess, Array, Params, Process, PyTree, Rewards, Times, Trajectories, working_dtype
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    Params,
+    Process,
+    PyTree,
+    Rewards,
+    Times,
+    Trajectories,
+    on_host,
+    working_dtype,
+)
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
@@ -325,21 +336,21 @@ def streamed_samples(
     plans: step and initial baseline. first: number of the first trajectory; 0 if not given. table: of `pilot_table`, if
     it is there already.
     """
-    k_run, _ = run_and_pilot(key)
+    check.key(key)
     for plan in plans:
         check_baseline(plan, count, substrate.t)
-    state, context = first_state(substrate, k_run, theta)
+    of_run = lambda: run_and_pilot(key)[0]
+    state, context = first_state(substrate, key if substrate.recipe.fixed else of_run(), theta)
     model = silenced(model, check_model(model.process, model.objective, theta, state, substrate.t, context))
     if table is not None:
         tables = tables.filled(table)
     call = Call(model, plans, tables, substrate, key, theta, count, first)
     swept = None if substrate.backend is None else substrate.backend.samples(call)
-    returns, flat, last = _samples_by_jax(call) if swept is None else swept
-
-    if not bool(_finite(last, flat)):
-        check_path(model.process, substrate, k_run, theta, last, first or 0)
+    returns, flat, last, finite = _samples_by_jax(call) if swept is None else swept
+    if not finite:
+        check_path(model.process, substrate, of_run(), theta, last, first or 0)
         check_scores(
-            flat, model.process, theta, trajectory_of(substrate, k_run, theta, first or 0), substrate.t, first or 0
+            flat, model.process, theta, trajectory_of(substrate, of_run(), theta, first or 0), substrate.t, first or 0
         )
     return flat, returns
 
@@ -347,7 +358,7 @@ def streamed_samples(
 @jax.jit
 def _finite(*arrays: Array) -> Array:
     """Whether all are numbers: in one call, and nothing but the answer comes from a device."""
-    return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all()
+    return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all().astype(jnp.int8)
 
 
 class Call(NamedTuple):
@@ -368,8 +379,16 @@ class Call(NamedTuple):
         return any(plan.pilot for plan in self.plans) and any(table is None for table in self.tables)
 
 
-def _samples_by_jax(call: Call) -> tuple[Array, Array, Array]:
-    """Returns (E,), gradients (E, P), final states (E, M)."""
+class Swept(NamedTuple):
+    """What came of a `Call`: returns (E,), gradients (E, P), final states (E, M), and whether all are finite."""
+
+    returns: Array
+    gradients: Array
+    last: Array
+    finite: bool
+
+
+def _samples_by_jax(call: Call) -> Swept:
     model, plans, tables, substrate, key, theta, count, first = call
     k_run, _ = run_and_pilot(key)
     run = (substrate.recipe, count, k_run, theta, substrate.times, substrate.x0, first)
@@ -379,7 +398,8 @@ def _samples_by_jax(call: Call) -> tuple[Array, Array, Array]:
         guess = _returns(model, *run)
     else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
         guess = jnp.zeros(()) if tables.step is None else tables.step[0]
-    return _sweep(model, *run, guess, tables)
+    returns, flat, last = _sweep(model, *run, guess, tables)
+    return Swept(returns, flat, last, bool(on_host(_finite(last, flat))))
 
 
 def pilot_table(model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params) -> Array:

@@ -6,6 +6,7 @@ W independent Wiener processes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +27,14 @@ Params = PyTree
 def working_dtype(theta: Params, x: Array) -> np.dtype:
     """The precision of the states during an estimate: the finer of the parameters' and the states'."""
     return jax.numpy.result_type(x, *jax.tree.leaves(theta))
+
+
+def on_host(array: Array) -> np.ndarray:
+    """The numbers of an array. From a GPU by way of CuPy, if that is in use: JAX's own way takes 0.8 ms on an H200."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, jax.Array) and next(iter(array.devices())).platform == "gpu":
+        return cupy.from_dlpack(array).get()
+    return np.asarray(array)
 
 
 class NoiseProduct(NamedTuple):

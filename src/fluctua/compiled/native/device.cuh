@@ -1,6 +1,7 @@
 // One trajectory a thread: the types and functions of lanes.hpp by the same names, for a GPU. Compiled at run time
 // (NVRTC), where no header is found. Functions of single precision are accurate to a few units in the last place.
 typedef unsigned int u32;
+typedef u32 uint32_t;
 typedef unsigned long long u64;
 typedef long long i64;
 
@@ -97,11 +98,14 @@ INLINE VF m_cos(VF x) { return circle(x, 1); }
 INLINE VD m_sin(VD x) { return sin(x); }
 INLINE VD m_cos(VD x) { return cos(x); }
 
-INLINE V m_abs(V x) { return x < 0 ? -x : x; }
-INLINE V m_sign(V x) { return x > 0 ? F(1) : x < 0 ? F(-1) : x; }
-INLINE V m_max(V a, V b) { return a > b ? a : b; }  // b if it is not a number; shared numbers are a
-INLINE V m_min(V a, V b) { return a < b ? a : b; }
-INLINE B m_isfinite(V x) { return x - x == 0; }
+#define OF_BOTH(T)                                                                     \
+  INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                       \
+  INLINE T m_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }                    \
+  INLINE T m_max(T a, T b) { return a > b ? a : b; } /* b if it is not a number; shared numbers are a */ \
+  INLINE T m_min(T a, T b) { return a < b ? a : b; }                                   \
+  INLINE B m_isfinite(T x) { return x - x == 0; }
+OF_BOTH(VF)
+OF_BOTH(VD)
 
 // of the noise alone, where an error of 1e-6 is far below the unit of a normal
 INLINE VF log_of_positive(VF x) { return __logf(x); }

@@ -22,14 +22,18 @@ struct Run {
   const F* timed;           // (T, TIMED): the same for all trajectories
   const F *x, *context;     // (STATE, E) or (STATE,), (CONTEXT, E)
   const u32* stream;        // (STREAM, E), or the key
-  const F* guess;           // (E,) the return, or near it
+  const F* guess;           // (E,) the return, or near it; the same for all if there is none
   F *reward, *last;         // (E,) in and out, (STATE, E) out
-  F *gradient, *score;      // (PARAMETERS, E) in and out
+  F* gradient;              // (PARAMETERS, E) in and out
+  const F* score;           // (PARAMETERS, E): ΣU before the first step
   const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
   double* sums;             // (warps, T, 2) or (warps, T, 2·SCORES)
-  int* dominated;           // set where one trajectory has nearly all of a weight
+  int* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   F scale;                  // of what is left out: E/(E − 1) where trajectories leave themselves out
+  F same;                   // the guess for all
 };
+#define DOMINATED  1
+#define NOT_FINITE 2
 
 // ------------------------------------------------------------------------------------------ noise
 

@@ -19,12 +19,17 @@ template <bool SUMS> INLINE void rewarded(const Run& run) {
       EACH(k, STATE) own.x[k] = y[k];
       if (SUMS) summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
     }
+    V h;
+    end_rewards(c_shared, 0, own.c, own.x, 0, h);
+    own.reward += h;
     if (here) ended(own, run, j);
     TOGETHER
   }
 }
 
 // ------------------------------------------------------------------------------------------ the sweep
+
+INLINE V guessed(const Run& run, i64 j) { return run.guess ? run.guess[j] : run.same; }
 
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
 template <bool LEFT_OUT> INLINE void swept(const Run& run) {
@@ -41,7 +46,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
     EACH(p, PARAMETERS) gradient[p] = run.gradient[p * run.count + j];
     EACH(p, PARAMETERS) score[p] = run.score[p * run.count + j];
 #endif
-    const V guess = run.guess[j];
+    const V guess = guessed(run, j);
     bool dominated = false;
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
@@ -67,11 +72,21 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
     }
+    V h, f[AT_LEAST_ONE(FINALS)], off = 0;
+    end_scores(c_shared, 0, own.c, own.x, 0, h, f);
+    own.reward += h;
+    EACH(k, FINALS) gradient[FINAL_OF[k]] += f[k];
+    const V missed = own.reward - guess;
+    EACH(k, STATE) off += own.x[k] - own.x[k];
     if (here) {
       ended(own, run, j);
-      EACH(p, PARAMETERS) run.gradient[p * run.count + j] = gradient[p];
-      EACH(p, PARAMETERS) run.score[p * run.count + j] = score[p];
-      if (dominated) *run.dominated = 1;
+      EACH(p, PARAMETERS) {
+        gradient[p] += missed * score[p];
+        off += gradient[p] - gradient[p];
+        run.gradient[p * run.count + j] = gradient[p];
+      }
+      if (off != 0) atomicOr(run.flags, NOT_FINITE);
+      if (dominated) atomicOr(run.flags, DOMINATED);
     }
     TOGETHER
   }
@@ -85,7 +100,7 @@ INLINE void weighed(const Run& run) {
     const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
-    const V guess = run.guess[j];
+    const V guess = guessed(run, j);
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
       drawn(own.stream, (u32)n, z);
@@ -105,10 +120,10 @@ INLINE void weighed(const Run& run) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     one_pass(i64 count, i64 steps, i64 first, const F* timed, const F* x, const F* context, const u32* stream,
-             const F* guess, F* reward, F* last, F* gradient, F* score, const F* bar, const F* inverse, double* sums,
-             int* dominated, F scale) {
-  const Run run = {count, steps,    first, timed, x,       context, stream,    guess, reward,
-                   last,  gradient, score, bar,   inverse, sums,    dominated, scale};
+             const F* guess, F* reward, F* last, F* gradient, const F* score, const F* bar, const F* inverse,
+             double* sums, int* flags, F scale, F same) {
+  const Run run = {count, steps,    first, timed, x,       context, stream, guess, reward,
+                   last,  gradient, score, bar,   inverse, sums,    flags,  scale, same};
 #if PASS == REWARDS
   rewarded<false>(run);
 #elif PASS == REWARDS_SUMMED

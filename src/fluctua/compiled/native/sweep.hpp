@@ -1,22 +1,27 @@
 // All trajectories of a run through all steps, LANES side by side; the process itself is in the functions
-// `step_rewards` and `step_scores` above. Arrays have the trajectory last: component k of trajectory j is [k·E + j].
+// `step_rewards`, `step_scores` and so on above. Arrays have the trajectory last: component k of trajectory j is [k·E + j].
 //
 // Sums over the ensemble are in double precision, in an order that the size of the ensemble alone decides.
 #pragma once
+#include <stdlib.h>
 
 struct Run {
-  int64_t count, steps;
+  int64_t count, steps, first;  // first: the number of the first trajectory
   const F *shared, *timed;  // (SHARED,), (T, TIMED): the same for all trajectories
-  const F *x, *context;     // (STATE, E), (CONTEXT, E)
-  const uint32_t* stream;   // (STREAM, E)
-  const F* guess;           // (E,) the return, or near it
+  const F *x, *context;     // (STATE, E) or (STATE,), (CONTEXT, E)
+  const uint32_t* stream;   // (STREAM, E), or the key
+  const F* guess;           // (E,) the return, or near it; the same for all if there is none
   F *reward, *last;         // (E,) in and out, (STATE, E) out
-  F *gradient, *score;      // (PARAMETERS, E) in and out
+  F *gradient;              // (PARAMETERS, E) in and out
+  const F* score;           // (PARAMETERS, E): ΣU before the first step
   const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
   double* sums;             // (T, 2) or (T, SCORES, 2)
-  int32_t* dominated;       // set where one trajectory has nearly all of a weight
+  int32_t* flags;           // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
   double scale;             // of what is left out: E/(E − 1) where trajectories leave themselves out
+  double same;              // the guess for all
 };
+#define DOMINATED  1
+#define NOT_FINITE 2
 
 #define GROUP           16
 #define INLINE_MEMBER   inline __attribute__((always_inline))
@@ -85,10 +90,26 @@ struct Lanes {
 };
 
 INLINE void begun(Lanes& lanes, const Run& run, int64_t j) {
+#if BEGINS  // one start, no context: streams are made of the key
+  EACH(k, STATE) lanes.x[k] = bc(run.x[k]);
+  lanes.reward = V{};
+#if WIENER
+  U number;
+  for (int l = 0; l < LANES; l++) number[l] = (uint32_t)(run.first + (j + l < run.count ? j + l : run.count - 1));
+  const U high = U{} + run.stream[0], low = U{} + run.stream[1];
+#endif
+#if WIENER == 1
+  lanes.stream[0] = U{}, lanes.stream[1] = number;
+  threefry(high, low, lanes.stream[0], lanes.stream[1]);
+#elif WIENER == 2
+  lanes.stream[0] = high, lanes.stream[1] = low, lanes.stream[2] = number;
+#endif
+#else
   EACH(k, STATE) lanes.x[k] = loaded<V>(run.x + k * run.count, j, run.count);
   EACH(k, CONTEXT) lanes.c[k] = loaded<V>(run.context + k * run.count, j, run.count);
   EACH(k, STREAM) lanes.stream[k] = loaded<U>(run.stream + k * run.count, j, run.count);
   lanes.reward = loaded<V>(run.reward, j, run.count);
+#endif
 }
 INLINE void ended(const Lanes& lanes, const Run& run, int64_t j) {
   EACH(k, STATE) stored(run.last + k * run.count, lanes.x[k], j, run.count);
@@ -179,13 +200,22 @@ extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
       run.sums[2 * n] += of_g.total();
       run.sums[2 * n + 1] += of_r.total();
     }
-    for (int b = 0; b < blocks; b++) ended(lanes[b], run, group + b * LANES);
+    for (int b = 0; b < blocks; b++) {
+      V h;
+      end_rewards(run.shared, 0, lanes[b].c, lanes[b].x, 0, h);
+      lanes[b].reward += h;
+      ended(lanes[b], run, group + b * LANES);
+    }
   }
 }
 
 // ------------------------------------------------------------------------------------------ the sweep
 
 #if SWEEP
+INLINE V guessed(const Run& run, int64_t j) {
+  return run.guess ? loaded<V>(run.guess, j, run.count) : bc((F)run.same);
+}
+
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
 template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_t stop) {
   const F scale = (F)run.scale;
@@ -193,9 +223,13 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
     Lanes lanes;
     begun(lanes, run, j);
     V gradient[PARAMETERS], score[PARAMETERS];
+#if BEGINS
+    EACH(p, PARAMETERS) gradient[p] = score[p] = V{};
+#else
     EACH(p, PARAMETERS) gradient[p] = loaded<V>(run.gradient + p * run.count, j, run.count);
     EACH(p, PARAMETERS) score[p] = loaded<V>(run.score + p * run.count, j, run.count);
-    const V guess = loaded<V>(run.guess, j, run.count);
+#endif
+    const V guess = guessed(run, j);
     B dominated = B{};
     for (int64_t n = 0; n < run.steps; n++) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
@@ -221,10 +255,20 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
       lanes.reward += r;
       EACH(k, STATE) lanes.x[k] = y[k];
     }
+    V h, f[AT_LEAST_ONE(FINALS)], off = V{};
+    end_scores(run.shared, 0, lanes.c, lanes.x, 0, h, f);
+    lanes.reward += h;
+    EACH(k, FINALS) gradient[FINAL_OF[k]] += f[k];
+    const V missed = lanes.reward - guess;
+    EACH(p, PARAMETERS) {
+      gradient[p] += missed * score[p];
+      off += gradient[p] - gradient[p];
+      stored(run.gradient + p * run.count, gradient[p], j, run.count);
+    }
+    EACH(k, STATE) off += lanes.x[k] - lanes.x[k];
     ended(lanes, run, j);
-    EACH(p, PARAMETERS) stored(run.gradient + p * run.count, gradient[p], j, run.count);
-    EACH(p, PARAMETERS) stored(run.score + p * run.count, score[p], j, run.count);
-    if (any(dominated)) *run.dominated = 1;
+    if (any(counted(off, j, run.count) != 0)) __atomic_fetch_or(run.flags, NOT_FINITE, __ATOMIC_RELAXED);
+    if (any(dominated)) __atomic_fetch_or(run.flags, DOMINATED, __ATOMIC_RELAXED);
   }
 }
 #endif
@@ -236,7 +280,22 @@ extern "C" void sweep(const Run* given, int64_t first, int64_t stop) { swept<fal
 #if SWEEP == 2
 extern "C" void sweep(const Run* given, int64_t first, int64_t stop) { swept<true>(*given, first, stop); }
 
-// Σ U² and Σ λ U² over the ensemble at every step
+struct Weights {
+  Sum squares, weighted;
+  INLINE_MEMBER void add(V score, V to_go) {
+    EACH(h, HALVES) {
+      const Half u = half(score, h), square = u * u;
+      squares.of[h] += square;
+      weighted.of[h] += half(to_go, h) * square;
+    }
+  }
+  INLINE_MEMBER void to(double* sums) const {
+    sums[0] += squares.total();
+    sums[1] += weighted.total();
+  }
+};
+
+// Σ U² and Σ λ U² over the ensemble at every step, with returns that are known
 extern "C" void weights(const Run* given, int64_t first, int64_t stop) {
   const Run run = *given;
   for (int64_t group = first; group < stop; group += GROUP * LANES) {
@@ -244,7 +303,7 @@ extern "C" void weights(const Run* given, int64_t first, int64_t stop) {
     V guess[GROUP];
     int blocks = 0;
     for (int64_t j = group; j < stop && blocks < GROUP; j += LANES) {
-      guess[blocks] = loaded<V>(run.guess, j, run.count);
+      guess[blocks] = guessed(run, j);
       begun(lanes[blocks++], run, j);
     }
     for (int64_t n = 0; n < run.steps; n++) {
@@ -262,16 +321,45 @@ extern "C" void weights(const Run* given, int64_t first, int64_t stop) {
         EACH(k, STATE) lanes[b].x[k] = y[k];
       }
       for (int k = 0; k < SCORES; k++) {
-        Sum squares, weighted;
-        for (int b = 0; b < blocks; b++) EACH(h, HALVES) {
-            const Half u = half(scores[b][k], h), square = u * u;
-            squares.of[h] += square;
-            weighted.of[h] += half(to_go[b], h) * square;
-          }
-        run.sums[2 * (n * SCORES + k)] += squares.total();
-        run.sums[2 * (n * SCORES + k) + 1] += weighted.total();
+        Weights sum;
+        for (int b = 0; b < blocks; b++) sum.add(scores[b][k], to_go[b]);
+        sum.to(run.sums + 2 * (n * SCORES + k));
       }
     }
   }
+}
+
+// The same with the returns, which are not known before: scores and rewards of all steps of LANES trajectories wait for
+// them. Up to KEPT_BYTES, which stay in the cache, that is faster than to draw the noise once more.
+extern "C" void returns_and_weights(const Run* given, int64_t first, int64_t stop) {
+  const Run run = *given;
+  V* kept = (V*)aligned_alloc(64, (SCORES + 1) * run.steps * sizeof(V));
+  for (int64_t j = first; j < stop; j += LANES) {
+    Lanes lanes;
+    begun(lanes, run, j);
+    for (int64_t n = 0; n < run.steps; n++) {
+      V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, *at = kept + n * (SCORES + 1);
+      drawn(lanes.stream, (uint32_t)n, z, lanes.spare, n == 0);
+      step_weights(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, at);
+      if (j + LANES > run.count) EACH(k, SCORES) at[k] = counted(at[k], j, run.count);
+      lanes.reward += g;
+      at[SCORES] = lanes.reward;
+      lanes.reward += r;
+      EACH(k, STATE) lanes.x[k] = y[k];
+    }
+    V h;
+    end_rewards(run.shared, 0, lanes.c, lanes.x, 0, h);
+    lanes.reward += h;
+    ended(lanes, run, j);
+    for (int64_t n = 0; n < run.steps; n++) {
+      const V *at = kept + n * (SCORES + 1), to_go = lanes.reward - at[SCORES];
+      for (int k = 0; k < SCORES; k++) {
+        Weights sum;
+        sum.add(at[k], to_go);
+        sum.to(run.sums + 2 * (n * SCORES + k));
+      }
+    }
+  }
+  free(kept);
 }
 #endif
