@@ -91,7 +91,10 @@ class RawModule:
                 f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned gz, unsigned n, {arguments}) '
                 f"{{ launch(gx, gy, gz, n, [=] {{ {name}({names}); }}); }}"
             )
-        text = (HERE / "emulated_device.hpp").read_text() + code + "\n".join(wrappers)
+        names = (
+            "#define uint32_t not_known_to_nvrtc\n#define int64_t not_known_to_nvrtc\n"  # there are no headers there
+        )
+        text = (HERE / "emulated_device.hpp").read_text() + names + code + "\n".join(wrappers)
         tag = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:24]
         folder = Path(tempfile.gettempdir()) / f"fluctua-emulated-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)

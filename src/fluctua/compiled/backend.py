@@ -243,7 +243,7 @@ class _Begun(NamedTuple):
     """Trajectories before their first step, as a kernel takes them. ensemble: of JAX; None where the kernel begins."""
 
     arrays: dict[str, Any]
-    count: int
+    count: int  # type: ignore[assignment]
     ensemble: Ensemble | None
 
 
@@ -397,7 +397,8 @@ def _samples(call: Call, place: str) -> Swept:
     if flags & OUT_OF_RANGE:
         raise out_of_range(real)
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
-    return Swept(*_rows(library.to_jax(out), state, flat), not flags & NOT_FINITE)
+    returns, gradients, last = _rows(library.to_jax(out), state, flat)
+    return Swept(returns, gradients, last, not flags & NOT_FINITE)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
