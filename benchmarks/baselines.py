@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fluctua as fl
-from fluctua.plot.style import LOOK, WIDTH
+from fluctua.plot.style import LOOK, WIDTH, save_png
 
 ROOT = Path(__file__).resolve().parents[1]
 THETA = {"coupling": jnp.array([0.8, 0.5, -0.3, 0.2]), "force": jnp.array([1.0, 0.0, 0.0, 0.5])}
@@ -80,4 +80,4 @@ if __name__ == "__main__":
     text = str(result)
     print(text)
     (ROOT / "results" / "baselines" / "table.txt").write_text(text + "\n")
-    draw(result).savefig(ROOT / "docs" / "images" / "baselines.png", dpi=160)
+    save_png(draw(result), ROOT / "docs" / "images" / "baselines.png")

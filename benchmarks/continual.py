@@ -1,7 +1,7 @@
 """A device that changes while it is trained: what going on costs, against starting again and against not looking.
 
-    python benchmarks/continual.py --processes 16     # measure, 3 × 3 × 8 trainings; curves.csv, table.md, the figure
-    python benchmarks/continual.py                    # table and figure again, from curves.csv
+    python benchmarks/continual.py --processes 16     # measure 3 × 3 × 8 trainings; curves.csv.gz, table.md, figure
+    python benchmarks/continual.py                    # table and figure again, from curves.csv.gz
 
 4 × 5 resonators with leads on three corners, every coupling with a hidden gain and every detuning with a hidden offset.
 All trainings of a seed are alike for the first 60 iterations of two trajectories; then
@@ -16,9 +16,6 @@ J is that of the device at the time, measured with trajectories that are not cou
 from __future__ import annotations
 
 import argparse
-import csv
-import multiprocessing
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +29,7 @@ import optax
 from matplotlib.figure import Figure
 
 import fluctua as fl
+import study
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.tcmt.device import Device
@@ -94,7 +92,7 @@ WAYS = {
 
 
 class Point(NamedTuple):
-    """One row of curves.csv: J on the device before an iteration, with its event."""
+    """One row of curves.csv.gz: J on the device before an iteration, with its event."""
 
     scenario: str
     seed: int
@@ -216,7 +214,7 @@ def tell(estimator: fl.Calibrated, hidden: dict[str, np.ndarray]) -> None:
     estimator.measure_every = 10**9
 
 
-def study(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
+def trainings(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
     """Some ways of one scenario and seed. What comes before the change is made by each process, to the same bits."""
     scenario, seed, ways = job
     warnings.simplefilter("ignore", RuntimeWarning)  # those that forget nothing say so
@@ -234,22 +232,6 @@ def study(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
 
 
 # ------------------------------------------------------------------------------------------ results
-
-
-def write(path: Path, points: Sequence[Point]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Point._fields)
-        writer.writerows(p._replace(J=f"{p.J:.5f}") for p in dict.fromkeys(points))  # type: ignore[arg-type]
-
-
-def read(path: Path) -> list[Point]:
-    with path.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Point(r["scenario"], int(r["seed"]), r["way"], int(r["iteration"]), float(r["J"]), r["event"]) for r in rows
-    ]
 
 
 def curve(points: Sequence[Point], scenario: str, seed: int, way: str) -> tuple[np.ndarray, np.ndarray]:
@@ -354,13 +336,13 @@ def draw(points: Sequence[Point]) -> Figure:
 
 
 def main() -> None:
-    """Measure if asked; table and figure from curves.csv."""
+    """Measure if asked; table and figure from curves.csv.gz."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=0, help="measure anew, in so many processes")
     parser.add_argument("--way", action="append", choices=WAYS, help="these only, the others stay; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/continual"))
     options = parser.parse_args()
-    path = options.out / "curves.csv"
+    path = options.out / "curves.csv.gz"
     if options.processes:
         pairs = [(scenario, way) for scenario in SCENARIOS for way in options.way or WAYS]
         pairs = [(scenario, way) for scenario, way in pairs if WAYS[way].only in ("", scenario)]
@@ -371,16 +353,10 @@ def main() -> None:
             for seed in SEEDS
             for k in range(0, len(ways), 2)
         ]
-        os.environ |= {
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        kept = [p for p in read(path) if (p.scenario, p.way) not in pairs] if options.way else []
-        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            measured = [point for points in pool.imap(study, jobs, chunksize=1) for point in points]
-        write(path, kept + [p for p in measured if p.way != "before" or not kept])
-    points = read(path)
+        kept = [p for p in study.read(path, Point) if (p.scenario, p.way) not in pairs] if options.way else []
+        measured = study.measured(trainings, jobs, options.processes)
+        study.write(path, list(dict.fromkeys(kept + [p for p in measured if p.way != "before" or not kept])))
+    points = study.read(path, Point)
     text = table(points)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -24,6 +24,7 @@ from fluctua.core.text import with_error
 from fluctua.core.types import Estimate
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.population import read, together
+from fluctua.plot.style import save_png
 from fluctua.plot.training import draw_population
 from fluctua.tcmt import exact
 
@@ -82,7 +83,7 @@ def main():
             lines.append(f"| {NAMES[name]} | {kind} | " + " | ".join(with_error(*level) for level in levels) + " |")
     (FOLDER / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    draw_population(together(each)).savefig(FOLDER / "array.png", dpi=130)
+    save_png(draw_population(together(each)), FOLDER / "array.png")
 
 
 if __name__ == "__main__":

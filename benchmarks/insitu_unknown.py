@@ -26,7 +26,7 @@ from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import bench_process, sheet_options
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.training import Plan, begin
-from fluctua.plot.style import LOOK, WIDTH
+from fluctua.plot.style import LOOK, WIDTH, save_png
 from fluctua.store import history
 
 POINTS = 2001
@@ -135,8 +135,7 @@ def summarise(folders: list[Path], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "unknown.csv").write_text("\n".join(rows) + "\n")
     (out / "unknown.txt").write_text("\n".join(lines) + "\n")
-    with mpl.rc_context(LOOK):
-        figure.savefig(out / "unknown.png")
+    save_png(figure, out / "unknown.png")
     print("\n".join(lines))
 
 

@@ -6,13 +6,12 @@ run on three others.
 
     pip install 'fluctua[gym]' stable-baselines3 cmaes
     python benchmarks/others.py --task trap --task lattice    # two cores; tables and figure into results/others
-    python benchmarks/others.py                               # the figure and the table again, from curves.csv
+    python benchmarks/others.py                               # the figure and the table again, from curves.csv.gz
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ import optax
 from matplotlib.figure import Figure
 
 import fluctua as fl
+import study
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from others_tasks import Problem, lattice, trap
 
@@ -183,7 +183,7 @@ METHODS = {
 
 
 class Point(NamedTuple):
-    """One row of curves.csv: J of a run at some number of trajectories."""
+    """One row of curves.csv.gz: J of a run at some number of trajectories."""
 
     task: str
     method: str
@@ -216,25 +216,6 @@ def contest(problem: Problem, name: str) -> list[Point]:
     chosen = trials[int(np.argmax([points[-1].J for points in tuned]))]
     return [point for points in tuned for point in points] + [
         point for seed in SEEDS for point in follow(problem, name, chosen, seed)
-    ]
-
-
-def write(path: Path, points: list[Point]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Point._fields)
-        writer.writerows([*p[:-1], f"{p.J:.6g}"] for p in points)
-
-
-def read(path: Path) -> list[Point]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Point(r["task"], r["method"], r["settings"], int(r["seed"]), int(r["trajectories"]), float(r["J"]))
-        for r in rows
     ]
 
 
@@ -319,20 +300,21 @@ def main() -> None:
     parser.add_argument("--method", action="append", choices=METHODS, default=[], help="these only; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/others"))
     options = parser.parse_args()
+    path = options.out / "curves.csv.gz"
     for task in options.task:
         problem = PROBLEMS[task]()
         for name in options.method or METHODS:
             begun = time.perf_counter()
             measured = contest(problem, name)
-            kept = [p for p in read(options.out / "curves.csv") if (p.task, p.method) != (task, name)]
-            write(options.out / "curves.csv", kept + measured)
+            kept = study.read(path, Point) if path.exists() else []
+            study.write(path, [p for p in kept if (p.task, p.method) != (task, name)] + measured)
             print(f"{task} {name}: J = {measured[-1].J:.4g}, {time.perf_counter() - begun:.0f} s", flush=True)
-    points, problems = read(options.out / "curves.csv"), [make() for make in PROBLEMS.values()]
+    points, problems = study.read(path, Point), [make() for make in PROBLEMS.values()]
     text = table(points, problems)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
-    for path in save(draw(points, problems), options.out / "others"):
-        print(path)
+    for drawn in save(draw(points, problems), options.out / "others"):
+        print(drawn)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from fluctua.plot.style import LOOK, WIDTH
+from fluctua.plot.style import LOOK, WIDTH, save_png
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "own"
 COLOURS = {"JAX": "#332288", "diffrax": "#DDCC77", "torchsde": "#CC6677", "kernel": "#117733", "by hand": "#999999"}
@@ -96,7 +96,7 @@ def main():
         ("two CPU cores, 2,000 trajectories", results["cpu"], 2_000),
         ("H200, 200,000 trajectories", results["cuda"], 200_000),
     ]
-    draw(panels).savefig(OUT / "own.png", dpi=160)
+    save_png(draw(panels), OUT / "own.png")
 
 
 if __name__ == "__main__":

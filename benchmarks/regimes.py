@@ -1,7 +1,7 @@
 """When does the score earn its keep? Direct part, correction and score alone at equal measured trajectories.
 
-    python benchmarks/regimes.py --processes 16     # measure; curves.csv, table.md, the figure
-    python benchmarks/regimes.py                    # table and figure again, from curves.csv
+    python benchmarks/regimes.py --processes 16     # measure; curves.csv.gz, table.md, the figure
+    python benchmarks/regimes.py                    # table and figure again, from curves.csv.gz
 
 Devices with hidden numbers, three seeds each:
 
@@ -17,9 +17,6 @@ J is that of the device, measured with trajectories that are not counted.
 from __future__ import annotations
 
 import argparse
-import csv
-import multiprocessing
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +30,7 @@ import optax
 from matplotlib.figure import Figure
 
 import fluctua as fl
+import study
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.runs.unknown import Settings
@@ -70,7 +68,7 @@ WAYS = {
 
 
 class Point(NamedTuple):
-    """One row of curves.csv: J on the device after some measured trajectories."""
+    """One row of curves.csv.gz: J on the device after some measured trajectories."""
 
     regime: str
     sigma: float
@@ -208,7 +206,7 @@ def problem_of(regime: str, sigma: float, seed: int) -> Problem:
     return double_well(seed, sigma, quadratic=regime == "sweep", skew=SKEW if regime == "skewed" else 0.0)
 
 
-def study(job: tuple[str, float, int, tuple[str, ...]]) -> list[Point]:
+def trainings(job: tuple[str, float, int, tuple[str, ...]]) -> list[Point]:
     """Trainings of some ways on one device."""
     regime, sigma, seed, ways = job
     warnings.simplefilter("ignore", RuntimeWarning)  # `skewed` is warned of, as it should be
@@ -237,23 +235,6 @@ def jobs() -> list[tuple[str, float, int, tuple[str, ...]]]:
 
 
 # ------------------------------------------------------------------------------------------ results
-
-
-def write(path: Path, points: Sequence[Point]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Point._fields)
-        writer.writerows(p._replace(J=f"{p.J:.5f}") for p in points)  # type: ignore[arg-type]
-
-
-def read(path: Path) -> list[Point]:
-    with path.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Point(r["regime"], float(r["sigma"]), int(r["seed"]), r["way"], int(r["trajectories"]), float(r["J"]))
-        for r in rows
-    ]
 
 
 def runs_of(points: Sequence[Point], regime: str, way: str, sigma: float | None = None) -> list[np.ndarray]:
@@ -322,21 +303,15 @@ def draw(points: Sequence[Point]) -> Figure:
 
 
 def main() -> None:
-    """Measure if asked; table and figure from curves.csv."""
+    """Measure if asked; table and figure from curves.csv.gz."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=0, help="measure anew, in so many processes")
     parser.add_argument("--out", type=Path, default=Path("results/regimes"))
     options = parser.parse_args()
-    path = options.out / "curves.csv"
+    path = options.out / "curves.csv.gz"
     if options.processes:
-        os.environ |= {
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            write(path, [point for points in pool.imap(study, jobs(), chunksize=1) for point in points])
-    points = read(path)
+        study.write(path, study.measured(trainings, jobs(), options.processes))
+    points = study.read(path, Point)
     text = table(points)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,7 +1,7 @@
 """J against the trajectories spent, of trainings by different estimators: curves, table and figure.
 
 From run folders: `python benchmarks/sample_efficiency.py --runs RUNS... --out results/sample_efficiency`, which also
-writes curves.csv and table.txt there. Without --runs the figure is drawn again from that curves.csv.
+writes curves.csv.gz and table.txt there. Without --runs the figure is drawn again from that curves.csv.gz.
 
 A training with a twin that is wrong on purpose: `python benchmarks/sample_efficiency.py --train-wrong 0.05 --seed 0
 --learning-rate 0.02 --out RUNS/fast5_0_0`.
@@ -235,10 +235,10 @@ def main() -> None:
     if options.runs:
         read = (read_curve(run) for folder in options.runs for run in find_runs(folder))
         curves = [curve for curve in read if curve.sigma_kappa in (0.0, 0.2)]
-        write_curves(options.out / "curves.csv", curves)
+        write_curves(options.out / "curves.csv.gz", curves)
         (options.out / "table.txt").write_text(table_text(curves))
         print(table_text(curves))
-    for path in save(draw(read_curves(options.out / "curves.csv")), options.out / "sample_efficiency"):
+    for path in save(draw(read_curves(options.out / "curves.csv.gz")), options.out / "sample_efficiency"):
         print(path)
 
 

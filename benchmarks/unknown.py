@@ -198,7 +198,7 @@ def main() -> None:
     text = table_text(curves)
     (given.out / "table.txt").write_text(text)
     print(text)
-    reference = Path("results/fig1/long/curves.csv")
+    reference = Path("results/fig1/long/curves.csv.gz")
     save(draw(curves, paper_curve(reference) if reference.exists() else None), given.out / "unknown")
 
 

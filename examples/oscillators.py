@@ -23,7 +23,7 @@ from matplotlib.patches import FancyArrowPatch
 
 import fluctua as fl
 from fluctua.cli.progress import watch
-from fluctua.plot.style import LOOK, WIDTH
+from fluctua.plot.style import LOOK, WIDTH, save_png
 
 SIDE = 4
 SITES = SIDE * SIDE
@@ -158,7 +158,7 @@ if __name__ == "__main__":
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"Training {len(BONDS)} directed couplings and {SITES} detunings from their fluctuations.")
     history = train(options.iterations, options.count)
-    draw(history).savefig(options.out / "oscillators.png", dpi=160)
+    save_png(draw(history), options.out / "oscillators.png")
     _, forward, backward = power(history[-1].next_theta)
     print(
         f"J, forward − backward power, went from {history[0].estimate.value:+.3f} to {history[-1].estimate.value:+.3f}."

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.cli.progress import watch
-from fluctua.plot.style import LOOK, WIDTH, letter
+from fluctua.plot.style import LOOK, WIDTH, letter, save_png
 from fluctua.tcmt import exact
 
 SETTING: Any = {"horizon": 10.0, "dt": 1e-2}
@@ -89,7 +89,7 @@ if __name__ == "__main__":
     for name, task in (("the bare return", BARE), ("the guarded return", GUARDED)):
         print(f"Training {name}.")
         courses.append(train(task, options.iterations, options.count))
-    draw(*courses).savefig(options.out / "wireheading.png", dpi=160)
+    save_png(draw(*courses), options.out / "wireheading.png")
     for name, course in zip(("bare", "guarded"), courses, strict=True):
         print(f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, of it transmitted "
               f"{course.transmitted[0]:.3f} -> {course.transmitted[-1]:.3f}")  # fmt: skip

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from others import METHODS, SEEDS, Point, contest, follow, gradient, read, table, write
+import study
+from others import METHODS, SEEDS, Point, contest, follow, gradient, table
 from others_tasks import AROUND, OFFSETS, RAMP, SETTINGS, Problem, mean_positions, trap, work
 
 
@@ -81,8 +82,8 @@ def test_the_best_trial_is_run_on_other_seeds_and_read_back(tmp_path):
     chosen = {p.settings for p in points if p.seed in SEEDS}
     assert chosen == {max(ends, key=ends.get)}
     assert len(ends) == 4
-    write(tmp_path / "curves.csv", points)
-    again = read(tmp_path / "curves.csv")
+    study.write(tmp_path / "curves.csv.gz", points)
+    again = study.read(tmp_path / "curves.csv.gz", Point)
     assert [p[:-1] for p in again] == [p[:-1] for p in points]
     np.testing.assert_allclose([p.J for p in again], [p.J for p in points], rtol=1e-5)
     text = table(points, [problem])

@@ -11,7 +11,7 @@ from fluctua.runs import train as runs
 from fluctua.runs.config import PRESETS, changed
 from sample_efficiency import EXACT, Curve
 
-KEPT = Path(__file__).parents[2] / "results" / "sample_efficiency" / "curves.csv"
+KEPT = Path(__file__).parents[2] / "results" / "sample_efficiency" / "curves.csv.gz"
 
 
 def curve(label: str, seed: int, rise: float) -> Curve:

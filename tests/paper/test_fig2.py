@@ -54,6 +54,9 @@ def test_tables_read_back_exactly(tmp_path):
     assert back.header == {"site": 3, "w": [0.1, 0.5], "what": "σ = 1"}
     assert back.columns["x"].tolist() == columns["x"].tolist()
     assert back.where(kind="binned")["x"].tolist() == [1e-300]
+    tables.write(tmp_path / "t.csv.gz", columns, {"site": 3}, digits=4)
+    assert (tmp_path / "t.csv.gz").read_bytes()[:2] == b"\x1f\x8b"
+    assert tables.read(tmp_path / "t.csv.gz").columns["x"].tolist() == [0.3333, 1e-300]
     (tmp_path / "t.csv").write_text("# x\n1,2\n")
     with pytest.raises(ValueError, match="--replace"):
         tables.read(tmp_path / "t.csv")

@@ -35,7 +35,7 @@ def fig1(
 ) -> None:
     """Training at several modulation amplitudes (a, b), the course of the parameters (c-e), the network (f).
 
-    What the figure shows is left in --out as curves.csv and trained.npz, from which --from-tables draws it again.
+    What the figure shows is left in --out as curves.csv.gz and trained.npz, from which --from-tables draws it again.
     """
     from fluctua.cli.common import fail
     from fluctua.paper import training

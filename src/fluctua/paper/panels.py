@@ -28,6 +28,10 @@ SIGMA_W = tuple(float(f"{0.5 * 10 ** (k / 3):.4g}") for k in range(-8, 3))
 """Noise amplitudes of c and d: three a decade, the paper's 0.5 among them."""
 
 
+DIGITS = 6
+"""Of the numbers in the tables: a thousandth of the least standard error of a batch, or better."""
+
+
 class Settings(NamedTuple):
     """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by results/bench.
 
@@ -108,7 +112,7 @@ def measure(panels: list[Panel], *, replace: bool = False) -> Iterator[tuple[Pan
 
 def _write(panel: Panel, done: Done) -> None:
     columns, results = panel.make(done)
-    tables.write(panel.path, columns, {**panel.settings, **results})
+    tables.write(panel.path, columns, {**panel.settings, **results}, digits=DIGITS)
 
 
 def _same(panel: Panel) -> None:

@@ -1,7 +1,7 @@
 """What figure 1 shows: read from run folders, kept as two small files, read back from them.
 
-`curves.csv` has J and the ensemble of every iteration of every run, `trained.npz` the course of the parameters of one
-run, its network, and the light that each parameter sees. A piece that is missing leaves a note.
+`curves.csv.gz` has J and the ensemble of every iteration of every run, `trained.npz` the course of the parameters of
+one run, its network, and the light that each parameter sees. A piece that is missing leaves a note.
 
 Lattices in the middle of their training: what the paper measures its estimator on (Fig. 2).
 """
@@ -29,7 +29,7 @@ from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run as run_kernel
 
-CURVES, TRAINED = "curves.csv", "trained.npz"
+CURVES, TRAINED = "curves.csv.gz", "trained.npz"
 
 DIGITS = 5
 """Of J in the table: a tenth of its standard error with the largest ensembles."""
@@ -146,7 +146,7 @@ def breakpoint_of(curves: Sequence[Curve]) -> int | None:
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Keep the results as `curves.csv` and `trained.npz`; what was written."""
+    """Keep the results as `curves.csv.gz` and `trained.npz`; what was written."""
     curves = [*results.runs, *results.inset]
     runs = [
         {"name": c.name, "sigma_kappa": c.sigma_kappa, "inset": k >= len(results.runs), "J_stderr": c.J_stderr,
@@ -167,7 +167,7 @@ def write(results: Results, folder: Path) -> list[Path]:
         arrays: dict[str, Any] = {"sigma_kappa": t.sigma_kappa, "iteration": t.iteration, "bonds": network.bonds,
                   "positions": network.positions, "lead_sites": network.lead_sites}  # fmt: skip
         for name in FAMILIES:
-            arrays[name] = np.asarray(getattr(t, name), np.float32)
+            arrays[name] = np.asarray(getattr(t, name), np.float16)  # only drawn, as lines
             arrays[f"{name}_end"] = np.asarray(t.theta[name], np.float32)
             arrays[f"{name}_exposure"] = np.asarray(getattr(t.exposure, name), np.float32)
         np.savez_compressed(folder / TRAINED, **arrays)
@@ -178,6 +178,8 @@ def write(results: Results, folder: Path) -> list[Path]:
 def read(folder: Path) -> Results:
     """The results that `write` kept in a folder."""
     path = folder / CURVES
+    if not path.exists():
+        path = path.with_suffix("")  # a table that is not compressed
     if not path.exists():
         raise ValueError(f"{folder} has no {CURVES}: make it from run folders with --runs RUNS.")
     table = tables.read(path)
