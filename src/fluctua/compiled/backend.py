@@ -247,18 +247,14 @@ class _Begun(NamedTuple):
     ensemble: Ensemble | None
 
 
-@partial(jax.jit, static_argnums=0)
-def _words(wiener: int, key: Array, theta: Params) -> Array:
-    """The key of the noise as two words, and θ behind it: what a kernel on a GPU begins with, in one piece. (·,)"""
-    noise = simulate.noise_key(key)
+@partial(jax.jit, static_argnums=(0, 1))
+def _words(wiener: int, pilot: bool, key: Array, theta: Params | None) -> Array:
+    """The key of the noise as two words, and θ behind it: what a kernel begins with, in one piece. key: of a call"""
+    noise = simulate.noise_key(run_and_pilot(key)[pilot])
     words = draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
+    if theta is None:
+        return words
     return jnp.concatenate([words, jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel()])
-
-
-@partial(jax.jit, static_argnums=0)
-def _noise_words(wiener: int, key: Array) -> Array:
-    noise = simulate.noise_key(key)
-    return draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
 
 
 class _Work(NamedTuple):
@@ -278,25 +274,26 @@ class _Work(NamedTuple):
         """T."""
         return len(self.call.substrate.times.dt)
 
-    def begun(self, key: Array, count: int, first: int | None = None) -> _Begun:
-        """`count` trajectories before their first step. key: of a run or a pilot."""
-        kernel, substrate = self.kernel, self.call.substrate
+    def begun(self, count: int, *, pilot: bool) -> _Begun:
+        """`count` trajectories of the run or of the pilot before their first step."""
+        kernel, (key, substrate) = self.kernel, (self.call.key, self.call.substrate)
+        first = None if pilot else self.call.first
         if not kernel.begins:
-            ensemble = _begun(self.call, key, count, first)
+            ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
             return _Begun(arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble), count,
                           ensemble)  # fmt: skip
         check_generator(key)
         wiener, library = wiener_of(substrate.recipe.wiener), self.library
         start = lambda x0: np.asarray(x0, kernel.real)
         if isinstance(library, cuda.Library) and library.form.ahead:
-            words = library.from_jax(_words(wiener, key, self.call.theta))
+            words = library.from_jax(_words(wiener, pilot, key, self.call.theta))
             times = lambda times: np.concatenate([np.asarray(v, np.float64) for v in times])
             own = {"stream": words[:2], "theta": words[2:], "times": library.kept("times", substrate.times, times),
                    "x": library.kept("x", substrate.x0, start)}  # fmt: skip
         else:
             none = np.empty((0, count))
             own = numbers(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), none)
-            own |= {"stream": np.asarray(_noise_words(wiener, key)), "x": start(substrate.x0)}
+            own |= {"stream": np.asarray(_words(wiener, pilot, key, None)), "x": start(substrate.x0)}
         return _Begun(own | {"first": first or 0}, count, None)
 
     def _flat(self) -> np.ndarray:
@@ -351,7 +348,8 @@ class _Work(NamedTuple):
         if name == "time":
             assert tables.step is not None
             table = np.asarray(tables.step)
-            return {"bar": np.array(table[1:], real), "same": float(table[0])}  # n+1: the reward at n precedes the kick
+            after = lambda step: np.array(np.asarray(step)[1:], real)  # n+1: the reward at n precedes the kick
+            return {"bar": self.library.kept("bar", tables.step, after), "same": float(table[0])}
         if name == "mean":
             guess, to_go = self.rewarded(begun)
             return {"guess": guess, "bar": to_go[1:].astype(real), "scale": begun.count / (begun.count - 1)}
@@ -370,14 +368,14 @@ DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
 
 
 def _samples(call: Call, place: str) -> Swept:
-    model, plans, tables, substrate, key, theta, count, number = call
+    model, plans, tables, substrate, _, theta, count, _ = call
     kernel = _kernel(call, place)
     work = _Work(kernel, call)
-    library, real, (k_run, k_pilot) = work.library, kernel.real, run_and_pilot(key)
+    library, real = work.library, kernel.real
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
-        tables = tables.filled(work.rewarded(work.begun(k_pilot, pilot))[1].astype(real))
-    begun = work.begun(k_run, count, number)
+        tables = tables.filled(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))
+    begun = work.begun(count, pilot=False)
     given = work.baseline(begun, tables)
     scale, same = given.pop("scale", 1.0), given.pop("same", 0.0)
     state, parameters = kernel.program.state, len(kernel.program.names)
@@ -391,7 +389,7 @@ def _samples(call: Call, place: str) -> Swept:
         places["gradient"][...] = library.own(first.gradient.T)
         places["score"] = library.own(first.score.T)
     library.run("sweep", begun.arrays | given | places, count=count, steps=work.steps, scale=scale, same=same)
-    flags = int(places["flags"][0])
+    flags = library.read(places["flags"])
     if plans[0].name == "optimal" and flags & DOMINATED:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
     if flags & OUT_OF_RANGE:

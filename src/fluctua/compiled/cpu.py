@@ -195,6 +195,14 @@ class Library:
         """What a pass may set. (1,)"""
         return np.zeros(1, np.int32)
 
+    def read(self, flags: np.ndarray) -> int:
+        """What passes have set."""
+        return int(flags[0])
+
+    def kept(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """An array that is made of an object. On a GPU it is there already, as long as the object is the same."""
+        return make(source)
+
     def total(self, array: np.ndarray) -> float:
         """The sum, in double precision."""
         return float(array.sum(dtype=np.float64))

@@ -210,6 +210,10 @@ class Library:
         """What a pass may set. (1,)"""
         return self.cp.zeros(1, np.int32)
 
+    def read(self, flags: Any) -> int:
+        """What passes have set."""
+        return int(flags.get()[0])
+
     def total(self, array: Any) -> float:
         """The sum, in double precision."""
         return float(array.sum(dtype=np.float64))

@@ -345,6 +345,7 @@ def check_model(
         *silent, regular = on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
             return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if any(silent) else process
+    check.parameters(theta)
     x, t, one = check.first((x, t, context))
     if isinstance(process, Process):
         check_finite(process, theta, x, t, one, "at the first state")
@@ -392,4 +393,5 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
     comes = jnp.any(silent & (q > 0), axis=1)
     # states off the first one matter where something is silent, and where drift and noise are numbers
     beside = jnp.any(finite & (comes | lost) & jnp.any(silent) & (jnp.arange(len(states)) > 0))
-    return jnp.append(silent, finite[0] & ~lost[0] & ~beside).astype(jnp.int8)
+    regular = finite[0] & ~lost[0] & ~beside & jnp.all(jnp.isfinite(flat))
+    return jnp.append(silent, regular).astype(jnp.int8)

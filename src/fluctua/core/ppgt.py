@@ -240,7 +240,7 @@ class PPGT(NamedTuple):
         self, key: Array, theta: Params, count: int, first: int | None = None, table: Array | None = None
     ) -> Samples:
         check.count(count)
-        theta = check.parameters(theta)
+        theta = check.parameters(theta, numbers=not isinstance(self.substrate, Simulator))
         if not isinstance(self.substrate, Simulator):
             k_run, _ = run_and_pilot(key)
             return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fluctua.core import check
 from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
@@ -138,8 +139,11 @@ def first_state(substrate: Simulator, key: Array, theta: Params) -> tuple[Array,
 
     key: of a run; not looked at where all trajectories begin alike.
     """
-    key = None if substrate.recipe.fixed else key
-    ensemble = _first(substrate.recipe, key, theta, substrate.x0)
+    if substrate.recipe.fixed:  # by way of NumPy: nothing to compile, and nothing to wait for
+        x = np.asarray(substrate.x0)[None]
+        ensemble = Ensemble(x.astype(working_dtype(theta, substrate.x0)), None, None)
+    else:
+        ensemble = _first(substrate.recipe, key, theta, substrate.x0)
     if ensemble.x.ndim != 2:
         raise ValueError(f"a start must be one state (M,); got shape {ensemble.x.shape[1:]}.")
     return seen(substrate.recipe, ensemble.x), ensemble.context
@@ -213,10 +217,7 @@ def begin(
 
 
 @partial(jax.jit, static_argnums=0)
-def _first(recipe: Recipe, key: Array | None, theta: Params, x0: Array | None) -> Ensemble:
-    if key is None:
-        x = jnp.asarray(x0)[None]
-        return Ensemble(x.astype(working_dtype(theta, x)), None, None)
+def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
     return begin(recipe, 1, key, theta, x0)
 
 
