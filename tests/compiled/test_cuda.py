@@ -52,7 +52,7 @@ def in_double_precision(make, start, baseline):
 
 
 def of_the_benchmark(name, baseline, relative, **options):
-    with jax.enable_x64(False):
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):  # on a GPU, JAX's own is TF32
         own = PROCESSES[name]()
         case = (own.process, own.objective, own.start, jnp.arange(41) * own.dt, own.theta, baseline)
         assert_alike(case, relative, **options)

@@ -180,14 +180,14 @@ class _Key:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
     def __init__(self, call: Call, place: str):
-        ensemble, self.place = _begun(call, call.key, 1), place
+        ensemble, self.place = jax.eval_shape(lambda: _begun(call, call.key, 1)), place
         self.model, self.recipe, self.t = call.model, call.substrate.recipe, call.substrate.t
         self.theta, self.ensemble = call.theta, ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
         self.wiener = wiener_of(self.recipe.wiener)
         self.sweep = _sweep_of(call)
-        one = jax.tree.map(lambda leaf: leaf[:1], ensemble._replace(streams=None))
+        one = ensemble._replace(streams=None)
         self._identity = (
             call.model._replace(baseline=_none, initial_baseline=_none), self.recipe,
             shape_of(call.theta), shape_of(one), str(self.t.dtype), self.noise64, self.wiener, self.sweep, place,

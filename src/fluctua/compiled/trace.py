@@ -59,17 +59,35 @@ def shape_of(tree: PyTree) -> Any:
     return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
 
 
+def alone(ensemble: PyTree) -> PyTree:
+    """Shape and type of every leaf of one trajectory of an ensemble."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), ensemble)
+
+
+def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Params]]:
+    """θ as one vector (P,), by shape and type, and the way back; nothing is computed, so nothing is compiled."""
+    back = []
+
+    def flat(theta: Params) -> Array:
+        vector, unravel = ravel_pytree(theta)
+        back.append(unravel)
+        return vector
+
+    return jax.eval_shape(flat, theta), back[0]
+
+
 def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
-    """The step of a trajectory, from the first of an ensemble that is about to begin. t: the time grid."""
+    """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time grid."""
     process = recipe.process
     if not isinstance(process, Process) or not isinstance(model.process, Process):
         raise Unsupported(type(process).__name__, "kernels are made of processes with a drift and a noise")
-    x, context, _ = jax.tree.map(lambda leaf: leaf[0], ensemble._replace(streams=None))
-    flat, unravel = ravel_pytree(theta)
+    x, context, _ = alone(ensemble._replace(streams=None))
+    flat, unravel = flattened(theta)
+    like = lambda *shape, of=t: jax.ShapeDtypeStruct(shape, of.dtype)
     if x.size > MOST_STATES or flat.size > MOST_PARAMETERS:
         raise Unsupported("state", f"{x.size} components and {flat.size} parameters; up to {MOST_STATES} and "
                           f"{MOST_PARAMETERS} are written out")  # fmt: skip
-    wieners = width(process, theta, x, t[0], context)
+    wieners = width(process, theta, x, like(), context)
     replayed = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
     one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
 
@@ -98,16 +116,15 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
 
     graph = Graph()
     tracer = Tracer(graph)
-    dt, origin = t[1] - t[0], t[jnp.array([0, 1, -1])]
-    z = jnp.zeros(wieners, x.dtype)
+    time, origin, z = like(), like(3), like(wieners, of=x)
     inputs = {
-        "theta": tracer.input("theta", flat), "x": tracer.input("x", x), "t": tracer.input("t", t[0]),
-        "dt": tracer.input("dt", dt), "context": tracer.tree("context", context), "z": tracer.input("z", z),
+        "theta": tracer.input("theta", flat), "x": tracer.input("x", x), "t": tracer.input("t", time),
+        "dt": tracer.input("dt", time), "context": tracer.tree("context", context), "z": tracer.input("z", z),
         "origin": tracer.input("origin", origin),
     }  # fmt: skip
     if recipe.wiener is silent:
         inputs["z"] = np.full(wieners, graph.const(0.0))
-    values = {"theta": flat, "x": x, "t": t[0], "dt": dt, "context": context, "z": z, "origin": origin, "x_next": x}
+    values = {"theta": flat, "x": x, "t": time, "dt": time, "context": context, "z": z, "origin": origin, "x_next": x}
     call = lambda function, *kinds: tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
 
     (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z")

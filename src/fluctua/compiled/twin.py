@@ -19,7 +19,7 @@ from fluctua.compiled import ahead, cpu, cuda
 from fluctua.compiled.ahead import wiener_of
 from fluctua.compiled.emit import Layout, function, laid_out
 from fluctua.compiled.scalar import Unsupported
-from fluctua.compiled.trace import Program, Tracer, shape_of, traced
+from fluctua.compiled.trace import Program, Tracer, alone, flattened, shape_of, traced
 from fluctua.core import baselines, check, twin_sweep
 from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble
@@ -56,8 +56,8 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
         raise Unsupported("twin", f"a twin of order {twin.order}; kernels follow those of order 1")
     program = traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
     tracer = Tracer(program.graph)
-    x, context, _ = jax.tree.map(lambda leaf: leaf[0], ensemble._replace(streams=None))
-    (flat, unravel), (own, unravel_own) = ravel_pytree(numbers.theta), ravel_pytree(numbers.twin)
+    x, context, _ = alone(ensemble._replace(streams=None))
+    (flat, unravel), (own, unravel_own) = flattened(numbers.theta), flattened(numbers.twin)
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
@@ -72,11 +72,12 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
         new, gain = expand(twin, numbers, guess, xbar, t, dt, context)
         return direct, expected - gain - new.at(x - xbar), reward, left, gain, new.slope
 
-    values = (flat, own, x, x, x, x, t[0], t[1] - t[0], context, t[:2])
+    time, origin = (jax.ShapeDtypeStruct(shape, t.dtype) for shape in ((), (2,)))
+    values = (flat, own, x, x, x, x, time, time, context, origin)
     inputs = [
         tracer.input("theta", flat), tracer.input("theta", own, flat.size), tracer.input("x", x),
-        np.array(program.x_next), tracer.input("p", x), tracer.input("p", x, x.size), tracer.input("t", t[0]),
-        tracer.input("dt", t[0]), tracer.tree("context", context), tracer.input("origin", t[:2]),
+        np.array(program.x_next), tracer.input("p", x), tracer.input("p", x, x.size), tracer.input("t", time),
+        tracer.input("dt", time), tracer.tree("context", context), tracer.input("origin", origin),
     ]  # fmt: skip
     some = [1, 4, 6, 7, 8]
     (later,) = tracer.call(forwards, [values[k] for k in some], [inputs[k] for k in some])
@@ -120,7 +121,7 @@ class TwinKey:
     def __init__(self, call: TwinCall, optimise: str, place: str = "cpu"):
         self.call, self.optimise, self.place = call, optimise, place
         self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
-        self.ensemble = begun(call, 1, 0)
+        self.ensemble = jax.eval_shape(lambda: begun(call, 1, 0))
         self.noise64 = jnp.result_type(float) == np.float64
         self.baseline = baseline_of(call)
         one = self.ensemble._replace(streams=None)
