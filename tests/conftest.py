@@ -30,8 +30,15 @@ jax.config.update("jax_enable_x64", True)
 
 def pytest_configure(config):
     if hasattr(config, "cache"):
-        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        keep_compiled(str(config.cache.mkdir("jax")))
+
+
+def keep_compiled(folder):
+    """However small: in a folder of compiled functions, for this process and those that it starts."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 def pytest_collection_finish():

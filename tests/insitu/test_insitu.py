@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,7 @@ from fluctua.insitu.instrument.substrate import measured
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
 from problems import flat
-from processes import wait_until
+from processes import environment_to_die_in, wait_until
 
 # one Euler step a sample: the score is then exact, and so is what it is compared with
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0)
@@ -340,7 +339,7 @@ def test_rows_without_a_checkpoint_are_kept(tmp_path):
 def test_going_on_after_a_kill(tmp_path):
     """The command, killed without warning in the middle of an acquisition or wherever it is; the bench lives on."""
     bench, folder = Bench(SHEET), tmp_path / "run"
-    environment = {**os.environ, "JAX_ENABLE_X64": "0"}
+    environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="0")
 
     def command(*words):
         return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]

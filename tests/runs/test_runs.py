@@ -24,7 +24,7 @@ from fluctua.runs.reading import read_course
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run, rows_of
-from processes import read_until, wait_until, wait_until_busy
+from processes import environment_to_die_in, read_until, wait_until, wait_until_busy
 
 CONFIG = changed(PRESETS["demo"], TINY)
 ESCALATING = changed(
@@ -207,8 +207,8 @@ def test_a_rewound_iteration_begins_from_the_same_parameters_with_fresh_noise(es
 # ------------------------------------------------------------------------------- stopping and going on
 
 
-def command(*arguments):
-    environment = {**os.environ, "JAX_ENABLE_X64": "1"}  # the precision of this process
+def command(*arguments, environment=os.environ):
+    environment = {**environment, "JAX_ENABLE_X64": "1"}  # the precision of this process
     return subprocess.Popen([sys.executable, "-m", "fluctua", "train", *map(str, arguments)],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)  # fmt: skip
 
@@ -228,8 +228,9 @@ def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(escalated
     (tmp_path / "tiny.toml").write_text(dump(ESCALATING))
     killed = tmp_path / "killed"
     draw, kills, arguments = random.Random(7), 0, [tmp_path / "tiny.toml", "--out", killed]
+    environment = environment_to_die_in(tmp_path)
     for target in (1, 40, 90, 150):
-        process = command(*arguments)
+        process = command(*arguments, environment=environment)
         wait_for_row(killed, target, process)
         time.sleep(draw.uniform(0, 0.15))
         process.kill()

@@ -1,7 +1,6 @@
 """Any process trained into a folder: the run left alone and the run that was killed are one run."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -21,6 +20,7 @@ import fluctua as fl
 import trap
 from fluctua.store import checkpoint, history
 from fluctua.store import folder as runfolder
+from processes import environment_to_die_in
 
 SCRIPT = Path(trap.__file__)
 
@@ -75,8 +75,8 @@ def test_the_summary_measures_afresh_and_with_half_the_step(whole):
 
 
 def command(folder, how):
-    precision = {**os.environ, "JAX_ENABLE_X64": "1"}  # that of this process
-    return subprocess.Popen([sys.executable, SCRIPT, folder, how], stdout=subprocess.DEVNULL, env=precision)
+    environment = environment_to_die_in(folder.parent, JAX_ENABLE_X64="1")  # the precision of this process
+    return subprocess.Popen([sys.executable, SCRIPT, folder, how], stdout=subprocess.DEVNULL, env=environment)
 
 
 def test_killed_at_random_moments_it_goes_on_to_the_bit(whole, tmp_path):

@@ -19,6 +19,11 @@ def environment_of_a_user(**variables):
     return {name: v for name, v in os.environ.items() if not (quick and name == "XLA_FLAGS")} | variables
 
 
+def environment_to_die_in(folder, **variables):
+    """The environment for processes that are killed: half of a compiled function that they leave is theirs alone."""
+    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), **variables}
+
+
 def wait_until(condition, process=None, seconds=120.0, interval=0.005):
     """Wait for `condition()` to become true; fail at a deadline, or once `process` has ended without it."""
     until = time.monotonic() + seconds

@@ -32,22 +32,28 @@ def address(runs):
             server.terminate()
 
 
-@pytest.fixture
-def page(address):
+@pytest.fixture(scope="module")
+def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1300, "height": 1400})
-        page.errors, page.asked = [], []
-        page.on("pageerror", lambda error: page.errors.append(str(error)))
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(address)
-        yield page
-        assert not page.errors
-        assert all(url.startswith((address, "data:")) for url in page.asked)
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    page = browser.new_page(viewport={"width": 1300, "height": 1400})  # in a profile of its own
+    page.errors, page.asked = [], []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.goto(address)
+    yield page
+    assert not page.errors
+    assert all(url.startswith((address, "data:")) for url in page.asked)
+    page.close()
 
 
 def until(page, expression, argument=None):
@@ -134,7 +140,7 @@ def test_names_are_text_and_not_code(runs, page):
 
 
 def test_a_page_left_open_does_not_grow(runs, page):
-    run = Growing(runs / "first")
+    run = Growing(runs / "first", every=500)
     run.grow(500)
     points(page, 500)
     nodes = "document.querySelectorAll('*').length"
