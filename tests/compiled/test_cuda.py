@@ -70,6 +70,12 @@ def test_an_ensemble_that_the_kernel_begins():
 
 
 @pytest.mark.usefixtures("kernels_of_device")
+def test_sums_that_registers_do_not_hold(monkeypatch):
+    monkeypatch.setattr(cuda, "REGISTERS", 5)  # of the pendulum, six
+    of_the_benchmark("pendulum", "time", 2e-5)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
 def test_a_twin():
     of_the_benchmark("pendulum", fl.Twin(batch=25), 1e-4)  # two batches
 

@@ -24,10 +24,10 @@ CONSTANT_BYTES = 60_000
 """Of constant memory, for the numbers that all trajectories share."""
 
 REGISTERS = 200
-"""Numbers of a trajectory that registers hold; the sums of more of them go to memory."""
+"""Sums of a trajectory that registers hold; more of them go to the memory of the block."""
 
-CACHE_BYTES = 192 * 2**10
-"""Of a multiprocessor, for such sums: fewer trajectories at a time, whose sums stay there, are faster than many."""
+BLOCK_BYTES = 200 * 2**10
+"""Of that memory, at most."""
 
 HELPERS = 3
 """Warps that draw normals for one that takes steps, where there are few trajectories."""
@@ -87,9 +87,14 @@ class Form(NamedTuple):
     ahead: str = ""
     theta: np.dtype = np.dtype(np.float32)
 
-    def threads(self, helpers: int) -> int:
+    def in_block(self, name: str) -> int:
+        """Bytes of the block's memory for the sums of its trajectories."""
+        sums = 2 * len(self.program.names)
+        return 32 * self.real.itemsize * sums if name == "sweep" and sums > REGISTERS else 0
+
+    def threads(self, name: str, helpers: int) -> int:
         """Of a block."""
-        return 32 * (1 + helpers) if helpers or 2 * len(self.program.names) > REGISTERS else 64
+        return 32 if self.in_block(name) else 32 * (1 + helpers) if helpers else 64
 
     def source(self, name: str, helpers: int = 0, threads: int = 0) -> str:
         """The whole text of a pass: "rewards", "rewards_summed", "weights", "sweep"; "twin_forward", "twin_backward".
@@ -100,7 +105,8 @@ class Form(NamedTuple):
         head = {
             "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
             "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
-            "BEGINS": int(self.begins), "THREADS": threads or self.threads(helpers), "HELPERS": helpers,
+            "BEGINS": int(self.begins), "THREADS": threads or self.threads(name, helpers),
+            "HELPERS": helpers, "IN_BLOCK": int(self.in_block(name) > 0),
             "PASS": name.upper(), "THETA": "double" if self.theta == np.float64 else "float",
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip
@@ -194,6 +200,8 @@ class Library:
             raise Unsupported(
                 "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
             )
+        if form.in_block("sweep") > BLOCK_BYTES:
+            raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
         self._modules: dict[tuple[str, int], _Pass] = {}
         self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
         self._kept: dict[str, tuple[Any, Any]] = {}
@@ -240,27 +248,31 @@ class Library:
 
         scale, same: as in `Run` of native/ensemble.cuh.
         """
-        cp, helpers = self.cp, self._helpers(count)
-        block = self.form.threads(helpers)
+        cp, in_block = self.cp, self.form.in_block(name)
+        helpers = 0 if in_block else self._helpers(count)
+        block = self.form.threads(name, helpers)
         if (name, helpers) not in self._modules:
             module = _module(self.form.source(name, helpers))
             ahead = module.get_function("numbers_ahead") if self.form.ahead else None
             shared = np.uint64(module.get_global("c_shared").ptr)
-            self._modules[name, helpers] = _Pass(module, module.get_function("one_pass"), ahead, shared)
+            one_pass = module.get_function("one_pass")
+            if in_block:
+                one_pass.max_dynamic_shared_size_bytes = in_block
+            self._modules[name, helpers] = _Pass(module, one_pass, ahead, shared)
         compiled = self._modules[name, helpers]
         if compiled.ahead is None:
             _shared(cp, compiled.module, arrays["shared"])
         else:
             arrays = arrays | {"timed": self._ahead(compiled, arrays, steps)}
         together = block // 32 if helpers == 0 else 1
-        warps = -(-self._warps(count, name, sums) // together) * together
+        warps = -(-self._warps(count, sums) // together) * together
         totals = cp.zeros((warps, *sums)) if sums else None
         values = [totals if key == "sums" else arrays.get(key) for key in POINTERS]
         uploaded = [cp.asarray(v) if type(v) is np.ndarray else v for v in values]  # alive until the launch is queued
         pointers = [np.uint64(0) if v is None or v.size == 0 else v for v in uploaded]
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
         last = (self.real.type(scale), self.real.type(same))
-        compiled.run((warps // together,), (block,), (*numbers, *pointers, *last))
+        compiled.run((warps // together,), (block,), (*numbers, *pointers, *last), shared_mem=in_block)
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
 
     def _ahead(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> Any:
@@ -272,14 +284,11 @@ class Library:
         compiled.ahead((-(-steps // 128),), (128,), numbers)
         return timed
 
-    def _warps(self, count: int, name: str, sums: tuple[int, ...]) -> int:
-        """Groups of 32 trajectories that run side by side: as many as there are, or as many as memory serves well."""
-        wanted, processors = -(-count // 32), self._processors
-        numbers = 2 * len(self.form.program.names) if name == "sweep" else 0
-        if numbers > REGISTERS:
-            wanted = min(wanted, processors * max(1, CACHE_BYTES // (32 * self.real.itemsize * numbers)))
+    def _warps(self, count: int, sums: tuple[int, ...]) -> int:
+        """Groups of 32 trajectories that run side by side: as many as there are, or as many as sums leave room for."""
+        wanted = -(-count // 32)
         if sums:
-            wanted = min(wanted, 16 * processors, max(1, SUM_BYTES // (8 * int(np.prod(sums)))))
+            wanted = min(wanted, 16 * self._processors, max(1, SUM_BYTES // (8 * int(np.prod(sums)))))
         return wanted
 
     def _helpers(self, count: int) -> int:

@@ -78,14 +78,15 @@ FUNCTION_OF_TWO(rem, fmodf, fmod)
 
 // quarter: 0 for the sine, 1 for the cosine; polynomials of Cephes. CUDA's own have a part for large arguments that, in
 // line, would be most of the program.
+static __device__ __noinline__ void far_round(VF x, VF& n, VF& r) {
+  const double turns = rint(x * 0.63661977236758134308);
+  r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
+  n = (VF)(turns - 4 * floor(turns / 4));
+}
 INLINE VF circle(VF x, int quarter) {
   VF n = rintf(x * 0.636619772f);
   VF r = fmaf(n, 1.71512451e-15f, fmaf(n, 4.37113883e-8f, fmaf(n, -1.57079637f, x)));
-  if (!(fabsf(x) < 1e4f)) {
-    const double turns = rint(x * 0.63661977236758134308);
-    r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
-    n = (VF)(turns - 4 * floor(turns / 4));
-  }
+  if (!(fabsf(x) < 1e4f)) far_round(x, n, r);
   const VF z = r * r;
   const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
   const VF c =

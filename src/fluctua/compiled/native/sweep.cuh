@@ -31,6 +31,18 @@ template <bool SUMS> INLINE void rewarded(const Run& run) {
 
 INLINE V guessed(const Run& run, i64 j) { return run.guess ? run.guess[j] : run.same; }
 
+// Σ(λ − λ̄)U and ΣU of a trajectory: in registers, or where they are too many in the memory of the block
+#if IN_BLOCK
+extern __shared__ __align__(16) unsigned char shared[];
+#define OWN_SUMS \
+  F* const gradient = (F*)shared + threadIdx.x; \
+  F* const score = gradient + PARAMETERS * THREADS;
+#define AT(p) [(p) * THREADS]
+#else
+#define OWN_SUMS V gradient[PARAMETERS], score[PARAMETERS];
+#define AT(p) [p]
+#endif
+
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
 template <bool LEFT_OUT> INLINE void swept(const Run& run) {
   ALL_TRAJECTORIES {
@@ -39,12 +51,12 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
     const i64 j = index < run.count ? index : run.count - 1;
     Trajectory own;
     begun(own, run, j);
-    V gradient[PARAMETERS], score[PARAMETERS];
+    OWN_SUMS
 #if BEGINS
-    EACH(p, PARAMETERS) gradient[p] = score[p] = 0;
+    EACH(p, PARAMETERS) gradient AT(p) = score AT(p) = 0;
 #else
-    EACH(p, PARAMETERS) gradient[p] = run.gradient[p * run.count + j];
-    EACH(p, PARAMETERS) score[p] = run.score[p * run.count + j];
+    EACH(p, PARAMETERS) gradient AT(p) = run.gradient[p * run.count + j];
+    EACH(p, PARAMETERS) score AT(p) = run.score[p * run.count + j];
 #endif
     const V guess = guessed(run, j);
     bool dominated = false;
@@ -58,32 +70,32 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
         EACH(k, SCORES) {
           const V rest = 1 - s[k] * s[k] * run.inverse[n * SCORES + k];
           dominated |= rest < F(0.015625);
-          gradient[SCORE_OF[k]] += (to_go - run.bar[n * SCORES + k]) * s[k] / rest;
-          score[SCORE_OF[k]] += s[k];
+          gradient AT(SCORE_OF[k]) += (to_go - run.bar[n * SCORES + k]) * s[k] / rest;
+          score AT(SCORE_OF[k]) += s[k];
         }
       } else {
         const V left = (to_go - run.bar[n]) * run.scale;
         EACH(k, SCORES) {
-          gradient[SCORE_OF[k]] += left * s[k];
-          score[SCORE_OF[k]] += s[k];
+          gradient AT(SCORE_OF[k]) += left * s[k];
+          score AT(SCORE_OF[k]) += s[k];
         }
       }
-      EACH(k, EXPLICITS) gradient[EXPLICIT_OF[k]] += e[k];
+      EACH(k, EXPLICITS) gradient AT(EXPLICIT_OF[k]) += e[k];
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
     }
     V h, f[AT_LEAST_ONE(FINALS)], off = 0;
     end_scores(c_shared, 0, own.c, own.x, 0, h, f);
     own.reward += h;
-    EACH(k, FINALS) gradient[FINAL_OF[k]] += f[k];
+    EACH(k, FINALS) gradient AT(FINAL_OF[k]) += f[k];
     const V missed = own.reward - guess;
     EACH(k, STATE) off += own.x[k] - own.x[k];
     if (here) {
       ended(own, run, j);
       EACH(p, PARAMETERS) {
-        gradient[p] += missed * score[p];
-        off += gradient[p] - gradient[p];
-        run.gradient[p * run.count + j] = gradient[p];
+        const V whole = gradient AT(p) + missed * score AT(p);
+        off += whole - whole;
+        run.gradient[p * run.count + j] = whole;
       }
       if (off != 0) atomicOr(run.flags, NOT_FINITE);
       if (dominated) atomicOr(run.flags, DOMINATED);
