@@ -40,14 +40,22 @@ INLINE VF as_real(U bits) { return __uint_as_float(bits); }
 INLINE VD as_real(UL bits) { return __longlong_as_double((i64)bits); }
 INLINE VF narrow(VD x) { return (VF)x; }
 
-#define FUNCTION(name, f, d)                \
-  INLINE VF m_##name(VF x) { return f(x); } \
-  INLINE VD m_##name(VD x) { return d(x); }
-#define FUNCTION_OF_TWO(name, f, d)                  \
-  INLINE VF m_##name(VF x, VF y) { return f(x, y); } \
-  INLINE VD m_##name(VD x, VD y) { return d(x, y); }
+// A step with many of these is longer than what a GPU keeps of a program: there they are called. The Kuramoto phases of
+// `fluctua bench own` take a third of the time.
+#if MANY_FUNCTIONS
+#define FUNCTION_OF_STEP static __device__ __noinline__
+#else
+#define FUNCTION_OF_STEP INLINE
+#endif
+#define FUNCTION(name, f, d)                          \
+  FUNCTION_OF_STEP VF m_##name(VF x) { return f(x); } \
+  FUNCTION_OF_STEP VD m_##name(VD x) { return d(x); }
+#define FUNCTION_OF_TWO(name, f, d)                            \
+  FUNCTION_OF_STEP VF m_##name(VF x, VF y) { return f(x, y); } \
+  FUNCTION_OF_STEP VD m_##name(VD x, VD y) { return d(x, y); }
 
-FUNCTION(sqrt, sqrtf, sqrt)
+INLINE VF m_sqrt(VF x) { return sqrtf(x); }
+INLINE VD m_sqrt(VD x) { return sqrt(x); }
 FUNCTION(cbrt, cbrtf, cbrt)
 FUNCTION(exp, expf, exp)
 FUNCTION(exp2, exp2f, exp2)
@@ -78,15 +86,14 @@ FUNCTION_OF_TWO(rem, fmodf, fmod)
 
 // quarter: 0 for the sine, 1 for the cosine; polynomials of Cephes. CUDA's own have a part for large arguments that, in
 // line, would be most of the program.
-static __device__ __noinline__ void far_round(VF x, VF& n, VF& r) {
-  const double turns = rint(x * 0.63661977236758134308);
-  r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
-  n = (VF)(turns - 4 * floor(turns / 4));
-}
-INLINE VF circle(VF x, int quarter) {
+FUNCTION_OF_STEP VF circle(VF x, int quarter) {
   VF n = rintf(x * 0.636619772f);
   VF r = fmaf(n, 1.71512451e-15f, fmaf(n, 4.37113883e-8f, fmaf(n, -1.57079637f, x)));
-  if (!(fabsf(x) < 1e4f)) far_round(x, n, r);
+  if (!(fabsf(x) < 1e4f)) {
+    const double turns = rint(x * 0.63661977236758134308);
+    r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
+    n = (VF)(turns - 4 * floor(turns / 4));
+  }
   const VF z = r * r;
   const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
   const VF c =
@@ -96,8 +103,8 @@ INLINE VF circle(VF x, int quarter) {
 }
 INLINE VF m_sin(VF x) { return circle(x, 0); }
 INLINE VF m_cos(VF x) { return circle(x, 1); }
-INLINE VD m_sin(VD x) { return sin(x); }
-INLINE VD m_cos(VD x) { return cos(x); }
+FUNCTION_OF_STEP VD m_sin(VD x) { return sin(x); }
+FUNCTION_OF_STEP VD m_cos(VD x) { return cos(x); }
 
 #define OF_BOTH(T)                                                                     \
   INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                       \
