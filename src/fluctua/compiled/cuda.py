@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fluctua.compiled.cpu import NATIVE
-from fluctua.compiled.emit import Layout, calls, definitions, functions
+from fluctua.compiled.emit import Layout, definitions, functions, waves
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -30,7 +30,7 @@ BLOCK_BYTES = 200 * 2**10
 """Of that memory, at most."""
 
 MOST_INLINE = 40
-"""Elementary functions of a step that are written out where they stand."""
+"""Sines and cosines of a step that are written out where they stand, with what large arguments need."""
 
 HELPERS = 3
 """Warps that draw normals for one that takes steps, where there are few trajectories."""
@@ -110,7 +110,7 @@ class Form(NamedTuple):
             "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
             "BEGINS": int(self.begins), "THREADS": threads or self.threads(name, helpers),
             "HELPERS": helpers, "IN_BLOCK": int(self.in_block(name) > 0),
-            "PASS": name.upper(), "MANY_FUNCTIONS": int(calls(self.program) > MOST_INLINE),
+            "PASS": name.upper(), "MANY_FUNCTIONS": int(waves(self.program) > MOST_INLINE),
             "THETA": "double" if self.theta == np.float64 else "float",
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip

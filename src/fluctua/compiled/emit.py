@@ -60,12 +60,11 @@ def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
     return Layout(shared, timed, columns, normals, scores, explicits, finals)
 
 
-def calls(program: Program) -> int:
-    """How many elementary functions a step computes for each trajectory."""
+def waves(program: Program) -> int:
+    """How many sines and cosines a step computes for each trajectory."""
     graph = program.graph
     outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
-    cheap = {*INFIX, *LEAVES, "const", "neg", "not", "select", "abs", "sign", "max", "min", "isfinite", "sqrt"}
-    return sum(graph.ops[node] not in cheap for node in graph.reachable(outputs, stop=graph.shared))
+    return sum(graph.ops[node] in ("sin", "cos") for node in graph.reachable(outputs, stop=graph.shared))
 
 
 class _Writer:

@@ -40,22 +40,14 @@ INLINE VF as_real(U bits) { return __uint_as_float(bits); }
 INLINE VD as_real(UL bits) { return __longlong_as_double((i64)bits); }
 INLINE VF narrow(VD x) { return (VF)x; }
 
-// A step with many of these is longer than what a GPU keeps of a program: there they are called. The Kuramoto phases of
-// `fluctua bench own` take a third of the time.
-#if MANY_FUNCTIONS
-#define FUNCTION_OF_STEP static __device__ __noinline__
-#else
-#define FUNCTION_OF_STEP INLINE
-#endif
-#define FUNCTION(name, f, d)                          \
-  FUNCTION_OF_STEP VF m_##name(VF x) { return f(x); } \
-  FUNCTION_OF_STEP VD m_##name(VD x) { return d(x); }
-#define FUNCTION_OF_TWO(name, f, d)                            \
-  FUNCTION_OF_STEP VF m_##name(VF x, VF y) { return f(x, y); } \
-  FUNCTION_OF_STEP VD m_##name(VD x, VD y) { return d(x, y); }
+#define FUNCTION(name, f, d)                \
+  INLINE VF m_##name(VF x) { return f(x); } \
+  INLINE VD m_##name(VD x) { return d(x); }
+#define FUNCTION_OF_TWO(name, f, d)                  \
+  INLINE VF m_##name(VF x, VF y) { return f(x, y); } \
+  INLINE VD m_##name(VD x, VD y) { return d(x, y); }
 
-INLINE VF m_sqrt(VF x) { return sqrtf(x); }
-INLINE VD m_sqrt(VD x) { return sqrt(x); }
+FUNCTION(sqrt, sqrtf, sqrt)
 FUNCTION(cbrt, cbrtf, cbrt)
 FUNCTION(exp, expf, exp)
 FUNCTION(exp2, exp2f, exp2)
@@ -85,15 +77,8 @@ FUNCTION_OF_TWO(atan2, atan2f, atan2)
 FUNCTION_OF_TWO(rem, fmodf, fmod)
 
 // quarter: 0 for the sine, 1 for the cosine; polynomials of Cephes. CUDA's own have a part for large arguments that, in
-// line, would be most of the program.
-FUNCTION_OF_STEP VF circle(VF x, int quarter) {
-  VF n = rintf(x * 0.636619772f);
-  VF r = fmaf(n, 1.71512451e-15f, fmaf(n, 4.37113883e-8f, fmaf(n, -1.57079637f, x)));
-  if (!(fabsf(x) < 1e4f)) {
-    const double turns = rint(x * 0.63661977236758134308);
-    r = (VF)fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
-    n = (VF)(turns - 4 * floor(turns / 4));
-  }
+// line, would be most of the program. n: turns of π/2, r: what is left of the angle.
+INLINE VF circle_at(VF n, VF r, int quarter) {
   const VF z = r * r;
   const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
   const VF c =
@@ -101,10 +86,27 @@ FUNCTION_OF_STEP VF circle(VF x, int quarter) {
   const int k = (int)n + quarter;
   return __uint_as_float(__float_as_uint(k & 1 ? c : s) ^ ((u32)(k & 2) << 30));
 }
+// Many of these in line would be longer than what a GPU keeps of a program: the Kuramoto phases of `fluctua bench own`
+// take a third of the time with calls.
+#if MANY_FUNCTIONS
+static __device__ __noinline__
+#else
+INLINE
+#endif
+VF circle_far(VF x, int quarter) {
+  const double turns = rint(x * 0.63661977236758134308);
+  const double r = fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
+  return circle_at((VF)(turns - 4 * floor(turns / 4)), (VF)r, quarter);
+}
+INLINE VF circle(VF x, int quarter) {
+  if (!(fabsf(x) < 1e4f)) return circle_far(x, quarter);
+  const VF n = rintf(x * 0.636619772f);
+  return circle_at(n, fmaf(n, 1.71512451e-15f, fmaf(n, 4.37113883e-8f, fmaf(n, -1.57079637f, x))), quarter);
+}
 INLINE VF m_sin(VF x) { return circle(x, 0); }
 INLINE VF m_cos(VF x) { return circle(x, 1); }
-FUNCTION_OF_STEP VD m_sin(VD x) { return sin(x); }
-FUNCTION_OF_STEP VD m_cos(VD x) { return cos(x); }
+INLINE VD m_sin(VD x) { return sin(x); }
+INLINE VD m_cos(VD x) { return cos(x); }
 
 #define OF_BOTH(T)                                                                     \
   INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                       \
