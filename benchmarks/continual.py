@@ -32,7 +32,7 @@ import fluctua as fl
 import study
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
-from fluctua.tcmt.device import Device
+from fluctua.runs.unknown import Device
 
 SEEDS = (0, 1, 2)
 CHANGE, BACK, END = 60, 120, 180

@@ -14,8 +14,7 @@ from scipy.signal import lfilter
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.runs.unknown import Settings
-from fluctua.tcmt.device import Device
+from fluctua.runs.unknown import Device, Settings
 
 
 class Problem(NamedTuple):

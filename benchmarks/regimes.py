@@ -33,8 +33,7 @@ import fluctua as fl
 import study
 from fluctua import tcmt
 from fluctua.plot.style import LOOK, WIDTH, letter, save
-from fluctua.runs.unknown import Settings
-from fluctua.tcmt.device import Device
+from fluctua.runs.unknown import Device, Settings
 
 SEEDS = (0, 1, 2)
 SIGMAS = (0.1, 0.2, 0.4, 0.8, 1.2)

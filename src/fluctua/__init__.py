@@ -24,15 +24,16 @@ from fluctua.core.types import (
     Trajectories,
     Variances,
 )
-from fluctua.core.weighted import Certificate, Weighted
 from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
-from fluctua.learn.calibrated import Calibrated, Calibration
+from fluctua.learn.belief import Calibration
+from fluctua.learn.calibrated import Calibrated
 from fluctua.learn.environment import feedback_environment, settings_environment
 from fluctua.learn.evaluate import Evaluation, evaluate
 from fluctua.learn.natural import Fisher, Natural, fisher, kl_ascent, natural
 from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.reuse import Clip, Reweighted, reweighted
 from fluctua.learn.train import Record, box, train
+from fluctua.learn.weighted import Certificate, Weighted
 from fluctua.processes.augmented import (
     Coloured,
     Filter,

@@ -12,7 +12,8 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.scores import full_score
-from fluctua.learn.evidence import Belief, Evidence, evidence
+from fluctua.learn.belief import Belief
+from fluctua.learn.evidence import Evidence, evidence
 from problems import flat, tolerance
 
 DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4

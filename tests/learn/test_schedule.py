@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fluctua.learn.schedule import BUDGETS, escalation, is_rising, onset, rising_root, student_quantile, trend
+from fluctua.learn.optimise import BUDGETS, escalation, is_rising, onset, rising_root, student_quantile, trend
 
 W = 20
 

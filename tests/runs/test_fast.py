@@ -7,7 +7,7 @@ import pytest
 from estimators import wrong_by
 from fluctua import tcmt
 from fluctua.core.twin import Twin
-from fluctua.core.weighted import Weighted
+from fluctua.learn.weighted import Weighted
 from fluctua.runs import train as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed

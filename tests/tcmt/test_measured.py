@@ -11,7 +11,7 @@ import fluctua as fl
 from fluctua import tcmt
 from fluctua.core.scores import full_score
 from fluctua.learn.evidence import evidence
-from fluctua.tcmt.device import Device
+from fluctua.runs.unknown import Device
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.fused import OfLosses, kernel_spec
 from fluctua.tcmt.kernel.cpu import measured_scores

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from fluctua.cli.common import EXPECTED, bar, fail, mapping, parameters, plain, precision
+from fluctua.cli.common import EXPECTED, AsJson, bar, fail, mapping, parameters, plain, precision
 
 if TYPE_CHECKING:
     from fluctua.runs.advise import Advice
@@ -45,11 +45,12 @@ def advise(
     map_: Annotated[
         list[str] | None, typer.Option("--map", help="recordings: NAME=PLACE in a foreign file; may be repeated")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """How much noise, how many trajectories and how long an accurate gradient takes, from small pilots.
+    """Say what noise, how many trajectories and how long a gradient takes.
 
-    Of a recording: how many trajectories, how far apart the samples should be, and whether the readout is in the way.
+    Of a lattice, from small pilots. Of a recording: how many trajectories, how far apart the samples should be, and
+    whether the readout is in the way.
     """
     import jax
 

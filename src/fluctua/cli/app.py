@@ -12,16 +12,11 @@ from fluctua.cli.advise import advise
 from fluctua.cli.bench import bench
 from fluctua.cli.calibrate import calibrate
 from fluctua.cli.common import paragraphs
-from fluctua.cli.convert import convert
 from fluctua.cli.estimate import estimate
-from fluctua.cli.evaluate import evaluate
-from fluctua.cli.gradient import gradient
-from fluctua.cli.inspect import inspect
-from fluctua.cli.plot import plot
-from fluctua.cli.record import record
+from fluctua.cli.recordings import convert, inspect, record
+from fluctua.cli.runs import evaluate, gradient, plot, watch
 from fluctua.cli.train import train
 from fluctua.cli.virtual_bench import virtual_bench
-from fluctua.cli.watch import watch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,10 +40,17 @@ def main(
     """Train stochastic physical systems from their own fluctuations."""
 
 
-for command in (train, evaluate, plot, gradient, advise, bench, record, inspect, convert, estimate, calibrate, watch):
-    app.command()(command)
-app.command("virtual-bench")(virtual_bench)
-app.add_typer(insitu.app, name="insitu")
-app.add_typer(reproduce.app, name="reproduce")
+COMMANDS = {
+    "Networks and runs": (train, evaluate, gradient, advise, plot, watch),
+    "Recordings": (record, inspect, convert, calibrate, estimate),
+    "Instruments": (insitu.app, virtual_bench),
+    "Benchmarks and figures": (bench, reproduce.app),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 for info in (*app.registered_commands, *insitu.app.registered_commands, *reproduce.app.registered_commands):
     info.help = paragraphs(info.callback)

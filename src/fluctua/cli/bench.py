@@ -31,7 +31,9 @@ Row = dict[str, Any]
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="lattice: the paper's; own: processes that a user writes")] = "lattice",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="lattice: the paper's; own: processes that a user writes")
+    ] = "lattice",
     backend: Annotated[str, typer.Option(help="cpu or cuda: which kernels to measure")] = "cpu",
     trajectories: Annotated[
         list[int] | None, typer.Option(help="of each run; 1000, or 2000 and 200000 for own (give it twice)")
@@ -41,7 +43,7 @@ def bench(
     process: Annotated[list[str] | None, typer.Option(help="own: this process only; may be repeated")] = None,
     kernels: Annotated[Path, typer.Option(help="own: the folder of pendulum.cpp and pendulum.cu")] = Path("benchmarks"),
 ) -> None:
-    """Kernels and JAX side by side, and with `own` other libraries too; prints ratios."""
+    """Time kernels and JAX side by side, with `own` other libraries too."""
     try:
         if what == "lattice":
             if trajectories and len(trajectories) > 1:

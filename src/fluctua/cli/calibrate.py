@@ -11,10 +11,14 @@ import typer
 
 from fluctua.cli.common import (
     EXPECTED,
+    AsJson,
     Interval,
     Map,
+    ModelFile,
+    ParamsFile,
     Rate,
     Scale,
+    Strict,
     fail,
     npz_file,
     opened,
@@ -27,12 +31,10 @@ from fluctua.cli.common import (
 
 def calibrate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="recordings; several, at other settings, give gains")
+        list[Path], typer.Argument(metavar="FILE", help="recordings; several, at other settings, give gains")
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
-    ] = None,
-    params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
+    model: ModelFile = None,
+    params: ParamsFile = None,
     transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
     continuing: Annotated[
         bool, typer.Option("--continuing", help="one long record of a steady state, or a few: cut into stretches")
@@ -46,10 +48,13 @@ def calibrate(
     write: Annotated[
         bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Drift, noise and actuator gains from recordings, and whether the model can be trusted with a gradient."""
+    """Measure drift, noise and actuator gains from recordings.
+
+    Says whether the model can be trusted with a gradient: what its errors would add to one.
+    """
     from rich.console import Console
 
     from fluctua.insitu.calibration.actuators import actuator_gains, are_knobs, knob_gains

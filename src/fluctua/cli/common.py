@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 import typer
 
+if TYPE_CHECKING:
+    from fluctua.core.guard import Residuals
+    from fluctua.insitu.recording.reader import RecordingFile
+    from fluctua.tcmt import Task
+
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
 """Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its trace."""
+
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
 def fail(message: str) -> NoReturn:
@@ -28,6 +39,32 @@ def paragraphs(command: Callable[..., Any] | None) -> str:
     """The docstring of a command with one line a paragraph, which a terminal of any width breaks where it has to."""
     text = inspect.getdoc(command) or ""
     return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))
+
+
+# ------------------------------------------------------------------------- commands on a lattice
+
+
+Size = Annotated[str, typer.Option(help="rows x columns, leads on opposite corners")]
+Horizon = Annotated[float, typer.Option(help="T, in units of 1 / coupling")]
+TimeStep = Annotated[float, typer.Option(help="Euler-Maruyama step")]
+SigmaW = Annotated[float, typer.Option(help="noise amplitude of every open channel")]
+SigmaKappa = Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")]
+ChiSpread = Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")]
+Seed = Annotated[int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")]
+
+
+def lattice_start(
+    lattice: str, horizon: float, dt: float, sigma_w: float, sigma_kappa: float, chi_std: float, seed: int
+) -> tuple[Task, dict[str, Any], Any]:
+    """The task of the options, its initial parameters, and the key of the noise."""
+    import jax
+
+    from fluctua import tcmt
+
+    network = tcmt.rectangular(*lattice_size(lattice), sigma_w=sigma_w)
+    task = tcmt.transmission(network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa)
+    k_start, k_run = jax.random.split(jax.random.key(seed))
+    return task, tcmt.initial_parameters(k_start, network, chi_std=chi_std), k_run
 
 
 def lattice_size(text: str) -> tuple[int, int]:
@@ -49,11 +86,11 @@ def free_folder(name: str) -> Path:
 # ------------------------------------------------------------------------- commands on recordings
 
 
-if TYPE_CHECKING:
-    from fluctua.core.guard import Residuals
-    from fluctua.insitu.recording.reader import RecordingFile
-
-
+ParamsFile = Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")]
+ModelFile = Annotated[
+    Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")]
 Map = Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")]
 Interval = Annotated[float | None, typer.Option("--dt", help="interval of the samples, if the file has no times")]
 Rate = Annotated[float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time")]

@@ -13,10 +13,14 @@ import typer
 
 from fluctua.cli.common import (
     EXPECTED,
+    AsJson,
     Interval,
     Map,
+    ModelFile,
+    ParamsFile,
     Rate,
     Scale,
+    Strict,
     bar,
     factors,
     fail,
@@ -39,12 +43,10 @@ if TYPE_CHECKING:
 def estimate(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="a recording, .npz, .npy, .csv or MATLAB v7.3 file; several are pooled"),
+        typer.Argument(metavar="FILE", help="a recording, .npz, .npy, .csv or MATLAB v7.3 file; several are pooled"),
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
-    ] = None,
-    params: Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")] = None,
+    model: ModelFile = None,
+    params: ParamsFile = None,
     only: Annotated[
         list[str] | None, typer.Option("--parameter", help="that must be estimated, omega[3] or omega; may be repeated")
     ] = None,
@@ -72,17 +74,18 @@ def estimate(
     scale: Scale = None,
     chunk_mb: Annotated[int, typer.Option(help="of states held at a time")] = 256,
     out: Annotated[Path | None, typer.Option(help="also write gradient and errors to this .npz")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
     cluster: Annotated[
         str | None, typer.Option(help="read the files on a Ray cluster: HOST:PORT, auto or local")
     ] = None,
 ) -> None:
-    """Gradient with error bars from a recording, which may be larger than memory.
+    """Estimate the gradient from recordings, with error bars.
 
-    A recording of a resonator network carries its own model, and after `fluctua calibrate --write` its own noise, which
-    is used. Where channels are missing or carry noise of their own, the score is that of a filter; what no filter can
-    help is refused by name. Several files at the same settings give one estimate, each with a baseline of its own.
+    A recording may be larger than memory. One of a resonator network carries its own model, and after `fluctua
+    calibrate --write` its own noise, which is used. Where channels are missing or carry noise of their own, the score
+    is that of a filter; what no filter can help is refused by name. Several files at the same settings give one
+    estimate, each with a baseline of its own.
     """
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.continuing import estimate_continuing

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail, free_folder
+from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder
 
 if TYPE_CHECKING:
     from fluctua.insitu import Model, VirtualBench
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fluctua.insitu.training import Plan, Rows
     from fluctua.tcmt import Network
 
-app = typer.Typer(no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
+app = typer.Typer(name="insitu", no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
 
 
 @app.callback()
@@ -52,70 +52,39 @@ def demo(
     Starts a bench with hidden disorder, calibrates it from recordings, trains it over its socket, and compares with a
     training of the nominal simulation and one that knows the hidden parameters.
     """
-    from fluctua.insitu.bench import demo as play
+    from fluctua.insitu.bench import demo as of_one
+    from fluctua.insitu.bench import population as of_many
     from fluctua.insitu.bench.device import Sheet
     from fluctua.insitu.training import Plan
-    from fluctua.plot.training import draw_in_situ
+    from fluctua.plot.training import draw_in_situ, draw_population
 
-    if devices > 1:
-        _demo_of_many(devices, out, iterations, trajectories, baseline, seed, fault_rate, record, figure)
-        return
-    out = free_folder("insitu-demo") if out is None else out
+    out = free_folder("insitu-array" if devices > 1 else "insitu-demo") if out is None else out
+    picture = figure or out / ("array.png" if devices > 1 else "in_situ.png")
     try:
         plan = Plan(
             iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
         )
         typer.echo(_opening(plan))
         warnings.showwarning = _note
-        result = play.run(
-            out, sheet=Sheet(seed=seed), plan=plan, address=_visa_if_there(), say=typer.echo, report=_tell,
-            bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "sheet": Sheet(seed=seed), "plan": plan, "say": typer.echo, "report": _tell,
+            "bench_options": ("--fault-rate", str(fault_rate)), "show": lambda rows: _shown(rows, plan),
+        }  # fmt: skip
+        if devices > 1:
+            population = of_many.compare(out, devices=devices, **options)
+            typer.echo(_table_of_many(population))
+            draw_population(population).savefig(picture, dpi=150)
+            typer.echo(f"figure     {picture}   numbers   {out / 'array.csv'}")
+            return
+        result = of_one.run(out, address=_visa_if_there(), **options)
     except EXPECTED as error:
         fail(str(error))
     typer.echo(_verdict(result))
-    picture = figure or out / "in_situ.png"
     draw_in_situ(result).savefig(picture, dpi=150)
     typer.echo(f"figure     {picture}")
     if record:
         size = sum(p.stat().st_size for p in (out / "recordings").iterdir())
         typer.echo(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
-
-
-def _demo_of_many(
-    devices: int,
-    out: Path | None,
-    iterations: int,
-    trajectories: int,
-    baseline: str,
-    seed: int,
-    fault_rate: float,
-    record: bool,
-    figure: Path | None,
-) -> None:
-    """Boxes that differ: trained one alone, together at the same settings, and with settings corrected for each."""
-    from fluctua.insitu.bench import population
-    from fluctua.insitu.bench.device import Sheet
-    from fluctua.insitu.training import Plan
-    from fluctua.plot.training import draw_population
-
-    out = free_folder("insitu-array") if out is None else out
-    try:
-        plan = Plan(
-            iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
-        )
-        typer.echo(_opening(plan))
-        warnings.showwarning = _note
-        result = population.compare(
-            out, devices=devices, sheet=Sheet(seed=seed), plan=plan, say=typer.echo, report=_tell,
-            bench_options=("--fault-rate", str(fault_rate)), show=lambda rows: _shown(rows, plan),
-        )  # fmt: skip
-    except EXPECTED as error:
-        fail(str(error))
-    typer.echo(_table_of_many(result))
-    picture = figure or out / "array.png"
-    draw_population(result).savefig(picture, dpi=150)
-    typer.echo(f"figure     {picture}   numbers   {out / 'array.csv'}")
 
 
 def _table_of_many(result: Comparison) -> str:
@@ -137,7 +106,8 @@ def train(
     address: Annotated[
         list[str] | None,
         typer.Argument(
-            help="tcp://HOST:PORT or a VISA resource; several are trained together; not needed with --resume"
+            metavar="ADDRESS",
+            help="tcp://HOST:PORT or a VISA resource; several are trained together; not needed with --resume",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the folder of the run")] = None,
@@ -247,7 +217,7 @@ def train(
         done = [row for row, _ in _shown(rows, plan)]
     except KeyboardInterrupt:
         typer.echo(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     except EXPECTED as error:
         fail(str(error))
     if not done:
@@ -267,28 +237,9 @@ def _refuse_changes(context: typer.Context) -> None:
     """Options that a resumed run would not follow are not passed over in silence."""
     changed = [
         f"--{name.replace('_', '-')}"
-        for name in (
-            "out",
-            "trajectories",
-            "learning_rate",
-            "probes",
-            "baseline",
-            "points",
-            "attempts",
-            "record",
-            "share",
-            "noise",
-            "modulation",
-            "kerr",
-            "calibration",
-            "memory",
-            "measure_every",
-            "renew",
-            "readout",
-            "most_omega",
-            "most_kappa",
-        )
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        for name in context.params
+        if name not in ("resume", "address", "iterations", "timeout")
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
     if changed:
         raise ValueError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fluctua.paper.panels import Panel, Settings
 
-app = typer.Typer(no_args_is_help=True, help="Draw the paper's figures from run folders.")
+app = typer.Typer(name="reproduce", no_args_is_help=True, help="Draw the paper's figures from run folders.")
 
 
 @app.callback()

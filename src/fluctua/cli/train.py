@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail, free_folder
+from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fluctua.runs.config import Config
-
-
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 def train(

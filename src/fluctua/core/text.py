@@ -83,45 +83,6 @@ def _between(low: float, high: float, error: float) -> str:
     return f"   [{low:{form}}, {high:{form}}]"
 
 
-def certificate_table(rows: list[tuple[str, float, float, float]], trajectories: float) -> str:
-    """A twin's error, a line for each family: (name, correction / gradient, its error, chi² per component)."""
-    room = max(6, *(len(row[0]) for row in rows))
-    lines = [
-        f"the twin's error in the gradient, from the equivalent of {trajectories:,.0f} trajectories",
-        f"  {'family':<{room}}  correction / gradient   standard error   chi² per component",
-    ]
-    for name, rms, error, chi2 in rows:
-        lines.append(f"  {name:<{room}}  {rms:>21.2%}   {error:>14.2%}   {chi2:>18.2f}")
-    return "\n".join(lines)
-
-
-def calibration_table(known: Any) -> str:
-    """What a device is known to be, a line for each family of unknowns, and how well the model fits."""
-    lines = [f"calibrated with {known.trajectories:,} trajectories"]
-    rows = zip(jax.tree_util.tree_leaves_with_path(known.unknown), jax.tree.leaves(known.stderr), strict=True)
-    begin = 0
-    for (path, value), error in rows:
-        stem = jax.tree_util.keystr(path, simple=True, separator=".") or "phi"
-        value, error = np.asarray(value), np.asarray(error)
-        role = "watched" if known.watched[begin] else "fitted"
-        begin += value.size
-        if value.size == 1:
-            lines.append(f"  {stem} = {with_error(float(value.ravel()[0]), float(error.ravel()[0]))}   {role}")
-        else:
-            rms = lambda v: float(np.sqrt(np.mean(np.square(v))))
-            lines.append(
-                f"  {stem}: {value.size} between {value.min():.4g} and {value.max():.4g}, rms standard error "
-                f"{rms(error):.2g}   {role}"
-            )
-    if known.degrees:
-        lines.append(f"  last call: chi² = {known.chi2:.4g}, {known.degrees} expected")
-    if known.watched_degrees:
-        lines.append(
-            f"  watched: chi² = {known.watched_chi2:.4g}, {known.watched_degrees} expected if nothing is there"
-        )
-    return "\n".join(lines)
-
-
 def close_match(word: str, known: Iterable[str]) -> str:
     """` Did you mean "sigma_kappa"?`, or nothing. With a space before, to follow another sentence."""
     matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)

@@ -18,8 +18,7 @@ from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
-from fluctua.insitu.filtering import filter_of
-from fluctua.insitu.hidden import PartialScore, Visibility, observed_model, visibility
+from fluctua.insitu.hidden import PartialScore, Visibility, filter_of, observed_model, visibility
 from fluctua.insitu.readout import observation_variance, reward_term, subtract
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named

@@ -1,4 +1,4 @@
-"""Resonators that nobody measures: which parameters can still be trained, and their score.
+"""Recordings that hold less than the state: what can still be trained, with which score, and where a filter helps.
 
 The score of θ_l needs the residual of every component that θ_l acts on, and a residual needs the drift there, so every
 state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
@@ -8,6 +8,9 @@ state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
 
 For a resonator network that is: the site and all its neighbours for ω, χ and γ; both sites and all
 neighbours of both for κ. The numbers of a trainable parameter are those of full observation, to the last digit.
+
+Where a residual cannot be formed, or where the samples carry noise of their own, the score is that of a Kalman filter's
+prediction (`fluctua.Observed`): exact for linear drifts, with hidden resonators and readout noise alike.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.guard import Transition
 from fluctua.core.text import names
 from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step
+from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.processes.observed import Normal, Observed
 
 PROBES = 3
 """Random states at which dependence is looked for: a derivative that is zero at all of them is taken as zero."""
@@ -205,3 +211,71 @@ class PartialScore:
 def _few(items: Sequence[Any] | np.ndarray) -> str:
     listed = [str(i) for i in items]
     return ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")
+
+
+MOST_OPERATIONS = 2e12
+"""That a filter may take: some ten minutes of two cores."""
+FIRST_SAMPLES = 10_000
+"""From which the law of the start is taken, where all components are measured."""
+
+
+class Filter(NamedTuple):
+    """process: an `Observed`, or None where there is no filter, for the reason in `why`. objective: of its channels."""
+
+    process: Observed | None
+    objective: Objective
+    why: str = ""
+
+
+def filter_of(
+    recording: RecordingFile,
+    process: Process,
+    objective: Objective,
+    theta: Params,
+    law: Transition,
+    observed: np.ndarray | None,
+    size: int | None,
+    variance: np.ndarray | None,
+) -> Filter:
+    """The process as the recording shows it, if its start is known and the filter is affordable.
+
+    law: of one step. observed, size: as in `estimate`. variance: of the readout (D,), or None.
+    """
+    channels = recording.x.shape[2]
+    rows = np.arange(channels) if observed is None or size is None else np.asarray(observed, int)
+    whole = channels if size is None else size
+    seen = objective if whole == channels else observed_objective(objective, rows.tolist(), whole)
+    noise = np.zeros(channels) if variance is None else variance
+    first = np.asarray(recording.x[: min(recording.count, FIRST_SAMPLES), 0], float)
+    start: Any
+    if whole > channels:
+        # half as much again as the readout explains: its variance may be an estimate
+        power, known = (first**2).mean(axis=0), 1.5 * (1 + 6 / np.sqrt(len(first))) * noise
+        if np.any(power > known + 1e-12 * np.max(recording.x[0] ** 2)):
+            return Filter(None, seen, "the record does not begin with empty resonators, so hidden ones are not known")
+        start = np.zeros(whole)
+    else:
+        start = _law_of(first, noise)
+    filtered = Observed(process, observe=np.eye(whole)[rows], noise=noise, start=start, transition=law)
+    dtype = jnp.result_type(*jax.tree.leaves(theta))
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], recording.trajectories(0, 1).context)
+    checked = filtered.check(theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one)
+    operations = _operations(checked, recording, ravel_pytree(theta)[0].size, whole)
+    if operations > MOST_OPERATIONS:
+        return Filter(None, seen, f"a filter for {whole} components that bend would take {operations:.0e} operations")
+    return Filter(filtered, seen)
+
+
+def _law_of(first: np.ndarray, noise: np.ndarray) -> Normal:
+    """N(mean, covariance) of the first states, from samples (E, M) with noise on them."""
+    covariance = np.atleast_2d(np.cov(first, rowvar=False)) - np.diag(noise)
+    scale, vectors = np.linalg.eigh(covariance)
+    return Normal(first.mean(axis=0), (vectors * np.maximum(scale, 0)) @ vectors.T)
+
+
+def _operations(process: Observed, recording: RecordingFile, parameters: int, size: int) -> float:
+    """Of the recursion, roughly: products of matrices for each tangent, for all trajectories or for each."""
+    steps, count = len(recording.t) - 1, recording.count
+    if process.shared:
+        return steps * (parameters + 1) * size**2 * (20.0 * size + 4 * count)
+    return steps * count * (parameters + 1) * size**2 * (20.0 * size + 500)

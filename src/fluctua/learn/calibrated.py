@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.estimate import FEWEST
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator
-from fluctua.core.sources import returns_of
-from fluctua.core.text import calibration_table, close_match, names
-from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params, Process, Substrate, Trajectories
-from fluctua.core.weighted import Weighed, weigh
-from fluctua.learn.evidence import At, Belief, Evidence, evidence, measured_readout
+from fluctua.core.text import close_match, names
+from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
+from fluctua.learn.belief import Belief, Calibration, beyond, chosen, like, prior_precision
+from fluctua.learn.evidence import At, CalibratedModel, General, measured_readout
+from fluctua.learn.weighted import Weighed, weigh
 
 CORRECTIONS = ("none", "simulated", "measured", "weighted")
 MEASURED = ("measured", "weighted")
@@ -44,9 +42,6 @@ MOST_STEPS = 20
 
 SETTLED = 1e-2
 """Standard deviations of the posterior that one more of them would move, the root mean square over the unknowns."""
-
-CERTAIN = 6.0
-"""Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
 
 FROM_BATCHES = "measured"
 """The readout's noise as every batch has it."""
@@ -58,51 +53,6 @@ WEIGHTS = "correction_"
 """Marks what the weights of the correction remember, in a state."""
 
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
-
-
-class CalibratedModel(Protocol):
-    """What `Calibrated` asks of a model in the parameters p: an estimator with a twin, such as that of `ppgt`."""
-
-    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The gradients of simulated trajectories in two parts, direct and correction."""
-
-    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The same of measured trajectories."""
-
-    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Their returns. (E,)"""
-
-    def evidence(
-        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
-    ) -> Evidence:
-        """What they say about the unknowns. readout: standard deviation of the measurement."""
-
-
-@dataclass(frozen=True)
-class General:
-    """Any Itô process with a twin as a `CalibratedModel`."""
-
-    estimator: PPGT
-
-    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
-        """The two parts of simulated trajectories."""
-        return self.estimator.split(key, theta, count)
-
-    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
-        """The two parts of measured trajectories."""
-        return self.estimator.recorded(theta, trajectories)
-
-    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
-        """Their returns. (E,)"""
-        return returns_of(self.estimator.method.model.objective, theta, trajectories)
-
-    def evidence(
-        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
-    ) -> Evidence:
-        """What they say about the unknowns."""
-        model = self.estimator.method.model
-        assert isinstance(model.process, Process)  # it has a twin
-        return evidence(model.process, model.score, at, theta, u, trajectories, every, readout)
 
 
 @dataclass(frozen=True)
@@ -118,33 +68,6 @@ class Effective:
         edges = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         leaves = [part.reshape(shape) for part, shape in zip(jnp.split(u, edges), self.shapes, strict=True)]
         return self.effective(theta, jax.tree.unflatten(self.tree, leaves))
-
-
-class Calibration(NamedTuple):
-    """What is known of a device after some trajectories.
-
-    unknown, stderr: with the structure of φ; those that are watched have the value that they would be fitted with.
-    chi2, degrees: of the last call's score against what was expected before it; about one a degree where the model is
-    right. watched_chi2, watched_degrees: of the unknowns that are held at their start; about one a degree where they
-    are there.
-    """
-
-    unknown: Params
-    stderr: Params
-    trajectories: int
-    chi2: float
-    degrees: int
-    watched_chi2: float
-    watched_degrees: int
-    watched: tuple[bool, ...]
-
-    @property
-    def structure_is_wrong(self) -> bool:
-        """Whether the unknowns that are watched are not where they are held, beyond doubt."""
-        return _beyond(self.watched_chi2, self.watched_degrees)
-
-    def __repr__(self) -> str:
-        return calibration_table(self)
 
 
 class Calibrated:
@@ -167,7 +90,7 @@ class Calibrated:
             of its own simulated trajectories, which is what noise does to the gradient; "measured" takes direct part
             and correction of the measured trajectories, in which the score tells what the model's path misses. Their
             model is the one that was calibrated before them: fitted to their noise, it would take that for granted.
-            "weighted" takes of that correction as much as is resolved over `steps` calls (`fluctua.core.weighted`).
+            "weighted" takes of that correction as much as is resolved over `steps` calls (`fluctua.learn.weighted`).
         steps: calls whose steps add up; see `Weighted`. It matters with correction="weighted" alone.
         simulated: trajectories that the model runs a call. They cost time and no measurement.
         samples: of the calibration's error in the gradient; exact, one for each unknown, where these are as few.
@@ -219,7 +142,7 @@ class Calibrated:
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
-        self.belief = Belief(start, _precision(spread, unknown), empty, np.zeros(size), ~_named(unknown, watch))
+        self.belief = Belief(start, prior_precision(spread, unknown), empty, np.zeros(size), ~chosen(unknown, watch))
         self._trajectories = self._calls = self._last = 0
         self._surprise = (0.0, 0)
 
@@ -286,7 +209,7 @@ class Calibrated:
             after = before.with_evidence(news, u)
             if first:
                 self._surprise, first = after.surprise(news), False
-                if _beyond(*self._surprise):
+                if beyond(*self._surprise):
                     renewed = self.renew and before.information.any()
                     text = "{} χ² {:.4g} of {}".format("renewed" if renewed else "unexpected", *self._surprise)
                     self.event = f"{self.event}; {text}" if self.event else text
@@ -317,7 +240,7 @@ class Calibrated:
         chi2 = 0.0
         if not b.free.all():
             values[~b.free], errors[~b.free], chi2 = b.watched()
-        tree = lambda v: _like(self.unknown, v)
+        tree = lambda v: like(self.unknown, v)
         degrees = int((~b.free).sum())
         watched = tuple(bool(v) for v in ~b.free)
         return Calibration(tree(values), tree(errors), self._trajectories, *self._surprise, chi2, degrees, watched)
@@ -325,7 +248,7 @@ class Calibrated:
     @property
     def phi(self) -> Params:
         """φ̂, with which the model is asked."""
-        return _like(self.unknown, self.belief.mean)
+        return like(self.unknown, self.belief.mean)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -416,7 +339,7 @@ class Calibrated:
 
     def _warn(self) -> None:
         chi2, degrees = self._surprise
-        if _beyond(chi2, degrees) and "renewed" not in self.event:
+        if beyond(chi2, degrees) and "renewed" not in self.event:
             warnings.warn(
                 f"the calibrated model did not expect what was measured: χ² of the score is {chi2:.4g} with {degrees} "
                 "degrees of freedom. The device has changed (give `memory` or `renew`), the prior is too narrow "
@@ -448,50 +371,6 @@ def _size(belief: Belief, moved: np.ndarray) -> float:
     """A departure of the free unknowns in standard deviations of the posterior, the root mean square over them."""
     away = moved[belief.free]
     return float(np.sqrt(away @ (belief.posterior_precision @ away) / max(away.size, 1)))
-
-
-def _beyond(chi2: float, degrees: int) -> bool:
-    return degrees > 0 and chi2 > degrees + CERTAIN * math.sqrt(2 * max(degrees, FEWEST))
-
-
-def _like(tree: Params, flat: np.ndarray) -> Params:
-    """(K,) in the structure of φ, in double precision."""
-    leaves, shape = jax.tree.flatten(tree)
-    pieces = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(shape, [v.reshape(np.shape(leaf)) for v, leaf in zip(pieces, leaves, strict=True)])
-
-
-def _precision(spread: Params, unknown: Params) -> np.ndarray:
-    """1/spread² of every unknown. (K,)"""
-    try:
-        whole = jax.tree.map(
-            lambda s, sub: jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(s, np.float64), np.shape(leaf)), sub),
-            spread,
-            unknown,
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"`spread` must have the structure of `unknown`, {jax.tree.structure(unknown)}, or be a prefix: {error}"
-        ) from None
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)])
-    if not (np.isfinite(flat).all() and (flat > 0).all()):
-        raise ValueError(f"`spread` is a standard deviation, finite and above 0; got {flat.min():g}.")
-    return 1 / flat**2
-
-
-def _named(unknown: Params, watch: Sequence[str]) -> np.ndarray:
-    """Which components of φ belong to the names in `watch`. (K,) bool"""
-    if not watch:
-        return np.zeros(sum(np.size(leaf) for leaf in jax.tree.leaves(unknown)), bool)
-    known = list(unknown) if isinstance(unknown, Mapping) else []
-    for name in watch:
-        if isinstance(watch, str) or name not in known:
-            raise ValueError(
-                f"`watch` is a list of names of `unknown`, which has {', '.join(map(repr, known)) or 'none'}; got "
-                f"{watch if isinstance(watch, str) else name!r}.{close_match(str(name), known)}"
-            )
-    marked = {name: jax.tree.map(lambda leaf: np.full(np.shape(leaf), name in watch), v) for name, v in unknown.items()}  # noqa: B023
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)]).astype(bool)
 
 
 def _check_model(model: Any) -> None:

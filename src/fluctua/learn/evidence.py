@@ -13,19 +13,21 @@ taken at any θ are all that there is to remember.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
+from fluctua.core.ppgt import PPGT
 from fluctua.core.scores import CorrectedScore, local_linear, local_linear_score, without_readout
+from fluctua.core.sources import returns_of
+from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
     Array,
     NoiseProduct,
@@ -41,9 +43,6 @@ from fluctua.core.types import (
 
 FEWEST_INCREMENTS = 10
 """Of a trajectory, to tell noise of the readout from what moves the state."""
-
-COLLINEAR = 1e-5
-"""Share of a direction that others leave of it, below which it is one of theirs; single precision has seven digits."""
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""
@@ -203,98 +202,49 @@ def measured_readout(trajectories: Trajectories) -> float:
     return float(np.sqrt(max(total / many, 0.0)))
 
 
-# --------------------------------------------------------------------------------------------- belief
+# ------------------------------------------------------------------------------------------ models
 
 
-@dataclass(frozen=True, eq=False)
-class Belief:
-    """A Gaussian about the unknowns: the prior, which stays, and what was measured, which fades.
+class CalibratedModel(Protocol):
+    """What `Calibrated` asks of a model in the parameters p: an estimator with a twin, such as that of `ppgt`."""
 
-    start (K,), precision (K,): mean and diagonal precision of the prior. information: I = ΣF (K, K).
-    vector: η = Σ(Fu + s) (K,). free: which unknowns are fitted, (K,) bool; the others stay at their start and are
-    watched. The posterior of those that are free has the precision Λ = prior + I and the mean Λ⁻¹(prior·start + η).
-    """
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The gradients of simulated trajectories in two parts, direct and correction."""
 
-    start: np.ndarray
-    precision: np.ndarray
-    information: np.ndarray
-    vector: np.ndarray
-    free: np.ndarray
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The same of measured trajectories."""
 
-    def faded(self, factor: float) -> Belief:
-        """What was measured counts for less."""
-        return replace(self, information=factor * self.information, vector=factor * self.vector)
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
 
-    def with_evidence(self, news: Evidence, u: np.ndarray) -> Belief:
-        """And what other trajectories say, whose evidence was taken at u."""
-        vector = self.vector + news.information @ u + news.score
-        return replace(self, information=self.information + news.information, vector=vector)
-
-    @property
-    def posterior_precision(self) -> np.ndarray:
-        """Λ of the free unknowns. (F, F)"""
-        whole = self.information + np.diag(self.precision)
-        return whole if self.free.all() else whole[np.ix_(self.free, self.free)]
-
-    @cached_property
-    def _factor(self) -> Any:
-        """Of Λ, for `cho_solve`."""
-        return scipy.linalg.cho_factor(self.posterior_precision, lower=True)
-
-    @cached_property
-    def mean(self) -> np.ndarray:
-        """The posterior mean of the free unknowns, the start of those that are watched. (K,)"""
-        u, f = self.start.copy(), self.free
-        pull = (self.precision * self.start + self.vector)[f]
-        if not f.all():
-            pull = pull - self.information[np.ix_(f, ~f)] @ self.start[~f]
-        u[f] = scipy.linalg.cho_solve(self._factor, pull)
-        return u
-
-    def deviations(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (S, F) of standard normals as departures of the unknowns from their mean. (S, K)"""
-        factor = scipy.linalg.cholesky(self.posterior_precision, lower=True)
-        spread = np.zeros((len(rows), self.start.size))
-        spread[:, self.free] = scipy.linalg.solve_triangular(factor, rows.T, trans="T", lower=True).T
-        return spread
-
-    def surprise(self, news: Evidence) -> tuple[float, int]:
-        """χ² of the score that was taken in last, against the belief before it, and its degrees of freedom.
-
-        The score at the mean has the covariance F + FΛ⁻¹F if the model is right and the device is the one that the
-        belief was of: its own noise, and the error of the calibration so far. The inverse of that is F⁻¹ − (F + Λ)⁻¹,
-        and F + Λ is the precision of the belief with it.
-        """
-        f = self.free
-        inner, score = (news.information, news.score) if f.all() else (news.information[np.ix_(f, f)], news.score[f])
-        own, degrees = _square(inner, score)
-        return float(own - score @ scipy.linalg.cho_solve(self._factor, score)), degrees
-
-    def watched(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """What the unknowns that are watched would be if they were fitted too, (K − F,), with standard errors and χ².
-
-        That is Rao's test: their score at the fit without them, less what the free unknowns explain of it.
-        """
-        f, w = self.free, ~self.free
-        u = self.mean
-        cross = self.information[np.ix_(w, f)]
-        score = self.vector[w] - cross @ u[f] - self.information[np.ix_(w, w)] @ u[w]
-        precision = self.information[np.ix_(w, w)] - cross @ np.linalg.solve(self.posterior_precision, cross.T)
-        covariance = np.linalg.inv(precision + np.diag(self.precision[w]))
-        away = covariance @ score
-        return u[w] + away, np.sqrt(np.diag(covariance)), float(score @ away)
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+    ) -> Evidence:
+        """What they say about the unknowns. readout: standard deviation of the measurement."""
 
 
-def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
-    """sᵀF⁺s and the rank of F: offset and gain of a knob that has not moved are one direction.
+@dataclass(frozen=True)
+class General:
+    """Any Itô process with a twin as a `CalibratedModel`."""
 
-    With F = LLᵀ on its pivots and s = Ly, that is |y|².
-    """
-    scale = np.sqrt(np.diag(information))
-    seen = scale > 0
-    scale, some = scale[seen], information[np.ix_(seen, seen)]
-    if not scale.size:
-        return 0.0, 0
-    factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(some / np.outer(scale, scale), lower=1, tol=COLLINEAR)
-    y = scipy.linalg.solve_triangular(factor[:rank, :rank], (score[seen] / scale)[pivots[:rank] - 1], lower=True)
-    return float(y @ y), int(rank)
+    estimator: PPGT
+
+    def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
+        """The two parts of simulated trajectories."""
+        return self.estimator.split(key, theta, count)
+
+    def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
+        """The two parts of measured trajectories."""
+        return self.estimator.recorded(theta, trajectories)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> Array:
+        """Their returns. (E,)"""
+        return returns_of(self.estimator.method.model.objective, theta, trajectories)
+
+    def evidence(
+        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+    ) -> Evidence:
+        """What they say about the unknowns."""
+        model = self.estimator.method.model
+        assert isinstance(model.process, Process)  # it has a twin
+        return evidence(model.process, model.score, at, theta, u, trajectories, every, readout)

@@ -11,9 +11,9 @@ import optax
 from fluctua import tcmt
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.types import Array, Estimator, Params
-from fluctua.core.weighted import Weighted
 from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
+from fluctua.learn.weighted import Weighted
 from fluctua.runs.config import Config
 from fluctua.runs.unknown import is_unknown, make_calibrated
 from fluctua.scale.distributed import distributed

@@ -16,7 +16,7 @@ from typing import Any
 
 from fluctua.core.baselines import DEFAULT, TABLE
 from fluctua.core.text import close_match
-from fluctua.learn.schedule import BUDGETS, WINDOW
+from fluctua.learn.optimise import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule
 from fluctua.store.folder import fingerprint

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.core.weighted import certificate_of
 from fluctua.learn.calibrated import Calibrated
+from fluctua.learn.weighted import certificate_of
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Params
-from fluctua.learn import schedule
+from fluctua.learn import optimise
 from fluctua.learn.train import Record, train
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
 from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
@@ -178,7 +178,7 @@ def advance(config: Config, state: State, record: Record, memory: dict[str, np.n
     if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return new, ""
     remember(new, state.now, e.window)
-    back_to = schedule.escalation(new.values, new.tier_start, window=e.window, confidence=e.confidence)
+    back_to = optimise.escalation(new.values, new.tier_start, window=e.window, confidence=e.confidence)
     if back_to is None:
         return new, ""
     event = f"escalate {e.budgets[new.tier + 1]}" + (f"; rewind {back_to}" if back_to < new.now.iteration else "")

@@ -15,7 +15,7 @@ from fluctua.core import check
 from fluctua.core.ppgt import PPGT
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
-from fluctua.core.weighted import Weighted
+from fluctua.learn.weighted import Weighted
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
 from fluctua.scale.parts import estimate_of, total

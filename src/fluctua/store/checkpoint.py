@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.types import Params
-from fluctua.learn.schedule import FIT_FROM
+from fluctua.learn.optimise import FIT_FROM
 from fluctua.learn.train import Iterate, Record
 
 CHECKSUM = "sha256"

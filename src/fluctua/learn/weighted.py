@@ -26,7 +26,6 @@ import numpy as np
 
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator
-from fluctua.core.text import certificate_table
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Estimator, NoiseProduct, Params, Process
 
@@ -78,7 +77,14 @@ class Certificate(NamedTuple):
         return [_row(path, c, error, g) for (path, c), error, g in rest]
 
     def __repr__(self) -> str:
-        return certificate_table(self.rows, self.trajectories)
+        room = max(6, *(len(row[0]) for row in self.rows))
+        lines = [
+            f"the twin's error in the gradient, from the equivalent of {self.trajectories:,.0f} trajectories",
+            f"  {'family':<{room}}  correction / gradient   standard error   chi² per component",
+        ]
+        for name, rms, error, chi2 in self.rows:
+            lines.append(f"  {name:<{room}}  {rms:>21.2%}   {error:>14.2%}   {chi2:>18.2f}")
+        return "\n".join(lines)
 
 
 class Weighed(NamedTuple):
@@ -165,8 +171,8 @@ class Weighted:
             it always, the plain unbiased estimator; the more, the smaller the bias that is accepted.
         carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a `table`.
 
-    w of each leaf of θ is that of `fluctua.core.weighted`: from half of the call's trajectories for the other half, and
-    from calls before. What is left out, (1 − w)b, is a bias towards the twin's gradient. It is estimated, and the
+    w of each leaf of θ is that of `fluctua.learn.weighted`: from half of the call's trajectories for the other half,
+    and from calls before. What is left out, (1 − w)b, is a bias towards the twin's gradient. It is estimated, and the
     standard error widened by it and by its own error, which assumes that θ moved so little within `memory` that the
     mean correction did not change by more. Where nothing is known of other trajectories, in a first call of two or
     three, w = 1.

@@ -8,7 +8,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.ppgt import total
-from fluctua.core.weighted import own_certificate, weigh
+from fluctua.learn.weighted import own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 
 THE = problem(ornstein_uhlenbeck, "fixed")
