@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import events
 import fluctua as fl
 import problems
 from fluctua.core.draws import philox
@@ -65,6 +66,32 @@ def test_single_precision_with_a_silent_component(options):
     assert results[0][0].dtype == np.float32
     # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of 6e-8·|x|
     assert_equal(results, 1e-5)
+
+
+@pytest.mark.parametrize("baselines", [("optimal",), ("none", "time", "mean")])
+def test_jumps_with_diffusion_in_double_precision(baselines):
+    with jax.enable_x64(True):
+        *case, context = events.driven_with_diffusion()
+        for baseline in baselines:
+            assert_equal(both(*case, context=context, baseline=baseline), 1e-9)
+
+
+def test_jumps_in_single_precision():
+    with jax.enable_x64(False):
+        *case, _ = events.ring_of_genes()
+        results = both(*case, baseline="time")
+    assert results[0][0].dtype == np.float32
+    # some 60 events, each with a time that is known to 6e-8; no choice of a channel is as near as that
+    assert_equal(results, 1e-5)
+
+
+def test_changes_of_random_size_stay_on_jax():
+    size = fl.Sized(lambda key, theta, x: jnp.ones(1), lambda theta, change: jnp.zeros(()))
+    process = fl.Jumps(lambda theta, x: theta[None], size)
+    simulator = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 1, 5), backend="cpu")
+    estimator = fl.ppgt(process, fl.Objective(terminal=lambda theta, x: x[0]), simulator)
+    with pytest.raises(ValueError, match="Sized.*random size"):
+        estimator(jax.random.key(0), jnp.array(2.0), COUNT)
 
 
 def test_a_twin_in_double_precision():

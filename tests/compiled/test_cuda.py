@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import events
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
@@ -78,6 +79,18 @@ def test_sums_that_registers_do_not_hold(monkeypatch):
 @pytest.mark.usefixtures("kernels_of_device")
 def test_a_twin():
     of_the_benchmark("pendulum", fl.Twin(batch=25), 1e-4)  # two batches
+
+
+@pytest.mark.usefixtures("kernels_of_device")
+def test_events_of_a_kernel_that_begins():
+    with jax.enable_x64(False):
+        assert_alike((*events.ring_of_genes()[:5], "optimal"), 2e-5)
+
+
+@on_a_gpu
+def test_events_with_diffusion_between_and_a_context():
+    *case, context = events.driven_with_diffusion()
+    assert_alike((*case, "mean"), 1e-9, context=context)
 
 
 @on_a_gpu

@@ -170,10 +170,20 @@ def test_bad_input_is_named(key):
         events_on(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
 
 
-def test_a_rate_that_turns_negative_on_the_way_is_not_averaged(key):
-    process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * (4 - x[0])]), [[1.0], [-1.0]])
+@pytest.mark.parametrize("death", [lambda x: 4 - x, lambda x: 1 / jnp.abs(4 - x)], ids=["negative", "infinite"])
+def test_a_rate_that_turns_bad_on_the_way_is_not_averaged(key, death):
+    process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * death(x[0])]), [[1.0], [-1.0]])
     with pytest.raises((ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"):
         fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
+
+
+def test_states_in_single_precision_on_a_grid_in_double(key):
+    """The float32 next to 0.7 lies below it: a step that waits for 0.7 itself would never end."""
+    with jax.enable_x64(True):
+        start, theta = jax.tree.map(lambda v: v.astype(jnp.float32), (jnp.array([3.0]), RATES))
+        process = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]], x.dtype), [[1.0], [-1.0]])
+        record = fl.simulator(process, start, jnp.array([0.0, 0.7, 1.4]))(key, theta, 2)
+    assert record.x.dtype == np.float32
 
 
 def test_events_that_are_not_those_of_the_rates_are_told(key):

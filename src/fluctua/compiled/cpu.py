@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.compiled.emit import Layout, definitions, functions
+from fluctua.compiled.emit import Layout, definitions, functions, native
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -31,7 +31,6 @@ OPTIONS = ("-std=c++17", "-march=native", "-ffp-contract=fast", "-fno-math-errno
            "-fno-exceptions", "-fno-rtti", "-Wno-psabi", "-shared", "-fPIC")  # fmt: skip
 """Infinities and what is not a number keep their meaning: checks of states and gradients look for them."""
 
-NATIVE = Path(__file__).parent / "native"
 GROUP = 16
 """Blocks of lanes that go through time together where sums over the ensemble are formed, as in native/sweep.hpp."""
 
@@ -56,15 +55,14 @@ def cpu_source(
         "NOISE64": int(noise64), "WIENER": wiener, "STREAM": {0: 0, 1: 2, 2: 3}[wiener], "SWEEP": sweep,
         "BEGINS": int(begins),
     }  # fmt: skip
-    text = lambda name: (NATIVE / name).read_text().replace("#pragma once\n", "")
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
             definitions(program, layout),
-            text("lanes.hpp"),
-            text("noise.hpp"),
+            native("lanes.hpp"),
+            native("noise.hpp"),
             functions(program, layout, scores=sweep > 0),
-            text("sweep.hpp"),
+            native("sweep.hpp"),
         ]
     )
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.compiled.cpu import NATIVE
-from fluctua.compiled.emit import Layout, definitions, functions, waves
+from fluctua.compiled.emit import Layout, definitions, functions, native, waves
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -114,17 +113,16 @@ class Form(NamedTuple):
             "THETA": "double" if self.theta == np.float64 else "float",
             "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
         }  # fmt: skip
-        text = lambda file: (NATIVE / file).read_text().replace("#pragma once\n", "")
         return "\n".join(
             [
                 *(f"#define {key} {value}" for key, value in head.items()),
-                text("device.cuh"),
+                native("device.cuh"),
                 definitions(self.program, self.layout).replace("constexpr int ", "__device__ constexpr int "),
-                text("noise.hpp"),
+                native("noise.hpp"),
                 functions(self.program, self.layout, scores=not self.twin),
-                *([text("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)] if self.ahead else []),
-                text("ensemble.cuh"),
-                *([self.twin, text("twin.cuh")] if self.twin else [text("sweep.cuh")]),
+                *([native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)] if self.ahead else []),
+                native("ensemble.cuh"),
+                *([self.twin, native("twin.cuh")] if self.twin else [native("sweep.cuh")]),
             ]
         )
 

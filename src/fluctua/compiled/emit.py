@@ -7,15 +7,30 @@ m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fluctua.compiled.events import Inner
 from fluctua.compiled.graph import LEAVES, TIME, Graph
 from fluctua.compiled.trace import Program
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
          "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+
+INPUTS = "const F *u, const F *w, const V *c, const V *x, const V *z"
+"""Arguments of every generated function: shared numbers, those of the step, context, state, normals."""
+
+STEP = "const U *stream = 0, unsigned n = 0"
+"""Arguments of a step that only events use."""
+
+NATIVE = Path(__file__).parent / "native"
+
+
+def native(name: str) -> str:
+    """The text of a part that is written by hand."""
+    return (NATIVE / name).read_text().replace("#pragma once\n", "")
 
 
 class Layout(NamedTuple):
@@ -44,6 +59,8 @@ def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
     finals = [p for p, node in enumerate(program.final) if not zero(node)]
     outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit, program.terminal]
     outputs += [*program.final, *more]
+    if program.inner is not None:
+        outputs += [*program.inner.x, program.inner.after, program.inner.over, *program.inner.score]
     ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
     shared: list[int] = []
     timed: list[int] = []
@@ -170,17 +187,40 @@ def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
     """
     reward: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(program.x_next)]
     reward += [("g", None, program.running), ("r", None, program.paid)]
-    texts = [function(program, layout, "step_rewards", reward, "V *y, V &g, V &r")]
-    texts.append(function(program, layout, "end_rewards", [("h", None, program.terminal)], "V &h"))
+    score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
+    explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
+    kinds = {"step_rewards": (reward, "yGR"), "step_weights": (score, "yGRs"), "step_scores": (explicit, "yGRse")}
+    texts = [] if program.inner is None else [_events(program, layout, program.inner, scores)]
+    for name, (outputs, results) in kinds.items() if scores else [("step_rewards", kinds["step_rewards"])]:
+        declared = ", ".join(f"V &{v.lower()}" if v.isupper() else f"V *{v}" for v in results)
+        if program.inner is None:
+            texts.append(function(program, layout, name, outputs, f"{declared}, {STEP}"))
+            continue
+        texts.append(function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}"))
+        texts.append(
+            f"INLINE void {name}({INPUTS}, {declared}, {STEP}) {{\n"
+            "  V p[STATE + EVENT_SCORES];  // where the events lead, and their score\n"
+            f"  events<{'false' if name == 'step_rewards' else 'true'}>(u, w, c, x, stream, n, p);\n"
+            f"  {name}_joined(u, w, c, x, z, p, {', '.join(results.lower())});\n}}\n"
+        )
+    end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
+    texts.append(function(program, layout, "end_rewards", end, "V &h"))
     if scores:
-        score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
-        explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
-        texts.append(function(program, layout, "step_weights", score, "V *y, V &g, V &r, V *s"))
-        texts.append(function(program, layout, "step_scores", explicit, "V *y, V &g, V &r, V *s, V *e"))
-        end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
         end += [("f", k, program.final[p]) for k, p in enumerate(layout.finals)]
         texts.append(function(program, layout, "end_scores", end, "V &h, V *f"))
     return "\n".join(texts)
+
+
+def _events(program: Program, layout: Layout, inner: Inner, scores: bool) -> str:
+    """The functions `event` and `event_scores`, and the loop that runs them."""
+    next_one: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(inner.x)]
+    next_one += [("after", None, inner.after), ("over", None, inner.over)]
+    scored = [*next_one, *(("ds", k, inner.score[p]) for k, p in enumerate(inner.scores))]
+    declared = "const V *p, V *y, V &after, B &over, V *ds"
+    events = [function(program, layout, "event", next_one, declared)]
+    if scores:
+        events.append(function(program, layout, "event_scores", scored, declared))
+    return "\n".join([f"#define EVENT_SCORES {len(inner.scores)}", *events, native("events.hpp")])
 
 
 def function(
@@ -196,8 +236,7 @@ def function(
         note = f"  // {notes[array]} {program.names[which[array][k]]}" if array in notes and k is not None else ""
         lines.append(f"{target} = {writer.vector(node, writer.last)};{note}")
     body = "\n".join(f"  {line}" for line in lines)
-    arguments = f"const F *u, const F *w, const V *c, const V *x, const V *z, {results}"
-    return f"INLINE void {name}({arguments}) {{\n{body}\n}}\n"
+    return f"INLINE void {name}({INPUTS}, {results}) {{\n{body}\n}}\n"
 
 
 def definitions(program: Program, layout: Layout) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fluctua.compiled.events import DRAWS, Inner, event_of, left_by, served
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
 from fluctua.core import sweep
@@ -32,7 +33,7 @@ class Program(NamedTuple):
 
     x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). terminal, final: the reward of the
     last state and its explicit terms (P,), of x as the state there. contexts: numbers of the context of a trajectory.
-    width: W. names: of the parameters.
+    width: W. names: of the parameters. inner: an event within the step, of a jump process.
     """
 
     graph: Graph
@@ -46,6 +47,7 @@ class Program(NamedTuple):
     contexts: int
     width: int
     names: list[str]
+    inner: Inner | None = None
 
     @property
     def state(self) -> int:
@@ -78,21 +80,29 @@ def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Pa
 
 def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
     """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time grid."""
-    process = recipe.process
-    if not isinstance(process, Process) or not isinstance(model.process, Process):
-        raise Unsupported(type(process).__name__, "kernels are made of processes with a drift and a noise")
+    process, jumps = recipe.process, served(recipe)
+    if jumps is not None:
+        smooth = jumps.diffusion
+    elif isinstance(process, Process) and isinstance(model.process, Process):
+        smooth = process
+    else:
+        raise Unsupported(type(process).__name__, "kernels are made of processes with a drift and a noise, or events")
     x, context, _ = alone(ensemble._replace(streams=None))
     flat, unravel = flattened(theta)
     like = lambda *shape, of=t: jax.ShapeDtypeStruct(shape, of.dtype)
     if x.size > MOST_STATES or flat.size > MOST_PARAMETERS:
         raise Unsupported("state", f"{x.size} components and {flat.size} parameters; up to {MOST_STATES} and "
                           f"{MOST_PARAMETERS} are written out")  # fmt: skip
-    wieners = width(process, theta, x, like(), context)
+    wieners = 0 if smooth is None else width(smooth, theta, x, like(), context)
     replayed = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
     one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
 
-    def step(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array) -> Array:
-        return transition_one(replayed, unravel(flat), x, context, z, jnp.zeros((), int), t, dt)[0]
+    def step(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array, events: PyTree) -> Array:
+        theta, n = unravel(flat), jnp.zeros((), int)
+        if jumps is None:
+            return transition_one(replayed, theta, x, context, z, n, t, dt)[0]
+        left = left_by(unravel, x, *events)
+        return jumps.joined(theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt))
 
     def rewards(flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         theta, states = unravel(flat), one((x, x_next, context))
@@ -102,9 +112,10 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         return running[0], paid[0]
 
     def scores(
-        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, origin: Array
+        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, origin: Array, events: PyTree
     ) -> tuple[Array, Array]:
-        ensemble = (*one((x, x_next, context)), None)
+        left = None if events is None else left_by(unravel, x, *events)
+        ensemble = one((x, x_next, context, left))
         score, explicit = sweep.scores(model, unravel(flat), ensemble, (0, t, dt), origin[:2])
         return score[0], explicit[0]
 
@@ -124,15 +135,29 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
     }  # fmt: skip
     if recipe.wiener is silent:
         inputs["z"] = np.full(wieners, graph.const(0.0))
-    values = {"theta": flat, "x": x, "t": time, "dt": time, "context": context, "z": z, "origin": origin, "x_next": x}
+    values = {"theta": flat, "x": x, "t": time, "dt": time, "context": context, "z": z, "origin": origin, "x_next": x,
+              "events": None if jumps is None else (x, flat), "p": like(DRAWS, of=x)}  # fmt: skip
     call = lambda function, *kinds: tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
 
-    (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z")
-    for total, part in zip(x_next, inputs["x"], strict=True):
-        graph.settled(int(total), int(part))
+    inner, inputs["events"] = None, None
+    if jumps is not None:
+        inputs["p"] = tracer.input("p", values["p"])
+        new, after, over, own = call(event_of(jumps, unravel), "theta", "x", "t", "dt", "context", "p")
+        scored = [p for p, node in enumerate(own) if graph.value(int(node)) != 0.0]
+        inner = Inner(new.tolist(), int(after), int(over), own.tolist(), scored)
+        score = np.full(flat.size, graph.const(0.0))
+        score[scored] = tracer.input("p", score[scored], x.size)
+        inputs["events"] = tracer.input("p", x), score
+    (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z", "events")
+    for k, (total, part) in enumerate(zip(x_next.tolist(), inputs["x"].tolist(), strict=True)):
+        graph.settled(total, part)
+        if jumps is not None and graph.ops[total] in ("add", "sub"):  # what a kick and what the events add
+            graph.settled(total, graph.make("sub", int(inputs["events"][0][k]), part))
+            for operand in graph.args[total]:
+                graph.settled(operand, part)
     inputs["x_next"] = x_next
     running, paid = call(rewards, "theta", "x", "x_next", "t", "dt", "context")
-    score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin")
+    score, explicit = call(scores, "theta", "x", "x_next", "t", "dt", "context", "origin", "events")
     terminal, final = call(last, "theta", "x", "context", "origin")
     return Program(
         graph,
@@ -146,6 +171,7 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         sum(np.size(leaf) for leaf in jax.tree.leaves(context)),
         wieners,
         names(theta),
+        inner,
     )
 
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import ahead, cpu, cuda
 from fluctua.compiled.ahead import wiener_of
-from fluctua.compiled.emit import Layout, function, laid_out
+from fluctua.compiled.emit import Layout, function, laid_out, native
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, Tracer, alone, flattened, shape_of, traced
 from fluctua.core import baselines, check, twin_sweep
@@ -160,7 +160,7 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
         form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text)
         return TwinKernel(program, layout, form.source("twin_backward"), form, real)
     source = cpu.cpu_source(program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0)
-    twin = (cpu.NATIVE / "twin.hpp").read_text().replace("#pragma once\n", "")
+    twin = native("twin.hpp")
     source = "\n".join([source, f"#define TWIN_BASELINE {key.baseline}", _text(traced_step, layout), twin])
     library = ctypes.CDLL(str(cpu.library_of(source, key.optimise))) if build else None
     return TwinKernel(program, layout, source, library, real)

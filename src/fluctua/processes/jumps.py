@@ -87,9 +87,13 @@ class Jumps:
         """The state after a step, and what its score needs besides the two ends."""
         run = _run(self, theta, x, t, dt, context, _key(stream, n), 0)
         left = Scored(run.x - x, run.score, run.count)
+        return self.joined(theta, x, run.x, left, (context, stream, draw, n, t, dt)), left
+
+    def joined(self, theta: Params, x: Array, jumped: Array, left: Scored, step: tuple) -> Array:
+        """The state after a step whose events alone lead from x to `jumped`. step: of `advance`, from context on."""
         if self.diffusion is None:
-            return run.x, left
-        return euler_step(self.diffusion, theta, x, context, stream, draw, n, t, dt) + left.change, left
+            return jumped
+        return euler_step(self.diffusion, theta, x, *step) + left.change
 
     def events(
         self, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array, most: int
@@ -236,40 +240,83 @@ class _Run(NamedTuple):
     events: Events
 
 
+class Happened(NamedTuple):
+    """The next event of a step, or that there is none, `over`.
+
+    x, after: the state, and the time since the step began, afterwards. channel, change: of the event, if there is one.
+    score: of the event, or of the rest of the step without one.
+    """
+
+    x: Array
+    after: Array
+    over: Array
+    channel: Array
+    change: Array
+    score: Params
+
+
+def next_event(
+    process: Jumps, theta: Params, x: Array, since: Array, when: tuple[Array, Array], context: PyTree,
+    draws: tuple[Array, Array, Array | None],
+) -> Happened:  # fmt: skip
+    """What happens next in a step, from numbers that chance gave.
+
+    Args:
+        process: its rates and changes.
+        theta: θ.
+        x: the state (M,) since the last event.
+        since: its time, from the beginning of the step.
+        when: time and length of the step.
+        context: of the trajectory.
+        draws: one of a standard exponential, one uniform in [0, 1), and a key for the size where that is random.
+
+    """
+    (t, dt), (exponential, uniform, key) = when, draws
+    a = process.rates(theta, x, t, context)
+    # a negative rate must not pass for a small one, and an infinite one would never let the step end
+    total = jnp.where(jnp.all((a >= 0) & (a < jnp.inf)), jnp.sum(a), jnp.nan)
+    wait = (exponential / total).astype(x.dtype)
+    over = ~(since + wait < dt)  # also where the rates are not numbers, or all zero
+    passed = jnp.cumsum(a) <= uniform * total
+    channel = jnp.minimum(jnp.sum(passed), a.size - 1)
+    here = jnp.arange(a.size) == channel
+    if isinstance(process.changes, Sized):
+        change = process.changes.sample(key, theta, x, t, context, channel).astype(x.dtype)
+    else:
+        change = jnp.sum(jnp.where(here[:, None], jnp.asarray(process.changes, x.dtype), 0), axis=0)
+
+    def log_density(theta: Params) -> Array:
+        a = process.rates(theta, x, t, context)
+        size = _log_size(process, theta, change, x, t, context, channel)
+        return jnp.log(jnp.sum(jnp.where(here, a, 0))) - jnp.sum(a) * wait + size
+
+    of_event = jax.grad(log_density)(theta)
+    of_rest = jax.grad(lambda th: -jnp.sum(process.rates(th, x, t, context)) * (dt - since))(theta)
+    return Happened(
+        jnp.where(jnp.isnan(total), jnp.nan, jnp.where(over, x, x + change)),
+        jnp.where(over, dt, since + wait).astype(since.dtype),
+        over,
+        channel,
+        change,
+        jax.tree.map(lambda e, r: jnp.where(over, r, e), of_event, of_rest),
+    )
+
+
 def _run(process: Jumps, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, key: Array, most: int) -> _Run:
     """One step of events alone, from x, with the score of those events. most: how many of them are kept."""
-
-    def log_density(theta: Params, x: Array, channel: Array, wait: Array, change: Array) -> Array:
-        a = process.rates(theta, x, t, context)
-        return jnp.log(a[channel]) - jnp.sum(a) * wait + _log_size(process, theta, change, x, t, context, channel)
+    dt = jnp.asarray(dt, x.dtype)  # the end of the step is a time that `time` can have
 
     def one(run: _Run) -> _Run:
-        x, k, time = run.x, run.count, run.time
-        k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, k), 3)
-        a = process.rates(theta, x, t, context)
-        total = jnp.where(jnp.all(a >= 0), jnp.sum(a), jnp.nan)  # a negative rate must not pass for a small one
-        wait = (jax.random.exponential(k_wait, dtype=x.dtype) / total).astype(x.dtype)
-        over = ~(time + wait < dt)  # also where the rates are not numbers, or all zero
-        below = jax.random.uniform(k_channel, dtype=x.dtype) * total
-        channel = jnp.clip(jnp.searchsorted(jnp.cumsum(a), below, side="right"), 0, a.size - 1)
-        if isinstance(process.changes, Sized):
-            change = process.changes.sample(k_size, theta, x, t, context, channel).astype(x.dtype)
-        else:
-            change = jnp.asarray(process.changes, x.dtype)[channel]
-        of_event = jax.grad(log_density)(theta, x, channel, wait, change)
-        of_rest = jax.grad(lambda th: -jnp.sum(process.rates(th, x, t, context)) * (dt - time))(theta)
+        k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, run.count), 3)
+        draws = jax.random.exponential(k_wait, dtype=x.dtype), jax.random.uniform(k_channel, dtype=x.dtype), k_size
+        new = next_event(process, theta, run.x, run.time, (t, dt), context, draws)
         kept = run.events
         if most:
-            place = jnp.where(over, most, k)  # out of bounds is dropped
-            new = Events(time + wait, channel, change)
-            kept = jax.tree.map(lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, new)
-        return _Run(
-            jnp.where(jnp.isnan(total), jnp.nan, jnp.where(over, x, x + change)),
-            jnp.where(over, k, k + 1),
-            jnp.where(over, dt, time + wait).astype(time.dtype),
-            jax.tree.map(lambda s, e, r: s + jnp.where(over, r, e), run.score, of_event, of_rest),
-            kept,
-        )
+            place = jnp.where(new.over, most, run.count)  # out of bounds is dropped
+            event = Events(new.after, new.channel, new.change)
+            kept = jax.tree.map(lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event)
+        score = jax.tree.map(jnp.add, run.score, new.score)
+        return _Run(new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept)
 
     none = Events(jnp.zeros(most, x.dtype), jnp.full(most, -1), jnp.zeros((most, x.size), x.dtype))
     begin = _Run(x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none)

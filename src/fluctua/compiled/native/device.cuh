@@ -5,8 +5,10 @@ typedef u32 uint32_t;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#define INLINE      static __device__ __forceinline__
-#define HUGE_NUMBER __int_as_float(0x7f800000)
+#define INLINE          static __device__ __forceinline__
+#define HUGE_NUMBER     __int_as_float(0x7f800000)
+#define EACH(k, count)  _Pragma("unroll") for (int k = 0; k < (count); k++)
+#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 #ifndef NAN
 #define NAN      __int_as_float(0x7fffffff)
 #define INFINITY HUGE_NUMBER

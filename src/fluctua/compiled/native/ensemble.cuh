@@ -12,9 +12,6 @@
 #define TWIN_FORWARD   5
 #define TWIN_BACKWARD  6
 
-#define EACH(k, count)  _Pragma("unroll") for (int k = 0; k < (count); k++)
-#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
-
 __constant__ F c_shared[AT_LEAST_ONE(SHARED)];
 
 struct Run {

@@ -9,8 +9,10 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE  static inline __attribute__((always_inline))
-#define OUTLINE static __attribute__((noinline, unused))
+#define INLINE          static inline __attribute__((always_inline))
+#define OUTLINE         static __attribute__((noinline, unused))
+#define EACH(k, count)  _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
+#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
 typedef float VF __attribute__((vector_size(4 * LANES)));
 typedef double VD __attribute__((vector_size(8 * LANES)));

@@ -13,7 +13,7 @@ template <bool SUMS> INLINE void rewarded(const Run& run) {
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
       drawn(own.stream, (u32)n, z);
-      step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r);
+      step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, own.stream, n);
       own.reward += g;
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
@@ -63,7 +63,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run) {
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
       drawn(own.stream, (u32)n, z);
-      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e);
+      step_scores(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, e, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
       if (LEFT_OUT) {
@@ -116,7 +116,7 @@ INLINE void weighed(const Run& run) {
     EACH_STEP(n) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)];
       drawn(own.stream, (u32)n, z);
-      step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s);
+      step_weights(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, s, own.stream, n);
       own.reward += g;
       const V to_go = guess - own.reward;
       summed<2 * AT_LEAST_ONE(SCORES)>(run.sums, run.steps, n, [&](int k) {

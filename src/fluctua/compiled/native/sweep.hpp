@@ -23,12 +23,10 @@ struct Run {
 #define DOMINATED  1
 #define NOT_FINITE 2
 
-#define GROUP           16
-#define INLINE_MEMBER   inline __attribute__((always_inline))
-#define EACH(k, count)  _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
-#define SITES           ((WIDTH + 1) / 2)  // of Philox: two components each
-#define SPARE           (WIENER == 2 ? 2 * SITES : 0)
-#define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
+#define GROUP         16
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define SITES         ((WIDTH + 1) / 2)  // of Philox: two components each
+#define SPARE         (WIENER == 2 ? 2 * SITES : 0)
 
 template <class T, class S> INLINE T loaded(const S* from, int64_t j, int64_t count) {
   T v;
@@ -190,7 +188,7 @@ extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
         drawn(lanes[b].stream, (uint32_t)n, z, lanes[b].spare, n == 0);
-        step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r);
+        step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, lanes[b].stream, n);
         lanes[b].reward += g;
         lanes[b].reward += r;
         EACH(k, STATE) lanes[b].x[k] = y[k];
@@ -234,7 +232,7 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
     for (int64_t n = 0; n < run.steps; n++) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, s[AT_LEAST_ONE(SCORES)], e[AT_LEAST_ONE(EXPLICITS)];
       drawn(lanes.stream, (uint32_t)n, z, lanes.spare, n == 0);
-      step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e);
+      step_scores(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, s, e, lanes.stream, n);
       lanes.reward += g;
       const V to_go = guess - lanes.reward;  // λ of n + 1: the reward at n precedes the kick, that of the step follows
       if (LEFT_OUT) {
@@ -313,7 +311,8 @@ extern "C" void weights(const Run* given, int64_t first, int64_t stop) {
         const int64_t j = group + b * LANES;
         V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r;
         drawn(lanes[b].stream, (uint32_t)n, z, lanes[b].spare, n == 0);
-        step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, scores[b]);
+        step_weights(run.shared, run.timed + n * TIMED, lanes[b].c, lanes[b].x, z, y, g, r, scores[b], lanes[b].stream,
+                     n);
         if (j + LANES > run.count) EACH(k, SCORES) scores[b][k] = counted(scores[b][k], j, run.count);
         lanes[b].reward += g;
         to_go[b] = guess[b] - lanes[b].reward;
