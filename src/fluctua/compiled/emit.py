@@ -22,7 +22,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
 INPUTS = "const F *u, const F *w, const V *c, const V *x, const V *z"
 """Arguments of every generated function: shared numbers, those of the step, context, state, normals."""
 
-STEP = "const U *stream = 0, unsigned n = 0"
+STEP = "const U *stream, unsigned n"
 """Arguments of a step that only events use."""
 
 NATIVE = Path(__file__).parent / "native"

@@ -95,7 +95,7 @@ static __device__ __noinline__
 #else
 INLINE
 #endif
-VF circle_far(VF x, int quarter) {
+    VF circle_far(VF x, int quarter) {
   const double turns = rint(x * 0.63661977236758134308);
   const double r = fma(turns, -6.1232339957367660359e-17, fma(turns, -1.5707963267948965580, (double)x));
   return circle_at((VF)(turns - 4 * floor(turns / 4)), (VF)r, quarter);
@@ -110,11 +110,11 @@ INLINE VF m_cos(VF x) { return circle(x, 1); }
 INLINE VD m_sin(VD x) { return sin(x); }
 INLINE VD m_cos(VD x) { return cos(x); }
 
-#define OF_BOTH(T)                                                                     \
-  INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                       \
-  INLINE T m_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }                    \
+#define OF_BOTH(T)                                                                                       \
+  INLINE T m_abs(T x) { return x < 0 ? -x : x; }                                                         \
+  INLINE T m_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }                                      \
   INLINE T m_max(T a, T b) { return a > b ? a : b; } /* b if it is not a number; shared numbers are a */ \
-  INLINE T m_min(T a, T b) { return a < b ? a : b; }                                   \
+  INLINE T m_min(T a, T b) { return a < b ? a : b; }                                                     \
   INLINE B m_isfinite(T x) { return x - x == 0; }
 OF_BOTH(VF)
 OF_BOTH(VD)

@@ -34,13 +34,13 @@ INLINE V guessed(const Run& run, i64 j) { return run.guess ? run.guess[j] : run.
 // Σ(λ − λ̄)U and ΣU of a trajectory: in registers, or where they are too many in the memory of the block
 #if IN_BLOCK
 extern __shared__ __align__(16) unsigned char shared[];
-#define OWN_SUMS \
+#define OWN_SUMS                                \
   F* const gradient = (F*)shared + threadIdx.x; \
   F* const score = gradient + PARAMETERS * THREADS;
 #define AT(p) [(p) * THREADS]
 #else
 #define OWN_SUMS V gradient[PARAMETERS], score[PARAMETERS];
-#define AT(p) [p]
+#define AT(p)    [p]
 #endif
 
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)

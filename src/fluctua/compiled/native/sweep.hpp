@@ -1,5 +1,6 @@
 // All trajectories of a run through all steps, LANES side by side; the process itself is in the functions
-// `step_rewards`, `step_scores` and so on above. Arrays have the trajectory last: component k of trajectory j is [k·E + j].
+// `step_rewards`, `step_scores` and so on above. Arrays have the trajectory last: component k of trajectory j is [k·E +
+// j].
 //
 // Sums over the ensemble are in double precision, in an order that the size of the ensemble alone decides.
 #pragma once
@@ -7,18 +8,18 @@
 
 struct Run {
   int64_t count, steps, first;  // first: the number of the first trajectory
-  const F *shared, *timed;  // (SHARED,), (T, TIMED): the same for all trajectories
-  const F *x, *context;     // (STATE, E) or (STATE,), (CONTEXT, E)
-  const uint32_t* stream;   // (STREAM, E), or the key
-  const F* guess;           // (E,) the return, or near it; the same for all if there is none
-  F *reward, *last;         // (E,) in and out, (STATE, E) out
-  F *gradient;              // (PARAMETERS, E) in and out
-  const F* score;           // (PARAMETERS, E): ΣU before the first step
-  const F *bar, *inverse;   // (T,) or (T, SCORES): the baseline, and 1/ΣU²
-  double* sums;             // (T, 2) or (T, SCORES, 2)
-  int32_t* flags;           // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
-  double scale;             // of what is left out: E/(E − 1) where trajectories leave themselves out
-  double same;              // the guess for all
+  const F *shared, *timed;      // (SHARED,), (T, TIMED): the same for all trajectories
+  const F *x, *context;         // (STATE, E) or (STATE,), (CONTEXT, E)
+  const uint32_t* stream;       // (STREAM, E), or the key
+  const F* guess;               // (E,) the return, or near it; the same for all if there is none
+  F *reward, *last;             // (E,) in and out, (STATE, E) out
+  F* gradient;                  // (PARAMETERS, E) in and out
+  const F* score;               // (PARAMETERS, E): ΣU before the first step
+  const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²
+  double* sums;                 // (T, 2) or (T, SCORES, 2)
+  int32_t* flags;               // DOMINATED: one trajectory has nearly all of a weight; NOT_FINITE
+  double scale;                 // of what is left out: E/(E − 1) where trajectories leave themselves out
+  double same;                  // the guess for all
 };
 #define DOMINATED  1
 #define NOT_FINITE 2
@@ -210,9 +211,7 @@ extern "C" void rewards_summed(const Run* given, int64_t first, int64_t stop) {
 // ------------------------------------------------------------------------------------------ the sweep
 
 #if SWEEP
-INLINE V guessed(const Run& run, int64_t j) {
-  return run.guess ? loaded<V>(run.guess, j, run.count) : bc((F)run.same);
-}
+INLINE V guessed(const Run& run, int64_t j) { return run.guess ? loaded<V>(run.guess, j, run.count) : bc((F)run.same); }
 
 // LEFT_OUT: each trajectory leaves itself out of the weighted mean, (λ − Σλ'U²/ΣU²)U/(1 − U²/ΣU²)
 template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_t stop) {
@@ -339,7 +338,7 @@ extern "C" void returns_and_weights(const Run* given, int64_t first, int64_t sto
     for (int64_t n = 0; n < run.steps; n++) {
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], g, r, *at = kept + n * (SCORES + 1);
       drawn(lanes.stream, (uint32_t)n, z, lanes.spare, n == 0);
-      step_weights(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, at);
+      step_weights(run.shared, run.timed + n * TIMED, lanes.c, lanes.x, z, y, g, r, at, lanes.stream, n);
       if (j + LANES > run.count) EACH(k, SCORES) at[k] = counted(at[k], j, run.count);
       lanes.reward += g;
       at[SCORES] = lanes.reward;

@@ -25,7 +25,7 @@ struct Pair {
 
 INLINE void step_both(const TwinRun& run, Pair& own, i64 n, const V* z) {
   V y[STATE], ahead[STATE], g, r;
-  step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r);
+  step_rewards(c_shared, run.timed + n * TIMED, own.c, own.x, z, y, g, r, nullptr, 0);
   twin_ahead(c_shared, run.timed + n * TIMED, own.c, own.x, z, own.p, ahead);
   EACH(k, STATE) own.x[k] = y[k];
   EACH(k, STATE) own.p[k] = ahead[k];

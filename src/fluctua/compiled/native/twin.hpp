@@ -34,7 +34,7 @@ extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) 
       }
       V z[AT_LEAST_ONE(NORMALS)], y[STATE], ahead[STATE], g, r;
       drawn(stream, (uint32_t)n, z, spare, n == 0);
-      step_rewards(run.shared, run.timed + n * TIMED, c, x, z, y, g, r);
+      step_rewards(run.shared, run.timed + n * TIMED, c, x, z, y, g, r, nullptr, 0);
       twin_ahead(run.shared, run.timed + n * TIMED, c, x, z, p, ahead);
       EACH(k, STATE) x[k] = y[k];
       EACH(k, STATE) p[k] = ahead[k];
@@ -84,7 +84,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
         drawn(lanes[b].stream, (uint32_t)n, step.z, spare, n == begin);
         EACH(k, STATE) step.x[k] = x[k];
         EACH(k, STATE) step.twin[k] = p[k];
-        step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, x, step.z, y, g, r);
+        step_rewards(run.shared, run.timed + n * TIMED, lanes[b].c, x, step.z, y, g, r, nullptr, 0);
         twin_ahead(run.shared, run.timed + n * TIMED, lanes[b].c, x, step.z, p, ahead);
         EACH(k, STATE) x[k] = y[k];
         EACH(k, STATE) p[k] = ahead[k];
