@@ -230,18 +230,41 @@ def recorded_samples(
     return flat, returns
 
 
+def over_block(
+    one: Callable[[Any, Any, Any], Any],
+    carry: Any,
+    first: Array | int,
+    times: Times,
+    x: Array,
+    beside: tuple[PyTree, PyTree],
+) -> Any:
+    """`one(carry, (x, x', context, events), (n, t, Δt))` along a block of steps of recorded trajectories.
+
+    first: number of its first step. x: (E, b+1, M). beside: context and events. Called inside of `jax.jit`.
+    """
+    context, events = beside
+    in_time = lambda v: jnp.swapaxes(v, 0, 1)
+    path = in_time(x)
+    index, t, dt = grid(times)
+
+    def body(carry: Any, step: Any) -> tuple[Any, None]:
+        x, x_next, happened, when = step
+        return one(carry, (x, x_next, context, happened), when), None
+
+    return jax.lax.scan(body, carry, (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt)))[0]
+
+
 @partial(jax.jit, static_argnums=0)
 def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree) -> Array:
     """C at the end of a block of steps. x (E, b+1, M)."""
 
-    def body(reward: Array, step: Any) -> tuple[Array, None]:
-        x, x_next, when = step
+    def paid(reward: Array, states: Any, when: Any) -> Array:
+        x, x_next, *_ = states
         _, t, dt = when
         reward = reward + sweep.running(model, theta, x, t, context) * dt.astype(x.dtype)
-        return sweep.after_step(model.objective, theta, reward, x, x_next, when, context), None
+        return sweep.after_step(model.objective, theta, reward, x, x_next, when, context)
 
-    path = jnp.swapaxes(x, 0, 1)
-    return jax.lax.scan(body, reward, (path[:-1], path[1:], grid(times)))[0]
+    return over_block(paid, reward, 0, times, x, (context, None))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -257,16 +280,8 @@ def _sweep_block(
     tables: Tables,
     origin: Array,
 ) -> Sums:
-    context, events = beside
-    in_time = lambda v: jnp.swapaxes(v, 0, 1)
-    path = in_time(x)
-    index, t, dt = grid(times)
-
-    def body(sums: Sums, step: Any) -> tuple[Sums, None]:
-        x, x_next, happened, when = step
-        return sweep.sweep_step(model, theta, sums, returns, tables, (x, x_next, context, happened), when, origin), None
-
-    return jax.lax.scan(body, sums, (path[:-1], path[1:], jax.tree.map(in_time, events), (n + index, t, dt)))[0]
+    step = lambda sums, states, when: sweep.sweep_step(model, theta, sums, returns, tables, states, when, origin)
+    return over_block(step, sums, n, times, x, beside)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -28,7 +28,7 @@ from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.ppgt import PPGT, score_of
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
-from fluctua.core.sources import BLOCK_BYTES, Recording, run_and_pilot
+from fluctua.core.sources import BLOCK_BYTES, Recording, over_block, run_and_pilot
 from fluctua.core.text import names
 from fluctua.core.types import (
     AnyProcess,
@@ -292,18 +292,11 @@ def _recorded(
     beside: tuple[PyTree, PyTree],
     origin: Array,
 ) -> Array:
-    context, events = beside
-    in_time = lambda v: jnp.swapaxes(v, 0, 1)
-    path = in_time(x)
-    index, t, dt = grid(times)
+    def added(rows: Array, states: Any, when: Any) -> Array:
+        score, _ = sweep.scores(model, theta, states, when, origin)
+        return rows.at[when[0] * rows.shape[0] // total].add(score)
 
-    def body(rows: Array, step: Any) -> tuple[Array, None]:
-        x, x_next, happened, when = step
-        score, _ = sweep.scores(model, theta, (x, x_next, context, happened), when, origin)
-        return rows.at[when[0] * rows.shape[0] // total].add(score), None
-
-    steps = (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt))
-    return jax.lax.scan(body, rows, steps)[0]
+    return over_block(added, rows, first, times, x, beside)
 
 
 def _score_of_start(model: sweep.Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:

@@ -34,8 +34,7 @@ from fluctua.core.scores import (
     local_linear_score,
     log_ratio,
 )
-from fluctua.core.simulate import grid
-from fluctua.core.sources import BLOCK_BYTES, Recording, pieces
+from fluctua.core.sources import BLOCK_BYTES, Recording, over_block, pieces
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -307,21 +306,17 @@ def _ratio_of_block(
     law: _Law, theta: Params, olds: Params, sums: Ratio, times: Times, x: Array, beside: tuple[PyTree, PyTree]
 ) -> Ratio:
     """Add the steps of a block. x (E, b+1, M)."""
-    context, events = beside
-    in_time = lambda v: jnp.swapaxes(v, 0, 1)
 
-    def body(sums: Ratio, step: Any) -> tuple[Ratio, None]:
-        x, x_next, happened, (_, t, dt) = step
+    def added(sums: Ratio, states: Any, when: Any) -> Ratio:
+        _, t, dt = when
 
         def one(x: Array, x_next: Array, context: PyTree, events: PyTree) -> Ratio:
             at = Step(x, x_next, t, dt, context, events)
             return jax.vmap(lambda old: law.ratio(law.process, theta, old, at))(olds)
 
-        added = jax.vmap(one)(x, x_next, context, happened)
-        return jax.tree.map(lambda total, v: total + v.astype(total.dtype), sums, added), None
+        return jax.tree.map(lambda total, v: total + v.astype(total.dtype), sums, jax.vmap(one)(*states))
 
-    path = in_time(x)
-    return jax.lax.scan(body, sums, (path[:-1], path[1:], jax.tree.map(in_time, events), grid(times)))[0]
+    return over_block(added, sums, 0, times, x, beside)
 
 
 def _log_weights(log: np.ndarray, count: np.ndarray) -> np.ndarray:
