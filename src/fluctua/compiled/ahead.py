@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled.emit import Layout
 from fluctua.compiled.scalar import Unsupported
@@ -13,7 +16,10 @@ from fluctua.compiled.trace import Program
 from fluctua.core import draws
 from fluctua.core.draws import Wiener, threefry
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import Array, PyTree, Times
+from fluctua.core.types import Array, Params, PyTree, Times
+
+DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
+"""The flags of passes, as in native/sweep.hpp and native/ahead.cuh."""
 
 
 def wiener_of(wiener: Wiener) -> int:
@@ -67,6 +73,29 @@ def arrays(
         "x": np.ascontiguousarray(np.asarray(ensemble.x).T, real),
         "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
     }
+
+
+@jax.jit
+def joined(*thetas: Params) -> Array:
+    """Parameters as one vector, in the finest of their types."""
+    return jnp.concatenate([ravel_pytree(theta)[0] for theta in thetas])
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def rows(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[str, Array]:
+    """What `arrays` makes of an ensemble, where it is: on a GPU nothing goes through the host."""
+    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
+    table = {"x": ensemble.x.T.astype(real)}
+    if leaves:
+        table["context"] = jnp.concatenate([leaf.reshape(count, -1).T.astype(real) for leaf in leaves])
+    if wiener == 1:
+        raw = ensemble.streams.dtype == jnp.uint32
+        table["stream"] = (ensemble.streams if raw else jax.random.key_data(ensemble.streams)).T
+    elif wiener == 2:
+        seed, trajectory = ensemble.streams
+        words = jnp.broadcast_to(seed.reshape(-1, 2), (count, 2)).T
+        table["stream"] = jnp.concatenate([words, trajectory.astype(jnp.uint32)[None]])
+    return table
 
 
 def _no_words(streams: PyTree, count: int) -> np.ndarray:

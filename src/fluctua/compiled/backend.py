@@ -17,7 +17,16 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import cpu, cuda, twin
-from fluctua.compiled.ahead import arrays, check_generator, numbers, out_of_range, wiener_of
+from fluctua.compiled.ahead import (
+    DOMINATED,
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    arrays,
+    check_generator,
+    numbers,
+    out_of_range,
+    wiener_of,
+)
 from fluctua.compiled.emit import Layout, laid_out, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, shape_of, traced
@@ -25,7 +34,7 @@ from fluctua.core import baselines, draws, simulate, sweep
 from fluctua.core.draws import Start, Wiener, threefry
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
 from fluctua.core.sources import Call, Swept, run_and_pilot
-from fluctua.core.sweep import Tables
+from fluctua.core.sweep import Sums, Tables
 from fluctua.core.text import close_match
 from fluctua.core.twin_sweep import Parts, TwinCall
 from fluctua.core.types import AnyProcess, Array, Params, PyTree
@@ -162,7 +171,7 @@ def _made(key: _Key, build: bool) -> Kernel:
     library: cpu.Library | cuda.Library | None = None
     begins = key.recipe.fixed and key.model.objective.initial is None
     if key.place == "cuda":
-        ahead = numbers_ahead(program, layout) if begins else ""
+        ahead = numbers_ahead(program, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
         form = cuda.Form(
             program, layout, real, key.noise64, key.wiener, key.sweep == 2, begins, ahead=ahead, theta=theta
@@ -278,18 +287,22 @@ class _Work(NamedTuple):
         """`count` trajectories of the run or of the pilot before their first step."""
         kernel, (key, substrate) = self.kernel, (self.call.key, self.call.substrate)
         first = None if pilot else self.call.first
+        wiener, library = wiener_of(substrate.recipe.wiener), self.library
+        check_generator(key)
+        device = library if isinstance(library, cuda.Library) and library.form.ahead else None
         if not kernel.begins:
             ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
-            return _Begun(arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble), count,
-                          ensemble)  # fmt: skip
-        check_generator(key)
-        wiener, library = wiener_of(substrate.recipe.wiener), self.library
+            if device:
+                own = device.ensemble(wiener, ensemble)
+                own |= {"theta": device.parameters(self.call.theta), "times": device.times(substrate)}
+            else:
+                own = arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble)
+            return _Begun(own, count, ensemble)
         start = lambda x0: np.asarray(x0, kernel.real)
-        if isinstance(library, cuda.Library) and library.form.ahead:
-            words = library.from_jax(_words(wiener, pilot, key, self.call.theta))
-            times = lambda times: np.concatenate([np.asarray(v, np.float64) for v in times])
-            own = {"stream": words[:2], "theta": words[2:], "times": library.kept("times", substrate.times, times),
-                   "x": library.kept("x", substrate.x0, start)}  # fmt: skip
+        if device:
+            words = device.from_jax(_words(wiener, pilot, key, self.call.theta))
+            own = {"stream": words[:2], "theta": words[2:], "times": device.times(substrate),
+                   "x": device.kept("x", substrate.x0, start)}  # fmt: skip
         else:
             none = np.empty((0, count))
             own = numbers(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), none)
@@ -304,9 +317,11 @@ class _Work(NamedTuple):
         """The rewards before the first step, of every trajectory (E,) and in all."""
         if begun.ensemble is None:
             return self.library.empty(begun.count), 0.0
-        ensemble = begun.ensemble
-        at_start = np.asarray(sweep.at_start(self.call.model.objective, self.call.theta, ensemble.x, ensemble.context))
-        return self.library.own(at_start), float(at_start.sum(dtype=float))
+        ensemble, objective = begun.ensemble, self.call.model.objective
+        if objective.initial is None:
+            return self.library.own(np.zeros(begun.count)), 0.0
+        at_start = self.library.from_jax(sweep.at_start(objective, self.call.theta, ensemble.x, ensemble.context))
+        return at_start, self.library.total(at_start)
 
     def rewarded(self, begun: _Begun) -> tuple[Any, np.ndarray]:
         """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
@@ -363,10 +378,6 @@ class _Work(NamedTuple):
         return {"guess": guess, "bar": bar.astype(real), "inverse": inverse.astype(real)}
 
 
-DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
-"""The flags of native/sweep.hpp and native/ensemble.cuh."""
-
-
 def _samples(call: Call, place: str) -> Swept:
     model, plans, tables, substrate, _, theta, count, _ = call
     kernel = _kernel(call, place)
@@ -385,9 +396,9 @@ def _samples(call: Call, place: str) -> Swept:
         x, context, _ = begun.ensemble
         guess = jnp.broadcast_to(jnp.asarray(library.to_jax(given["guess"]) if "guess" in given else same, real), count)
         first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
-        places["reward"][...] = library.own(first.reward)
-        places["gradient"][...] = library.own(first.gradient.T)
-        places["score"] = library.own(first.score.T)
+        before = library.from_jax(_stacked(first, real))
+        places["reward"][...], places["gradient"][...] = before[0], before[1 : 1 + parameters]
+        places["score"] = before[1 + parameters :]
     library.run("sweep", begun.arrays | given | places, count=count, steps=work.steps, scale=scale, same=same)
     flags = library.read(places["flags"])
     if plans[0].name == "optimal" and flags & DOMINATED:
@@ -397,6 +408,12 @@ def _samples(call: Call, place: str) -> Swept:
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
     returns, gradients, last = _rows(library.to_jax(out), state, flat)
     return Swept(returns, gradients, last, not flags & NOT_FINITE)
+
+
+@partial(jax.jit, static_argnums=1)
+def _stacked(sums: Sums, real: np.dtype) -> Array:
+    """Reward, gradient and score with the trajectory last. (1 + 2P, E)"""
+    return jnp.concatenate([sums.reward[None], sums.gradient.T, sums.score.T]).astype(real)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

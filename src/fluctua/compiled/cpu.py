@@ -174,12 +174,11 @@ class _Run(ctypes.Structure):
     ]
 
 
-class Library:
-    """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
+class Host:
+    """Arrays of kernels on the CPU."""
 
-    def __init__(self, path: Path, lanes: int, real: np.dtype):
-        self._library = ctypes.CDLL(str(path))
-        self.lanes, self.real, self.block = lanes, real, lanes * real.itemsize
+    def __init__(self, library: ctypes.CDLL, real: np.dtype):
+        self.library, self.real = library, real
 
     def own(self, values: Any) -> np.ndarray:
         """A copy that a pass may write to."""
@@ -201,13 +200,33 @@ class Library:
         """An array that is made of an object. On a GPU it is there already, as long as the object is the same."""
         return make(source)
 
+    def host(self, array: np.ndarray) -> np.ndarray:
+        """The numbers of an array."""
+        return array
+
+    def zeros(self, *shape: int) -> np.ndarray:
+        """Room for sums in double precision."""
+        return np.zeros(shape)
+
     def total(self, array: np.ndarray) -> float:
         """The sum, in double precision."""
         return float(array.sum(dtype=np.float64))
 
+    def from_jax(self, array: Any) -> np.ndarray:
+        """A copy of an array of JAX, for a pass to write to."""
+        return self.own(array)
+
     def to_jax(self, array: np.ndarray) -> Any:
         """An array as JAX takes it."""
         return array
+
+
+class Library(Host):
+    """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
+
+    def __init__(self, path: Path, lanes: int, real: np.dtype):
+        super().__init__(ctypes.CDLL(str(path)), real)
+        self.lanes, self.block = lanes, lanes * real.itemsize
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
@@ -219,7 +238,7 @@ class Library:
         """
         bounds = self._parts(count, sums)
         partial = np.zeros((len(bounds), *sums))
-        function: Callable[..., Any] = self._library[name]
+        function: Callable[..., Any] = self.library[name]
 
         whole = _Run(count=count, steps=steps, first=arrays.get("first", 0), scale=scale, same=same)
         for key in POINTERS:

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.compiled.ahead import joined, rows
 from fluctua.compiled.emit import Layout, definitions, functions, native, waves
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
+from fluctua.core.simulate import Ensemble, Simulator
+from fluctua.core.types import Params
 
 OPTIONS = ("-std=c++17", "--prec-div=false", "--prec-sqrt=false")
 CONSTANT_BYTES = 60_000
@@ -155,45 +158,8 @@ def _shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
         cp.ndarray(data.shape, np.uint8, module.get_global("c_shared")).set(data)
 
 
-TWIN_POINTERS = ("timed", "x", "context", "stream", "kept", "path", "last", "slope", "value", "residual", "reward",
-                 "direct", "correction", "bar", "edges", "sums", "dominated")  # fmt: skip
-TWIN_OUTPUTS = {
-    "twin_forward": ("last",),
-    "twin_backward": ("slope", "value", "residual", "reward", "direct", "correction", "sums", "dominated"),
-}
-
-
-class TwinRunner:
-    """Passes of a twin over arrays of the host. sizes: count, steps and segment, a multiple of 4."""
-
-    def __init__(self, form: Form, sizes: dict[str, int], arrays: dict[str, np.ndarray]):
-        self.cp, self.form, self.sizes, self.arrays = require_cupy(), form, sizes, arrays
-        wide = 2 * form.program.state + len(form.layout.normals)
-        empty = lambda *shape: self.cp.empty(shape, form.real)
-        self._own = {"kept": empty(-(-sizes["steps"] // sizes["segment"]), 2 * form.program.state, sizes["count"]),
-                     "path": empty(sizes["segment"], wide, sizes["count"])}  # fmt: skip
-
-    def __call__(self, name: str) -> None:
-        """One pass; its results are written to the arrays of the host."""
-        cp, sizes, arrays = self.cp, self.sizes, self.arrays
-        blocks, threads = -(-sizes["count"] // 64), 64
-        if name == "twin_backward":
-            most = int(np.diff(arrays["edges"]).max())
-            blocks, threads = len(arrays["edges"]) - 1, -(-most // 32) * 32
-            if threads > MOST_THREADS:
-                raise Unsupported("twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}")
-        module = _module(self.form.source(name, threads=threads))
-        _shared(cp, module, arrays["shared"])
-        used = {**{key: cp.asarray(v) for key, v in arrays.items() if key in TWIN_POINTERS}, **self._own}
-        pointers = [used[key] if key in used and used[key].size else np.uint64(0) for key in TWIN_POINTERS]
-        numbers = [np.int64(sizes[key]) for key in ("count", "steps", "segment")]
-        module.get_function("twin_pass")((blocks,), (threads,), (*numbers, *pointers))
-        for key in TWIN_OUTPUTS[name]:
-            arrays[key][...] = used[key].get()
-
-
-class Library:
-    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory last."""
+class Device:
+    """Arrays on the current device, and compiled passes over them."""
 
     def __init__(self, form: Form):
         self.cp, self.form, self.real = require_cupy(), form, form.real
@@ -202,10 +168,7 @@ class Library:
             raise Unsupported(
                 "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
             )
-        if form.in_block("sweep") > BLOCK_BYTES:
-            raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
-        self._modules: dict[tuple[str, int], _Pass] = {}
-        self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
+        self._passes: dict[str, _Pass] = {}
         self._kept: dict[str, tuple[Any, Any]] = {}
 
     def own(self, values: Any) -> Any:
@@ -223,6 +186,14 @@ class Library:
     def read(self, flags: Any) -> int:
         """What passes have set."""
         return int(flags.get()[0])
+
+    def host(self, array: Any) -> np.ndarray:
+        """The numbers of an array."""
+        return array.get()
+
+    def zeros(self, *shape: int) -> Any:
+        """Room for sums in double precision."""
+        return self.cp.zeros(shape)
 
     def total(self, array: Any) -> float:
         """The sum, in double precision."""
@@ -242,6 +213,80 @@ class Library:
         """An array as JAX takes it."""
         return jax.dlpack.from_dlpack(array) if jax.default_backend() == "gpu" else array.get()
 
+    def ensemble(self, wiener: int, ensemble: Ensemble) -> dict[str, Any]:
+        """Trajectories that JAX has begun."""
+        return {name: self.from_jax(array) for name, array in rows(wiener, self.real, ensemble).items()}
+
+    def times(self, substrate: Simulator) -> Any:
+        """t (T+1,), then Δt (T,), in double precision."""
+        both = lambda times: np.concatenate([np.asarray(v, np.float64) for v in times])
+        return self.kept("times", substrate.times, both)
+
+    def parameters(self, *thetas: Params) -> Any:
+        """One vector."""
+        return self.from_jax(joined(*thetas))
+
+    def compiled(self, kernel: str, source: str, in_block: int = 0) -> _Pass:
+        """A pass, compiled and loaded. in_block: bytes of the block's memory that it takes."""
+        if source not in self._passes:
+            module = _module(source)
+            function = module.get_function(kernel)
+            if in_block:
+                function.max_dynamic_shared_size_bytes = in_block
+            ahead = module.get_function("numbers_ahead") if self.form.ahead else None
+            self._passes[source] = _Pass(module, function, ahead, np.uint64(module.get_global("c_shared").ptr))
+        return self._passes[source]
+
+    def prepared(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> dict[str, Any]:
+        """The arrays of a pass on the device, after the numbers that trajectories share went to constant memory."""
+        if compiled.ahead is None:
+            _shared(self.cp, compiled.module, arrays["shared"])
+        else:
+            timed = self.empty(steps, len(self.form.layout.timed))
+            to = timed if timed.size else np.uint64(0)
+            numbers = (np.int64(steps), arrays["theta"], arrays["times"], compiled.shared, to, arrays["flags"])
+            compiled.ahead((-(-steps // 128),), (128,), numbers)
+            arrays = arrays | {"timed": timed}
+        return {key: self.cp.asarray(v) if type(v) is np.ndarray else v for key, v in arrays.items()}
+
+
+def _pointers(names: tuple[str, ...], arrays: dict[str, Any]) -> list[Any]:
+    return [np.uint64(0) if arrays.get(name) is None or arrays[name].size == 0 else arrays[name] for name in names]
+
+
+TWIN_POINTERS = ("timed", "x", "context", "stream", "kept", "path", "last", "slope", "value", "residual", "reward",
+                 "direct", "correction", "bar", "edges", "sums", "flags")  # fmt: skip
+
+
+class TwinLibrary(Device):
+    """The passes of a twin."""
+
+    def run(self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int) -> None:
+        """One pass. segment: a multiple of 4."""
+        blocks, threads, form = -(-count // 64), 64, self.form
+        if name == "twin_backward":
+            most = int(np.diff(arrays["edges"]).max())
+            blocks, threads = len(arrays["edges"]) - 1, -(-most // 32) * 32
+            if threads > MOST_THREADS:
+                raise Unsupported("twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}")
+            wide = 2 * form.program.state + len(form.layout.normals)
+            arrays = arrays | {"path": self.empty(segment, wide, count)}
+        compiled = self.compiled("twin_pass", form.source(name, threads=threads))
+        ready = self.prepared(compiled, arrays, steps)
+        numbers = [np.int64(v) for v in (count, steps, segment)]
+        compiled.run((blocks,), (threads,), (*numbers, *_pointers(TWIN_POINTERS, ready)))
+
+
+class Library(Device):
+    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory last."""
+
+    def __init__(self, form: Form):
+        super().__init__(form)
+        if form.in_block("sweep") > BLOCK_BYTES:
+            raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
+        self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
+        self._sources: dict[tuple[str, int], str] = {}
+
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
         scale: float = 1.0, same: float = 0.0,
@@ -250,41 +295,21 @@ class Library:
 
         scale, same: as in `Run` of native/ensemble.cuh.
         """
-        cp, in_block = self.cp, self.form.in_block(name)
+        in_block = self.form.in_block(name)
         helpers = 0 if in_block else self._helpers(count)
         block = self.form.threads(name, helpers)
-        if (name, helpers) not in self._modules:
-            module = _module(self.form.source(name, helpers))
-            ahead = module.get_function("numbers_ahead") if self.form.ahead else None
-            shared = np.uint64(module.get_global("c_shared").ptr)
-            one_pass = module.get_function("one_pass")
-            if in_block:
-                one_pass.max_dynamic_shared_size_bytes = in_block
-            self._modules[name, helpers] = _Pass(module, one_pass, ahead, shared)
-        compiled = self._modules[name, helpers]
-        if compiled.ahead is None:
-            _shared(cp, compiled.module, arrays["shared"])
-        else:
-            arrays = arrays | {"timed": self._ahead(compiled, arrays, steps)}
+        if (name, helpers) not in self._sources:
+            self._sources[name, helpers] = self.form.source(name, helpers)
+        compiled = self.compiled("one_pass", self._sources[name, helpers], in_block)
         together = block // 32 if helpers == 0 else 1
         warps = -(-self._warps(count, sums) // together) * together
-        totals = cp.zeros((warps, *sums)) if sums else None
-        values = [totals if key == "sums" else arrays.get(key) for key in POINTERS]
-        uploaded = [cp.asarray(v) if type(v) is np.ndarray else v for v in values]  # alive until the launch is queued
-        pointers = [np.uint64(0) if v is None or v.size == 0 else v for v in uploaded]
+        totals = self.cp.zeros((warps, *sums)) if sums else None
+        ready = self.prepared(compiled, arrays, steps) | {"sums": totals}
         numbers = (np.int64(count), np.int64(steps), np.int64(arrays.get("first", 0)))
         last = (self.real.type(scale), self.real.type(same))
-        compiled.run((warps // together,), (block,), (*numbers, *pointers, *last), shared_mem=in_block)
+        arguments = (*numbers, *_pointers(POINTERS, ready), *last)
+        compiled.run((warps // together,), (block,), arguments, shared_mem=in_block)
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
-
-    def _ahead(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> Any:
-        """Write the numbers that trajectories share into constant memory. Returns those of each step (T, TIMED)."""
-        timed = self.empty(steps, len(self.form.layout.timed))
-        to = timed if timed.size else np.uint64(0)
-        numbers = (np.int64(steps), arrays["theta"], arrays["times"], compiled.shared, to, arrays["flags"])
-        assert compiled.ahead is not None
-        compiled.ahead((-(-steps // 128),), (128,), numbers)
-        return timed
 
     def _warps(self, count: int, sums: tuple[int, ...]) -> int:
         """Groups of 32 trajectories that run side by side: as many as there are, or as many as sums leave room for."""

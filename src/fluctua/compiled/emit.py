@@ -299,7 +299,9 @@ class _Plain(_Writer):
 def numbers_ahead(program: Program, layout: Layout) -> str:
     """What is computed ahead of the steps as functions of one thread of a GPU; nothing where JAX has a part in it."""
     graph, writer = program.graph, _Plain(program, layout)
-    if any(graph.ops[node] == "external" for node in graph.reachable([*layout.shared, *layout.timed])):
+    if layout.columns or any(
+        graph.ops[node] == "external" for node in graph.reachable([*layout.shared, *layout.timed])
+    ):
         return ""
 
     def body(outputs: Sequence[int]) -> str:

@@ -7,17 +7,16 @@ theirs as well.
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled import ahead, cpu, cuda
-from fluctua.compiled.ahead import wiener_of
-from fluctua.compiled.emit import Layout, function, laid_out, native
+from fluctua.compiled.ahead import OUT_OF_RANGE, wiener_of
+from fluctua.compiled.emit import Layout, function, laid_out, native, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, Tracer, alone, flattened, shape_of, traced
 from fluctua.core import baselines, check, twin_sweep
@@ -25,7 +24,7 @@ from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble
 from fluctua.core.twin import Guess, Numbers, check_path, direct_term, expand
 from fluctua.core.twin_sweep import Backward, Parts, TwinCall, advance_twin, batches, end
-from fluctua.core.types import Array, PyTree
+from fluctua.core.types import Array, PyTree, on_host
 
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""
@@ -111,7 +110,7 @@ class TwinKernel(NamedTuple):
     program: Program
     layout: Layout
     source: str
-    library: Any  # of the CPU, or the form of a kernel for a GPU
+    library: TwinLibrary | cuda.TwinLibrary | None
     real: np.dtype
 
 
@@ -157,19 +156,23 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     double = real == np.float64
     if key.place == "cuda":
         text = f"#define TWIN_BASELINE {key.baseline}\n" + _text(traced_step, layout)
-        form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text)
-        return TwinKernel(program, layout, form.source("twin_backward"), form, real)
+        theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
+        ahead = numbers_ahead(program, layout)
+        form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta)
+        return TwinKernel(
+            program, layout, form.source("twin_backward"), cuda.TwinLibrary(form) if build else None, real
+        )
     source = cpu.cpu_source(program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0)
     twin = native("twin.hpp")
     source = "\n".join([source, f"#define TWIN_BASELINE {key.baseline}", _text(traced_step, layout), twin])
-    library = ctypes.CDLL(str(cpu.library_of(source, key.optimise))) if build else None
-    return TwinKernel(program, layout, source, library, real)
+    loaded = TwinLibrary(ctypes.CDLL(str(cpu.library_of(source, key.optimise))), real) if build else None
+    return TwinKernel(program, layout, source, loaded, real)
 
 
 # ------------------------------------------------------------------------------------------ running
 
 POINTERS = ("shared", "timed", "x", "context", "stream", "kept", "last", "slope", "value", "residual", "reward",
-            "direct", "correction", "bar", "edges", "sums", "dominated")  # fmt: skip
+            "direct", "correction", "bar", "edges", "sums", "flags")  # fmt: skip
 
 
 class _TwinRun(ctypes.Structure):
@@ -179,6 +182,23 @@ class _TwinRun(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("count", "steps", "segment")),
         *((name, ctypes.c_void_p) for name in POINTERS),
     ]
+
+
+class TwinLibrary(cpu.Host):
+    """The passes of a twin on the CPU: pieces of an ensemble, on all cores."""
+
+    def run(self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int) -> None:
+        """One pass."""
+        pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
+        if name == "twin_backward":
+            pieces = [(k, k + 1) for k in range(len(arrays["edges"]) - 1)]
+        run = _TwinRun(count=count, steps=steps, segment=segment)
+        for key in POINTERS:
+            if key in arrays:
+                assert arrays[key].flags.c_contiguous
+                setattr(run, key, arrays[key].ctypes.data)
+        function = self.library[name]
+        cpu.each(lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces)
 
 
 def begun(call: TwinCall, count: int, low: int) -> Ensemble:
@@ -191,7 +211,7 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
     """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
-    if isinstance(kernel.library, cuda.Form):
+    if isinstance(kernel.library, cuda.TwinLibrary):
         segment = 4 * -(-segment // 4)  # normals of up to four steps are drawn together
     each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
     slices = batches(call.count, call.batch)
@@ -199,79 +219,84 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
     pieces: list[Parts] = []
     for k in range(0, len(slices), at_once):
         pieces += _pass(call, kernel, slices[k : k + at_once], segment)
-    return twin_sweep.joined(pieces)
+    return pieces[0] if len(pieces) == 1 else twin_sweep.joined(pieces)
+
+
+def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
+    """An ensemble and the numbers that are computed ahead, or what a GPU computes them from."""
+    library, substrate, thetas = kernel.library, call.substrate, call.numbers[:2]
+    if isinstance(library, cuda.TwinLibrary) and library.form.ahead:
+        wiener = wiener_of(substrate.recipe.wiener)
+        ahead.check_generator(call.key)
+        numbers = {"theta": library.parameters(*thetas), "times": library.times(substrate)}
+        return library.ensemble(wiener, ensemble) | numbers
+    flat = np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(thetas)])
+    return ahead.arrays(kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble)
 
 
 def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int) -> list[Parts]:
-    twin, numbers, times, real = call.twin, call.numbers, call.substrate.times, kernel.real
+    twin, numbers, times, real, library = call.twin, call.numbers, call.substrate.times, kernel.real, kernel.library
+    assert library is not None
     low, count, steps = slices[0][0], slices[-1][1] - slices[0][0], len(call.substrate.times.dt)
+    m, p, sizes = kernel.program.state, len(kernel.program.names), {"count": count, "steps": steps, "segment": segment}
     ensemble = begun(call, count, low)
-    flat = np.concatenate([np.asarray(ravel_pytree(tree)[0], float) for tree in numbers[:2]])
-    arrays: dict[str, np.ndarray] = ahead.arrays(kernel.program, kernel.layout, real, call.substrate, flat, ensemble)
-    m = kernel.program.state
-    arrays |= {"last": np.empty((2 * m, count), real)}
-    sizes = {"count": count, "steps": steps, "segment": segment}
-    run: Any
-    if isinstance(kernel.library, cuda.Form):
-        run = cuda.TwinRunner(kernel.library, sizes, arrays)
-    else:
-        arrays["kept"] = np.empty((-(-steps // segment), 2 * m, count), real)
-        run = _Runner(kernel, sizes, arrays)
-    edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
-    run("twin_forward")
-    x, xbar = arrays["last"][:m].T, arrays["last"][m:].T
+    arrays = _arrays(call, kernel, ensemble)
+    arrays |= {"last": library.empty(2 * m, count), "flags": library.flags(),
+               "kept": library.empty(-(-steps // segment), 2 * m, count)}  # fmt: skip
+    library.run("twin_forward", arrays, **sizes)
+    x, xbar = _ends(library.to_jax(arrays["last"]))
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     check_path(xbar, call.substrate.t)
     carry = end(twin, numbers, x, xbar, times, ensemble.context)
 
-    own = lambda values: np.array(values, real, order="C")
-    table = np.zeros(steps) if numbers.table is None else np.asarray(numbers.table)[1:]  # n+1: δ precedes the kick
+    own = library.from_jax(_stacked(carry, real))
+    edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
+    after = lambda table: np.ascontiguousarray(np.zeros(steps) if table is None else np.asarray(table)[1:], real)
     arrays |= {
-        "slope": own(carry.guess.slope.T), "value": own(carry.value), "residual": own(carry.residual),
-        "reward": own(carry.reward), "direct": own(carry.direct.T), "correction": own(carry.correction.T),
-        "bar": own(table), "edges": edges, "sums": np.zeros((len(slices), steps)), "dominated": np.zeros(1, np.int32),
+        "slope": own[:m], "value": own[m], "residual": own[m + 1], "reward": own[m + 2], "direct": own[m + 3 : m + 3 + p],
+        "correction": own[m + 3 + p :], "bar": library.kept("bar", numbers.table, after),  # n+1: δ precedes the kick
+        "edges": edges, "sums": library.zeros(len(slices), steps),
     }  # fmt: skip
-    last = np.asarray(carry.residual, float)
-    run("twin_backward")
-    if arrays["dominated"][0]:
+    library.run("twin_backward", arrays, **sizes)
+    flags = library.read(arrays["flags"])
+    if flags & OUT_OF_RANGE:
+        raise ahead.out_of_range(real)
+    if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
-    of_theta = np.dtype(carry.direct.dtype)
-    back = Backward(
-        Guess(arrays["slope"].T, None), arrays["value"], arrays["residual"], arrays["reward"],
-        arrays["direct"].T.astype(of_theta), arrays["correction"].T.astype(of_theta),
-    )  # fmt: skip
-    whole = [(0, count)]
-    if isinstance(twin.model.start, Density):  # the draw of X₀ leaves one out of its batch
-        whole = [(a - low, b - low) for a, b in slices]
+    back = _unstacked(library.to_jax(own), m, np.dtype(carry.direct.dtype))
+    last, sums = np.asarray(on_host(carry.residual), float), library.host(arrays["sums"])
+    ends = (ensemble.x, ensemble.context)
+    if not isinstance(twin.model.start, Density):
+        means = np.append(sums.sum(axis=0) / count, last.mean()).astype(real)
+        return [twin_sweep.finish_parts(twin, numbers, back, ends[0], times, ends[1], [jnp.asarray(means)])]
     finished = []
-    for number, (a, b) in enumerate(whole):
-        cut = lambda tree, a=a, b=b: jax.tree.map(lambda leaf: leaf[a:b], tree)
-        sums = arrays["sums"][number] if len(whole) > 1 else arrays["sums"].sum(axis=0)
-        means = np.append(sums / (b - a), last[a:b].mean()).astype(real)
-        finished.append(
-            twin_sweep.finish_parts(
-                twin, numbers, cut(back), cut(ensemble.x), times, cut(ensemble.context), [jnp.asarray(means)]
-            )
-        )
+    for number, (first, stop) in enumerate((a - low, b - low) for a, b in slices):  # its draw leaves one out of a batch
+        part, (x0, context) = jax.tree.map(lambda leaf: leaf[first:stop], (back, ends))  # noqa: B023
+        means = np.append(sums[number] / (stop - first), last[first:stop].mean()).astype(real)
+        finished.append(twin_sweep.finish_parts(twin, numbers, part, x0, times, context, [jnp.asarray(means)]))
     return finished
 
 
-class _Runner(NamedTuple):
-    """Calls a kernel on pieces of an ensemble, on all cores."""
+@jax.jit
+def _ends(last: Array) -> tuple[Array, Array]:
+    """X_T and x̄_T (E, M), of what a kernel left."""
+    half = last.shape[0] // 2
+    return last[:half].T, last[half:].T
 
-    kernel: TwinKernel
-    sizes: dict[str, int]
-    arrays: dict[str, np.ndarray]
 
-    def __call__(self, name: str) -> None:
-        count = self.sizes["count"]
-        pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
-        if name == "twin_backward":
-            pieces = [(k, k + 1) for k in range(len(self.arrays["edges"]) - 1)]
-        run = _TwinRun(**self.sizes)
-        for key, array in self.arrays.items():
-            assert array.flags.c_contiguous
-            setattr(run, key, array.ctypes.data)
-        function = self.kernel.library[name]
-        cpu.each(lambda piece: function(ctypes.byref(run), *map(ctypes.c_int64, piece)), pieces)
+@partial(jax.jit, static_argnums=1)
+def _stacked(carry: Backward, real: np.dtype) -> Array:
+    """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward, direct, correction."""
+    count = len(carry.residual)
+    every = lambda v: jnp.broadcast_to(v, (count, *v.shape[1:]))
+    numbers = [every(carry.guess.slope).T, every(carry.value)[None], carry.residual[None], carry.reward[None]]
+    return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _unstacked(own: Array, m: int, of_theta: np.dtype) -> Backward:
+    """The way back, after the first step."""
+    p = (len(own) - m - 3) // 2
+    direct, correction = (own[k : k + p].T.astype(of_theta) for k in (m + 3, m + 3 + p))
+    return Backward(Guess(own[:m].T, None), own[m], own[m + 1], own[m + 2], direct, correction)

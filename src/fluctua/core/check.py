@@ -344,12 +344,12 @@ def few(indices: Sequence[int] | np.ndarray) -> str:
 
 def all_finite(x: Array) -> bool:
     """Whether no number of an array is infinite or none."""
-    return bool(_all_finite(x))
+    return bool(on_host(_all_finite(x)))
 
 
 @jax.jit
 def _all_finite(x: Array) -> Array:
-    return jnp.all(jnp.isfinite(x))
+    return jnp.all(jnp.isfinite(x)).astype(jnp.int8)
 
 
 def first_bad(x: np.ndarray, offset: int) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ struct TwinRun {
   const F* bar;                  // (T,) the baseline where it depends on time alone
   const i64* edges;              // of the batches
   double* sums;                  // (batches, T): ΣΛ
-  int* dominated;
+  int* flags;  // DOMINATED: one trajectory has nearly all of a weight
 };
 
 struct Pair {
@@ -139,7 +139,7 @@ INLINE void twin_backwards(const TwinRun& run) {
         dominated |= rest < F(0.015625);
         correction[SCORE_OF[k]] += (residual - mean) * s[k] / rest;
       }
-      if (dominated && here) *run.dominated = 1;
+      if (dominated && here) atomicOr(run.flags, DOMINATED);
 #else
       const F mean = TWIN_BASELINE ? (F)(totals[0] / members) : run.bar[n];
       const F scale = TWIN_BASELINE ? members / (members - 1) : F(1);
@@ -162,9 +162,9 @@ INLINE void twin_backwards(const TwinRun& run) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     twin_pass(i64 count, i64 steps, i64 segment, const F* timed, const F* x, const F* context, const u32* stream,
               F* kept, F* path, F* last, F* slope, F* value, F* residual, F* reward, F* direct, F* correction,
-              const F* bar, const i64* edges, double* sums, int* dominated) {
+              const F* bar, const i64* edges, double* sums, int* flags) {
   const TwinRun run = {count, steps, segment,  timed,  x,      context,    stream, kept,  path, last,
-                       slope, value, residual, reward, direct, correction, bar,    edges, sums, dominated};
+                       slope, value, residual, reward, direct, correction, bar,    edges, sums, flags};
 #if PASS == TWIN_FORWARD
   twin_forwards(run);
 #else

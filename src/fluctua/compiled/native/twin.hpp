@@ -15,7 +15,7 @@ struct TwinRun {
   const F* bar;             // (T,) the baseline where it depends on time alone
   const int64_t* edges;     // of the batches
   double* sums;             // (batches, T): ΣΛ
-  int32_t* dominated;
+  int32_t* flags;           // DOMINATED: one trajectory has nearly all of a weight; −1: no memory
 };
 
 extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) {
@@ -138,7 +138,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
 #if TWIN_BASELINE == 2
         EACH(k, SCORES) {
           const V rest = 1 - lane.score[k] * lane.score[k] * inverse[k];
-          if (any(rest < F(0.015625))) *run.dominated = 1;
+          if (any(rest < F(0.015625))) *run.flags = DOMINATED;
           lane.correction[SCORE_OF[k]] += (lane.residual - mean[k]) * lane.score[k] / rest;
         }
 #else
@@ -173,7 +173,7 @@ extern "C" void twin_backward(const TwinRun* given, int64_t first, int64_t stop)
   void *lanes = 0, *path = 0;
   if (posix_memalign(&lanes, sizeof(V), blocks * sizeof(TwinLanes)) ||
       posix_memalign(&path, sizeof(V), blocks * (size_t)given->segment * sizeof(TwinStep))) {
-    *given->dominated = -1;
+    *given->flags = -1;
   } else {
     for (int64_t batch = first; batch < stop; batch++) twin_batch(*given, batch, (TwinLanes*)lanes, (TwinStep*)path);
   }
