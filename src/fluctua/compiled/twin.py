@@ -251,11 +251,13 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
 
     own = library.from_jax(_stacked(carry, real))
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
-    after = lambda table: np.ascontiguousarray(np.zeros(steps) if table is None else np.asarray(table)[1:], real)
+    bar = np.zeros(steps, real)
+    if numbers.table is not None:  # n+1: δ precedes the kick
+        bar = library.kept("bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real))
     arrays |= {
-        "slope": own[:m], "value": own[m], "residual": own[m + 1], "reward": own[m + 2], "direct": own[m + 3 : m + 3 + p],
-        "correction": own[m + 3 + p :], "bar": library.kept("bar", numbers.table, after),  # n+1: δ precedes the kick
-        "edges": edges, "sums": library.zeros(len(slices), steps),
+        "slope": own[:m], "value": own[m], "residual": own[m + 1], "reward": own[m + 2],
+        "direct": own[m + 3 : m + 3 + p], "correction": own[m + 3 + p :], "bar": bar, "edges": edges,
+        "sums": library.zeros(len(slices), steps),
     }  # fmt: skip
     library.run("twin_backward", arrays, **sizes)
     flags = library.read(arrays["flags"])
