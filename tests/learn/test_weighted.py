@@ -8,7 +8,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.ppgt import total
-from fluctua.learn.weighted import weigh
+from fluctua.learn.weighted import own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance
 
 THE = problem(ornstein_uhlenbeck, "fixed")
@@ -199,6 +199,21 @@ def test_a_first_call_without_a_table_hardly_counts():
 
 def _louder(samples, factor):
     return samples._replace(correction=jax.tree.map(lambda v: factor * v, samples.correction))
+
+
+def test_the_order_of_the_twin_is_told_apart_from_its_parameters():
+    """A linear guess of an exact model misses what noise adds; so it does on trajectories of its own."""
+    right, wrong = fl.Twin(order=1), fl.Twin(lambda th: jax.tree.map(lambda v: 1.2 * v, th), order=1)
+    for twin, agrees in ((right, True), (wrong, False)):
+        estimator = THE.estimator(baseline=twin)
+        device = fl.Weighted(estimator, memory=1)
+        device(jax.random.key(0), THE.theta, 4000)
+        own = own_certificate(jax.random.key(1), estimator, THE.theta, 4000)
+        rows = {row[0]: row[3] for row in device.certificate.rows}
+        assert rows["sigma"] > 10  # resolved either way: no verdict on the parameters
+        error = np.hypot(flat(device.certificate.stderr), flat(own.stderr))
+        z = (flat(device.certificate.correction) - flat(own.correction)) / np.where(error > 0, error, 1)
+        assert (np.abs(z).max() < tolerance(z.size)) == agrees, z
 
 
 def test_state_goes_on_where_it_was():

@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.ppgt import PPGT
+from fluctua.core.simulate import Simulator
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Estimator, Params
+from fluctua.core.types import Array, Estimate, Estimator, NoiseProduct, Params, Process
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
 """What is remembered: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""
@@ -59,7 +60,8 @@ class Certificate(NamedTuple):
     nothing is resolved. chi²: ⟨(c/stderr)²⟩, about 1 where the twin misses nothing that shows.
 
     A large chi² says that the guess V misses something, not that the twin's parameters are wrong: a linear guess
-    (`Twin(order=1)`) misses what noise adds to the return even where every parameter is exact.
+    (`Twin(order=1)`) misses what noise adds to the return even where every parameter is exact. `own_certificate` is the
+    same of the twin on trajectories of its own, which is that part alone; the rest is the error of the model.
     """
 
     correction: Params
@@ -256,6 +258,34 @@ def certificate_of(state: Mapping[str, np.ndarray], theta: Params) -> Certificat
     parts = (state["correction"] / w, np.sqrt(state["square"]) / w, (state["correction"] + state["direct"]) / w)
     correction, stderr, gradient = (_split_like(theta, flat) for flat in parts)
     return Certificate(correction, stderr, gradient, float(np.mean(w**2 / state["weight_square"])))
+
+
+def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> Certificate:
+    """What the twin misses on `count` trajectories of its own: that of its order, not of its parameters.
+
+    `estimator` has a `Twin` and runs a simulator, whose start and times are used; the trajectories are simulated with
+    the twin's process at the twin's parameters, so nothing is measured. Where it agrees with the certificate of the
+    device, nothing shows that the model is wrong.
+    """
+    method, substrate = estimator.method, estimator.substrate
+    if method.twin is None or not isinstance(substrate, Simulator):
+        raise TypeError("`own_certificate` is of an estimator with a `Twin` that runs a simulator.")
+    twin = method.twin
+    assert twin.process is not None
+    at = twin.theta or (lambda theta: theta)
+    drift, noise, diffusion = twin.process[:3]
+    if isinstance(noise, NoiseProduct):
+        product = noise.product
+        own_noise: Any = NoiseProduct(lambda th, *rest: product(at(th), *rest), noise.width)
+    else:
+        own_noise = lambda th, *rest: noise(at(th), *rest)  # type: ignore[misc]
+    own = Process(lambda th, *rest: drift(at(th), *rest), own_noise)
+    run = substrate._replace(recipe=substrate.recipe._replace(process=own))
+    model = method.model._replace(process=own)
+    alone = PPGT(method._replace(model=model, twin=twin._replace(theta=None, process=own)), run)
+    weighted = Weighted(alone, memory=1)
+    weighted(key, theta, count)
+    return weighted.certificate
 
 
 def _leaves(theta: Params, array: np.ndarray) -> list[np.ndarray]:
