@@ -2,6 +2,7 @@
 
 import logging
 import stat
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,15 @@ def test_generated_source_has_the_names_of_the_parameters():
     assert "0.7" not in source.split("// The same for all")[1].split("#include")[0]  # numbers of θ are arguments
     with pytest.raises(ValueError, match="backend"):
         estimator(backend="jax").source(THETA)
+
+
+def test_a_step_of_jumps_counts_for_several(monkeypatch):
+    monkeypatch.setattr(backend, "WORTHWHILE", 100 * 4 * backend.STEP_OF_JUMPS)  # T has 4 steps
+    jumps = fl.Jumps(lambda theta, x: x, np.eye(2))
+    left = lambda process, count: backend.Compiled("auto")._leaves(
+        SimpleNamespace(count=count, substrate=fl.simulator(process, jnp.ones(2), T))
+    )
+    assert [left(jumps, 99), left(jumps, 100), left(PROCESS, 100)] == [True, False, True]
 
 
 def test_an_unknown_backend_is_refused():

@@ -38,10 +38,14 @@ from fluctua.core.sweep import Sums, Tables
 from fluctua.core.text import close_match
 from fluctua.core.twin_sweep import Parts, TwinCall
 from fluctua.core.types import AnyProcess, Array, Params, PyTree
+from fluctua.processes.jumps import Jumps
 
 WORTHWHILE = 4_000_000
 """Trajectories times steps of a call from which on "auto" takes a kernel. A rule of sizes alone: the same call gives
 the same bits, whatever has been compiled before."""
+
+STEP_OF_JUMPS = 16
+"""Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more for it."""
 
 MOST_ON_GPU = 128
 """Parameters whose sums a thread can hold: on an H200 a kernel with 94 is 13 times as fast as JAX, one with 256 half as
@@ -97,7 +101,7 @@ class Compiled(NamedTuple):
 
     def samples(self, call: Call) -> Swept | None:
         """Returns, gradients and final states; None to leave them to JAX."""
-        if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
+        if self._leaves(call):
             return None
         try:
             return _samples(call, self.place(call.theta))
@@ -107,7 +111,7 @@ class Compiled(NamedTuple):
 
     def parts(self, call: TwinCall) -> Parts | None:
         """The two parts of the gradients with a twin; None to leave them to JAX."""
-        if self.choice == "auto" and call.count * len(call.substrate.times.dt) < WORTHWHILE:
+        if self._leaves(call):
             return None
         try:
             key = twin.TwinKey(call, OPTIMISE, self.place(call.numbers.theta))
@@ -115,6 +119,12 @@ class Compiled(NamedTuple):
         except Unsupported as problem:
             self._refused(problem)
             return None
+
+    def _leaves(self, call: Call | TwinCall) -> bool:
+        """Whether the call is too small for "auto" to compile a kernel for it."""
+        substrate = call.substrate
+        each = STEP_OF_JUMPS if isinstance(substrate.recipe.process, Jumps) else 1
+        return self.choice == "auto" and call.count * len(substrate.times.dt) * each < WORTHWHILE
 
     def _refused(self, problem: Unsupported) -> None:
         if self.choice != "auto":

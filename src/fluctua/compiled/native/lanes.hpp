@@ -166,7 +166,7 @@ LANE_BY_LANE(round_even, rintf, rint)
 LANE_BY_LANE(round_away, roundf, round)
 LANE_BY_LANE(libm_sin, sinf, sin)
 LANE_BY_LANE(libm_cos, cosf, cos)
-LANE_PAIRS(pow, powf, pow)
+LANE_PAIRS(libm_pow, powf, pow)
 LANE_PAIRS(atan2, atan2f, atan2)
 LANE_PAIRS(rem, fmodf, fmod)
 
@@ -248,6 +248,15 @@ INLINE VD m_log(VD x) {
   y = sel(x == 0, same(x, -INFINITY), y);
   return sel(x < 0, same(x, NAN), y);
 }
+// x^y = exp(y ln x); in single precision by way of double, which leaves no error of its own
+OUTLINE VF m_pow(VF x, VF y) {
+  if (__builtin_expect(any(~(x >= 0 & x < HUGE_VALF & y - y == 0)), 0)) return m_libm_pow(x, y);
+  const VD a = wide(x), b = wide(y);
+  const VD power = m_exp(b * sel(a > 0, log_of_positive(a), same(a, -INFINITY)));
+  return sel(y == 0, same(x, 1.0f), narrow(power));
+}
+INLINE VD m_pow(VD x, VD y) { return m_libm_pow(x, y); }
+
 INLINE VF m_tanh(VF x) {
   VF a = sel(x < 0, -x, x), s = x * x;
   VF p = ((((-5.70498872745e-3f * s + 2.06390887954e-2f) * s - 5.37397155531e-2f) * s + 1.33314422036e-1f) * s -
