@@ -169,6 +169,7 @@ class Device:
                 "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
             )
         self._passes: dict[str, _Pass] = {}
+        self._sources: dict[tuple[str, int], str] = {}
         self._kept: dict[str, tuple[Any, Any]] = {}
 
     def own(self, values: Any) -> Any:
@@ -271,7 +272,9 @@ class TwinLibrary(Device):
                 raise Unsupported("twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}")
             wide = 2 * form.program.state + len(form.layout.normals)
             arrays = arrays | {"path": self.empty(segment, wide, count)}
-        compiled = self.compiled("twin_pass", form.source(name, threads=threads))
+        if (name, threads) not in self._sources:
+            self._sources[name, threads] = form.source(name, threads=threads)
+        compiled = self.compiled("twin_pass", self._sources[name, threads])
         ready = self.prepared(compiled, arrays, steps)
         numbers = [np.int64(v) for v in (count, steps, segment)]
         compiled.run((blocks,), (threads,), (*numbers, *_pointers(TWIN_POINTERS, ready)))
@@ -285,7 +288,6 @@ class Library(Device):
         if form.in_block("sweep") > BLOCK_BYTES:
             raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
         self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
-        self._sources: dict[tuple[str, int], str] = {}
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),

@@ -120,14 +120,17 @@ class TwinKey:
     def __init__(self, call: TwinCall, optimise: str, place: str = "cpu"):
         self.call, self.optimise, self.place = call, optimise, place
         self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
-        self.ensemble = jax.eval_shape(lambda: begun(call, 1, 0))
         self.noise64 = jnp.result_type(float) == np.float64
         self.baseline = baseline_of(call)
-        one = self.ensemble._replace(streams=None)
         self._identity = (
-            call.twin, call.substrate.recipe, shape_of(call.numbers[:2]), shape_of(one), str(call.substrate.t.dtype),
-            self.noise64, wiener, self.baseline, optimise, place,
+            call.twin, call.substrate.recipe, shape_of(call.numbers[:2]), shape_of(call.substrate.x0),
+            call.substrate.t.dtype, self.noise64, wiener, self.baseline, optimise, place,
         )  # fmt: skip
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """Shapes and types of a trajectory that is about to begin."""
+        return jax.eval_shape(lambda: begun(self.call, 1, 0))
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -148,11 +151,12 @@ def baseline_of(call: TwinCall) -> int:
 @lru_cache(maxsize=64)
 def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     """The kernel of a twin, traced, written and compiled."""
-    traced_step = traced_twin(key.call, key.ensemble)
+    ensemble = key.ensemble
+    traced_step = traced_twin(key.call, ensemble)
     program = traced_step.program
     more = [*traced_step.ahead, *traced_step[2:6], *traced_step.slope]
     layout = laid_out(program, more)
-    real = np.dtype(key.ensemble.x.dtype)
+    real = np.dtype(ensemble.x.dtype)
     double = real == np.float64
     if key.place == "cuda":
         text = f"#define TWIN_BASELINE {key.baseline}\n" + _text(traced_step, layout)

@@ -287,12 +287,23 @@ def twin_parameters(twin: Twin, theta: Params) -> Params:
         raise ValueError(f"the twin's parameters, Twin.theta(theta): {error}") from None
 
 
+_FITS: dict[Any, None] = {}
+"""Twins whose shapes were found to fit, the latest."""
+
+MOST_FITS = 256
+
+
 def check_fit(twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int) -> None:
     """The twin's process has the state of the measured one, and its Hessians fit in memory."""
-    try:
-        check.shapes(twin.process, numbers.twin, *check.first((x, t, context)))
-    except ValueError as error:
-        raise ValueError(f"the twin's process does not fit the measured states: {error}") from None
+    code = (twin.process, check.form(numbers.twin), check.form((x, t, context)))
+    if code not in _FITS:
+        try:
+            check.shapes(twin.process, numbers.twin, *check.first((x, t, context)))
+        except ValueError as error:
+            raise ValueError(f"the twin's process does not fit the measured states: {error}") from None
+        _FITS[code] = None
+        if len(_FITS) > MOST_FITS:
+            _FITS.pop(next(iter(_FITS)))
     size = x.shape[1]
     needed = size**2 * batch * x.dtype.itemsize
     if twin.order == 2 and needed > HESSIAN_BYTES:
