@@ -33,8 +33,7 @@ BASELINES = {
     "none": {"baseline": fluctua.none()},
     "mean": {"baseline": fluctua.mean()},
     "optimal": {"baseline": fluctua.optimal()},
-    "binned": {"baseline": fluctua.binned(conditions, bins=20)},
-    "binned, three in a bin": {"baseline": fluctua.binned(conditions, bins=E // 3)},
+    "binned, three in a bin": {"baseline": fluctua.binned(conditions, bins=E // 3)},  # few share a mean
     "time only": {"baseline": fluctua.time_only(pilot=50)},
     "optimal, initial from a pilot": {
         "baseline": fluctua.optimal(),

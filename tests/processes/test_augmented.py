@@ -17,9 +17,9 @@ OU = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
 
 def moments(step, kick, mean, covariance, steps):
     """Mean and covariance of X' = AX + noise, at the end."""
-    for _ in range(steps):
-        mean, covariance = step @ mean, step @ covariance @ step.T + kick
-    return mean, covariance
+    return jax.lax.fori_loop(
+        0, steps, lambda _, now: (step @ now[0], step @ now[1] @ step.T + kick), (mean, covariance)
+    )
 
 
 def z_scores(estimate, exact):
@@ -69,11 +69,11 @@ def test_reward_through_a_linear_filter(key, name):
     size = (through if hasattr(through, "size") else linear_filter(through)).size
 
     def value(th):
-        x, y, total = 1.0, jnp.zeros(size), 0.0
-        for _ in range(len(T) - 1):
-            total = total + DT * output(y, x)
-            x, y = x * (1 - th["k"] * DT), y + DT * change(y, x)
-        return total
+        def step(_, now):
+            x, y, total = now
+            return x * (1 - th["k"] * DT), y + DT * change(y, x), total + DT * output(y, x)
+
+        return jax.lax.fori_loop(0, len(T) - 1, step, (jnp.ones(()), jnp.zeros(size), jnp.zeros(())))[-1]
 
     seen = filtered(OU, fl.Objective(running=lambda th, x: x[0]), jnp.array([1.0]), through)
     run = fl.simulator(seen.process, seen.start, T)

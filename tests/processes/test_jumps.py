@@ -25,20 +25,20 @@ def master_equation(process, theta, states, start, objective):
     place = {state: i for i, state in enumerate(states)}
     x = jnp.asarray(states, float)
     rates = jax.vmap(lambda x: process.rates(theta, x, 0.0, None))(x)
-    generator = jnp.zeros((len(states), len(states)))
-    for i, state in enumerate(states):
-        for r, change in enumerate(process.changes):
-            target = place.get(tuple(np.add(state, change)))
-            if target is not None:  # what leaves the truncated space is turned back
-                generator = generator.at[i, target].add(rates[i, r]).at[i, i].add(-rates[i, r])
+    moves = [
+        (i, r, place[tuple(np.add(state, change))])
+        for i, state in enumerate(states)
+        for r, change in enumerate(process.changes)
+        if tuple(np.add(state, change)) in place  # what leaves the truncated space is turned back
+    ]
+    source, reaction, target = np.array(moves).T
+    flow = rates[source, reaction]
+    generator = jnp.zeros((len(states), len(states))).at[source, target].add(flow).at[source, source].add(-flow)
     step = jax.scipy.linalg.expm(generator * (T[1] - T[0]))
     p = jnp.zeros(len(states)).at[place[tuple(start)]].set(1.0)
-    value = 0.0
-    for dt in np.diff(T):
-        if objective.running is not None:
-            value = value + dt * p @ jax.vmap(lambda x: objective.running(theta, x))(x)
-        p = p @ step
-    return value + (p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0)
+    paid = jax.vmap(lambda x: objective.running(theta, x))(x) if objective.running else jnp.zeros(len(states))
+    p, rewards = jax.lax.scan(lambda p, dt: (p @ step, dt * p @ paid), p, jnp.diff(T))
+    return rewards.sum() + (p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0)
 
 
 BIRTH_DEATH = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
@@ -131,11 +131,13 @@ def test_diffusion_with_jumps_of_random_size(key):
     steps, dt = len(T) - 1, float(T[1] - T[0])
 
     def value(th):
-        mean, variance = 1.0, 0.0
-        for _ in range(steps):
+        def step(_, now):
+            mean, variance = now
             decay = 1 - th["k"] * dt
-            mean = decay * mean + th["a"] * th["m"] * dt
-            variance = decay**2 * variance + (th["s"] ** 2 + th["a"] * (th["m"] ** 2 + 1)) * dt
+            kicks = th["s"] ** 2 + th["a"] * (th["m"] ** 2 + 1)
+            return decay * mean + th["a"] * th["m"] * dt, decay**2 * variance + kicks * dt
+
+        mean, variance = jax.lax.fori_loop(0, steps, step, (jnp.ones(()), jnp.zeros(())))
         return mean**2 + variance
 
     run = fl.simulator(process, jnp.array([1.0]), T)

@@ -18,10 +18,11 @@ def exact():
     """∂J/∂k, ∂J/∂s of the Euler chain dX = −kX Δt + s dW from X = 1: J = Σ E[X²]Δt + E[X_T²]/2."""
 
     def value(th):
-        second, total = jnp.array(1.0), 0.0
-        for _ in range(STEPS):
-            total += second * DT
-            second = (1 - th["k"] * DT) ** 2 * second + th["s"] ** 2 * DT
+        def step(_, now):
+            second, total = now
+            return (1 - th["k"] * DT) ** 2 * second + th["s"] ** 2 * DT, total + second * DT
+
+        second, total = jax.lax.fori_loop(0, STEPS, step, (jnp.ones(()), jnp.zeros(())))
         return total + second / 2
 
     return jax.jit(jax.grad(value))(THETA)
