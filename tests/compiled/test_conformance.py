@@ -94,12 +94,13 @@ def test_changes_of_random_size_stay_on_jax():
         estimator(jax.random.key(0), jnp.array(2.0), COUNT)
 
 
-def test_a_twin_in_double_precision():
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_twin_in_double_precision(order):
     """Of a wrong model, with all kinds of rewards and a random start; batches of unequal size."""
     problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
         theta, t = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (problem.theta, problem.t))
-        twin = fl.Twin(theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20)
+        twin = fl.Twin(theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=order)
         results = []
         for backend in ("jax", "cpu"):
             simulator = fl.simulator(problem.process, problem.start, t, backend=backend)

@@ -94,6 +94,11 @@ def test_events_with_diffusion_between_and_a_context():
 
 
 @on_a_gpu
+def test_a_twin_of_second_order():
+    of_the_benchmark("genes", fl.Twin(batch=25, order=2), 1e-3)
+
+
+@on_a_gpu
 def test_dense_noise_a_context_and_a_start_that_moves():
     in_double_precision(problems.non_normal, "fade part", "mean")
 

@@ -1,4 +1,4 @@
-"""The twin correction of first order in a kernel: simulation, noise-free path, reverse sweep and score in one program.
+"""The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one program.
 
 One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and before the first is
 theirs as well.
@@ -29,6 +29,9 @@ from fluctua.core.types import Array, PyTree, on_host
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""
 
+MOST_BENT = 8
+"""States of a twin of order 2, whose Hessian is written out."""
+
 BASELINES = {baselines.none: 0, baselines.time_only: 0, baselines.mean: 1, baselines.optimal: 2}
 
 
@@ -36,7 +39,7 @@ class TwinProgram(NamedTuple):
     """One step of a trajectory and its twin. program: its explicit terms are those of the direct part.
 
     ahead: x̄ₙ₊₁ (M,). delta: δₙ without the reward of the step. reward: gΔt + r. left: r − r̃. gain: vₙ − vₙ₊₁. slope: pₙ
-    (M,).
+    (M,), and Sₙ of order 2.
     """
 
     program: Program
@@ -51,11 +54,12 @@ class TwinProgram(NamedTuple):
 def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     """The step of a trajectory and of its twin, from the first of an ensemble that is about to begin."""
     twin, numbers, t = call.twin, call.numbers, call.substrate.t
-    if twin.order != 1:
-        raise Unsupported("twin", f"a twin of order {twin.order}; kernels follow those of order 1")
+    x, context, _ = alone(ensemble._replace(streams=None))
+    if twin.order == 2 and x.size > MOST_BENT:
+        raise Unsupported("twin", f"a twin of order 2 with {x.size} states; kernels follow up to {MOST_BENT}")
     program = traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
     tracer = Tracer(program.graph)
-    x, context, _ = alone(ensemble._replace(streams=None))
+    m = x.size
     (flat, unravel), (own, unravel_own) = flattened(numbers.theta), flattened(numbers.twin)
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
@@ -63,19 +67,20 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
         return advance_twin(twin, Numbers(None, unravel_own(own)), one[0], t, dt, one[1])[0]
 
     def back(
-        flat: Array, own: Array, x: Array, x_next: Array, xbar: Array, slope: Array, t: Array, dt: Array,
+        flat: Array, own: Array, x: Array, x_next: Array, xbar: Array, of_v: Array, t: Array, dt: Array,
         context: PyTree, origin: Array,
     ) -> tuple[Array, ...]:  # fmt: skip
-        numbers, guess = Numbers(unravel(flat), unravel_own(own)), Guess(slope, None)
+        numbers, guess = Numbers(unravel(flat), unravel_own(own)), unrolled(of_v, m)
         direct, expected, reward, left = direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), context)
         new, gain = expand(twin, numbers, guess, xbar, t, dt, context)
-        return direct, expected - gain - new.at(x - xbar), reward, left, gain, new.slope
+        return direct, expected - gain - new.at(x - xbar), reward, left, gain, rolled(new)
 
     time, origin = (jax.ShapeDtypeStruct(shape, t.dtype) for shape in ((), (2,)))
-    values = (flat, own, x, x, x, x, time, time, context, origin)
+    of_v = jax.ShapeDtypeStruct((m + m * m if twin.order == 2 else m,), x.dtype)
+    values = (flat, own, x, x, x, of_v, time, time, context, origin)
     inputs = [
         tracer.input("theta", flat), tracer.input("theta", own, flat.size), tracer.input("x", x),
-        np.array(program.x_next), tracer.input("p", x), tracer.input("p", x, x.size), tracer.input("t", time),
+        np.array(program.x_next), tracer.input("p", x), tracer.input("p", of_v, m), tracer.input("t", time),
         tracer.input("dt", time), tracer.tree("context", context), tracer.input("origin", origin),
     ]  # fmt: skip
     some = [1, 4, 6, 7, 8]
@@ -83,6 +88,19 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     direct, delta, reward, left, gain, slope = tracer.call(back, list(values), inputs)
     program = program._replace(explicit=direct.tolist())
     return TwinProgram(program, later.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist())
+
+
+def rolled(guess: Guess) -> Array:
+    """V in one vector: the slope, and the bend of order 2. (…, M) or (…, M + M²)"""
+    if guess.bend is None:
+        return guess.slope
+    return jnp.concatenate([guess.slope, guess.bend.reshape(*guess.bend.shape[:-2], -1)], axis=-1)
+
+
+def unrolled(of_v: Array, m: int) -> Guess:
+    """The way back."""
+    bend = of_v[..., m:].reshape(*of_v.shape[:-1], m, m) if of_v.shape[-1] > m else None
+    return Guess(of_v[..., :m], bend)
 
 
 def _text(of: TwinProgram, layout: Layout) -> str:
@@ -104,6 +122,10 @@ def _text(of: TwinProgram, layout: Layout) -> str:
     )
 
 
+def _head(key: TwinKey, of: TwinProgram) -> str:
+    return f"#define TWIN_BASELINE {key.baseline}\n#define GUESS {len(of.slope)}\n"
+
+
 class TwinKernel(NamedTuple):
     """A program, where its numbers are, its text, the loaded library and the type of its numbers."""
 
@@ -112,6 +134,7 @@ class TwinKernel(NamedTuple):
     source: str
     library: TwinLibrary | cuda.TwinLibrary | None
     real: np.dtype
+    guess: int  # numbers of V
 
 
 class TwinKey:
@@ -159,18 +182,23 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     real = np.dtype(ensemble.x.dtype)
     double = real == np.float64
     if key.place == "cuda":
-        text = f"#define TWIN_BASELINE {key.baseline}\n" + _text(traced_step, layout)
+        text = _head(key, traced_step) + _text(traced_step, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
         ahead = numbers_ahead(program, layout)
         form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta)
         return TwinKernel(
-            program, layout, form.source("twin_backward"), cuda.TwinLibrary(form) if build else None, real
+            program,
+            layout,
+            form.source("twin_backward"),
+            cuda.TwinLibrary(form) if build else None,
+            real,
+            len(traced_step.slope),
         )
     source = cpu.cpu_source(program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0)
     twin = native("twin.hpp")
-    source = "\n".join([source, f"#define TWIN_BASELINE {key.baseline}", _text(traced_step, layout), twin])
+    source = "\n".join([source, _head(key, traced_step) + _text(traced_step, layout), twin])
     loaded = TwinLibrary(ctypes.CDLL(str(cpu.library_of(source, key.optimise))), real) if build else None
-    return TwinKernel(program, layout, source, loaded, real)
+    return TwinKernel(program, layout, source, loaded, real, len(traced_step.slope))
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -253,14 +281,14 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
     check_path(xbar, call.substrate.t)
     carry = end(twin, numbers, x, xbar, times, ensemble.context)
 
-    own = library.from_jax(_stacked(carry, real))
+    own, v = library.from_jax(_stacked(carry, real)), kernel.guess
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
     bar = np.zeros(steps, real)
     if numbers.table is not None:  # n+1: δ precedes the kick
         bar = library.kept("bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real))
     arrays |= {
-        "slope": own[:m], "value": own[m], "residual": own[m + 1], "reward": own[m + 2],
-        "direct": own[m + 3 : m + 3 + p], "correction": own[m + 3 + p :], "bar": bar, "edges": edges,
+        "slope": own[:v], "value": own[v], "residual": own[v + 1], "reward": own[v + 2],
+        "direct": own[v + 3 : v + 3 + p], "correction": own[v + 3 + p :], "bar": bar, "edges": edges,
         "sums": library.zeros(len(slices), steps),
     }  # fmt: skip
     library.run("twin_backward", arrays, **sizes)
@@ -270,7 +298,7 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
     if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
-    back = _unstacked(library.to_jax(own), m, np.dtype(carry.direct.dtype))
+    back = _unstacked(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
     last, sums = np.asarray(on_host(carry.residual), float), library.host(arrays["sums"])
     ends = (ensemble.x, ensemble.context)
     if not isinstance(twin.model.start, Density):
@@ -296,13 +324,13 @@ def _stacked(carry: Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward, direct, correction."""
     count = len(carry.residual)
     every = lambda v: jnp.broadcast_to(v, (count, *v.shape[1:]))
-    numbers = [every(carry.guess.slope).T, every(carry.value)[None], carry.residual[None], carry.reward[None]]
+    numbers = [every(rolled(carry.guess)).T, every(carry.value)[None], carry.residual[None], carry.reward[None]]
     return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _unstacked(own: Array, m: int, of_theta: np.dtype) -> Backward:
-    """The way back, after the first step."""
-    p = (len(own) - m - 3) // 2
-    direct, correction = (own[k : k + p].T.astype(of_theta) for k in (m + 3, m + 3 + p))
-    return Backward(Guess(own[:m].T, None), own[m], own[m + 1], own[m + 2], direct, correction)
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> Backward:
+    """The way back, after the first step. v: numbers of V."""
+    p = (len(own) - v - 3) // 2
+    direct, correction = (own[k : k + p].T.astype(of_theta) for k in (v + 3, v + 3 + p))
+    return Backward(unrolled(own[:v].T, m), own[v], own[v + 1], own[v + 2], direct, correction)

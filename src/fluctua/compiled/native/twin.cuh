@@ -1,6 +1,6 @@
 // The reverse sweep of a linear twin: a batch of trajectories is a block, a trajectory a thread. Forwards once to the
 // states that are kept, every `segment` steps, then backwards, each segment made again. Besides x, `p` holds the twin's
-// state x̄ and the slope of V.
+// state x̄ and V: its slope, and its bend of order 2.
 
 #define WIDE (2 * STATE + NORMALS)  // of a step on the way: x, x̄ and its normals
 
@@ -9,7 +9,7 @@ struct TwinRun {
   const F *timed, *x, *context;  // (T, TIMED), (STATE, E), (CONTEXT, E)
   const u32* stream;             // (STREAM, E)
   F *kept, *path, *last;         // (T/segment, 2·STATE, E), (segment, WIDE, E), (2·STATE, E): X and x̄
-  F *slope, *value;              // (STATE, E), (E,) in and out: of V
+  F *slope, *value;              // (GUESS, E), (E,) in and out: of V
   F *residual, *reward;          // (E,) in and out: Λ and λ̂
   F *direct, *correction;        // (PARAMETERS, E) in and out
   const F* bar;                  // (T,) the baseline where it depends on time alone
@@ -19,7 +19,7 @@ struct TwinRun {
 };
 
 struct Pair {
-  V x[STATE], p[2 * STATE], c[AT_LEAST_ONE(CONTEXT)];
+  V x[STATE], p[STATE + GUESS], c[AT_LEAST_ONE(CONTEXT)];
   U stream[AT_LEAST_ONE(STREAM)];
 };
 
@@ -86,11 +86,11 @@ INLINE void twin_backwards(const TwinRun& run) {
   const i64 j = here ? first + threadIdx.x : stop - 1;
   // threads without a trajectory follow the last one, and write nothing
   Pair own;
-  V slope[STATE], value = run.value[j], residual = run.residual[j], reward = run.reward[j];
+  V slope[GUESS], value = run.value[j], residual = run.residual[j], reward = run.reward[j];
   V direct[PARAMETERS], correction[PARAMETERS];
   EACH(k, CONTEXT) own.c[k] = run.context[k * run.count + j];
   EACH(k, STREAM) own.stream[k] = run.stream[k * run.count + j];
-  EACH(k, STATE) slope[k] = run.slope[k * run.count + j];
+  EACH(k, GUESS) slope[k] = run.slope[k * run.count + j];
   EACH(k, PARAMETERS) direct[k] = run.direct[k * run.count + j];
   EACH(k, PARAMETERS) correction[k] = run.correction[k * run.count + j];
   const F members = (F)(stop - first);
@@ -112,11 +112,11 @@ INLINE void twin_backwards(const TwinRun& run) {
     }
     for (i64 n = end - 1; n >= begin; n--) {
       const F* from = run.path + (n - begin) * WIDE * run.count + j;
-      V x[STATE], p[2 * STATE], z[AT_LEAST_ONE(NORMALS)], s[AT_LEAST_ONE(SCORES)], d[AT_LEAST_ONE(EXPLICITS)];
+      V x[STATE], p[STATE + GUESS], z[AT_LEAST_ONE(NORMALS)], s[AT_LEAST_ONE(SCORES)], d[AT_LEAST_ONE(EXPLICITS)];
       V delta, paid, left, gain;
       EACH(k, STATE) x[k] = here ? from[k * run.count] : F(0);
       EACH(k, STATE) p[k] = here ? from[(STATE + k) * run.count] : F(0);
-      EACH(k, STATE) p[STATE + k] = slope[k];
+      EACH(k, GUESS) p[STATE + k] = slope[k];
       EACH(k, NORMALS) z[k] = here ? from[(2 * STATE + k) * run.count] : F(0);
       twin_back(c_shared, run.timed + n * TIMED, own.c, x, z, p, s, d, delta, paid, left, gain, slope);
       EACH(k, EXPLICITS) direct[EXPLICIT_OF[k]] += d[k];
@@ -151,7 +151,7 @@ INLINE void twin_backwards(const TwinRun& run) {
     }
   }
   if (!here) return;
-  EACH(k, STATE) run.slope[k * run.count + j] = slope[k];
+  EACH(k, GUESS) run.slope[k * run.count + j] = slope[k];
   run.value[j] = value;
   run.residual[j] = residual;
   run.reward[j] = reward;

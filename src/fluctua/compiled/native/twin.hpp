@@ -1,5 +1,5 @@
 // The reverse sweep of a linear twin, one batch of trajectories at a time: forwards once to the states that are kept,
-// every √T steps, then backwards, each segment made again. Besides x, `p` holds the twin's state x̄ and the slope of V.
+// every √T steps, then backwards, each segment made again. Besides x, `p` holds the twin's state x̄ and V: its slope, and its bend of order 2.
 #pragma once
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@ struct TwinRun {
   const F *x, *context;     // (STATE, E), (CONTEXT, E)
   const uint32_t* stream;   // (STREAM, E)
   F *kept, *last;           // (T/segment, 2·STATE, E), (2·STATE, E): X and x̄
-  F *slope, *value;         // (STATE, E), (E,) in and out: of V
+  F *slope, *value;         // (GUESS, E), (E,) in and out: of V
   F *residual, *reward;     // (E,) in and out: Λ and λ̂
   F *direct, *correction;   // (PARAMETERS, E) in and out
   const F* bar;             // (T,) the baseline where it depends on time alone
@@ -21,7 +21,7 @@ struct TwinRun {
 extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) {
   const TwinRun run = *given;
   for (int64_t j = first; j < stop; j += LANES) {
-    V x[STATE], p[2 * STATE], c[AT_LEAST_ONE(CONTEXT)];
+    V x[STATE], p[STATE + GUESS], c[AT_LEAST_ONE(CONTEXT)];
     U stream[AT_LEAST_ONE(STREAM)], spare[AT_LEAST_ONE(SPARE)];
     EACH(k, STATE) x[k] = p[k] = loaded<V>(run.x + k * run.count, j, run.count);
     EACH(k, CONTEXT) c[k] = loaded<V>(run.context + k * run.count, j, run.count);
@@ -45,7 +45,7 @@ extern "C" void twin_forward(const TwinRun* given, int64_t first, int64_t stop) 
 }
 
 struct TwinLanes {
-  V c[AT_LEAST_ONE(CONTEXT)], slope[STATE], value, residual, reward, direct[PARAMETERS], correction[PARAMETERS];
+  V c[AT_LEAST_ONE(CONTEXT)], slope[GUESS], value, residual, reward, direct[PARAMETERS], correction[PARAMETERS];
   V score[AT_LEAST_ONE(SCORES)], delta;
   U stream[AT_LEAST_ONE(STREAM)];
 };
@@ -62,7 +62,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
     TwinLanes& lane = lanes[b];
     EACH(k, CONTEXT) lane.c[k] = loaded<V>(run.context + k * run.count, j, stop);
     EACH(k, STREAM) lane.stream[k] = loaded<U>(run.stream + k * run.count, j, stop);
-    EACH(k, STATE) lane.slope[k] = loaded<V>(run.slope + k * run.count, j, stop);
+    EACH(k, GUESS) lane.slope[k] = loaded<V>(run.slope + k * run.count, j, stop);
     lane.value = loaded<V>(run.value, j, stop);
     lane.residual = loaded<V>(run.residual, j, stop);
     lane.reward = loaded<V>(run.reward, j, stop);
@@ -74,7 +74,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
     for (int b = 0; b < blocks; b++) {
       const F* at = run.kept + begin / run.segment * 2 * STATE * run.count;
       const int64_t j = first + b * LANES;
-      V x[STATE], p[2 * STATE];
+      V x[STATE], p[STATE + GUESS];
       U spare[AT_LEAST_ONE(SPARE)];
       EACH(k, STATE) x[k] = loaded<V>(at + k * run.count, j, stop);
       EACH(k, STATE) p[k] = loaded<V>(at + (STATE + k) * run.count, j, stop);
@@ -98,9 +98,9 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
       for (int b = 0; b < blocks; b++) {
         TwinLanes& lane = lanes[b];
         const TwinStep& step = path[(n - begin) * blocks + b];
-        V p[2 * STATE], direct[AT_LEAST_ONE(EXPLICITS)], reward, left, gain;
+        V p[STATE + GUESS], direct[AT_LEAST_ONE(EXPLICITS)], reward, left, gain;
         EACH(k, STATE) p[k] = step.twin[k];
-        EACH(k, STATE) p[STATE + k] = lane.slope[k];
+        EACH(k, GUESS) p[STATE + k] = lane.slope[k];
         twin_back(run.shared, run.timed + n * TIMED, lane.c, step.x, step.z, p, lane.score, direct, lane.delta, reward,
                   left, gain, lane.slope);
         EACH(k, EXPLICITS) lane.direct[EXPLICIT_OF[k]] += direct[k];
@@ -154,7 +154,7 @@ INLINE void twin_batch(const TwinRun& run, int64_t batch, TwinLanes* lanes, Twin
   for (int b = 0; b < blocks; b++) {
     const int64_t j = first + b * LANES;
     TwinLanes& lane = lanes[b];
-    EACH(k, STATE) stored(run.slope + k * run.count, lane.slope[k], j, stop);
+    EACH(k, GUESS) stored(run.slope + k * run.count, lane.slope[k], j, stop);
     stored(run.value, lane.value, j, stop);
     stored(run.residual, lane.residual, j, stop);
     stored(run.reward, lane.reward, j, stop);
