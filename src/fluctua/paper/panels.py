@@ -73,6 +73,11 @@ class Panel(NamedTuple):
     make: Callable[[Done], tuple[dict[str, Any], dict[str, Any]]]
 
 
+def panel_file(name: str) -> str:
+    """The name of a panel's table."""
+    return f"panel_{name}.csv.gz"
+
+
 def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str) -> list[Panel]:
     """The panels a–d on lattices in the middle of their training; each σ_κ on the one trained closest to it."""
     s = settings
@@ -84,17 +89,19 @@ def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str
         header = _header([lattice], s, "running", "group", "difference", "pilot", "site", "every", "seed", "budget")
         work = s.running + s.pilot + 2 * s.difference
         k = jax.random.fold_in(key, ord(name))
-        panels.append(Panel(name, folder / f"panel_{name}.csv", work, {**header, "sigma_kappa": sigma},
+        panels.append(Panel(name, folder / panel_file(name), work, {**header, "sigma_kappa": sigma},
                             _convergence(k, lattice, s, backend)))  # fmt: skip
     each = [nearest(lattices, sigma) for sigma in s.sigma_kappa]
     points = len(s.sigma_w) * len(each)
     header = _header(each, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
     k = jax.random.fold_in(key, ord("c"))
-    panels.append(Panel("c", folder / "panel_c.csv", 2 * s.variance * points, header, _variances(k, each, s, backend)))
+    panels.append(
+        Panel("c", folder / panel_file("c"), 2 * s.variance * points, header, _variances(k, each, s, backend))
+    )
     header = _header(each, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
     work = s.bias * (points + len(each))
     k = jax.random.fold_in(key, ord("d"))
-    panels.append(Panel("d", folder / "panel_d.csv", work, header, _returns(k, each, s, backend)))
+    panels.append(Panel("d", folder / panel_file("d"), work, header, _returns(k, each, s, backend)))
     return panels
 
 
@@ -102,7 +109,7 @@ def measure(panels: list[Panel], *, replace: bool = False) -> Iterator[tuple[Pan
     """The panels that are not there yet, each with what measures it; tables of other settings are refused first."""
     missing = []
     for panel in panels:
-        if panel.path.exists() and not replace:
+        if tables.stored(panel.path).exists() and not replace:
             _same(panel)
         else:
             missing.append(panel)

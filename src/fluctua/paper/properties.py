@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.learn.repetitions import Measured, PowerLaw, jackknife, power_law
-from fluctua.paper.panels import Running
+from fluctua.paper.panels import Running, panel_file
 from fluctua.store import tables
 from fluctua.store.tables import Table
 
@@ -52,10 +52,11 @@ class Properties(NamedTuple):
 
 def read(folder: Path) -> Properties:
     """The four tables of a folder, and what is derived from them."""
-    missing = [name for name in "abcd" if not (folder / f"panel_{name}.csv").exists()]
+    paths = {name: folder / panel_file(name) for name in "abcd"}
+    missing = [name for name, path in paths.items() if not tables.stored(path).exists()]
     if missing:
         raise ValueError(f"{folder} has no table of panel {', '.join(missing)}: measure it with --runs RUNS.")
-    a, b, c, d = (tables.read(folder / f"panel_{name}.csv") for name in "abcd")
+    a, b, c, d = map(tables.read, paths.values())
     fit_to = c.header["fit_to"]
     variance = {
         (sigma, name): _curve(c.where(sigma_kappa=sigma, baseline=name), "variance", sigma, fit_to / 10)

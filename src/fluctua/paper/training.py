@@ -178,9 +178,7 @@ def write(results: Results, folder: Path) -> list[Path]:
 def read(folder: Path) -> Results:
     """The results that `write` kept in a folder."""
     path = folder / CURVES
-    if not path.exists():
-        path = path.with_suffix("")  # a table that is not compressed
-    if not path.exists():
+    if not tables.stored(path).exists():
         raise ValueError(f"{folder} has no {CURVES}: make it from run folders with --runs RUNS.")
     table = tables.read(path)
     curves = []

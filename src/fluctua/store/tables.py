@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,8 +44,15 @@ def write(path: Path, columns: Mapping[str, Any], header: Mapping[str, Any], *, 
     replace(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
+def stored(path: Path) -> Path:
+    """The file of a table: NAME.csv where there is no NAME.csv.gz."""
+    plain = path.with_suffix("")
+    return plain if path.suffix == ".gz" and not path.exists() and plain.exists() else path
+
+
 def read(path: Path) -> Table:
     """Read it back; a column is of numbers where all its cells are."""
+    path = stored(path)
     try:
         content = path.read_bytes()
         lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
@@ -52,7 +60,7 @@ def read(path: Path) -> Table:
         header = {name: json.loads(value) for name, value in pairs}
         names, *rows = csv.reader(line for line in lines if not line.startswith("#"))
         columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"{path} is no table of this program ({error}). Measure it again with --replace.") from None
     return Table({name: _numbers(column) for name, column in columns.items()}, header)
 
