@@ -9,7 +9,7 @@ NATIVE := $(wildcard src/fluctua/tcmt/native/* src/fluctua/tcmt/native/*/*)
 help:
 	@echo "make demo   train a noisy resonator network from its own fluctuations and draw what it learnt"
 	@echo "make test   run the tests"
-	@echo "make test-long   run the statistical studies and limits of memory that take longer"
+	@echo "make test-long   run what takes longer: studies, examples that train, whole commands, kills, limits of memory"
 	@echo "make test-all    run both"
 	@echo "make lint   ruff (lint and format), import-linter (layers, cycles), mypy and clang-format"
 	@echo "make docs   build the documentation into docs/_build/html"

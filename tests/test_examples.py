@@ -65,6 +65,7 @@ def test_own_run_goes_on_with_its_folder(run, tmp_path):
     assert run("own_run", tmp_path / "run") == first
 
 
+@pytest.mark.long
 def test_reuse_trains_and_looks_around(run):
     out = run("reuse")
     J = [float(v) for v in re.findall(r"iteration .*J = (\S+)", out)]
@@ -75,6 +76,7 @@ def test_reuse_trains_and_looks_around(run):
     assert re.search(r"\+6.0   the 500 trajectories are worth \d\S* at these parameters", out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_loggers_are_given_every_row(name, tmp_path):
     pytest.importorskip({"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed")
@@ -85,6 +87,7 @@ def test_loggers_are_given_every_row(name, tmp_path):
     assert sum(path.stat().st_size for path in logged) > 1000
 
 
+@pytest.mark.long
 def test_recorded_arrays(run):
     out = run("recorded_arrays")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))
@@ -92,6 +95,7 @@ def test_recorded_arrays(run):
     assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
 
 
+@pytest.mark.long
 def test_hidden_resonator(run):
     out = run("hidden_resonator")
     deviations = [float(z) for z in re.findall(r"(\S+) σ$", out, re.MULTILINE)]
@@ -101,6 +105,7 @@ def test_hidden_resonator(run):
     assert after > 2 * before
 
 
+@pytest.mark.long
 def test_twin(run):
     out = run("twin", "--count", 200)
     gains = dict(re.findall(r"^(\S.*?\S) {2,}(\d+\.\d) ", out, re.MULTILINE))
@@ -110,6 +115,7 @@ def test_twin(run):
     assert "the twin's error in the gradient" in out
 
 
+@pytest.mark.long
 def test_one_trace(run):
     out = run("one_trace", "--steps", 60_000)
     exact = {name: float(value) for name, value in re.findall(r"Boltzmann: ∂J/∂(\w+) = (\S+);", out)}
@@ -121,6 +127,7 @@ def test_one_trace(run):
     assert min(gains) > 1.5  # measured with 200,000 steps: 3.5 to 7.4
 
 
+@pytest.mark.long
 def test_unknown_device(run):
     out = run("unknown")
     before, after = (float(re.search(rf"{when}:\s+J = (\S+) ±", out)[1]) for when in ("before", "after"))
@@ -129,6 +136,7 @@ def test_unknown_device(run):
     assert "calibrated with 120 trajectories" in out
 
 
+@pytest.mark.long
 def test_changing_device(run):
     with pytest.warns(RuntimeWarning, match="did not expect"):  # of the one that forgets nothing
         out = run("changing")
@@ -160,6 +168,7 @@ def test_recording_file(run):
     assert abs(gain - 2 * 0.5 / 1.81) < 4 * error + 0.01  # 2g/(1 + detuning²), nearly reached
 
 
+@pytest.mark.long
 def test_sampled_oscillator(run):
     """∂J/∂θ of the oscillator with exact samples: E[x_T²] by its transition over T = 7.2, differentiated."""
     out = run("sampled_oscillator")
@@ -186,6 +195,7 @@ def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
     }
 
 
+@pytest.mark.long
 def test_lock_in_finds_the_resonance(run):
     out = run("lock_in", "--iterations", 25, "--count", 60)
     start, last = float(re.search(r"R² = (\S+) ±", out)[1]), float(re.findall(r"R² = (\S+) ±", out)[-1])
@@ -193,6 +203,7 @@ def test_lock_in_finds_the_resonance(run):
     assert abs(float(re.search(r"in the end (\S+);", out)[1]) - 39.5) < 5  # half of the width ωγ = 6.3
 
 
+@pytest.mark.long
 def test_a_gene_learns_to_hold_its_protein(run):
     """Poissonian numbers are 20 squared molecules off on average; repression is better."""
     out = run("reactions", "--iterations", 25, "--count", 200)
@@ -212,6 +223,7 @@ def test_short_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["double_well", "oscillators", "wireheading"])
 def test_trainings_leave_a_picture(run, name, tmp_path):
     out = run(name, "--out", tmp_path, "--iterations", 3, "--count", 40)
@@ -219,6 +231,7 @@ def test_trainings_leave_a_picture(run, name, tmp_path):
     assert (tmp_path / f"{name}.png").stat().st_size > 20_000
 
 
+@pytest.mark.long
 def test_moving_trap_learns_to_jump(run):
     out = run("moving_trap", "--iterations", 20, "--count", 300)
     best = float(re.search(r"best on this grid (\S+)", out)[1])
@@ -226,6 +239,7 @@ def test_moving_trap_learns_to_jump(run):
     assert 0.998 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.01  # 1.10 before
 
 
+@pytest.mark.long
 def test_kicked_trap_learns_to_kick(run):
     out = run("kicked_trap", "--iterations", 100, "--count", 1000)
     assert 1.0 < float(re.search(r"trained / W\* = (\S+)", out)[1]) < 1.2  # 4.03 before
@@ -234,6 +248,7 @@ def test_kicked_trap_learns_to_kick(run):
     assert last < -2
 
 
+@pytest.mark.long
 def test_signal_to_noise(run):
     out = run("signal_to_noise", "--iterations", 15, "--count", 200)
     for estimate, error, exact in re.findall(r"= (\S+) ± (\S+), exactly (\S+)", out):
@@ -263,6 +278,7 @@ def test_readme_prints_what_users_see(tmp_path):
     assert out.startswith(printed.splitlines()[0])  # J to all the digits shown
 
 
+@pytest.mark.long
 def test_device_array_makes_up_for_a_silent_box(run):
     out = run("device_array")
     assert "device 2 (box 2) answers again" in out

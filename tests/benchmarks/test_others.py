@@ -26,6 +26,7 @@ def test_measured_work_has_the_exact_mean(dragged):
     assert error < 0.15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", ["score", "twin"])
 def test_gradients_of_the_work_are_exact(dragged, known):
     u = np.linspace(-0.3, 0.2, SETTINGS)

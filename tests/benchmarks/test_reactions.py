@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import fluctua as fl
 import reactions
@@ -20,6 +21,7 @@ def test_the_exact_gradient_is_that_of_the_scores(key):
     assert np.abs(list(z.values())).max() < 4
 
 
+@pytest.mark.long
 def test_a_line_for_each_estimator():
     system = reactions.association(0.05, 1.0, 0.5)
     lines = reactions.rows(system, trajectories=40, repeats=2, reference=40)

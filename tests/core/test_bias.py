@@ -62,6 +62,7 @@ def recorded_estimates(the, key, seeds, count):
     return [fluctua.gradient(the.process, the.objective, the.theta, data, start=the.start) for data in made]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*BASELINES, "time, of the other half"])
 def test_unbiased_with_honest_error_bars(key, name):
     the = problem(multiplicative)

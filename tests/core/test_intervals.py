@@ -34,6 +34,7 @@ def inside(make, size):
     return np.asarray((low < exact) & (exact < high)), np.asarray(jnp.abs(off) < 1.96 * error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [50, 200, 2000])
 def test_cover(size):
     """The mean over components of three problems; 400 repeats (100 of the largest) know it to half a per cent."""

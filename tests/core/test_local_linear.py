@@ -96,6 +96,7 @@ def test_start_that_moves_needs_the_full_score():
         )
 
 
+@pytest.mark.long
 def test_a_bending_drift_is_refused_for_parameters_of_the_noise():
     """Double well: ∂J/∂s of a local linearisation is 0.975 where 1.102 is right at Δ = 0.05."""
     well = fl.Process(lambda th, x: th["a"] * (x - x**3), lambda th, x: th["s"] * jnp.ones_like(x))

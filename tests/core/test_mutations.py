@@ -109,6 +109,7 @@ def test_unchanged_it_is_the_estimator_of_the_library():
     np.testing.assert_allclose(flat(estimate.second_moment), (each**2).mean(axis=0), rtol=1e-9)
 
 
+@pytest.mark.long
 def test_unchanged_it_is_accepted():
     assert accepted(z_of(parts(), fluctua.none()))
     assert accepted(z_of(parts(), fluctua.optimal()))
@@ -130,6 +131,7 @@ WRONG_SUM = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRONG_SUM)
 def test_wrong_sum(name):
     z = z_of(WRONG_SUM[name](parts()))
@@ -161,6 +163,7 @@ def with_derivatives_after_the_kick(process, theta, step):
     return fluctua.full_score(process, theta, step._replace(x=x, x_next=x_next))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "score",
     [
@@ -176,6 +179,7 @@ def test_wrong_score(score):
     assert np.abs(z).max() > REJECTED, z
 
 
+@pytest.mark.long
 def test_a_constant_in_the_score_shows_best_without_baseline():
     # ½Tr[Q⁻¹∂Q] is 1/σ for a constant noise, the same for all trajectories. A baseline takes from the return
     # what such a constant multiplies, and with it the bias: the trace of σ alone is seen where there is none.
@@ -188,6 +192,7 @@ def test_a_constant_in_the_score_shows_best_without_baseline():
 # ---------------------------------------------------------------------------------- a wrong baseline
 
 
+@pytest.mark.long
 def test_bins_of_the_state_after_the_kick():
     # The bin then knows the kick, and what is subtracted is the very signal.
     made = parts()._replace(state=paths().x[:, 1:])
@@ -211,6 +216,7 @@ def z_of_small_ensembles(baseline, size=4):
     return (means.mean(axis=0) - flat(THE.exact_gradient)) / (means.std(axis=0) / len(means) ** 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", [with_itself_mean, with_itself_optimal])
 def test_baseline_that_includes_the_trajectory_itself(baseline):
     # Of four, a trajectory makes up a quarter of its own baseline: the mean takes 1/4 of the signal away.
@@ -218,6 +224,7 @@ def test_baseline_that_includes_the_trajectory_itself(baseline):
     assert np.abs(z).max() > REJECTED, z
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", [fluctua.mean(), fluctua.optimal()])
 def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
     assert accepted(z_of_small_ensembles(baseline.of))
@@ -226,6 +233,7 @@ def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
 # ---------------------------------------------------------------------------------- what is no error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", [fluctua.none(), fluctua.mean()])
 def test_earlier_rewards_only_add_variance(baseline):
     # λ̂ₙ or even λ̂₀ in place of λ̂ₙ₊₁ is NOT an error of the mean: rewards before the kick are independent of

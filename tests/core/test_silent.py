@@ -100,6 +100,7 @@ def test_one_wiener_process_drives_two_components(key):
         fl.ppgt(across, end, fl.simulator(across, jnp.zeros(2), T))(key, theta, 10)
 
 
+@pytest.mark.long
 def test_positions_and_velocities_sampled_far_apart(key):
     """Local linearisation has the exact transition of the oscillator, from noise on the velocity alone."""
     fine, every = DT / 20, 20

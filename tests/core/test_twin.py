@@ -92,6 +92,7 @@ def test_drift_score(key):
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [1, 2])
 def test_double_well(key, order):
     simulator = fl.simulator(PROCESS, START, jnp.linspace(0, 1, STEPS + 1))
@@ -155,6 +156,7 @@ def test_first_order_correction_shrinks_with_the_noise(key):
     np.testing.assert_allclose(loud, 2 * calm, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.long
 def test_gain_over_baselines_without_a_twin(key):
     the = quiet(0.05)
     moving = [name for name in the.theta if name != "gain"]  # which is in the reward only: no score, nothing to gain
@@ -172,6 +174,7 @@ def test_gain_over_baselines_without_a_twin(key):
         assert exact > rough > poor
 
 
+@pytest.mark.long
 def test_the_table_of_one_run_serves_another(key):
     # Any λ̄ that knows only the time is unbiased; the mean Λ of other trajectories is nearly as good as leaving one out.
     the = problem(non_normal)

@@ -126,6 +126,7 @@ def z_of(parts):
     return (each.mean(axis=0) - flat(THE.exact_gradient)) / (each.std(axis=0, ddof=1) / np.sqrt(len(each)))
 
 
+@pytest.mark.long
 def test_written_out_it_is_the_librarys():
     twin = fl.Twin(WRONG, order=2, baseline=fl.none())
     data = fl.Trajectories(THE.t, paths()[:FEW, :, None])
@@ -137,11 +138,13 @@ def test_written_out_it_is_the_librarys():
     )
 
 
+@pytest.mark.long
 def test_unchanged_it_is_accepted():
     z = z_of(samples(parts()))
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -161,6 +164,7 @@ def test_an_error_is_rejected(change):
     assert np.abs(z).max() > REJECTED, z
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [

@@ -62,6 +62,7 @@ def test_cost_counts_trajectories():
     }
 
 
+@pytest.mark.long
 def test_comparison_is_at_equal_cost_and_prints():
     result = fl.compare(jax.random.key(0), THETA, ESTIMATORS, trajectories=600, reference=EXACT, repeats=4)
     rows = {row.name: row for row in result.rows}

@@ -163,6 +163,7 @@ def chain_trace(path, seed, **options):
     return path
 
 
+@pytest.mark.long
 def test_errors_of_network_traces_cover(tmp_path):
     """z of 12 traces × 5 components, against the Lyapunov equation."""
     value, gradient = steady_chain()
@@ -291,6 +292,7 @@ def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
     assert run("estimate", path, "--model", model, "--continuing", "--window", "4", "--strict").exit_code == 1
 
 
+@pytest.mark.long
 def test_record_settles_on_the_command_line(tmp_path):
     path = tmp_path / "trace.nc"
     options = ["--lattice", "1x2", "--horizon", "600", "--dt", "0.05", "--settle", "20", "--chi-std", "0"]

@@ -87,6 +87,7 @@ def test_time_baseline_is_unbiased_and_better_than_none(recording):
 # -------------------------------------------------------------------------------------- noisy detectors
 
 
+@pytest.mark.long
 def test_observation_noise_is_corrected_for(key, tmp_path):
     """s² is three times QΔt: a Q from the plain quadratic variation shrinks the gradient to a quarter."""
     exact, s = flat(linear_answer()), 0.2
@@ -151,6 +152,7 @@ def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
     assert (results["all"].score, results["some"].score) == ("", "filter")
 
 
+@pytest.mark.long
 def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
     """Sites 1 and 4 of a chain of five are read, with noise; the answer is that of the network's own moments."""
     task = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05, source=0, to=1, s=3.0)

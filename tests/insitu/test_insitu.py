@@ -240,6 +240,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
         next(loop.begin(connect, small_model(), small_plan(), tmp_path / "run"))
 
 
+@pytest.mark.long
 def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     """The probes as files: gains and offsets of every knob in standard errors, from `fluctua calibrate` alone."""
     bench, plan = Bench(SHEET), small_plan(iterations=0, probes=4, probe_trajectories=100, points=POINTS, batch=100)
@@ -336,6 +337,7 @@ def test_rows_without_a_checkpoint_are_kept(tmp_path):
     assert "history.damaged" in (folder / "incidents.csv").read_text()
 
 
+@pytest.mark.long
 def test_going_on_after_a_kill(tmp_path):
     """The command, killed without warning in the middle of an acquisition or wherever it is; the bench lives on."""
     bench, folder = Bench(SHEET), tmp_path / "run"

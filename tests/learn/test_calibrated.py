@@ -98,6 +98,7 @@ def test_information_of_every_tenth_step_is_nearly_that_of_all():
     assert all_.linear
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("correction", ["none", "simulated", "measured"])
 def test_the_error_bar_covers_the_calibration_too(correction):
     # Devices drawn from the prior: (gradient − exact)/stderr is then a standard normal, over devices and noise.

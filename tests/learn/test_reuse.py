@@ -146,6 +146,7 @@ def test_two_batches_by_the_balance_heuristic():
     np.testing.assert_allclose(both.weights[:4000], 1 / (0.4 / ratios[0] + 0.6 / ratios[1]), rtol=1e-9)
 
 
+@pytest.mark.long
 def test_error_bars_cover():
     """200 repeats of 200 trajectories with an ESS of about 150: of 95 % intervals, no fewer hold than chance allows."""
     repeats, count, truth = 200, 200, exact_force(NEW)

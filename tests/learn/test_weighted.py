@@ -156,6 +156,7 @@ def test_calls_weigh_by_their_trajectories():
     np.testing.assert_allclose(flat(weighted.certificate.correction), expected, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_skewed_correction_is_not_biased():
     """∂J/∂s of a process whose twin is 20 % wrong: a weight of 1/variance put it off by a third (z = −29)."""
     estimator = THE.estimator(baseline=fl.Twin(lambda th: jax.tree.map(lambda v: 1.2 * v, th)))

@@ -37,6 +37,7 @@ def test_the_breakpoint_is_where_budgets_part(folder, tmp_path):
     assert training.breakpoint_of(runs[:1] * 2) is None
 
 
+@pytest.mark.long
 def test_fig1_is_whole(folder, tmp_path):
     results = training.gather(folder, count=4)
     assert [run.sigma_kappa for run in results.runs] == [0, 0.05, 0.1, 0.2]

@@ -89,6 +89,7 @@ def test_lists_of_events_are_laid_on_the_grid(key):
     np.testing.assert_allclose(laid.after, np.where(there, after, 0), atol=1e-12)
 
 
+@pytest.mark.long
 def test_two_state_promoter(key):
     """Off <-> on; on makes product, which decays: (on, product)."""
     process = Jumps(
@@ -118,6 +119,7 @@ def test_dimerisation(key):
     assert np.abs(z_scores(estimate, exact(theta))).max() < 4
 
 
+@pytest.mark.long
 def test_diffusion_with_jumps_of_random_size(key):
     """dX = −kX dt + s dW + ν dN, ν ~ N(m, 1) at rate a: the moments of the Euler chain are closed."""
     size = Sized(

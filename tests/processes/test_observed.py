@@ -240,6 +240,7 @@ def test_parameters_whose_components_are_all_observed_have_the_score_of_full_obs
 # ---------------------------------------------------------------------------------- resonator networks
 
 
+@pytest.mark.long
 def test_a_network_with_hidden_resonators_and_noisy_readout(key):
     """Only the two lead sites are read, with noise: every ω and κ has its exact gradient, those of hidden sites too."""
     network = tcmt.chain(4)
@@ -274,6 +275,7 @@ def kerr_drift(th, x):
     return jnp.array([frequency * x[1] - 0.3 * x[0] + 1.0, -frequency * x[0] - 0.3 * x[1]])
 
 
+@pytest.mark.long
 def test_extended_filter_of_a_weakly_nonlinear_oscillator(key):
     """One quadrature is seen. A filter that took the drift at the mean would lose an eighth of ∂J/∂χ: ten errors."""
     oscillator = fl.Process(kerr_drift, lambda th, x: th["sigma"] * jnp.ones(2))

@@ -84,6 +84,7 @@ def test_a_short_window_keeps_its_share(key):
     assert abs(answer.missing["k"] - share * (1 - share) * whole) < 4 * answer.missing_stderr["k"]
 
 
+@pytest.mark.long
 def test_errors_cover():
     z, inside = [], []
     exact = exact_slope()
@@ -167,6 +168,7 @@ def test_a_twin_fills_in_what_a_short_window_cuts_off(key):
 CHAIN = tcmt.transmission(tcmt.chain(3, sigma_w=0.5), horizon=1.0, dt=0.02)
 
 
+@pytest.mark.long
 def test_a_driven_network_in_its_steady_state(key):
     """Against the Lyapunov equation, which agrees with the exact moments of a long run."""
     theta = {"omega": jnp.array([0.3, -0.2, 0.1]), "kappa": jnp.array([1.0, 0.8])}
@@ -188,6 +190,7 @@ def test_a_driven_network_in_its_steady_state(key):
     assert np.median((flat(plain.estimate.stderr) / flat(twin.estimate.stderr)) ** 2) > 30
 
 
+@pytest.mark.long
 def test_errors_with_a_twin_cover():
     z, exact = [], exact_slope()
     twin = fl.Twin(theta=lambda th: {"k": 1.2 * th["k"], "s": 0.8 * th["s"]})

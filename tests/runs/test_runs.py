@@ -218,6 +218,7 @@ def wait_for_row(folder, number, process):
     wait_until(lambda: rows.exists() and rows.read_text().count("\n") > number, process)
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(escalated, tmp_path):
     """SIGKILL, several times, somewhere in training, saving or concluding: through the command, for real.
 
@@ -257,6 +258,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert (folder / "final.npz").exists()
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
     folder = tmp_path / "run"
     options = [x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")]

@@ -79,6 +79,7 @@ def command(folder, how):
     return subprocess.Popen([sys.executable, SCRIPT, folder, how], stdout=subprocess.DEVNULL, env=environment)
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_it_goes_on_to_the_bit(whole, tmp_path):
     """SIGKILL for real, several times, wherever the process is; then to the end, here."""
     folder, draw, kills, how = tmp_path / "killed", random.Random(1), 0, "run"

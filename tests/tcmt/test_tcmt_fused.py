@@ -75,6 +75,7 @@ def test_binned_baseline_equals_the_reference():
         assert np.abs((later.gradient[name] - reference.gradient[name]) / reference.stderr[name]).max() < 2
 
 
+@pytest.mark.long
 def test_full_horizon_of_the_papers_lattice_in_single_precision():
     """20,000 steps of 143 resonators: the kernel in float32 against the reference in float64."""
     task = tcmt.transmission(tcmt.paper(), sigma_kappa=0.2)

@@ -109,6 +109,7 @@ def test_binned_baseline_is_unbiased():
     assert_agree(estimate, gradient, resolved=("kappa",))
 
 
+@pytest.mark.long
 def test_kerr_and_modulation_against_common_noise_differences():
     network = chain(3, gamma=0.2, sigma_w=0.25)
     task = transmission(network, horizon=2.0, dt=0.04, s=3.0, sigma_kappa=0.4)
@@ -231,6 +232,7 @@ def test_isolation_is_zero_by_reciprocity_without_kerr():
 OPTIONS = {"horizon": 4.0, "dt": 0.04, "s": 2.0}
 
 
+@pytest.mark.long
 def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     network = diode(sigma_w=0.2)
     theta = {"omega": jnp.array([1.9, -3.0]), "kappa": jnp.array([1.3]), "chi": jnp.array([-0.93, 0.46])}

@@ -26,6 +26,7 @@ def off(error):
     return lambda theta: {name: (1 + error) * v for name, v in theta.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [1, 2])
 def test_linear_network_against_exact_moments(key, order):
     task = transmission(NETWORK, horizon=2.0, dt=0.04, s=3.0)

@@ -139,6 +139,7 @@ def test_names_are_text_and_not_code(runs, page):
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.long
 def test_a_page_left_open_does_not_grow(runs, page):
     run = Growing(runs / "first", every=500)
     run.grow(500)

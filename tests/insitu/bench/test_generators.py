@@ -109,6 +109,7 @@ def test_generators_that_fell_silent_are_noticed(tmp_path):
         VirtualBench(f"tcp://127.0.0.1:{port}", noise=3.0)
 
 
+@pytest.mark.long
 def test_a_run_with_modulation_records_it(tmp_path):
     """Through the loop: probes calibrate χ, δκ is in every recording, and a gradient comes out."""
     plan = Plan(iterations=1, trajectories=40, probes=4, probe_trajectories=40, points=POINTS, kerr=True)

@@ -228,6 +228,7 @@ def test_network_and_actuator_gains_from_the_command_line(tmp_path):
         assert np.abs(z).max() < tolerance(3 * len(z))
 
 
+@pytest.mark.long
 def test_report_says_what_is_off_and_what_to_do(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observation_noise=0.05)
     np.savez(tmp_path / "wrong.npz", kappa=np.array([1.2, 1.0]))

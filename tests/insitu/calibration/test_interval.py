@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.stats import norm
 from scipy.stats import t as student
 from typer.testing import CliRunner
@@ -59,6 +60,7 @@ def test_errors_from_few_trajectories_cover():
     assert raw < 0.93
 
 
+@pytest.mark.long
 def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
     """The defaults of `record` but a smaller lattice and a shorter time; nothing in the report begins with →."""
     path = str(tmp_path / "r.nc")

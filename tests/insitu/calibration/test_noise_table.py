@@ -59,6 +59,7 @@ def noisy(tmp_path_factory):
     return path, before
 
 
+@pytest.mark.long
 def test_the_files_own_noise_makes_the_gradient_right(noisy):
     """|z| of five components against the exact gradient at the true noise.
 
@@ -77,6 +78,7 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     assert z_of(report_of("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(z_of(before, gradient))
 
 
+@pytest.mark.long
 def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     """With the detectors corrected for, what is left of the error is the factor 2.25 and nothing else."""
     path, _ = noisy
@@ -85,6 +87,7 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
     assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(5)
 
 
+@pytest.mark.long
 def test_the_table_says_where_it_comes_from(noisy):
     path, _ = noisy
     with insitu.open_recording(path) as r:
@@ -104,6 +107,7 @@ def test_the_table_says_where_it_comes_from(noisy):
     assert float(spread) == pytest.approx(0.03, rel=0.1)
 
 
+@pytest.mark.long
 def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     """The file has κ[0] 20 % too high and the drive 10 % too low: ∂J/∂κ[1] comes out twice too large.
 

@@ -93,6 +93,7 @@ def test_readout_noise_of_a_silent_component_is_seen():
     assert not insitu.fit_noise(data._replace(x=oscillator(0.05, 300, 100).x), PROCESS, THETA).observation_seen
 
 
+@pytest.mark.long
 def test_the_guard_takes_an_identity_for_one(key):
     exact, steps = oscillator(0.05, 100, 100), euler_steps(0.05, 100, 100, key)
     for data in (exact, steps, steps._replace(x=np.asarray(steps.x, np.float32))):
@@ -161,6 +162,7 @@ def command(folder, name, *options):
     return done.output
 
 
+@pytest.mark.long
 def test_calibrate_then_estimate_and_advise(folder):
     """With what `calibrate --write` measured, `estimate` gives the gradient of the true oscillator."""
     told = json.loads(command(folder, "calibrate", "--write", "--json"))["files"][0]

@@ -288,6 +288,7 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
     assert "device 3: " in (tmp_path / "cut" / "devices.txt").read_text()
 
 
+@pytest.mark.long
 def test_several_addresses_on_the_command_line(tmp_path):
     """Two boxes of one process behind sockets, trained and resumed."""
     with demo.bench_processes(2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5") as places:
