@@ -1,5 +1,7 @@
 """Programs of scalars have the values of the functions they were traced from."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluctua.compiled.graph import Graph
-from fluctua.compiled.scalar import Unsupported, scalarise
+from fluctua.compiled.scalar import Unsupported, _equation, scalarise
 
 ARRAY = st.lists(st.floats(-2, 2, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 UNARY = [
@@ -91,6 +93,31 @@ def test_what_no_kernel_is_made_for_is_named(function, primitive):
     with pytest.raises(Unsupported) as caught:
         values(function, np.ones(3, np.float32), np.ones(3, np.float32))
     assert caught.value.primitive == primitive
+
+
+class Renamed:
+    """A scan as JAX 0.11 describes it: a tree of its arguments in place of two numbers."""
+
+    def __init__(self, eqn, params):
+        self.primitive, self.params = eqn.primitive, params
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_loops_of_newer_versions_of_jax(known):
+    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda total, v: (total + v, 2 * v), x[0], x))(np.ones(3))
+    (eqn,) = [e for e in closed.jaxpr.eqns if e.primitive.name == "scan"]
+    params = {name: v for name, v in eqn.params.items() if name not in ("num_consts", "num_carry")}
+    if known:
+        params["ft_in"] = SimpleNamespace(unpack=lambda: ((), (None,), (None,)))
+    graph = Graph()
+    x = np.array([graph.leaf("x", k) for k in range(3)])
+    once = lambda: _equation(graph, Renamed(eqn, params), [x[0], x])
+    if not known:
+        with pytest.raises(Unsupported, match="num_consts"):
+            once()
+        return
+    nodes = [int(node) for ids in once() for node in np.ravel(ids)]
+    assert graph.evaluate(nodes, lambda kind, k: [2.0, 3.0, 5.0][k]) == [12.0, 4.0, 6.0, 10.0]
 
 
 def test_equal_expressions_are_one_node_and_constants_are_folded():

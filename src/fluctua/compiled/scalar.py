@@ -115,6 +115,8 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
             outputs = rule(graph, eqn, *inputs)
         except NotImplementedError:
             raise Unsupported(name, "of complex numbers") from None
+        except KeyError as problem:
+            raise Unsupported(name, f"this version of JAX has no parameter {problem} of it") from None
         return outputs if isinstance(outputs, list) else [outputs]
     except Unsupported as problem:
         depends = 0
@@ -584,14 +586,15 @@ def _scan(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     p = eqn.params
     if p["length"] > LENGTH:
         raise Unsupported("scan", f"a loop of {p['length']} steps; up to {LENGTH} are written out")
-    consts, carry = list(inputs[: p["num_consts"]]), list(inputs[p["num_consts"] :][: p["num_carry"]])
-    along = inputs[p["num_consts"] + p["num_carry"] :]
+    # numbers of arguments that are constant and carried; newer versions of JAX keep a tree of them
+    fixed, carried = map(len, p["ft_in"].unpack()[:2]) if "ft_in" in p else (p["num_consts"], p["num_carry"])
+    consts, carry, along = list(inputs[:fixed]), list(inputs[fixed:][:carried]), inputs[fixed + carried :]
     rows: list[list[np.ndarray]] = []
     order = range(p["length"] - 1, -1, -1) if p["reverse"] else range(p["length"])
     for k in order:
         outputs = scalarise(graph, p["jaxpr"], [*consts, *carry, *(xs[k] for xs in along)])
-        carry = outputs[: p["num_carry"]]
-        rows.append(outputs[p["num_carry"] :])
+        carry = outputs[:carried]
+        rows.append(outputs[carried:])
     rows = rows[::-1] if p["reverse"] else rows
     return [*carry, *(np.stack(column) for column in zip(*rows, strict=True))]
 
