@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from fluctua.tcmt import Task
 
 
+_of_lattice = partial(typer.Option, rich_help_panel="Of a lattice")
+_of_recording = partial(typer.Option, rich_help_panel="Of a recording")
+
+
 def advise(
     source: Annotated[
         str,
@@ -29,21 +34,21 @@ def advise(
     error: Annotated[
         float | None, typer.Option(help="wanted relative error of the gradient", show_default="0.1")
     ] = None,
-    trajectories: Annotated[int | None, typer.Option(help="in place of --error: the budget of one estimate")] = None,
-    return_bias: Annotated[float, typer.Option(help="most that noise may add to the return, relative to it")] = 0.02,
     rate: Annotated[float | None, typer.Option(help="trajectories a second of your hardware, in Hz")] = None,
-    sigma_w: Annotated[list[float] | None, typer.Option(help="amplitude to measure at; may be repeated")] = None,
-    pilot: Annotated[int, typer.Option(help="trajectories at each amplitude")] = 400,
-    config: Annotated[str, typer.Option(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
-    backend: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    score: Annotated[str, typer.Option(help="recordings: euler, or local-linear for samples far apart")] = "euler",
+    trajectories: Annotated[int | None, _of_lattice(help="in place of --error: the budget of one estimate")] = None,
+    return_bias: Annotated[float, _of_lattice(help="most that noise may add to the return, relative to it")] = 0.02,
+    sigma_w: Annotated[list[float] | None, _of_lattice(help="amplitude to measure at; may be repeated")] = None,
+    pilot: Annotated[int, _of_lattice(help="trajectories at each amplitude")] = 400,
+    config: Annotated[str, _of_lattice(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
+    backend: Annotated[str, _of_lattice(help="auto, cpu or cuda")] = "auto",
+    score: Annotated[str, _of_recording(help="euler, or local-linear for samples far apart")] = "euler",
     continuing: Annotated[
-        bool, typer.Option("--continuing", help="recordings: one long record of a steady state, or a few")
+        bool, _of_recording("--continuing", help="one long record of a steady state, or a few")
     ] = False,
-    model: Annotated[Path | None, typer.Option(help="recordings: a Python file with `process` and `objective`")] = None,
-    params: Annotated[Path | None, typer.Option(help="recordings: .npz of parameters, in place of the file's")] = None,
+    model: Annotated[Path | None, _of_recording(help="a Python file with `process` and `objective`")] = None,
+    params: Annotated[Path | None, _of_recording(help=".npz of parameters, in place of the file's")] = None,
     map_: Annotated[
-        list[str] | None, typer.Option("--map", help="recordings: NAME=PLACE in a foreign file; may be repeated")
+        list[str] | None, _of_recording("--map", help="NAME=PLACE in a foreign file; may be repeated")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

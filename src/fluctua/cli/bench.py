@@ -40,8 +40,12 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="short runs: a look, not a measurement")] = False,
     out: Annotated[Path | None, typer.Option("--json", help="also write the table to this file")] = None,
-    process: Annotated[list[str] | None, typer.Option(help="own: this process only; may be repeated")] = None,
-    kernels: Annotated[Path, typer.Option(help="own: the folder of pendulum.cpp and pendulum.cu")] = Path("benchmarks"),
+    process: Annotated[
+        list[str] | None, typer.Option(help="this one only; may be repeated", rich_help_panel="With own")
+    ] = None,
+    kernels: Annotated[
+        Path, typer.Option(help="the folder of pendulum.cpp and pendulum.cu", rich_help_panel="With own")
+    ] = Path("benchmarks"),
 ) -> None:
     """Time kernels and JAX side by side, with `own` other libraries too."""
     try:

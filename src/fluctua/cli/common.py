@@ -91,10 +91,22 @@ ModelFile = Annotated[
     Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")]
-Map = Annotated[list[str] | None, typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated")]
-Interval = Annotated[float | None, typer.Option("--dt", help="interval of the samples, if the file has no times")]
-Rate = Annotated[float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time")]
-Scale = Annotated[str | None, typer.Option("--scale", help="units a count, for integer samples; or one a channel")]
+FOREIGN = "Files of other programs"
+Map = Annotated[
+    list[str] | None,
+    typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated", rich_help_panel=FOREIGN),
+]
+Interval = Annotated[
+    float | None,
+    typer.Option("--dt", help="interval of the samples, if the file has no times", rich_help_panel=FOREIGN),
+]
+Rate = Annotated[
+    float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time", rich_help_panel=FOREIGN)
+]
+Scale = Annotated[
+    str | None,
+    typer.Option("--scale", help="units a count, for integer samples; or one a channel", rich_help_panel=FOREIGN),
+]
 
 
 def opened(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 app = typer.Typer(name="insitu", no_args_is_help=True, help="Train an instrument on the bench instead of a simulation.")
 
 
+_as_trained = partial(typer.Option, rich_help_panel="With --calibration training")
+
+
 @app.callback()
 def _main() -> None:
     pass
@@ -47,7 +50,7 @@ def demo(
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk, about a gigabyte")] = False,
     figure: Annotated[Path | None, typer.Option(help="the picture; OUT/in_situ.png if not given")] = None,
 ) -> None:
-    """The sim-to-real gap and how it closes: a virtual bench, three trainings, one figure.
+    """Show the sim-to-real gap and how it closes: one bench, three trainings.
 
     Starts a bench with hidden disorder, calibrates it from recordings, trains it over its socket, and compares with a
     training of the nominal simulation and one that knows the hidden parameters.
@@ -126,21 +129,11 @@ def train(
             "itself, with one model that every batch refines"
         ),
     ] = "probes",
-    memory: Annotated[
-        float, typer.Option(help="with --calibration training: batches over which measurements fade; 0 keeps all")
-    ] = 0.0,
-    measure_every: Annotated[
-        int, typer.Option(help="with --calibration training: iterations of which one measures")
-    ] = 1,
-    renew: Annotated[
-        bool, typer.Option(help="with --calibration training: forget what came before a batch that was not expected")
-    ] = False,
+    memory: Annotated[float, _as_trained(help="batches over which measurements fade; 0 keeps all")] = 0.0,
+    measure_every: Annotated[int, _as_trained(help="iterations of which one measures")] = 1,
+    renew: Annotated[bool, _as_trained(help="forget what came before a batch that was not expected")] = False,
     readout: Annotated[
-        str,
-        typer.Option(
-            help="with --calibration training: noise of the readout on each quadrature, or measured, as every "
-            "batch has it"
-        ),
+        str, _as_trained(help="noise of the readout on each quadrature, or measured, as every batch has it")
     ] = "0",
     most_omega: Annotated[float, typer.Option(help="largest detuning that a knob is set to, of either sign")] = 2.0,
     most_kappa: Annotated[float, typer.Option(help="largest coupling that a knob is set to")] = 1.5,
@@ -165,11 +158,11 @@ def train(
     modulation: Annotated[float, typer.Option(help="σ_κ of the modulation of the couplings, which is recorded")] = 0.0,
     kerr: Annotated[bool, typer.Option("--kerr", help="train the Kerr coefficients too")] = False,
 ) -> None:
-    """Calibrate and train the instrument at ADDRESS, which speaks the commands of docs/virtual_bench.md.
+    """Calibrate and train an instrument.
 
-    Several addresses are devices of one kind, which are trained together: docs/laboratory.md, Arrays.
-    Failures of the line or the box are retried, bad trajectories are discarded and counted, everything is recorded.
-    Ctrl-C or a kill loses the iteration at hand; --resume goes on.
+    It is at ADDRESS and speaks the commands of docs/virtual_bench.md. Several addresses are devices of one kind, which
+    are trained together: docs/laboratory.md, Arrays. Failures of the line or the box are retried, bad trajectories are
+    discarded and counted, everything is recorded. Ctrl-C or a kill loses the iteration at hand; --resume goes on.
     """
     from fluctua.insitu import training as loop
     from fluctua.insitu.bench.driver import VirtualBench
