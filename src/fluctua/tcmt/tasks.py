@@ -139,7 +139,19 @@ def isolation(
     backward, with independent noise and modulation and one shared θ. A trajectory is such a pair, and its
     score the sum of the two copies' scores.
 
-    Arguments are those of `transmission`: `source` is driven forward and read backward, and `to` the other way round.
+    Args:
+        network: one copy.
+        source: lead that is driven.
+        to: lead that is read.
+        horizon: T, the time of a trajectory.
+        dt: Δt, the time step.
+        s: amplitude of the drive; power is counted relative to s², whatever the envelope.
+        frequency: of the drive.
+        envelope: t -> factor of the drive.
+        sigma_kappa: σ_κ of the antagonistic modulation.
+        frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
+
+    Returns: the task.
     """
     _a_lead(network, source=source, to=to)
     if source == to:
@@ -188,8 +200,16 @@ def custom(
 ) -> Task:
     """A task with any reward rate.
 
-    `drive` is one or several, `running` (theta, x, t) -> the rate, in JAX: divide by `horizon` for an average. The
-    other arguments are those of `transmission`.
+    Args:
+        network: what is driven.
+        drive: one or several.
+        running: (theta, x, t) -> the rate, in JAX. Divide by `horizon` for an average.
+        horizon: T, the time of a trajectory.
+        dt: Δt, the time step.
+        sigma_kappa: σ_κ of the antagonistic modulation.
+        frame: "rotating" with the drive, or "lab".
+
+    Returns: the task.
     """
     modulation = checked(Modulation(sigma_kappa))
     drives = checked_drives(network, drive)
