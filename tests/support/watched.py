@@ -6,7 +6,7 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.runs.reading import describing
-from fluctua.store import course, history, signal
+from fluctua.store import course, history
 from fluctua.store.folder import RunFolder, acquire
 from fluctua.store.history import Row
 
@@ -20,7 +20,7 @@ class Growing:
         self.network = tcmt.rectangular(3, 4)
         self.place.settings.write_text('preset = "demo"\n')
         self.place.history.write_text(history.HEADER)
-        self.place.signal.write_text(signal.header(self.theta(0)))
+        self.place.signal.write_text(history.signal_header(self.theta(0)))
         course.create(self.place.parameters, self.theta(0), "aa", describing(self.network, {"sigma_kappa": 0.0}))
         self.count = 0
 
@@ -44,7 +44,7 @@ class Growing:
                 last = k == self.count + rows - 1
                 row = Row(k, k, 0.5 - 0.4 / (1 + k), 0.01, 100, 100 * (k + 1), 1.0, 0.1, event if last else "")
                 history.append(file, row, "aa")
-                signal.append(beside, k, self.theta(k + 1), self.theta(1))
+                history.append_signal(beside, k, self.theta(k + 1), self.theta(1))
                 if k % self.every == 0:
                     course.append(self.place.parameters, [course.Point(k, k, self.theta(k))])
         self.count += rows
@@ -52,7 +52,7 @@ class Growing:
     def cut(self, rows):
         """What resuming does: everything after a checkpoint goes."""
         history.truncate(self.place.history, rows - 1, "aa")
-        signal.truncate(self.place.signal, self.theta(0), rows - 1)
+        history.truncate_signal(self.place.signal, self.theta(0), rows - 1)
         course.truncate(self.place.parameters, list(self.theta(0)), rows - 1, self.every)
         self.count = rows
 
@@ -81,14 +81,14 @@ class Growing:
         )
         names = [f"{k + 1} {name}" for k in range(devices) for name in each]
         with open(self.place.path / "devices.csv", "w") as file:
-            file.write(signal.line(["row", *names]))
+            file.write(history.csv_line(["row", *names]))
             for row in range(self.count):
                 cells = [str(row)]
                 for k in range(devices):
                     up = k + 1 not in silent
                     J = 0.1 * k + 0.01 * row if up else np.nan
                     cells += [f"{v:.5g}" for v in (J, 0.002, 40 * up, k, 2 * k, up, 1.0, 1.05, 0.001 * row, 0.0)]
-                file.write(signal.line(cells))
+                file.write(history.csv_line(cells))
 
     def end(self):
         np.savez(self.place.final, **self.theta(self.count))

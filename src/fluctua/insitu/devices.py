@@ -27,7 +27,7 @@ from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
 from fluctua.insitu.instrument.substrate import Archive, Incident, Retry, measured
 from fluctua.insitu.model import Model
-from fluctua.store import checkpoint, signal
+from fluctua.store import checkpoint, history
 
 FILE = "devices.csv"
 COLUMNS = ("J", "error", "trajectories", "lost", "failures", "up", "rate", "guard")
@@ -180,7 +180,7 @@ class Table:
         each = [*COLUMNS, *(f"drift {name}" for name in followed(known))]
         self.names = each
         columns = ["row", *(f"{k + 1} {name}" for k in range(len(self.devices)) for name in each)]
-        signal.truncate_rows(self.path, columns, row - 1)
+        history.truncate_numbers(self.path, columns, row - 1)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
 
     def add(self, row: int, healths: Sequence[DeviceHealth], groups: Groups | None) -> None:
@@ -198,7 +198,7 @@ class Table:
                 p = int(place[0])
                 here |= {"J": groups.values[p], "error": groups.value_errors[p], "trajectories": groups.counts[p]}
             cells += [f"{here[name]:.5g}" for name in self.names]
-        self.file.write(signal.line(cells))
+        self.file.write(history.csv_line(cells))
         self.file.flush()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class RunFolder(NamedTuple):
 
     @property
     def signal(self) -> Path:
-        """See `fluctua.store.signal`."""
+        """See `fluctua.store.history`."""
         return self.path / "signal.csv"
 
     @property

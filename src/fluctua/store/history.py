@@ -1,20 +1,28 @@
-"""`history.csv`: one row an iteration, only ever appended to, readable with pandas and by eye.
+"""What a run writes at every iteration: `history.csv` and `signal.csv`, only ever appended to, readable by eye.
 
 `row` counts up. After a rewind `iteration` goes back and iterations repeat: what counts is then the last row of
-each, up to the iteration of the last row of all (`effective`). The last column, `run`, is the fingerprint of the run
-that a row belongs to; histories without it are read as well.
+each, up to the iteration of the last row of all (`effective`). The last column of a history, `run`, is the fingerprint
+of the run that a row belongs to; histories without it are read as well.
+
+`signal.csv` says how large the gradient of each array of θ was: `row`, as in the history, and for every array `NAME
+norm`, |∇J| over its components, and `NAME error`, the same of their standard errors. Their ratio is the signal-to-noise
+ratio of that family.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 
 from fluctua.store.checkpoint import replace
+
+MOST_ARRAYS = 32
+"""Arrays of θ that are written; the first of more."""
 
 
 class Row(NamedTuple):
@@ -111,3 +119,64 @@ def kept(iteration: np.ndarray) -> np.ndarray:
 def effective(rows: Sequence[Row]) -> list[Row]:
     """The rows that led to where the run is now: one for each iteration, in order."""
     return [rows[i] for i in kept(np.array([row.iteration for row in rows], np.int64))]
+
+
+# ------------------------------------------------------------------------------------------ signal.csv
+
+
+def signal_columns(theta: Mapping[str, np.ndarray]) -> list[str]:
+    """The names of the columns."""
+    return ["row", *(f"{name} {kind}" for name in [*theta][:MOST_ARRAYS] for kind in ("norm", "error"))]
+
+
+def signal_header(theta: Mapping[str, np.ndarray]) -> str:
+    """The first line."""
+    return csv_line(signal_columns(theta))
+
+
+def append_signal(
+    file: IO[str], row: int, gradient: Mapping[str, np.ndarray], stderr: Mapping[str, np.ndarray]
+) -> None:
+    """One more row, visible to readers at once."""
+    norm = lambda array: f"{np.sqrt(np.sum(np.square(np.asarray(array, np.float64)))):.5g}"
+    pairs = [(norm(gradient[name]), norm(stderr[name])) for name in [*gradient][:MOST_ARRAYS]]
+    file.write(csv_line([str(row), *(cell for pair in pairs for cell in pair)]))
+    file.flush()
+
+
+def truncate_signal(path: Path, theta: Mapping[str, np.ndarray], last: int) -> None:
+    """Leave rows 0 … last; begin anew where the file is missing or of other columns."""
+    truncate_numbers(path, signal_columns(theta), last)
+
+
+def truncate_numbers(path: Path, names: list[str], last: int) -> None:
+    """The same of any table of numbers whose first column is `row`."""
+    known, rows = read_numbers(path) if path.is_file() else ([], np.zeros((0, 0)))
+    kept = csv_line(names)
+    if known == names:
+        kept += "".join(
+            csv_line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)]) for row in rows if row[0] <= last
+        )
+    replace(path, kept.encode())
+
+
+def read_numbers(path: Path) -> tuple[list[str], np.ndarray]:
+    """The names of the columns, and all complete rows (R, columns)."""
+    with open(path, newline="", encoding="utf-8") as file:
+        text = file.read()
+    lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    if not lines or lines[0][:1] != ["row"]:
+        raise ValueError(f"{path} must open with the column row; got {text[:40]!r}.")
+    names = lines[0]
+    try:
+        rows = np.array([[float(cell) for cell in cells] for cells in lines[1:]], float).reshape(-1, len(names))
+    except ValueError as error:
+        raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+    return names, rows
+
+
+def csv_line(cells: list[str]) -> str:
+    """Cells as a line of a table."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()

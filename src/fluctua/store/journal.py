@@ -21,7 +21,7 @@ import numpy as np
 
 from fluctua.core.types import Estimate, Params
 from fluctua.learn.train import Record
-from fluctua.store import checkpoint, course, folder, history, signal
+from fluctua.store import checkpoint, course, folder, history
 from fluctua.store.checkpoint import Damaged, State, from_arrays, to_arrays
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
@@ -87,7 +87,7 @@ class Journal:
     def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
         """One more row."""
         history.append(self.file, row, self.run)
-        signal.append(self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr))
+        history.append_signal(self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr))
         if self.keep.every:
             self.last = course.Point(row.row, row.iteration, _grouped(self.keep, self.names(theta)))
             if row.iteration % self.keep.every == 0:
@@ -233,7 +233,7 @@ def reopen(
             _fresh_files(place, run, names(state.now.theta), keep)
             return Journal(place, lock, run, keep, names)
         history.truncate(place.history, state.row - 1, run)
-        signal.truncate(place.signal, names(state.now.theta), state.row - 1)
+        history.truncate_signal(place.signal, names(state.now.theta), state.row - 1)
         if keep.every:
             try:
                 course.truncate(place.parameters, list(known), state.row - 1, 1 if over else keep.every)
@@ -309,6 +309,6 @@ def _grouped(keep: Keep, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 def _fresh_files(place: RunFolder, run: str, theta: Mapping[str, np.ndarray], keep: Keep) -> None:
     checkpoint.replace(place.history, history.HEADER.encode())
-    checkpoint.replace(place.signal, signal.header(theta).encode())
+    checkpoint.replace(place.signal, history.signal_header(theta).encode())
     if keep.every:
         course.create(place.parameters, _grouped(keep, theta), run, keep.describe)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.store import history, signal
+from fluctua.store import history
 from fluctua.store.folder import LOCK, SETTINGS
 from fluctua.store.history import Row
 
@@ -160,7 +160,7 @@ class Library:
         if path is None:
             return {"iterations": [], "devices": []}
         try:
-            names, values = signal.read(path)
+            names, values = history.read_numbers(path)
         except (ValueError, OSError) as error:
             raise Unreadable(f"devices.csv cannot be read ({error}).".replace(f"{path.parent}/", "")) from None
         columns = self._columns(run)
@@ -344,7 +344,7 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
     columns: Columns = {name: np.array([row[k] for row in rows], kinds[name]) for k, name in enumerate(Row._fields)}
     if beside is not None:
         try:
-            names, values = signal.read(beside)
+            names, values = history.read_numbers(beside)
         except (ValueError, OSError):
             return columns
         place = {int(row): k for k, row in enumerate(values[:, 0])}

@@ -20,7 +20,7 @@ from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.instrument.array import split
 from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
-from fluctua.store import history, signal
+from fluctua.store import history
 from fluctua.tcmt import exact
 
 # one Euler step a sample and no ageing: the score and exact moments are then those of the box
@@ -279,7 +279,7 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
     assert whole[-1][0].trajectories == sum(b.shots for b in boxes)  # nothing twice, everything counted
     assert "device down" in "".join(row.event for row, _ in whole)
     assert "device back" in "".join(row.event for row, _ in whole)
-    tables = [signal.read(tmp_path / name / "devices.csv") for name in ("whole", "cut")]
+    tables = [history.read_numbers(tmp_path / name / "devices.csv") for name in ("whole", "cut")]
     assert tables[0][0] == tables[1][0]
     np.testing.assert_array_equal(tables[0][1], tables[1][1])
     kept = [open_recording(f).count for f in (tmp_path / "cut" / "recordings").rglob("batch-*.nc")]
@@ -316,7 +316,7 @@ def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path
         counts.append(record.estimate.groups.counts.tolist())
     assert counts == [[12, 12], [12, 12], [8, 8, 8], [8, 8, 8]]  # asked again after one call, then after two
     assert (tmp_path / "run" / "calibration-3.txt").exists()
-    names, table = signal.read(tmp_path / "run" / "devices.csv")
+    names, table = history.read_numbers(tmp_path / "run" / "devices.csv")
     assert table[:, names.index("3 up")].tolist() == [0, 0, 1, 1]
     assert np.isnan(table[0, names.index("3 J")])
     assert np.isfinite(table[2, names.index("3 J")])
