@@ -129,11 +129,15 @@ def test_a_range_of_trajectories_is_that_of_the_whole():
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[16:], b), whole, part)
 
 
-def test_states_that_overflow_are_named_as_on_jax():
-    unstable = {**THETA, "rate": jnp.array(1e200)}
+NEGATIVE = fl.Jumps(lambda theta, x: jnp.array([9.0, theta["rate"] * (1.5 - x[0])]), [[1.0, 0.0], [-1.0, 0.0]])
+
+
+@pytest.mark.parametrize(("process", "rate"), [(PROCESS, 1e200), (NEGATIVE, 0.7)], ids=["overflow", "negative rate"])
+def test_states_that_are_not_finite_are_named_as_on_jax(process, rate):
+    theta = {**THETA, "rate": jnp.array(rate)}
     messages = []
     for choice in ("jax", "cpu"):
         with pytest.raises(FloatingPointError) as caught:
-            estimator(backend=choice).samples(jax.random.key(0), unstable, 24)
+            estimator(process, backend=choice).samples(jax.random.key(0), theta, 24)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]

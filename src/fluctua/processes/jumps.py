@@ -76,7 +76,7 @@ class Jumps:
             object.__setattr__(self, "diffusion", check.process(self.diffusion))
         if isinstance(self.changes, Sized):
             return
-        table = np.asarray(self.changes, float)
+        table = np.asarray(self.changes, float) + 0.0  # no −0, which is not nothing to a kernel
         if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
             raise ValueError(f"`changes` must be finite numbers (events, state); got shape {table.shape}.")
         object.__setattr__(self, "changes", tuple(map(tuple, table.tolist())))  # hashable: compilations are shared

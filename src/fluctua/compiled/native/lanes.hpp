@@ -248,12 +248,34 @@ INLINE VD m_log(VD x) {
   y = sel(x == 0, same(x, -INFINITY), y);
   return sel(x < 0, same(x, NAN), y);
 }
-// x^y = exp(y ln x); in single precision by way of double, which leaves no error of its own
+// x^y = exp(y ln x), in single precision by way of double. Polynomials were fitted at the nodes of Chebyshev, logarithm
+// to 3e-10 and exponential to 2e-10: an error of 88 of the former is a half of the last digit.
 OUTLINE VF m_pow(VF x, VF y) {
   if (__builtin_expect(any(~(x >= 0 & x < HUGE_VALF & y - y == 0)), 0)) return m_libm_pow(x, y);
-  const VD a = wide(x), b = wide(y);
-  const VD power = m_exp(b * sel(a > 0, log_of_positive(a), same(a, -INFINITY)));
-  return sel(y == 0, same(x, 1.0f), narrow(power));
+  const VD a = wide(x);
+  const VL bits = (VL)a - 0x3fe6a09e667f3bcdLL;  // √½
+  const VD m = (VD)((bits & 0x000fffffffffffffLL) + 0x3fe6a09e667f3bcdLL) - 1.0;
+  VD p = ((((-0.06176836182480706 * m + 0.10688852825338495) * m - 0.10749106584975071) * m + 0.11017633087663788) * m -
+          0.1243255915902398) *
+             m +
+         0.14287005182098053;
+  p = ((((p * m - 0.16669044661292698) * m + 0.2000002142559064) * m - 0.24999970676476418) * m + 0.3333333305176817) *
+          m -
+      0.5000000005836684;
+  const VD log = real(bits >> 52) * 0.69314718055994531 + (p * m * m + m);
+  const VD l = wide(y) * log;
+  const VD n = nearest(l * 1.4426950408889634), r = l - n * 0.69314718055994531;
+  const VD q =
+      ((((0.00019899278379766476 * r + 0.0013933645180568314) * r + 0.008333298477763502) * r + 0.04166646496118983) *
+           r +
+       0.16666666719013562) *
+          r +
+      0.5000000013463712;
+  const VF size = narrow(l);  // choices in single precision: GCC takes longer vectors apart for them
+  VF power = narrow((VD)((q * r * r + r + 1.0) * power_of_two(whole(n))));
+  power = sel(size > 89.0f, same(x, INFINITY), sel(size < -104.0f, VF{}, power));
+  power = sel(x > 0, power, sel(y < 0, same(x, INFINITY), VF{}));
+  return sel(y == 0, same(x, 1.0f), power);
 }
 INLINE VD m_pow(VD x, VD y) { return m_libm_pow(x, y); }
 
