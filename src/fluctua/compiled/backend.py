@@ -48,8 +48,8 @@ STEP_OF_JUMPS = 16
 """Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more for it."""
 
 MOST_ON_GPU = 128
-"""Parameters whose sums a thread can hold: on an H200 a kernel with 94 is 13 times as fast as JAX, one with 256 half as
-fast (`results/own`)."""
+"""Parameters up to which "auto" takes a kernel: on an H200 one with 94 is 4 to 17 times as fast as JAX, one with 256 as
+fast at best (`results/own`)."""
 
 CHOICES = ("auto", "jax", "cpu", "cuda")
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
