@@ -1,0 +1,205 @@
+"""Operations that act on every element by itself: arithmetic, functions, comparisons, conversions.
+
+A rule is (graph, equation, *identities of the inputs) -> identities of the outputs, an array of the output's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluctua.compiled.graph import Graph
+
+NODES = 30_000
+"""Nodes of a graph, beyond which a compiler takes too long."""
+
+
+class Unsupported(Exception):
+    """An operation that no kernel is made for. primitive: its name in JAX. why: what is in the way."""
+
+    def __init__(self, primitive: str, why: str):
+        super().__init__(f"`{primitive}`: {why}")
+        self.primitive, self.why = primitive, why
+
+
+UNARY = {
+    "neg": "neg", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "cbrt": "cbrt",
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "erfc": "erfc", "erf_inv": "erf_inv",
+    "lgamma": "lgamma", "is_finite": "isfinite",
+}  # fmt: skip
+
+BINARY = {
+    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min", "pow": "pow",
+    "atan2": "atan2", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "eq_to": "eq", "lt_to": "lt", "le_to": "le",
+}  # fmt: skip
+
+SAME = {"copy", "copy_p", "stop_gradient", "reduce_precision", "device_put", "optimization_barrier", "name"}
+
+
+def constant(graph: Graph, value: Any) -> np.ndarray:
+    """Identities of the elements of an array of numbers."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise Unsupported("random key", "random numbers come from the noise of the simulator alone")
+    array = np.asarray(value)
+    if array.size > NODES:
+        raise Unsupported("constant", f"an array of {array.size} numbers is too long to be written out")
+    number = lambda v: graph.pair(graph.const(v.real), graph.const(v.imag))
+    make = number if array.dtype.kind == "c" else graph.const
+    return np.array([make(v) for v in array.ravel()], dtype=np.int64).reshape(array.shape)
+
+
+def each(function: Callable[..., int], *arrays: np.ndarray) -> np.ndarray:
+    """The function of every element, after broadcasting."""
+    arrays = np.broadcast_arrays(*arrays)
+    flat = [function(*elements) for elements in zip(*(a.ravel().tolist() for a in arrays), strict=True)]
+    return np.array(flat, dtype=np.int64).reshape(arrays[0].shape)
+
+
+def _whole(eqn: Any) -> bool:
+    return eqn.outvars[0].aval.dtype.kind in "iu"
+
+
+def _numbers_only(graph: Graph, eqn: Any, *inputs: np.ndarray) -> None:
+    """Whole numbers that differ between trajectories are kept as floats, where only sums and products are exact."""
+    if _whole(eqn) and any(graph.depends[node] for ids in inputs for node in ids.ravel()):
+        raise Unsupported(eqn.primitive.name, "whole numbers that depend on the state, the time or θ")
+
+
+def _unary(op: str) -> Callable:
+    def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+        return each(lambda a: graph.make(op, a), x)
+
+    return rule
+
+
+def _binary(op: str) -> Callable:
+    def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return each(lambda a, b: graph.make(op, a, b), x, y)
+
+    return rule
+
+
+def _swapped(op: str) -> Callable:
+    def rule(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return each(lambda a, b: graph.make(op, b, a), x, y)
+
+    return rule
+
+
+def _logical(op: str) -> Callable:
+    def rule(graph: Graph, eqn: Any, *inputs: np.ndarray) -> np.ndarray:
+        if eqn.outvars[0].aval.dtype != bool:
+            raise Unsupported(eqn.primitive.name, "bits of whole numbers")
+        return each(lambda *a: graph.make(op, *a), *inputs)
+
+    return rule
+
+
+def _div(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if _whole(eqn):
+        _numbers_only(graph, eqn, x, y)
+        return each(lambda a, b: graph.make("trunc", graph.make("div", a, b)), x, y)
+    return each(lambda a, b: graph.make("div", a, b), x, y)
+
+
+def _rem(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    _numbers_only(graph, eqn, x, y)
+    return each(lambda a, b: graph.make("rem", a, b), x, y)
+
+
+def _pow(graph: Graph, eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def one(a: int, b: int) -> int:
+        value = graph.value(b)
+        if value is not None and value == int(value) and abs(value) <= 16:
+            return graph.power(a, int(value))
+        if value == 0.5:
+            return graph.make("sqrt", a)
+        return graph.make("pow", a, b)
+
+    return each(one, x, y)
+
+
+def _integer_pow(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    return each(lambda a: graph.power(a, int(eqn.params["y"])), x)
+
+
+def _conj(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    def one(a: int) -> int:
+        re, im = graph.parts(a)
+        return graph.pair(re, graph.make("neg", im))
+
+    return each(one, x)
+
+
+def _square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    return each(lambda a: graph.make("mul", a, a), x)
+
+
+def _one_minus_square(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    return each(lambda a: graph.make("sub", graph.const(1.0), graph.make("mul", a, a)), x)
+
+
+def _rsqrt(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    return each(lambda a: graph.make("div", graph.const(1.0), graph.make("sqrt", a)), x)
+
+
+def _logistic(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    one = graph.const(1.0)
+    return each(lambda a: graph.make("div", one, graph.make("add", one, graph.make("exp", graph.make("neg", a)))), x)
+
+
+def _round(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    even = eqn.params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    return each(lambda a: graph.make("round_even" if even else "round_away", a), x)
+
+
+def _clamp(graph: Graph, eqn: Any, low: np.ndarray, x: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return each(lambda a, b, c: graph.make("min", graph.make("max", a, b), c), low, x, high)
+
+
+def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    if eqn.invars[0].aval.dtype == bool:
+        no, yes = cases if len(cases) == 2 else (cases[0], cases[0])
+        return each(lambda c, a, b: graph.make("select", c, a, b), which, yes, no)
+    chosen = cases[0]
+    for k, case in enumerate(cases[1:], 1):
+        chosen = each(
+            lambda w, a, b, k=k: graph.make("select", graph.make("eq", w, graph.const(float(k))), a, b),
+            which, case, chosen,
+        )  # fmt: skip
+    return chosen
+
+
+def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
+    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if new.kind == "c":
+        zero = graph.const(0.0)
+        return x if old.kind == "c" else each(lambda a: graph.pair(a, zero), x)
+    if old.kind == "c":
+        x = each(lambda a: graph.parts(a)[0], x)
+    if new.kind == "b":
+        return x if old.kind == "b" else each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
+    if old.kind == "b":
+        one, zero = graph.const(1.0), graph.const(0.0)
+        return each(lambda a: graph.make("select", a, one, zero), x)
+    if new.kind in "iu" and old.kind == "f":
+        return each(lambda a: graph.make("trunc", a), x)
+    return x
+
+
+ELEMENTWISE: dict[str, Callable] = {
+    **{name: _unary(op) for name, op in UNARY.items()}, **{name: _binary(op) for name, op in BINARY.items()},
+    **{name: lambda graph, eqn, *inputs: list(inputs) for name in SAME}, "gt": _swapped("lt"), "ge": _swapped("le"),
+    "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"), "not": _logical("not"), "div": _div,
+    "rem": _rem, "pow": _pow, "integer_pow": _integer_pow, "square": _square, "one_minus_square": _one_minus_square,
+    "real": lambda graph, eqn, x: each(lambda a: graph.parts(a)[0], x),
+    "imag": lambda graph, eqn, x: each(lambda a: graph.parts(a)[1], x), "conj": _conj,
+    "complex": lambda graph, eqn, x, y: each(graph.pair, x, y), "rsqrt": _rsqrt, "logistic": _logistic,
+    "round": _round, "clamp": _clamp, "select_n": _select_n, "convert_element_type": _convert,
+}  # fmt: skip
