@@ -399,16 +399,15 @@ def _samples(call: Call, place: str) -> Swept:
     begun = work.begun(count, pilot=False)
     given = work.baseline(begun, tables)
     scale, same = given.pop("scale", 1.0), given.pop("same", 0.0)
-    state, parameters = kernel.program.state, len(kernel.program.names)
-    out = library.empty(1 + state + parameters, count)
-    places = {"reward": out[0], "last": out[1 : 1 + state], "gradient": out[1 + state :], "flags": library.flags()}
+    parameters = len(kernel.program.names)
+    places = library.places(kernel.program.state, parameters, count) | {"flags": library.flags()}
     if begun.ensemble is not None:
         x, context, _ = begun.ensemble
         guess = jnp.broadcast_to(jnp.asarray(library.to_jax(given["guess"]) if "guess" in given else same, real), count)
         first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
         before = library.from_jax(_stacked(first, real))
-        places["reward"][...], places["gradient"][...] = before[0], before[1 : 1 + parameters]
-        places["score"] = before[1 + parameters :]
+        places["reward"][...], places["score"] = before[0], before[1 + parameters :]
+        places = library.with_gradient(places, before[1 : 1 + parameters])
     library.run("sweep", begun.arrays | given | places, count=count, steps=work.steps, scale=scale, same=same)
     flags = library.read(places["flags"])
     if plans[0].name == "optimal" and flags & DOMINATED:
@@ -416,17 +415,10 @@ def _samples(call: Call, place: str) -> Swept:
     if flags & OUT_OF_RANGE:
         raise out_of_range(real)
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
-    returns, gradients, last = _rows(library.to_jax(out), state, flat)
-    return Swept(returns, gradients, last, not flags & NOT_FINITE)
+    return Swept(*library.rows(places, flat), finite=not flags & NOT_FINITE)
 
 
 @partial(jax.jit, static_argnums=1)
 def _stacked(sums: Sums, real: np.dtype) -> Array:
     """Reward, gradient and score with the trajectory last. (1 + 2P, E)"""
     return jnp.concatenate([sums.reward[None], sums.gradient.T, sums.score.T]).astype(real)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _rows(out: Array, state: int, flat: np.dtype) -> tuple[Array, Array, Array]:
-    """Returns (E,), gradients (E, P), final states (E, M), of what a kernel left, with the trajectory last."""
-    return out[0], out[1 + state :].T.astype(flat), out[1 : 1 + state].T

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fluctua.compiled.emit import Layout, definitions, functions, native
@@ -36,6 +37,9 @@ GROUP = 16
 
 KEPT_BYTES = 2**20
 """Of scores that wait for the return of their trajectories, of one block of lanes."""
+
+ALIGNED = 64
+"""Bytes to whose multiples arrays are aligned, or JAX would copy them."""
 
 SUM_BYTES = 64 * 2**20
 PARTS = 16
@@ -157,7 +161,7 @@ def _build(program: str, source: str, optimise: str, library: Path) -> None:
 
 # ------------------------------------------------------------------------------------------ running
 
-POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar",
+POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "rows", "score", "bar",
             "inverse", "sums", "flags")  # fmt: skip
 
 
@@ -185,8 +189,11 @@ class Host:
         return np.array(values, self.real, order="C")
 
     def empty(self, *shape: int) -> np.ndarray:
-        """Room for a pass to write to."""
-        return np.empty(shape, self.real)
+        """Room for a pass to write to, where JAX takes it as it is."""
+        size = math.prod(shape) * self.real.itemsize
+        room = np.empty(size + ALIGNED, np.uint8)
+        first = -room.ctypes.data % ALIGNED
+        return room[first : first + size].view(self.real).reshape(shape)
 
     def flags(self) -> np.ndarray:
         """What a pass may set. (1,)"""
@@ -227,6 +234,19 @@ class Library(Host):
     def __init__(self, path: Path, lanes: int, real: np.dtype):
         super().__init__(ctypes.CDLL(str(path)), real)
         self.lanes, self.block = lanes, lanes * real.itemsize
+
+    def places(self, state: int, parameters: int, count: int) -> dict[str, np.ndarray]:
+        """Room for what a sweep leaves of every trajectory."""
+        return {"reward": self.empty(count), "last": self.empty(state, count), "rows": self.empty(count, parameters)}
+
+    def with_gradient(self, places: dict[str, np.ndarray], before: np.ndarray) -> dict[str, np.ndarray]:
+        """With the part of the gradients that comes before the first step. (P, E)"""
+        return places | {"gradient": before}
+
+    def rows(self, places: dict[str, np.ndarray], flat: np.dtype) -> tuple[Any, Any, Any]:
+        """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
+        taken = lambda v: jax.device_put(v, may_alias=True)  # nobody writes to them any more
+        return taken(places["reward"]), taken(places["rows"].astype(flat, copy=False)), places["last"].T
 
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),

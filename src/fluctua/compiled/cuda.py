@@ -8,7 +8,7 @@ never leave it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -289,6 +289,20 @@ class Library(Device):
             raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
         self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
 
+    def places(self, state: int, parameters: int, count: int) -> dict[str, Any]:
+        """Room for what a sweep leaves of every trajectory, in one piece."""
+        out = self.empty(1 + state + parameters, count)
+        return {"out": out, "reward": out[0], "last": out[1 : 1 + state], "gradient": out[1 + state :]}
+
+    def with_gradient(self, places: dict[str, Any], before: Any) -> dict[str, Any]:
+        """With the part of the gradients that comes before the first step. (P, E)"""
+        places["gradient"][...] = before
+        return places
+
+    def rows(self, places: dict[str, Any], flat: np.dtype) -> tuple[Any, Any, Any]:
+        """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
+        return _rows(self.to_jax(places["out"]), len(places["last"]), flat)
+
     def run(
         self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
         scale: float = 1.0, same: float = 0.0,
@@ -324,3 +338,8 @@ class Library(Device):
         """Warps that do nothing else than draw normals, where the GPU would be idle otherwise."""
         few = -(-count // 32) <= 2 * self._processors
         return HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _rows(out: Any, state: int, flat: np.dtype) -> tuple[Any, Any, Any]:
+    return out[0], out[1 + state :].T.astype(flat), out[1 : 1 + state].T

@@ -13,7 +13,8 @@ struct Run {
   const uint32_t* stream;       // (STREAM, E), or the key
   const F* guess;               // (E,) the return, or near it; the same for all if there is none
   F *reward, *last;             // (E,) in and out, (STATE, E) out
-  F* gradient;                  // (PARAMETERS, E) in and out
+  const F* gradient;            // (PARAMETERS, E): of what is before the first step
+  F* rows;                      // (E, PARAMETERS) out: the gradients
   const F* score;               // (PARAMETERS, E): ΣU before the first step
   const F *bar, *inverse;       // (T,) or (T, SCORES): the baseline, and 1/ΣU²
   double* sums;                 // (T, 2) or (T, SCORES, 2)
@@ -260,8 +261,9 @@ template <bool LEFT_OUT> INLINE void swept(const Run& run, int64_t first, int64_
     EACH(p, PARAMETERS) {
       gradient[p] += missed * score[p];
       off += gradient[p] - gradient[p];
-      stored(run.gradient + p * run.count, gradient[p], j, run.count);
     }
+    for (int l = 0; l < LANES && j + l < run.count; l++)
+      for (int p = 0; p < PARAMETERS; p++) run.rows[(j + l) * PARAMETERS + p] = gradient[p][l];
     EACH(k, STATE) off += lanes.x[k] - lanes.x[k];
     ended(lanes, run, j);
     if (any(counted(off, j, run.count) != 0)) __atomic_fetch_or(run.flags, NOT_FINITE, __ATOMIC_RELAXED);
