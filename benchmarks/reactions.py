@@ -147,9 +147,9 @@ trajectories for a relative error of a tenth, by variance alone. bias: |mean −
 gives. ms: processor time of a trajectory."""
 
 
-def table(trajectories: int, repeats: int, reference: int) -> str:
+def table(systems: str, trajectories: int, repeats: int, reference: int) -> str:
     parts = []
-    for name, make in SYSTEMS.items():
+    for name, make in ((name, make) for name, make in SYSTEMS.items() if name.startswith(systems)):
         parts.append("\n".join([name, *rows(make(), trajectories, repeats, reference), ""]))
         print(parts[-1], flush=True)
     return "\n".join([*parts, f"{trajectories:,} trajectories a call, {repeats} calls. {NOTES}", ""])
@@ -157,6 +157,7 @@ def table(trajectories: int, repeats: int, reference: int) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--systems", default="", help="those whose name begins so, such as repressilator")
     parser.add_argument("--trajectories", type=int, default=2000, help="spent by every estimator in one call")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--reference", type=int, default=100_000, help="trajectories, where no exact answer is known")
@@ -164,4 +165,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "table.txt").write_text(table(options.trajectories, options.repeats, options.reference))
+    (options.out / "table.txt").write_text(
+        table(options.systems, options.trajectories, options.repeats, options.reference)
+    )

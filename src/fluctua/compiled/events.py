@@ -52,10 +52,16 @@ def event_of(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
     """(θ, x, t, Δt, context, p) -> state, time, whether there is none, score: the next event of a step."""
 
     def event(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, p: Array) -> tuple[Array, ...]:
-        new = next_event(process, unravel(flat), x, p[0], (t, dt), context, (p[1], p[2], None))
+        new = next_event(process, unravel(flat), x, p[0], (t, dt), context, (p[1], p[2], None), _take)
         return new.x, new.after, new.over, ravel_pytree(new.score)[0]
 
     return event
+
+
+def _take(table: Array, row: Array) -> Array:
+    """table[row] as a sum of choices: indices of a kernel are constants."""
+    here = jnp.arange(len(table)) == row
+    return jnp.sum(jnp.where(here.reshape(-1, *(1,) * (table.ndim - 1)), table, 0), axis=0)
 
 
 def left_by(unravel: Callable[[Array], PyTree], x: Array, jumped: Array, score: Array) -> Scored:

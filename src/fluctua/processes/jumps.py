@@ -257,7 +257,7 @@ class Happened(NamedTuple):
 
 def next_event(
     process: Jumps, theta: Params, x: Array, since: Array, when: tuple[Array, Array], context: PyTree,
-    draws: tuple[Array, Array, Array | None],
+    draws: tuple[Array, Array, Array | None], take: Callable[[Array, Array], Array] = lambda table, row: table[row],
 ) -> Happened:  # fmt: skip
     """What happens next in a step, from numbers that chance gave.
 
@@ -269,26 +269,26 @@ def next_event(
         when: time and length of the step.
         context: of the trajectory.
         draws: one of a standard exponential, one uniform in [0, 1), and a key for the size where that is random.
+        take: (table, row) -> the row; another way to it where rows cannot be numbered by what chance gave.
 
     """
     (t, dt), (exponential, uniform, key) = when, draws
     a = process.rates(theta, x, t, context)
     # a negative rate must not pass for a small one, and an infinite one would never let the step end
-    total = jnp.where(jnp.all((a >= 0) & (a < jnp.inf)), jnp.sum(a), jnp.nan)
+    total = jnp.where(jnp.all(a >= 0) & (jnp.sum(a) < jnp.inf), jnp.sum(a), jnp.nan)
     wait = (exponential / total).astype(x.dtype)
     over = ~(since + wait < dt)  # also where the rates are not numbers, or all zero
     passed = jnp.cumsum(a) <= uniform * total
     channel = jnp.minimum(jnp.sum(passed), a.size - 1)
-    here = jnp.arange(a.size) == channel
     if isinstance(process.changes, Sized):
         change = process.changes.sample(key, theta, x, t, context, channel).astype(x.dtype)
     else:
-        change = jnp.sum(jnp.where(here[:, None], jnp.asarray(process.changes, x.dtype), 0), axis=0)
+        change = take(jnp.asarray(process.changes, x.dtype), channel)
 
     def log_density(theta: Params) -> Array:
         a = process.rates(theta, x, t, context)
         size = _log_size(process, theta, change, x, t, context, channel)
-        return jnp.log(jnp.sum(jnp.where(here, a, 0))) - jnp.sum(a) * wait + size
+        return jnp.log(take(a, channel)) - jnp.sum(a) * wait + size
 
     of_event = jax.grad(log_density)(theta)
     of_rest = jax.grad(lambda th: -jnp.sum(process.rates(th, x, t, context)) * (dt - since))(theta)
