@@ -32,7 +32,7 @@ class Checker(doctest.OutputChecker):
         return not want or super().check_output(want, got, optionflags)
 
 
-@pytest.mark.parametrize(("module", "example"), examples())
+@pytest.mark.parametrize(("module", "example"), list(examples()))
 def test_example(module, example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = []

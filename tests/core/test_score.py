@@ -125,8 +125,8 @@ def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
 def test_full_score_differentiates_moving_ends(form):
     case = Case(seed=5, m=3, extra=1)
     shift = lambda theta: (0.7 * (theta["b"] - case.theta["b"]), 0.2 * (theta["b"] - case.theta["b"]))
-    got = full_score(case.processes()[form], case.theta, case.step, shift=shift)
-    assert_close(got, case.by_autodiff(form, shift))
+    score = jax.jit(lambda theta, step: full_score(case.processes()[form], theta, step, shift=shift))
+    assert_close(score(case.theta, case.step), jax.jit(lambda: case.by_autodiff(form, shift))())
 
 
 def test_score_has_zero_mean_and_the_fisher_covariance():
@@ -138,7 +138,7 @@ def test_score_has_zero_mean_and_the_fisher_covariance():
     def one(z):
         return full_score(process, jnp.asarray(1.0), Step(x, x - x * dt + jnp.sqrt(dt) * z, 0.0, dt))
 
-    u = np.asarray(jax.vmap(one)(z))
+    u = np.asarray(jax.jit(jax.vmap(one))(z))
     assert abs(u.mean()) < 4 * np.sqrt(2 / len(u))
     assert abs((u**2).mean() - 2) < 4 * np.sqrt(56 / len(u))  # u = z² − 1, whose fourth moment is 60 = 56 + 2²
 
@@ -151,7 +151,7 @@ def test_noise_that_is_the_same_everywhere_is_inverted_once():
     hidden = check.process(Process(drift, lambda k, x: sigma * k[0] + 0 * x[0]))
     k, x = jnp.array([0.7, 1.1, 0.4]), jax.random.normal(jax.random.key(0), (2, 50, 3))
     score = lambda process: jax.vmap(lambda a, b: full_score(process, k, Step(a, b, 0.0, 0.1)), in_axes=(0, 0))
-    np.testing.assert_allclose(score(constant)(*x), score(hidden)(*x), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(jax.jit(score(constant))(*x), jax.jit(score(hidden))(*x), rtol=1e-9, atol=1e-10)
     shapes = lambda process: str(jax.make_jaxpr(score(process))(*x))
     assert "50,3,3] = cholesky" in shapes(hidden).replace("f64[", "").replace("f32[", "")
     assert "50,3,3] = cholesky" not in shapes(constant).replace("f64[", "").replace("f32[", "")
