@@ -26,6 +26,7 @@ from fluctua.core.types import (
     Rewards,
     Times,
     on_host,
+    put,
 )
 
 # ------------------------------------------------------------------------------- user's callables
@@ -244,8 +245,17 @@ def _finite_each(arrays: list[Array]) -> Array:
 
 def first(tree: PyTree) -> PyTree:
     """The first row of every leaf. By way of NumPy where it can be: a slice is compiled for every shape."""
-    is_key = lambda leaf: isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else jnp.asarray(np.asarray(leaf)[0]), tree)
+    return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else put(np.asarray(leaf)[0]), tree)
+
+
+def first_row(tree: PyTree) -> PyTree:
+    """The first row of every leaf, as an array of one row."""
+    return jax.tree.map(lambda leaf: leaf[:1] if is_key(leaf) else put(np.asarray(leaf)[:1]), tree)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array is of random keys, which NumPy does not know."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 def form(tree: PyTree) -> Any:
@@ -344,6 +354,8 @@ def few(indices: Sequence[int] | np.ndarray) -> str:
 
 def all_finite(x: Array) -> bool:
     """Whether no number of an array is infinite or none."""
+    if x.size < 2**16 and jax.default_backend() == "cpu":  # sooner than a program is compiled
+        return bool(np.isfinite(np.asarray(x)).all())
     return bool(on_host(_all_finite(x)))
 
 

@@ -332,7 +332,7 @@ def check_model(
     Returns: the process, with its silent components named.
     """
     if x.shape[0] > 1:  # compiled for one trajectory, whatever their number
-        x, context = (jax.tree.map(lambda leaf: leaf[None], tree) for tree in check.first((x, context)))
+        x, context = check.first_row((x, context))
     code = (process, rewards, check.form(theta), check.form((x, t, context)))
     if code not in _SHAPES:
         one = check.first((x, t, context))

@@ -43,6 +43,7 @@ from fluctua.core.types import (
     Remembering,
     Step,
     Trajectories,
+    put,
     working_dtype,
 )
 
@@ -131,20 +132,20 @@ def examine(
     rows = _spread(data, most)
     x = _only(data.x, rows)
     x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
-    context = jax.tree.map(lambda leaf: jnp.asarray(_only(leaf, rows)), data.context)
+    context = jax.tree.map(lambda leaf: put(_only(leaf, rows)), data.context)
     variance = np.asarray(0.0 if readout is None else readout, float)
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
-    s = jnp.broadcast_to(jnp.asarray(variance, x.dtype), x.shape[2:])
-    last_place = ROUNDING * float(np.finfo(np.asarray(data.x[0]).dtype).eps) * np.abs(x).max(axis=(0, 1))
+    s = put(np.full(x.shape[2:], variance, x.dtype))
+    last_place = ROUNDING * float(np.finfo(_only(data.x, rows[:1]).dtype).eps) * np.abs(x).max(axis=(0, 1))
 
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         times = check.grid(t)
-        kind = None if plain else transition
-        v, stderr = _moments(process, kind, silent, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+        kind, states, begins = None if plain else transition, put(x), put(np.asarray(times.t)[:-1])
+        v, stderr = _moments(process, kind, silent, theta, states, begins, times.dt, context, s)
         v, stderr = np.asarray(v, float), np.asarray(stderr, float)
         if silent:
-            left = _left_out(process, transition, theta, jnp.asarray(x), times.t[:-1], times.dt, context, s)
+            left = _left_out(process, transition, theta, states, begins, times.dt, context, s)
             square, spread, expected = (np.asarray(part, float) for part in left)
             expected = np.maximum(expected + last_place**2, np.finfo(float).tiny)
             is_silent = np.isin(np.arange(len(v)), silent)

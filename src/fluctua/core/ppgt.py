@@ -55,6 +55,8 @@ from fluctua.core.types import (
     Substrate,
     Trajectories,
     Transition,
+    end_to_end,
+    put,
 )
 
 
@@ -393,7 +395,7 @@ def _recorded(
         check_baseline(plan, recording.count, recording.t)
     if not any(plan.needs_returns for plan in _plans(method)):
         parts = [samples for _, samples in _by_pieces(method, theta, trajectories, recording.count, block_bytes, None)]
-        joined = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        joined = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: end_to_end(leaves), *parts)
         return labelled(joined, trajectories)
     model, tables = method.model, _tables(method[1:3])
     if any(plan.pilot for plan in _plans(method)):  # beside a baseline that looks across all trajectories
@@ -479,7 +481,7 @@ def _means_of_halves(
         counts[side] += len(piece.x)
         if progress:
             progress(len(piece.x))
-    return [jnp.asarray(total / n) for total, n in zip(sums, counts, strict=True)]
+    return [put(total / n) for total, n in zip(sums, counts, strict=True)]
 
 
 def _recorded_split(

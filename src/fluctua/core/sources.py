@@ -45,6 +45,8 @@ from fluctua.core.types import (
     Times,
     Trajectories,
     on_host,
+    part,
+    put,
     working_dtype,
 )
 
@@ -95,7 +97,7 @@ class Recording:
         self.first = jnp.asarray(np.concatenate(first), self.dtype)
         coarsest = max(np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype})
         self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
-        self.context: PyTree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *contexts)
+        self.context: PyTree = jax.tree.map(_one_after_the_other, *contexts)
 
     @property
     def count(self) -> int:
@@ -122,13 +124,13 @@ class Recording:
                 f"the chunks changed while they were read: {self.sizes} trajectories at first, "
                 f"{[len(part) for part in parts]} later."
             )
-        t, dt = (jnp.asarray(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True))
+        t, dt = (put(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True))
         return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def events(self, n: int, stop: int) -> PyTree:
         """What happened within the steps from n to `stop`, leaves (E, b, ...); None where nothing is known of it."""
         parts = [jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events) for chunk in self._chunks]
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *parts)
+        return jax.tree.map(lambda *leaves: put(np.concatenate(leaves)), *parts)
 
     def trajectory(self, j: int) -> Trajectories:
         """Trajectory j alone."""
@@ -177,6 +179,14 @@ def _held(x: Array) -> Array:
     return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
+def _one_after_the_other(*leaves: Any) -> Array:
+    """The rows of all chunks; those of one are copied without being compiled for their shape."""
+    one = leaves[0]
+    if len(leaves) > 1 or check.is_key(one):
+        return jnp.concatenate(leaves)
+    return one if isinstance(one, jax.Array) else put(np.array(one))
+
+
 def pieces(
     source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
 ) -> Iterator[tuple[int, Trajectories]]:
@@ -189,7 +199,8 @@ def pieces(
             high = min(low + size, count)
             if seen + low < cut:
                 high = min(high, cut - seen)
-            beside = (jax.tree.map(lambda leaf: leaf[low:high], tree) for tree in chunk[2:])  # noqa: B023
+            some = lambda leaf: (leaf if check.is_key(leaf) else _held(leaf))[low:high]  # noqa: B023
+            beside = (jax.tree.map(some, tree) for tree in chunk[2:])
             yield seen + low, Trajectories(chunk.t, np.asarray(_held(chunk.x)[low:high]), *beside)
             low = high
         seen += count
@@ -217,7 +228,7 @@ def recorded_samples(
     reward = sweep.at_start(model.objective, theta, recording.first, context)
     for _, times, x in recording.blocks(block_bytes):
         reward = _reward_of_block(model, theta, reward, times, x, context)
-        last = x[:, -1]
+        last = part(x, np.s_[:, -1])
     returns = reward + sweep.terminal(model, theta, last, context)
 
     t = np.asarray(recording.t)
@@ -412,7 +423,7 @@ def _samples_by_jax(call: Call) -> Swept:
     if any(plan.needs_returns for plan in plans):
         guess = _returns(model, *run)
     else:  # near the mean return the correction (R − R')ΣU is small, and so is its rounding
-        guess = jnp.zeros(()) if tables.step is None else tables.step[0]
+        guess = jnp.zeros(()) if tables.step is None else part(tables.step, 0)
     returns, flat, last = _sweep(model, *run, guess, tables)
     return Swept(returns, flat, last, bool(on_host(_finite(last, flat))))
 

@@ -34,7 +34,7 @@ from fluctua.core.twin import (
     expand,
     expand_terminal,
 )
-from fluctua.core.types import Array, Params, PyTree, Times
+from fluctua.core.types import Array, Params, PyTree, Times, end_to_end, part
 
 Parts = tuple[Array, Array, Array, Array]
 """Direct and correction (E, P) each, returns (E,), mean of Λ (T+1,)."""
@@ -232,11 +232,12 @@ def _parts_by_jax(call: TwinCall) -> Parts:
     # one noise-free path serves all where nothing tells the trajectories apart before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
     bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
+    origin = part(times.t, np.s_[:2])
 
     pieces = []
     for low, high in batches(count, batch):
         ensemble = begin_from(recipe, high - low, key, theta, substrate.x0, offset + low)
-        xbar = ensemble.x[:1] if shared else ensemble.x
+        xbar = part(ensemble.x, np.s_[:1]) if shared else ensemble.x
         kept = [(ensemble.x, xbar)]
         for n, stop in bounds:
             steps = _part(times, n, stop)
@@ -250,7 +251,7 @@ def _parts_by_jax(call: TwinCall) -> Parts:
             x, xbar = kept.pop()  # what is behind is let go
             steps = _part(times, n, stop)
             path = _replay(recipe, theta, ensemble, x, n, steps)
-            carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, times.t[:2])
+            carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, origin)
             lambdas.append(block)
         pieces.append(finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
     return joined(pieces)
@@ -317,7 +318,7 @@ def segments(steps: int, length: int) -> list[tuple[int, int]]:
 
 
 def _part(times: Times, n: int, stop: int) -> Times:
-    return Times(times.t[n : stop + 1], times.dt[n:stop])
+    return Times(part(times.t, np.s_[n : stop + 1]), part(times.dt, np.s_[n:stop]))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -387,7 +388,9 @@ def finish_parts(
 
 def joined(pieces: list[Parts]) -> Parts:
     """The parts of all batches."""
+    if len(pieces) == 1:
+        return pieces[0]
     direct, correction, returns, means = zip(*pieces, strict=True)
     sizes = np.array([len(r) for r in returns])
     mean = jnp.tensordot(jnp.asarray(sizes / sizes.sum(), means[0].dtype), jnp.stack(means), 1)
-    return jnp.concatenate(direct), jnp.concatenate(correction), jnp.concatenate(returns), mean
+    return end_to_end(direct), end_to_end(correction), end_to_end(returns), mean

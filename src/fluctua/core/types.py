@@ -7,10 +7,11 @@ W independent Wiener processes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.text import describe_estimate
@@ -35,6 +36,23 @@ def on_host(array: Array) -> np.ndarray:
     if cupy is not None and isinstance(array, jax.Array) and next(iter(array.devices())).platform == "gpu":
         return cupy.from_dlpack(array).get()
     return np.asarray(array)
+
+
+def put(array: np.ndarray) -> Array:
+    """A NumPy array that nobody changes, as an array of JAX. `jnp.asarray` compiles a program for every shape."""
+    return jax.device_put(array)
+
+
+def part(array: Array, index: Any) -> Array:
+    """array[index]. By way of NumPy where that is no transfer: a slice, too, is compiled for every shape."""
+    return put(np.asarray(array)[index]) if jax.default_backend() == "cpu" else array[index]
+
+
+def end_to_end(arrays: Sequence[Array]) -> Array:
+    """Their rows, one array after the other; like `part`."""
+    if jax.default_backend() != "cpu":
+        return jnp.concatenate(arrays)
+    return put(np.concatenate([np.asarray(array) for array in arrays]))
 
 
 class NoiseProduct(NamedTuple):
