@@ -21,7 +21,7 @@ def off_ramp(example):
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_exact_work_is_that_of_the_chain(key, example):
     theta = off_ramp(example)
-    value, slope = jax.value_and_grad(example.exact_work)(theta)
+    value, slope = jax.jit(jax.value_and_grad(example.exact_work))(theta)
     estimate = example.estimator(key, theta, 4000)
     assert abs(-estimate.value - value) < 4 * estimate.value_stderr
     flat = lambda tree: np.asarray(ravel_pytree(tree)[0])

@@ -73,13 +73,14 @@ def parts():
 
     each = jax.jit(jax.vmap(jax.vmap(step), in_axes=(0, 0, None, None)))
     score, explicit, d_mean, d_q, rewards, ahead, q = each(x[:, :-1], x[:, 1:], t[:-1], dt)
-    initial = jax.vmap(lambda x: slope(lambda th: THE.start.log_density(th, x[None], None)))(x[:, 0])
-    last = jax.vmap(lambda x: slope(lambda th: THE.objective.terminal(th, x[None], None)))(x[:, -1])
-    terminal = jax.vmap(lambda x: THE.objective.terminal(theta, x[None], None))(x[:, -1])
+    initial = jax.jit(jax.vmap(lambda x: slope(lambda th: THE.start.log_density(th, x[None], None))))(x[:, 0])
+    last = jax.jit(jax.vmap(lambda x: slope(lambda th: THE.objective.terminal(th, x[None], None))))(x[:, -1])
+    terminal = jax.jit(jax.vmap(lambda x: THE.objective.terminal(theta, x[None], None)))(x[:, -1])
 
+    twin = jax.jit(jax.vmap(lambda x, t, dt: mean(WRONG(theta), x, t, dt), in_axes=(0, None, None)))
     bar = [x[:, 0]]
     for n in range(t.size - 1):
-        bar.append(jax.vmap(lambda x, n=n: mean(WRONG(theta), x, t[n], dt[n]))(bar[-1]))
+        bar.append(twin(bar[-1], t[n], dt[n]))
     bar = jnp.stack(bar, axis=1)
 
     value_slope_bend = lambda n, x: (

@@ -25,7 +25,7 @@ def mean_at_end(theta):
     return jax.lax.fori_loop(0, len(T) - 1, lambda _, m: m - theta["k"] * m * dt + theta["f"] * dt, theta["m"])
 
 
-EXACT = jax.grad(mean_at_end)(THETA)
+EXACT = jax.jit(jax.grad(mean_at_end))(THETA)
 ESTIMATORS = {
     "ppgt": fl.ppgt(PROCESS, OBJECTIVE, RUN),
     "pathwise": fl.pathwise(OBJECTIVE, RUN),

@@ -54,6 +54,9 @@ def exact(theta, phi):
     return -jax.lax.scan(step, (jnp.array(START), jnp.array(0.0)), length=STEPS)[1].sum() * DT
 
 
+exact_slope = jax.jit(jax.grad(exact))
+
+
 def settings(i):
     return {"b": jnp.asarray(0.6 + 0.5 * (-1) ** i), "k": jnp.asarray(1.2 + 0.2 * i)}
 
@@ -112,7 +115,7 @@ def test_the_error_bar_covers_the_calibration_too(correction):
         for i in range(3):
             estimator.samples = 8 * (i == 2)
             estimate = estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
-        away = flat(estimate.gradient) - flat(jax.grad(exact)(settings(2), hidden))
+        away = flat(estimate.gradient) - flat(exact_slope(settings(2), hidden))
         z.append(away / flat(estimate.stderr))
         if correction == "simulated":
             estimator.samples = 0
@@ -355,7 +358,8 @@ def test_what_is_wrong_is_named():
 def best_of(phi, k):
     """The force b at which J is highest, and −∂²J/∂b²: J is quadratic in b."""
     J = lambda b: exact({"b": b, "k": k}, phi)
-    slope, bend = float(jax.grad(J)(jnp.array(0.0))), -float(jax.grad(jax.grad(J))(jnp.array(0.0)))
+    slope, bend = jax.jit(lambda b: (jax.grad(J)(b), -jax.grad(jax.grad(J))(b)))(jnp.array(0.0))
+    slope, bend = float(slope), float(bend)
     return slope / bend, bend
 
 
@@ -381,7 +385,7 @@ def test_training_recovers_from_a_jump(tmp_path):
     J = lambda b: float(exact({"b": jnp.asarray(b), "k": k}, hidden))
     top, bend = best_of(hidden, k)
     lost, regret = J(top) - J(b), J(top) - J(result.theta)
-    slope = jax.grad(lambda phi, b: jax.grad(lambda b: exact({"b": b, "k": k}, phi))(b))(hidden, jnp.asarray(top))
+    slope = jax.jit(jax.grad(lambda phi, b: exact_slope({"b": b, "k": k}, phi)["b"]))(hidden, jnp.asarray(top))
     covariance = np.linalg.inv(estimator.belief.posterior_precision)
     allowed = float(flat(slope) @ covariance @ flat(slope)) / (2 * bend)
     # a χ² of one degree times `allowed`: four Newton steps from afar leave nothing

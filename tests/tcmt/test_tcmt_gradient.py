@@ -130,9 +130,11 @@ def test_kerr_gradient_against_differences_of_the_noise_free_run():
     theta = {"omega": jnp.array([0.6, -0.5, 0.9]), "chi": jnp.zeros(3)}
     run = task.simulator(silent)
 
+    reward = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))
+
     def value(chi):
         x = run(jax.random.key(0), {**theta, "chi": chi}, 1).x[0]
-        return jax.vmap(lambda x, t: task.objective.running(theta, x, t))(x[:-1], task.t[:-1]).sum() * 0.02
+        return reward(x[:-1], task.t[:-1]).sum() * 0.02
 
     h = 1e-4
     slope = [(value(h * e) - value(-h * e)) / (2 * h) for e in jnp.eye(3)]
@@ -219,7 +221,8 @@ def diode(**options):
 
 def noise_free_value(task, theta):
     x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0, :-1]
-    return float(jax.vmap(lambda x, t: task.objective.running(theta, x, t))(x, task.t[:-1]) @ np.diff(task.t))
+    rewards = jax.jit(jax.vmap(lambda x, t: task.objective.running(theta, x, t)))(x, task.t[:-1])
+    return float(np.asarray(rewards) @ np.diff(task.t))
 
 
 def test_isolation_is_zero_by_reciprocity_without_kerr():
@@ -290,7 +293,8 @@ def growth_of_the_recursion(task, theta):
     """The largest factor a step by brute force: powers of the propagator."""
     network, dt = task.network, float(task.t[1])
     p = {name: jnp.asarray(theta.get(name, getattr(network, name))) for name in ALL}
-    f = jax.vmap(lambda e: exact.propagator(network, p, dt, 0.0, e), out_axes=1)(jnp.eye(network.sites, dtype=complex))
+    step = jax.jit(jax.vmap(lambda e: exact.propagator(network, p, dt, 0.0, e), out_axes=1))
+    f = step(jnp.eye(network.sites, dtype=complex))
     return float(np.abs(np.linalg.eigvals(np.asarray(f))).max())
 
 

@@ -89,7 +89,7 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
         theta = {"omega": jnp.linspace(-1, 1, 6)}
         x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0]
         stored = jnp.sum(x[-1] ** 2)
-        s_minus = jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t))(x[:-1], task.t[:-1])
+        s_minus = jax.jit(jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t)))(x[:-1], task.t[:-1])
         return float(stored - jnp.sum((1.0 - abs2(s_minus).sum(axis=1)) * dt))
 
     coarse, fine = missing(2e-3), missing(1e-3)
@@ -112,7 +112,7 @@ def test_stationary_noise_power_at_a_lead():
 
     theta = {"omega": jnp.array([0.3, -0.4, 0.2, 0.9])}
     x = task.simulator()(jax.random.key(0), theta, 2000).x[:, -1]
-    power = jax.vmap(lambda x: abs2(outputs(network, Drive(0, 0.0))(theta, x, 0.0))[1])(x)
+    power = jax.jit(jax.vmap(lambda x: abs2(outputs(network, Drive(0, 0.0))(theta, x, 0.0))[1]))(x)
     error = power.std() / np.sqrt(power.size)
     assert abs(power.mean() - 4 * gamma_e * sigma**2) < 4 * error + 0.1 * 4 * gamma_e * sigma**2
     assert abs(power.mean() - 2 * gamma_e * moments.covariance[-1, 3, 3].real) < 4 * error
@@ -198,9 +198,9 @@ def test_modulation_follows_the_law_of_its_counters():
 def test_modulation_statistics():
     """E δκ = 0, E δκ² = σ_κ²/2 at any time; phases uniform; bonds and trajectories independent."""
     trajectories, bonds, modulation = 4000, 5, Modulation(0.2)
-    draw = jax.vmap(Draw(bonds, modulation.harmonics), in_axes=(None, 0))
+    draw = jax.jit(jax.vmap(Draw(bonds, modulation.harmonics), in_axes=(None, 0)))
     context = draw(jax.random.key(0), jnp.arange(trajectories))
-    each = jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0))
+    each = jax.jit(jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0)))
     amplitude, phase = map(np.asarray, each(jax.random.key(0), jnp.arange(trajectories)))
     np.testing.assert_allclose(np.sum(amplitude**2, axis=-1), 1, rtol=1e-12)
     n = trajectories * bonds

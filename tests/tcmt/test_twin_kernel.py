@@ -69,7 +69,7 @@ def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
             return jax.lax.scan(body, x0, (jnp.asarray(spec.drive), jnp.asarray(spec.incoming)))[1].sum()
 
         at = (jnp.asarray(spec.start), spec.omega, spec.kappa, spec.chi)
-        of_start, omega, kappa, chi = jax.grad(value, argnums=(0, 1, 2, 3))(*map(jnp.asarray, at))
+        of_start, omega, kappa, chi = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(*map(jnp.asarray, at))
     q = corrected(spec, SEED, 1, np.zeros(spec.steps + 1)).q[0, 0]
     assert deviation(q, np.conj(of_start)) < 1e-12  # JAX's gradient by a complex number is the conjugate
     direct = run_twin(spec, SEED, 1, dtype="float64", samples=True).direct_samples

@@ -328,7 +328,7 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
     np.add.at(
         jacobian, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
     )
-    exact = jax.jacfwd(drift)(jax.tree.map(jnp.asarray, model.theta), x, t, context)
+    exact = jax.jit(jax.jacfwd(drift))(jax.tree.map(jnp.asarray, model.theta), x, t, context)
     np.testing.assert_allclose(jacobian, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12)
 
 

@@ -211,7 +211,8 @@ def test_the_value_of_an_array_is_that_of_the_population():
     substrate = an_array([Bench(sheet) for sheet in sheets[:12]])
     trajectories = substrate(None, settings, 120)
     rate = TASK.objective.running
-    power = jax.vmap(jax.vmap(lambda x: rate(settings, x, 0.0)))(trajectories.x[:, :-1]).sum(axis=1) * 0.05
+    rates = jax.jit(jax.vmap(jax.vmap(lambda x: rate(settings, x, 0.0))))
+    power = rates(trajectories.x[:, :-1]).sum(axis=1) * 0.05
     estimate = fl.reduce_samples(Samples({"a": power}, power, trajectories.group))
     off = float(estimate.value) - each.mean()
     assert abs(off) < 4 * np.hypot(float(estimate.value_stderr), each.std() / np.sqrt(len(each)))
