@@ -120,12 +120,14 @@ def z_of(rows):
     return (rows.mean(axis=0) - truth) / (rows.std(axis=0, ddof=1) / np.sqrt(len(rows)))
 
 
+@pytest.mark.long
 def test_the_bias_of_the_plug_in_is_gone():
     """With 60 trajectories the plug-in is off by many errors of 2,000 groups, and what is left here is within them."""
     assert np.abs(z_of(plain(60))).max() > 6
     assert np.abs(z_of(estimates(60)[0])).max() < 4
 
 
+@pytest.mark.long
 def test_leaving_the_curvature_in_would_show():
     """Leave-one-out alone is not enough: the weights of the others have the curvature of F' in their mean."""
     a, b = groups(60)
@@ -138,6 +140,7 @@ def test_leaving_the_curvature_in_would_show():
     assert np.abs(z_of(np.stack(rows, axis=1))[:-1]).max() > 5
 
 
+@pytest.mark.long
 def test_errors_are_those_of_the_delta_method():
     """The scatter over 300 groups of 400 is what the groups say: within 4 errors of a variance, √(2/300)."""
     rows, errors = estimates(400)

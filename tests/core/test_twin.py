@@ -65,6 +65,7 @@ def test_unbiased_however_wrong_the_twin(key, make, kind, order):
             assert np.abs(parts.mean_lambda).max() < ROUNDING * np.abs(parts.returns).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "kind"), [(multiplicative, "density"), (non_normal, "fixed")])
 def test_unbiased_on_recordings(key, make, kind):
     the = problem(make, kind)

@@ -185,6 +185,7 @@ def test_options_of_the_library_are_checked(recording, options, message):
         insitu.advise_file(r, model, **options)
 
 
+@pytest.mark.long
 def test_a_trap_hears_nothing_of_resonators(tmp_path):
     """Samples a tenth of a relaxation time apart, in a trap: Euler is off by 30 %, and no Kerr effect is in it."""
     t = np.linspace(0, 2, 21)

@@ -122,6 +122,7 @@ def test_the_gradient_of_a_file_is_that_of_its_record(trace):
     assert (flat(twin.estimate.stderr) < flat(answer.estimate.stderr)).all()
 
 
+@pytest.mark.long
 def test_observation_noise_is_corrected_for(tmp_path):
     """s² is 7 and 14 times QΔt: the kick and the reward after it share the noise of a sample."""
     s, rng = 0.3, np.random.default_rng(3)
@@ -210,6 +211,7 @@ def test_a_settled_record_is_the_end_of_a_longer_one(tmp_path):
 # ------------------------------------------------------------------------------------------ calibration
 
 
+@pytest.mark.long
 def test_a_calibration_from_one_trace(trace):
     calibration = insitu.calibrate(trace, MODEL)
     z = (flat(calibration.fit.theta) - flat(THETA)) / flat(calibration.fit.stderr)
@@ -221,6 +223,7 @@ def test_a_calibration_from_one_trace(trace):
     assert np.abs(flat(calibration.residuals.bias) / flat(calibration.residuals.bias_stderr)).max() < tolerance(2)
 
 
+@pytest.mark.long
 def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_path):
     data = steady_record(PROCESS, THETA, DT, 2, jax.random.key(6), 200_000)
     wrong = fl.Process(lambda th, x: PROCESS.drift(th, x) + jnp.stack([0.3 * x[0], 0.0]), PROCESS.noise)
@@ -242,6 +245,7 @@ def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_
 # ------------------------------------------------------------------------------------------ command line
 
 
+@pytest.mark.long
 def test_commands_take_a_single_trace(trace, model):
     alone = run("estimate", trace.path, "--model", model)
     assert alone.exit_code == 2

@@ -132,6 +132,7 @@ def test_hidden_site_refuses_its_neighbourhood_by_name():
         insitu.visibility(TASK.process, TASK.objective, theta, [0, 1, 2, 3, 5, 6, 7, 8], 10)
 
 
+@pytest.mark.long
 def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
     """Of a Kerr network with site 0 hidden: parameters that do not need it have the score of full observation."""
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, chi_std=0.01)

@@ -25,6 +25,7 @@ def blocks(name):
     return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_code_of_the_laboratory_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     driver, *code = blocks("laboratory.md")

@@ -123,6 +123,7 @@ def test_linear_chains_at_other_parameters(make, kind):
         assert abs(found.weights.mean() - 1) < 4 * error
 
 
+@pytest.mark.long
 def test_two_batches_by_the_balance_heuristic():
     the = without_noise_parameters(ornstein_uhlenbeck, "density")
     thetas = [moved(the.theta, seed, 0.15) for seed in (3, 4)]

@@ -82,6 +82,7 @@ def test_fig1_needs_runs_or_tables(tmp_path):
     assert "curves.csv" in done.output
 
 
+@pytest.mark.long
 def test_the_command_draws_what_there_is_and_says_what_is_missing(folder, tmp_path):
     done = CliRunner().invoke(
         app, ["reproduce", "fig1", "--runs", str(folder), "--out", str(tmp_path), "--trajectories", "2"]

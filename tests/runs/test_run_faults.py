@@ -196,6 +196,7 @@ def test_a_folder_that_is_removed_while_it_is_written(tmp_path):
         next(rows)
 
 
+@pytest.mark.long
 def test_a_limit_on_the_size_of_files_is_named_and_nothing_is_lost(finished, tmp_path):
     """`ulimit -f`, as on file systems that have one."""
     (tmp_path / "tiny.toml").write_text(dump(CONFIG))

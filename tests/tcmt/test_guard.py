@@ -50,6 +50,7 @@ def test_the_dark_kernel_equals_the_reference(key):
         np.testing.assert_allclose(b.gradient[name], a.gradient[name], rtol=0, atol=1e-9 * size)
 
 
+@pytest.mark.long
 def test_coherent_power_ignores_noise_of_a_nonlinear_network(key):
     """With a Kerr effect only the mean field counts: |E s⁻|² from one ensemble is Re E[s⁻ s⁻'*] of pairs."""
     network = NETWORK.replace(chi=0.03)

@@ -56,6 +56,7 @@ def test_equal_states_share_a_bin_at_the_start():
             assert deviation(getattr(run.samples, name), expected[name]) < 1e-10
 
 
+@pytest.mark.long
 def test_it_is_the_librarys_own_binned_baseline():
     spec = rectangle(2, 3, steps=12)
     path = simulate(spec, SEED, 40)

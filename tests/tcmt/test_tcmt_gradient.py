@@ -164,6 +164,7 @@ def test_exact_gradient_against_differences():
         assert abs(gradient[name][1] - slope) < 1e-8
 
 
+@pytest.mark.long
 def test_exact_of_the_papers_lattice():
     """ΔJ ≈ 0.01 from the instrument noise (Fig. 2d), and no detuning to prefer on the uniform lattice."""
     network = paper()

@@ -288,6 +288,7 @@ for network, options in (({{}}, {{}}), ({{"sigma_kappa": 0.2}}, {{}}), ({{}}, {{
 """
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_trajectories_times_steps():
     """All of E·T·N would be 439 MB in float32."""
     text = MEMORY.format(folder=str(Path(__file__).parents[1] / "support"))

@@ -49,6 +49,7 @@ def excess(process, trajectories, **changes):
     return float((noise.mean() - 1) / np.sqrt(2 / (noise.size * steps)))
 
 
+@pytest.mark.long
 def test_what_the_box_does_is_what_its_settings_and_records_say():
     """With χ, recorded δκ and injected noise the residuals are the noise; without any of them they are not."""
     with server.background(Bench(SHEET)) as port:
@@ -71,6 +72,7 @@ def test_what_the_box_does_is_what_its_settings_and_records_say():
     assert abs(excess(process, again)) < 4
 
 
+@pytest.mark.long
 def test_gains_of_the_kerr_knobs_are_found():
     rng, runs = np.random.default_rng(0), []
     for k in range(4):

@@ -208,6 +208,7 @@ def network_recording(path, theta, *, seed=0, count=40, **options):
     assert list(insitu.record(path, task, head, count))[-1] == count
 
 
+@pytest.mark.long
 def test_network_and_actuator_gains_from_the_command_line(tmp_path):
     """A heater that detunes site 1 by 0.3 a volt, and nothing else."""
     for k, volts in enumerate((0.0, 1.0, 2.0)):
@@ -276,6 +277,7 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     assert np.abs((variance - 0.0025) / error).max() < tolerance(3)
 
 
+@pytest.mark.long
 def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
     """Isolation: both copies have the same ω, κ, χ, Γ, and each its own drive. The file has κ[0] wrong by 10 %."""
     network = tcmt.chain(3, chi=0.01)

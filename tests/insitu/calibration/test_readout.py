@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fluctua as fl
 from fluctua import insitu
@@ -28,6 +29,7 @@ def exact():
     return jax.jit(jax.grad(value))(THETA)
 
 
+@pytest.mark.long
 def test_noise_parameters_are_corrected_for(tmp_path):
     """The score of s is quadratic in the residual, and so is the reward: Cov[ε², ε²] = 2S² is due, not 4S².
 

@@ -73,6 +73,7 @@ def test_drift_and_noise_of_the_noisy_row_from_euler_steps(key):
     assert not noise.observation_seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_positions_and_velocities_sampled_far_apart(seed):
     """ωΔ = 0.4: the law of both rows is that of the noise of one."""

@@ -214,6 +214,7 @@ def command(name, *options):
     return CliRunner().invoke(app, [name, *map(str, options)])
 
 
+@pytest.mark.long
 def test_inspect_counts_the_events(folder):
     done = command("inspect", folder / "r.nc")
     assert done.exit_code == 0, done.output  # states that repeat, and zero as an extreme, are no damage here

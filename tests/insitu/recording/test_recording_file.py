@@ -186,6 +186,7 @@ print(total)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks writers to kill them")
 def test_killed_writers_lose_nothing_that_was_written(tmp_path):
     done = subprocess.run(
