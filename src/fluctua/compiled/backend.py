@@ -397,18 +397,18 @@ def _samples(call: Call, place: str) -> Swept:
         pilot = max(plan.pilot for plan in plans)
         tables = tables.filled(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))
     begun = work.begun(count, pilot=False)
-    given = work.baseline(begun, tables)
-    scale, same = given.pop("scale", 1.0), given.pop("same", 0.0)
+    baseline = work.baseline(begun, tables)
+    scale, same = baseline.pop("scale", 1.0), baseline.pop("same", 0.0)
     parameters = len(kernel.program.names)
     places = library.places(kernel.program.state, parameters, count) | {"flags": library.flags()}
     if begun.ensemble is not None:
         x, context, _ = begun.ensemble
-        guess = jnp.broadcast_to(jnp.asarray(library.to_jax(given["guess"]) if "guess" in given else same, real), count)
+        guess = jnp.broadcast_to(jnp.asarray(library.to_jax(baseline["guess"]) if "guess" in baseline else same, real), count)
         first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
         before = library.from_jax(_stacked(first, real))
         places["reward"][...], places["score"] = before[0], before[1 + parameters :]
         places = library.with_gradient(places, before[1 : 1 + parameters])
-    library.run("sweep", begun.arrays | given | places, count=count, steps=work.steps, scale=scale, same=same)
+    library.run("sweep", begun.arrays | baseline | places, count=count, steps=work.steps, scale=scale, same=same)
     flags = library.read(places["flags"])
     if plans[0].name == "optimal" and flags & DOMINATED:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
