@@ -403,7 +403,8 @@ def _samples(call: Call, place: str) -> Swept:
     places = library.places(kernel.program.state, parameters, count) | {"flags": library.flags()}
     if begun.ensemble is not None:
         x, context, _ = begun.ensemble
-        guess = jnp.broadcast_to(jnp.asarray(library.to_jax(baseline["guess"]) if "guess" in baseline else same, real), count)
+        known = library.to_jax(baseline["guess"]) if "guess" in baseline else same
+        guess = jnp.broadcast_to(jnp.asarray(known, real), count)
         first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
         before = library.from_jax(_stacked(first, real))
         places["reward"][...], places["score"] = before[0], before[1 + parameters :]
