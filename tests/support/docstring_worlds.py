@@ -1,7 +1,9 @@
 """Small objects by the names that examples in docstrings use, room by room."""
 
 import io
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +54,23 @@ def lattice():
     }
 
 
+@cache
+def recording_of_the_lattice():
+    """Its description, and the bytes of the file."""
+    world = lattice()
+    description = insitu.describe(world["task"], world["theta"], every=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.nc"
+        for _ in insitu.record(path, world["task"], description, 40):
+            pass
+        return description, path.read_bytes()
+
+
 def recorded():
     """The lattice recorded into run.nc in the current folder, and what is known of it."""
     world = lattice()
-    description = insitu.describe(world["task"], world["theta"], every=1)
-    for _ in insitu.record("run.nc", world["task"], description, 40):
-        pass
+    description, content = recording_of_the_lattice()
+    Path("run.nc").write_bytes(content)
     recording = insitu.open_recording("run.nc")
     model = insitu.model_of(recording)
     known = {"process": model.process, "objective": model.objective, "theta": model.theta}

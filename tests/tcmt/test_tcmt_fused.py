@@ -35,8 +35,14 @@ def assert_same(a, b, rtol):
 
 
 @pytest.mark.filterwarnings("ignore:Euler steps")  # strong Kerr shifts and the lab frame, on purpose
-@pytest.mark.parametrize("make", [tcmt.transmission, tcmt.isolation])
-@pytest.mark.parametrize("options", [{}, {"sigma_kappa": 0.2}, {"frame": "lab", "envelope": jnp.cos}])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (tcmt.transmission, {}),
+        (tcmt.isolation, {"sigma_kappa": 0.2}),  # two copies, each with its own modulation
+        (tcmt.isolation, {"frame": "lab", "envelope": jnp.cos}),
+    ],
+)
 def test_every_family_equals_the_reference(make, options):
     task = make(tcmt.rectangular(3, 4), horizon=0.5, dt=5e-3, **options)
     theta = start(task.network)
@@ -46,7 +52,7 @@ def test_every_family_equals_the_reference(make, options):
 
 
 @pytest.mark.filterwarnings("ignore:Euler steps")
-@pytest.mark.parametrize("network", [tcmt.honeycomb(3, 4), tcmt.ring(7), tcmt.chain(1, leads=(0,)), tcmt.chain(5)])
+@pytest.mark.parametrize("network", [tcmt.honeycomb(3, 4), tcmt.ring(7), tcmt.chain(1, leads=(0,))])
 def test_every_graph_equals_the_reference(network):
     task = tcmt.transmission(network, to=network.leads - 1, horizon=0.5, dt=5e-3)
     theta = start(network, ("omega", "kappa", "chi"))
