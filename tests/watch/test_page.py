@@ -144,6 +144,7 @@ def test_a_page_left_open_does_not_grow(runs, page):
     run = Growing(runs / "first", every=500)
     run.grow(500)
     points(page, 500)
+    page.locator("#network circle").first.wait_for()  # drawn after the curve
     nodes = "document.querySelectorAll('*').length"
     before = page.evaluate(nodes)
     for _ in range(6):
