@@ -8,6 +8,7 @@ import pytest
 import events
 import fluctua as fl
 import problems
+from fluctua.compiled import cpu
 from fluctua.core.draws import philox
 
 COUNT = 37  # two blocks of lanes in single precision, five in double, the last one not full
@@ -45,6 +46,15 @@ def test_double_precision(make, start, baseline):
         moving = double(problem.start) if start == "fixed" else problem.start
         numbers = moving, double(problem.t), double(problem.theta)
         assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline=baseline), 1e-9)
+
+
+def test_weights_of_a_long_run_whose_scores_are_not_kept(monkeypatch):
+    monkeypatch.setattr(cpu, "KEPT_BYTES", 0)
+    problem = problems.problem(problems.driven_rotor, "density")
+    with jax.enable_x64(True):
+        double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
+        numbers = problem.start, double(problem.t), double(problem.theta)
+        assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline="optimal"), 1e-9)
 
 
 def pendulum():

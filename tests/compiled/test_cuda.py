@@ -77,6 +77,16 @@ def test_sums_that_registers_do_not_hold(monkeypatch):
 
 
 @pytest.mark.usefixtures("kernels_of_device")
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_numbers_that_single_precision_does_not_hold(place):
+    with jax.enable_x64(False):
+        own = PROCESSES["pendulum"]()
+        theta = own.theta | {"stiffness": np.float32(1e-40)}  # below the least normal number
+        with pytest.raises(ValueError, match="range of float32"):
+            samples(place, own.process, own.objective, own.start, jnp.arange(5) * own.dt, theta, "none")
+
+
+@pytest.mark.usefixtures("kernels_of_device")
 def test_a_twin():
     of_the_benchmark("pendulum", fl.Twin(batch=25), 1e-4)  # two batches
 

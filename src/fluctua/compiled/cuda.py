@@ -102,7 +102,7 @@ class Form(NamedTuple):
         return 32 if self.in_block(name) else 32 * (1 + helpers) if helpers else 64
 
     def source(self, name: str, helpers: int = 0, threads: int = 0) -> str:
-        """The whole text of a pass: "rewards", "rewards_summed", "weights", "sweep"; "twin_forward", "twin_backward".
+        """The whole text of a pass: "rewards_summed", "weights", "sweep"; "twin_forward", "twin_backward".
 
         helpers: warps that draw normals for one that takes steps. threads: of a block, if not the usual number.
         """

@@ -251,7 +251,7 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
     pieces: list[Parts] = []
     for k in range(0, len(slices), at_once):
         pieces += _pass(call, kernel, slices[k : k + at_once], segment)
-    return pieces[0] if len(pieces) == 1 else twin_sweep.joined(pieces)
+    return twin_sweep.joined(pieces)
 
 
 def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:

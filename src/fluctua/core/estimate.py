@@ -171,11 +171,6 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
 @jax.jit
 def unflatten(theta: Params, flat: Array) -> Params:
     """Rows (E, P) as leaves (E, ...) of the structure and precision of θ."""
-    return _unflatten(theta, flat)
-
-
-@jax.jit
-def _unflatten(theta: Params, flat: Array) -> Params:
     like, unravel = ravel_pytree(theta)
     return jax.vmap(unravel)(flat.astype(like.dtype))
 

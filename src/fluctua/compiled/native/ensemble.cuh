@@ -5,7 +5,6 @@
 // one set a warp, in an order that sizes alone decide; the host adds the sets.
 
 // What a module is compiled for: each takes a second of the first call
-#define REWARDS        1
 #define REWARDS_SUMMED 2
 #define SWEEP          3
 #define WEIGHTS        4

@@ -3,7 +3,7 @@
 
 // ------------------------------------------------------------------------------------------ rewards alone
 
-template <bool SUMS> INLINE void rewarded(const Run& run) {
+INLINE void rewarded(const Run& run) {
   ALL_TRAJECTORIES {
     const i64 index = group + (threadIdx.x & 31);
     const bool here = index < run.count && FIRST_WARP;
@@ -17,7 +17,7 @@ template <bool SUMS> INLINE void rewarded(const Run& run) {
       own.reward += g;
       own.reward += r;
       EACH(k, STATE) own.x[k] = y[k];
-      if (SUMS) summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
+      summed<2>(run.sums, run.steps, n, [&](int k) { return here ? (k ? r : g) : F(0); });
     }
     V h;
     end_rewards(c_shared, 0, own.c, own.x, 0, h);
@@ -136,10 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
              double* sums, int* flags, F scale, F same) {
   const Run run = {count, steps,    first, timed, x,       context, stream, guess, reward,
                    last,  gradient, score, bar,   inverse, sums,    flags,  scale, same};
-#if PASS == REWARDS
-  rewarded<false>(run);
-#elif PASS == REWARDS_SUMMED
-  rewarded<true>(run);
+#if PASS == REWARDS_SUMMED
+  rewarded(run);
 #elif PASS == WEIGHTS
   weighed(run);
 #else
