@@ -88,8 +88,7 @@ INLINE VF circle_at(VF n, VF r, int quarter) {
   const int k = (int)n + quarter;
   return __uint_as_float(__float_as_uint(k & 1 ? c : s) ^ ((u32)(k & 2) << 30));
 }
-// Many of these in line would be longer than what a GPU keeps of a program: the Kuramoto phases of `fluctua bench own`
-// take a third of the time with calls.
+// Many of these in line would be longer than what a GPU keeps of a program at hand.
 #if MANY_FUNCTIONS
 static __device__ __noinline__
 #else
