@@ -1,6 +1,7 @@
 """Fingerprints of the numbers that must stay the same to the bit: kernels on the CPU and emulated CUDA, and JAX.
 
 python benchmarks/bits.py [--tree PATH] [--json FILE]      a hash per case of the installed package
+python benchmarks/bits.py --gpu float32 [--json FILE]      of the kernels on a GPU, 3,000 trajectories of two networks
 python benchmarks/bits.py --compare BEFORE AFTER           a Markdown table of two such files
 
 A hash is of returns, gradient, error and second moment. Rounding depends on the processor (which instructions it has,
@@ -88,7 +89,8 @@ def kernel_cases(spec, binned):
     return cases
 
 
-def of_kernels(rows, tree, emulated):
+def of_kernels(rows, tree, device):
+    """device: "cpu", "emulated", or the precision on a GPU."""
     kernel = module("fluctua.tcmt.kernel.run", "fluctua.tcmt.kernel")
     run_twin = module("fluctua.tcmt.kernel.twin", "fluctua.tcmt.twin_kernel").run_twin
     native = module("fluctua.tcmt.native._native", "fluctua._native")
@@ -96,14 +98,18 @@ def of_kernels(rows, tree, emulated):
     rectangle = importlib.import_module("kernel_reference").rectangle
     cupy = importlib.import_module("fake_cupy")
     binned = getattr(kernel, "Binned", None) or module("fluctua.tcmt.kernel.options").Binned
-    if emulated:
+    networks_, precisions = networks(rectangle), ("float32", "float64")
+    if device == "emulated":
         places = [("CUDA, emulated", {"backend": "cuda"}, 10)]
         sys.modules["cupy"] = cupy
+    elif device in precisions:
+        places, precisions = [("CUDA", {"backend": "cuda"}, 3000)], (device,)
+        networks_ = {name: networks_[name] for name in ("plain", "modulated")}  # each case compiles for a second or two
     else:
         places = [(engine, {"engine": engine}, 38) for engine in native.engines()]
     for place, where, count in places:
-        for dtype in ("float32", "float64"):
-            for network, spec in networks(rectangle).items():
+        for dtype in precisions:
+            for network, spec in networks_.items():
                 for name, (is_twin, options) in kernel_cases(spec, binned).items():
                     if place.startswith("CUDA") and network == "a star" and "binned" not in name and name != "twin":
                         continue
@@ -181,12 +187,12 @@ class Rows(dict):
 
 def measure(tree: Path, file: Path | None) -> None:
     rows = Rows(file)
-    of_kernels(rows, tree, emulated=False)
+    of_kernels(rows, tree, "cpu")
     for double in (False, True):
         with jax.enable_x64(double):
             of_jax(rows)
             of_tasks(rows)
-    of_kernels(rows, tree, emulated=True)
+    of_kernels(rows, tree, "emulated")
 
 
 def table(before: dict[str, str], after: dict[str, str]) -> str:
@@ -204,9 +210,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--gpu", choices=["float32", "float64"])
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     options = parser.parse_args()
     if options.compare:
         print(table(*(json.loads(path.read_text()) for path in options.compare)))
+    elif options.gpu:
+        of_kernels(Rows(options.json), options.tree, options.gpu)
     else:
         measure(options.tree, options.json)

@@ -1,11 +1,15 @@
 """The CUDA kernel on a real GPU: every step against the reference, then timings with CUDA events.
 
 python benchmarks/kernel_cuda_check.py [--quick]
+python benchmarks/kernel_cuda_check.py --calls [--profile]     what a call costs beside its kernel
 
 Needs CuPy. Exits with 1 if a check fails.
 """
 
 import argparse
+import cProfile
+import io
+import pstats
 import sys
 import time
 from pathlib import Path
@@ -239,12 +243,93 @@ def time_sizes(cp, quick):
         spec = paper_lattice(rows, columns, steps=2_000)
         ensemble = ensemble_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
         device = cuda.Device(cp, ensemble, plan_of(ensemble))
-        t = event_time(cp, lambda d=device: d.launch(0, min(1000, d.chunk), 0), 3)
-        n = rows * columns
+        launch = event_time(cp, lambda d=device: d.launch(0, min(1000, d.chunk), 0), 3)
+        alone = kernel_time(cp, device, 1000)
+        each = 1e9 / (rows * columns * 2e6)
         print(
-            f"  {rows:3} × {columns:3}: {t:9.2f} ms, {1e9 * t / (n * 2e6):8.2f} ps a site and step",
+            f"  {rows:3} × {columns:3}: {launch:9.3f} ms, {each * launch:8.2f} ps a site and step; "
+            f"the kernel alone {alone:9.3f} ms, {each * alone:8.2f} ps",
             flush=True,
         )
+
+
+CALLS = 30
+SHORT = 100
+"""Steps of a call whose own cost is looked at."""
+
+
+def time_calls(cp, profiled):
+    """The seconds of an estimate that are not the kernel's: whole calls of few steps, beside the kernel alone."""
+    import jax
+
+    from fluctua import tcmt
+    from fluctua.cli.bench import DT
+
+    print(f"Whole calls of an estimator, {SHORT} steps, median of {CALLS}; θ on the host, then on JAX's own device")
+    print(f"  {'lattice':10} {'E':>6} {'baseline':10} {'θ':>4} {'estimator':>11} {'fastest':>9} {'kernel.run':>11}"
+          f" {'kernel alone':>13}")  # fmt: skip
+    table = np.linspace(0.2, 0, SHORT + 1)
+    baselines = {"table": table, "time": "time", "binned": Binned(20, 50), "twin": "twin"}
+    for rows, columns in ((4, 4), (11, 13), (32, 32)):
+        network = tcmt.rectangular(rows, columns)
+        task = tcmt.transmission(network, horizon=SHORT * DT, dt=DT)
+        for count in (100, 1000):
+            spec = paper_lattice(rows, columns, steps=SHORT)
+            ensemble = ensemble_of(spec, count, baseline=table)
+            device = cuda.Device(cp, ensemble, plan_of(ensemble))
+            alone = kernel_time(cp, device, count)
+            direct = wall(lambda s=spec, n=count: kernel.run(s, 0, n, backend="cuda", baseline=table))[0]
+            for name, baseline in baselines.items():
+                if name != "table" and (rows, count) != (11, 1000):
+                    continue
+                for place in sorted({"cpu", jax.default_backend()}):
+                    with jax.default_device(jax.devices(place)[0]):
+                        theta = tcmt.initial_parameters(jax.random.key(0), network)
+                        key, estimator = jax.random.key(1), task.estimator("cuda", baseline=baseline)
+                        call = lambda f=estimator, k=key, th=theta, n=count: jax.block_until_ready(f(k, th, n).gradient)
+                        median, least = wall(call)
+                        print(
+                            f"  {rows:3} × {columns:<4} {count:6} {name:10} {place:>4} {median:9.3f}ms {least:7.3f}ms "
+                            f"{direct:9.3f}ms {alone:11.3f}ms",
+                            flush=True,
+                        )
+                        if profiled and count == 1000 and rows == 11:
+                            show_profile(call)
+
+
+def kernel_time(cp, device, count):
+    """Milliseconds of `one_pass` by itself."""
+    few = min(count, device.chunk)
+    device.launch(0, few, 0)
+    grid, arguments = min(device.grid, few), device.arguments(0, few)
+    call = lambda: device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
+    return event_time(cp, call, 15)
+
+
+def wall(call):
+    """Milliseconds of a call after some that compile and warm up: median and least."""
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(CALLS):
+        begin = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return float(np.median(times)), min(times)
+
+
+def show_profile(call, calls=20, rows=45):
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(calls):
+        call()
+    profile.disable()
+    for order in ("tottime", "cumulative"):
+        text = io.StringIO()
+        pstats.Stats(profile, stream=text).strip_dirs().sort_stats(order).print_stats(rows)
+        lines = [line for line in text.getvalue().splitlines() if line.strip()]
+        print(f"    {calls} calls, by {order}")
+        print("\n".join("    " + line for line in lines[3:]), flush=True)
 
 
 def main():
@@ -252,9 +337,15 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--checks", action="store_true", help="nothing but the checks")
+    parser.add_argument("--calls", action="store_true", help="nothing but what a call costs beside its kernel")
+    parser.add_argument("--profile", action="store_true", help="and where")
     a = parser.parse_args()
     cp = cuda.require_cupy()
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
+    if a.calls:
+        time_calls(cp, a.profile)
+        time_sizes(cp, a.quick)
+        return 0
     if not a.no_checks:
         check_against_reference()
         check_binned()
