@@ -12,6 +12,7 @@ from fluctua import binned, fisher, natural, tcmt, time_only
 from fluctua.cli.app import app
 from fluctua.core.sources import run_and_pilot
 from fluctua.tcmt.kernel.options import Binned
+from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.tasks import custom
 
 KEY = jax.random.key(4)
@@ -102,6 +103,32 @@ def test_samples_average_to_the_estimate():
     samples, estimate = estimator.samples(KEY, theta, 16), estimator(KEY, theta, 16)
     for name in theta:
         np.testing.assert_allclose(samples.gradient[name].mean(axis=0), estimate.gradient[name], rtol=1e-4, atol=1e-7)
+
+
+def test_an_estimate_has_the_families_and_the_types_of_theta():
+    task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.1, dt=5e-3)
+    theta = start(task.network, ("omega", "chi", "kappa"))
+    theta = {"kappa": theta["kappa"], "omega": theta["omega"].astype(jnp.float32), "chi": theta["chi"]}
+    estimate, result = task.estimator("cpu").with_result(KEY, theta, 8)
+    for part in ("gradient", "stderr", "second_moment"):
+        leaves, expected = getattr(estimate, part), getattr(result, part)
+        assert leaves.keys() == theta.keys()
+        for name, leaf in leaves.items():
+            np.testing.assert_array_equal(leaf, getattr(expected, name).astype(theta[name].dtype), strict=True)
+    assert (float(estimate.value), float(estimate.value_stderr)) == (result.value, result.value_stderr)
+
+
+def test_parameters_that_are_not_finite_are_named():
+    task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
+    theta = start(task.network, ("omega", "chi"))
+    bad = {**theta, "chi": theta["chi"].at[1].set(jnp.nan)}
+    estimator = task.estimator("cpu", baseline="twin")
+    for call in (estimator, estimator.samples, estimator.split):
+        with pytest.raises(ValueError, match=r"`theta\['chi'\]` is not finite"):
+            call(KEY, bad, 4)
+    twin = task.estimator("cpu", baseline=KernelTwin(theta=lambda _: bad))
+    with pytest.raises(ValueError, match=r"`theta\['chi'\]` is not finite"):
+        twin(KEY, theta, 4)
 
 
 @pytest.mark.parametrize("baseline", ["time", "carried", "twin"])

@@ -231,8 +231,22 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
         finite = on_host(_finite_each(arrays)).tolist()
     for (path, _), leaf, good in zip(leaves, arrays, finite, strict=True):
         if not good:
-            raise ValueError(f"`theta{jax.tree_util.keystr(path)}` is not finite: {np.asarray(leaf)!r}.")
+            raise _not_finite(path, leaf)
     return jax.tree.unflatten(jax.tree.structure(theta), arrays)
+
+
+def values(theta: Params) -> Params:
+    """The numbers of parameters on the host, all finite: each is read once, after `parameters(numbers=False)`."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(theta)
+    arrays = [on_host(leaf) for _, leaf in leaves]
+    for (path, _), array in zip(leaves, arrays, strict=True):
+        if not np.isfinite(array).all():
+            raise _not_finite(path, array)
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _not_finite(path: Any, leaf: Array) -> ValueError:
+    return ValueError(f"`theta{jax.tree_util.keystr(path)}` is not finite: {np.asarray(leaf)!r}.")
 
 
 @jax.jit

@@ -337,7 +337,7 @@ def estimate_seeds(key: Array) -> tuple[int, int]:
 
     A fused estimator that draws with them has the noise of `ppgt(..., simulator(..., wiener=philox))(key, ...)`.
     """
-    run, pilot = np.asarray(_seed_words(key)).tolist()  # one compiled call: a dozen small ones take a millisecond
+    run, pilot = on_host(_seed_words(key)).tolist()  # one compiled call: a dozen small ones take a millisecond
     return run[1] << 32 | run[0], pilot[1] << 32 | pilot[0]
 
 

@@ -7,6 +7,7 @@ the sum over copies of a network that share one θ.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -25,7 +26,7 @@ from fluctua.core.ppgt import ppgt
 from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params, Trajectories
+from fluctua.core.types import Array, Estimate, Params, Trajectories, on_host
 from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
 from fluctua.tcmt import measured
@@ -88,7 +89,7 @@ class Fused:
         self, key: Array, theta: Params, count: int, table: np.ndarray | None = None
     ) -> tuple[Estimate, KernelResult | TwinResult]:
         """The estimate, and the kernel's result behind it, which holds a `table` for the next: see `next_table`."""
-        theta = check.parameters(theta)
+        theta = check.parameters(theta, numbers=False)
         combined = chain_rule(self.task, theta)
         result = self.run(key, theta, count, table, samples=combined)
         if combined:
@@ -97,7 +98,7 @@ class Fused:
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
-        theta = check.parameters(theta)
+        theta = check.parameters(theta, numbers=False)
         return samples_of_result(self.task, theta, self.run(key, theta, count, samples=True))
 
     def split(
@@ -110,7 +111,7 @@ class Fused:
         """
         if not isinstance(self.baseline, KernelTwin):
             raise ValueError('`split` is of the twin correction: make the estimator with baseline="twin".')
-        theta = check.parameters(theta)
+        theta = check.parameters(theta, numbers=False)
         result = self.run(key, theta, count, table, first=first, samples=True)
         assert isinstance(result, TwinResult)
         assert result.direct_samples is not None
@@ -124,7 +125,7 @@ class Fused:
 
         λ̄ multiplies U and nothing else, so runs of the same noise with λ̄ = 0 and with λ̄ = 1 on a block differ by it.
         """
-        theta = check.parameters(theta)
+        theta = check.parameters(theta, numbers=False)
         steps = len(self.task.t) - 1
         many = blocks_for(count, ravel_pytree(theta)[0].size, steps, blocks)
         block = np.arange(steps) * many // steps
@@ -179,8 +180,9 @@ class Fused:
         """
         twin = self.baseline if isinstance(self.baseline, KernelTwin) else None
         check.count(count, fewest=1 if first is not None or (twin and options.get("samples")) else 2)
-        self.watch(self.task, theta)
-        spec = kernel_spec(self.task, theta, self.s_plus)
+        values = check.values(theta)
+        self.watch(self.task, values)
+        spec = kernel_spec(self.task, values, self.s_plus)
         seed, pilot_seed = estimate_seeds(key)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
@@ -194,9 +196,9 @@ class Fused:
         """λ̄ (T+1,) from the pilot of a time-only baseline; None where no pilot is run."""
         if not self.pilot:
             return None
-        theta = check.parameters(theta)
-        self.watch(self.task, theta)
-        table = self._baseline(kernel_spec(self.task, theta, self.s_plus), estimate_seeds(key)[1])
+        values = check.values(check.parameters(theta, numbers=False))
+        self.watch(self.task, values)
+        table = self._baseline(kernel_spec(self.task, values, self.s_plus), estimate_seeds(key)[1])
         assert isinstance(table, np.ndarray)
         return table
 
@@ -212,7 +214,8 @@ class Fused:
     ) -> TwinResult:
         model = None
         if twin.theta is not None:
-            model = kernel_spec(self.task, check.parameters(twin.theta(theta)), self.s_plus)
+            of_twin = check.parameters(twin.theta(theta), numbers=False)
+            model = kernel_spec(self.task, check.values(of_twin), self.s_plus)
         return run_twin(
             spec,
             seed,
@@ -482,7 +485,7 @@ def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.n
 def _repeated(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """θ of all copies."""
     parameters(task.network, theta)  # names and shapes are checked against one device
-    return {name: np.tile(np.asarray(value, np.float64), task.copies) for name, value in theta.items()}
+    return {name: np.tile(np.asarray(on_host(value), np.float64), task.copies) for name, value in theta.items()}
 
 
 def _uniform_step(t: np.ndarray) -> float:
@@ -490,8 +493,20 @@ def _uniform_step(t: np.ndarray) -> float:
 
 
 def _estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
-    def pick(families: Families | None) -> Params:
-        return {n: jnp.asarray(getattr(families, n), jnp.asarray(v).dtype) for n, v in theta.items()}
+    """Means and errors as arrays of JAX, by one transfer: each by itself takes as long as a short run."""
+    leaves = tuple((v.size, v.dtype) for v in theta.values())
+    wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
+    parts = (result.gradient, result.stderr, result.second_moment)
+    flat = np.concatenate([np.asarray(getattr(part, name), wide) for part in parts for name in theta])
+    *means, value, stderr = _apart(leaves, flat, result.value, result.value_stderr)
+    gradient, error, second = (dict(zip(theta, each, strict=True)) for each in means)
+    return Estimate(gradient, error, second, value, stderr, len(result.returns))
 
-    parts = (pick(result.gradient), pick(result.stderr), pick(result.second_moment))
-    return Estimate(*parts, jnp.asarray(result.value), jnp.asarray(result.value_stderr), len(result.returns))
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apart(leaves: tuple[tuple[int, np.dtype], ...], flat: Array, value: Array, stderr: Array) -> tuple[Any, ...]:
+    """The leaves of gradient, error and second moment, which stand one after the other, and the two numbers."""
+    ends = np.cumsum([size for _ in range(3) for size, _ in leaves])
+    each = [part.astype(dtype) for part, (_, dtype) in zip(jnp.split(flat, ends[:-1]), 3 * leaves, strict=True)]
+    many = len(leaves)
+    return *(each[i * many : (i + 1) * many] for i in range(3)), value, stderr

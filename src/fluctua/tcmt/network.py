@@ -137,10 +137,10 @@ def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]
             f"θ of a resonator network may hold {', '.join(FAMILIES)}; got {', '.join(map(repr, unknown))}."
         )
     for name, value in theta.items():
-        if jnp.shape(value) != network.shape(name):
+        if np.shape(value) != network.shape(name):
             raise ValueError(
                 f"`theta[{name!r}]` must have shape {network.shape(name)} for this network ({network.sites} "
-                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got {jnp.shape(value)}."
+                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got {np.shape(value)}."
             )
     return {name: theta[name] if name in theta else getattr(network, name) for name in FAMILIES}
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fluctua.compiled.cuda import require_cupy
 from fluctua.tcmt.kernel.cpu import Sums
-from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
+from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
 LN2 = 0.6931471805599453
@@ -46,6 +46,7 @@ class Layout(NamedTuple):
         return self.threads * self.per
 
 
+@once_for_a_graph
 def lay_out(plan: Plan) -> Layout:
     """Slots of every site: its neighbours below, then those above, padded to the largest degree."""
     sites, lower, upper = plan.sites, plan.lower_start, plan.upper_start

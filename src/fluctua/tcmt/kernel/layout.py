@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from fluctua.tcmt.native import _native
 
 MODULATION_TOLERANCE = 2.5e-7
 """Largest error of δκ/σ_κ in float32 runs: 5e-8 at σ_κ = 0.2, below the rounding of κ = 1."""
+T = TypeVar("T")
 NATIVE = Path(__file__).parent.parent / "native"
 
 
@@ -142,14 +144,40 @@ class Graph(NamedTuple):
 
 
 def neighbours(sites: int, bonds: np.ndarray) -> Graph:
-    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site."""
+    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site. Made once for a graph."""
+    return _neighbours(sites, np.ascontiguousarray(bonds, np.int32).tobytes())
+
+
+@functools.lru_cache(maxsize=64)
+def _neighbours(sites: int, pairs: bytes) -> Graph:
+    bonds = np.frombuffer(pairs, np.int32).reshape(-1, 2)
     low, high = np.sort(bonds, axis=1).T if len(bonds) else (np.zeros(0, int), np.zeros(0, int))
     order = np.lexsort((high, low))
     low, high = low[order], high[order]
     seen_from_above = np.lexsort((low, high))
     count = lambda of: np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
     arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
-    return Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
+    graph = Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
+    for array in graph:
+        array.flags.writeable = False  # it is shared
+    return graph
+
+
+def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
+    """Keep what `make(plan, *how)` makes of the sites, bonds and ports of a plan alone, for up to 64 of them."""
+    kept: dict[Any, T] = {}
+
+    @functools.wraps(make)
+    def once(plan: Plan, *how: Any) -> T:
+        key = plan.sites, plan.upper_start.tobytes(), plan.upper_site.tobytes(), plan.port_site.tobytes(), how
+        made = kept.get(key)
+        if made is None:
+            if len(kept) >= 64:
+                kept.clear()  # at once: several GPUs are laid out by several threads
+            made = kept[key] = make(plan, *how)
+        return made
+
+    return once
 
 
 def tolerance(options: Options) -> float:

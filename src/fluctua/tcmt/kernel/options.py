@@ -10,6 +10,7 @@ detuning and `drive` is constant; in the lab frame `drive` is a table of T rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -345,12 +346,19 @@ def memory() -> int:
 
 def _bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
     bonds = _indices("bonds", np.asarray(pairs).reshape(-1, 2), sites)
+    _check_bonds(bonds.tobytes())
+    return bonds
+
+
+@functools.lru_cache(maxsize=64)
+def _check_bonds(of: bytes) -> None:
+    """Once for a graph: to look for pairs that are named twice takes longer than all else that is checked."""
+    bonds = np.frombuffer(of, np.int32).reshape(-1, 2)
     if bonds.size and (bonds[:, 0] == bonds[:, 1]).any():
         raise ValueError(f"bond {int(np.argmax(bonds[:, 0] == bonds[:, 1]))} connects a site with itself.")
     pairs = np.sort(bonds, axis=1)
     if len(np.unique(pairs, axis=0)) != len(pairs):
         raise ValueError("`bonds` names a pair of sites twice. Couplings are symmetric: give each pair once.")
-    return bonds
 
 
 def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = float) -> np.ndarray:

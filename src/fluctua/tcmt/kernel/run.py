@@ -96,6 +96,8 @@ def run(
 def _groups(e: Ensemble) -> list[Ensemble]:
     """Parts that have bins of their own."""
     groups = 1 if e.binned is None else -(-e.count // e.binned.group)
+    if groups == 1:
+        return [e]
     edges = np.linspace(0, e.count, groups + 1).astype(int).tolist()
     return [e.replace(first=e.first + begin, count=end - begin) for begin, end in itertools.pairwise(edges)]
 
