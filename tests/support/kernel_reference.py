@@ -26,6 +26,7 @@ def rectangle(
     lab=False,
     harmonics=10,
     Omega=0.1,
+    step="euler",
 ):
     """A disordered lattice, driven at one corner and read at two others."""
     rng = np.random.default_rng(seed)
@@ -37,7 +38,7 @@ def rectangle(
     external = np.zeros(n)
     external[[0, n - 1]] = 1.0, 0.7
     internal = 0.02 + 0.05 * rng.random(n)
-    t = dt * np.arange(steps)
+    t = dt * np.arange(steps + (step == "heun"))
     wave = np.exp(-1j * 2.0 * t) * (1 - np.exp(-t)) if lab else np.ones(1)
     return KernelSpec(
         omega=0.5 * rng.standard_normal(n),
@@ -58,6 +59,7 @@ def rectangle(
         harmonics=harmonics,
         Omega=Omega,
         start=0.1 * (rng.standard_normal(n) + 1j * rng.standard_normal(n)),
+        step=step,
     )
 
 
@@ -104,14 +106,15 @@ def modulation(spec, seed, trajectories):
 class Path(NamedTuple):
     psi: np.ndarray  # (E, T+1, N)
     zeta: np.ndarray  # r/(2Q) (E, T, N)
-    rewards: np.ndarray  # gΔt (E, T)
+    rewards: np.ndarray  # gΔt (E, T), or (E, T+1) where the end counts
     scores: dict  # family -> (E, T, ·)
-    explicit: np.ndarray  # ∂g/∂gain Δt (E, T, M)
+    explicit: np.ndarray  # ∂g/∂gain Δt, as the rewards (E, T, M)
 
     @property
     def to_go(self):
         """λ̂ₙ₊₁ (E, T)."""
-        return self.rewards.sum(1, keepdims=True) - np.cumsum(self.rewards, 1)
+        so_far = np.cumsum(self.rewards, 1)
+        return so_far[:, -1:] - so_far[:, : self.zeta.shape[1]]
 
     def gradient(self, bar=0.0):
         """Σ(λ̂ₙ₊₁ − λ̄ₙ)Uₙ per trajectory, for `bar` broadcastable to (E, T, 1) or per family (E, T, ·)."""

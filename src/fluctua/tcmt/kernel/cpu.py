@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluctua.tcmt.kernel.layout import neighbours, pairs, plan_of
-from fluctua.tcmt.kernel.options import LANES, Ensemble, TwinModel, cores
+from fluctua.tcmt.kernel.options import LANES, Ensemble, TwinModel, cores, refuse_step
 from fluctua.tcmt.native import _native
 
 
@@ -15,9 +15,9 @@ from fluctua.tcmt.native import _native
 class Sums:
     """What a backend hands back of an ensemble.
 
-    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,). moments: Σv, Σv², Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients
-    (3, P). samples: the gradients themselves (E, P), and record: states (E, R, N, 2), on request.
-    overflow: the first trajectory that is not finite and the step after which; −1: none, or not known.
+    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,). moments: Σv, Σv² and
+    Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients (3, P). samples: the gradients themselves (E, P), and record: states (E, R, N, 2),
+    on request. overflow: the first trajectory that is not finite and the step after which; −1: none, or not known.
     """
 
     returns: np.ndarray
@@ -33,7 +33,7 @@ class Sums:
         real = e.options.real
         return cls(
             returns=np.empty(e.count),
-            reward_sum=np.zeros(e.spec.steps),
+            reward_sum=np.zeros(e.spec.times),
             moments=np.zeros((3, e.width)),
             samples=np.empty((e.count, e.width), real) if e.samples else None,
             record=np.empty((e.count, e.records, e.spec.sites, 2), real) if e.records else None,
@@ -155,6 +155,7 @@ def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
     For a constant drive and no modulation. -> (N + B + 2N,)
     """
     o, spec = e.options, e.spec
+    refuse_step(spec, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
     states = States(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)
@@ -166,5 +167,5 @@ def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
 
 
 def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
-    """Mean reward still to come at each time, (T+1,)."""
+    """Mean reward still to come at each time at which there is one, and nothing after the last. (T,) -> (T+1,)"""
     return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count

@@ -40,6 +40,7 @@ class Plan:
     noise: bool
     antithetic: bool
     rates: bool
+    heun: bool
     dt: float
     drive_rows: int
     incoming_rows: int
@@ -97,6 +98,7 @@ def plan_of(ensemble: Ensemble) -> Plan:
         noise=bool(o.noise),
         antithetic=bool(o.antithetic),
         rates=ensemble.rates,
+        heun=spec.step == "heun",
         dt=spec.dt,
         drive_rows=len(spec.drive),
         incoming_rows=len(spec.incoming),
@@ -197,7 +199,7 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
     fastest = abs(spec.Omega) * spec.harmonics * spec.dt
     half = (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
     steps = 2 * int(np.clip(half / fastest if fastest else 16, 1, 16))
-    pieces = -(-spec.steps // steps)
+    pieces = -(-spec.times // steps)
     centre = (np.arange(pieces) * steps + (steps - 1) / 2) * spec.dt
     nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 2 else np.array([0.5, 0.0, -0.5])
     k = np.arange(1, spec.harmonics + 1)

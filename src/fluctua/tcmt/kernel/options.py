@@ -4,7 +4,8 @@
     g = Σ_p w_p |−s⁺_p + √(2γ_e,p) ψ_p|²
 
 N sites, B bonds, T steps, E trajectories. The frame is in the numbers: in the frame of the drive `omega` is the
-detuning and `drive` is constant; in the lab frame `drive` is a table of T rows.
+detuning and `drive` is constant; in the lab frame `drive` is a table of T rows. With Heun's step the drift is asked for
+at T + 1 times, and the rewards are counted at as many, by the trapezoid rule.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ GROUPS = 128
 """Partial sums of the CPU kernel, each of all parameters and steps."""
 BACKENDS = ("cpu", "cuda")
 PRECISIONS = ("float32", "float64")
+STEPS = ("euler", "heun")
+"""Steps that the kernels take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +42,12 @@ class KernelSpec:
         bonds: site indices (B, 2), each pair once.
         dt, steps: Δt and T.
         drive_sites: (D,).
-        drive: f = √(2γ_e) s⁺ on those sites, complex (D,) or (T, D).
+        drive: f = √(2γ_e) s⁺ on those sites, complex (D,) or (T, D); (T+1, D) with Heun's step.
         port_sites, port_gain, port_weight: site, √(2γ_e) and w of every port, (M,).
-        incoming: s⁺ on the ports, complex (M,) or (T, M).
+        incoming: s⁺ on the ports, complex (M,) or (T, M); (T+1, M) with Heun's step.
         sigma_kappa, Omega, harmonics: of the modulation; σ_κ = 0 is none.
         start: ψ at t = 0, complex (N,); None is zero.
+        step: "euler", or "heun": ψ + Δt/2[μ(ψ, t) + μ(ψ + Δtμ, t + Δt)] and the noise.
 
     """
 
@@ -65,8 +69,13 @@ class KernelSpec:
     Omega: float = 0.1
     harmonics: int = 10
     start: np.ndarray | None = None
+    step: str = "euler"
 
     def __post_init__(self) -> None:
+        if self.step not in STEPS:
+            raise ValueError(
+                f'the fused kernels step by "euler" or "heun"; got step={self.step!r}. Others run with backend="jax".'
+            )
         omega = _array("omega", self.omega, (-1,))
         n = omega.size
         if n == 0:
@@ -93,11 +102,11 @@ class KernelSpec:
             dt=dt,
             steps=steps,
             drive_sites=drive_sites,
-            drive=_table("drive", self.drive, steps, drive_sites.size),
+            drive=_table("drive", self.drive, steps + (self.step == "heun"), drive_sites.size),
             port_sites=port_sites,
             port_gain=_array("port_gain", self.port_gain, (port_sites.size,)),
             port_weight=_array("port_weight", self.port_weight, (port_sites.size,)),
-            incoming=_table("incoming", self.incoming, steps, port_sites.size),
+            incoming=_table("incoming", self.incoming, steps + (self.step == "heun"), port_sites.size),
             sigma_kappa=_number("sigma_kappa", self.sigma_kappa),
             Omega=_number("Omega", self.Omega),
             harmonics=int(self.harmonics),
@@ -112,6 +121,11 @@ class KernelSpec:
     def sites(self) -> int:
         """N."""
         return len(self.omega)
+
+    @property
+    def times(self) -> int:
+        """How often drift and reward are asked for: at the start of every step, with Heun's also at the end."""
+        return self.steps + (self.step == "heun")
 
     @property
     def waves(self) -> int:
@@ -233,6 +247,8 @@ class Ensemble:
                 f"the diffusion is singular: site {site} has no noise, and the score divides by it. "
                 "Give it some, or pass scores=False to simulate only."
             )
+        if self.options.backend == "cuda":
+            refuse_step(self.spec, 'backend="cuda"')
         if self.binned is not None:
             self._check_binned()
         if self.table is not None:
@@ -248,6 +264,7 @@ class Ensemble:
         self._check_memory()
 
     def _check_binned(self) -> None:
+        refuse_step(self.spec, "the kernels' binned baseline")
         if self.count < 2:
             raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
         if self.options.antithetic:
@@ -262,7 +279,7 @@ class Ensemble:
         item, n = self.options.real.itemsize, self.spec.sites
         kept = self.copies_of_samples * self.width * item if self.samples else 0
         each = 8 * (2 + self.copies_of_samples) + kept + 2 * n * item * self.records
-        sums = 8 * GROUPS * (9 * self.width + 2 * self.spec.steps) if self.options.backend == "cpu" else 0
+        sums = 8 * GROUPS * (9 * self.width + 2 * self.spec.times) if self.options.backend == "cpu" else 0
         needed, there = self.count * each + sums, memory()
         if needed > there:
             raise ValueError(
@@ -328,6 +345,15 @@ class TwinModel:
     curvature: np.ndarray | None = None
 
 
+def refuse_step(spec: KernelSpec, what: str) -> None:
+    """Raise where a kernel knows Euler's step alone."""
+    if spec.step != "euler":
+        raise ValueError(
+            f'{what} has no step="{spec.step}". The CPU kernels have it without a baseline and with a time-only one '
+            '("time", "carried"); backend="jax" has it with every baseline.'
+        )
+
+
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -374,13 +400,13 @@ def _first_bad(array: np.ndarray) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
 
 
-def _table(name: str, value: np.ndarray, steps: int, width: int) -> np.ndarray:
-    """(width,) or (steps, width) as (1 or steps, width)."""
+def _table(name: str, value: np.ndarray, times: int, width: int) -> np.ndarray:
+    """(width,) or (times, width) as (1 or times, width)."""
     array = np.asarray(value, complex)
     if array.ndim == 1:
         array = array[None]
-    if array.shape not in ((1, width), (steps, width)):
-        raise ValueError(f"`{name}` must have shape ({width},) or ({steps}, {width}); got {np.shape(value)}.")
+    if array.shape not in ((1, width), (times, width)):
+        raise ValueError(f"`{name}` must have shape ({width},) or ({times}, {width}); got {np.shape(value)}.")
     return _array(name, array, array.shape, complex)
 
 

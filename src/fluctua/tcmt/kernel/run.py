@@ -163,7 +163,7 @@ def result(e: Ensemble, sums: Sums) -> KernelResult:
         gradient,
         stderr,
         second,
-        mean_to_go(sums.reward_sum, e.count),
+        mean_to_go(sums.reward_sum, e.count)[: e.spec.steps + 1],
         None if sums.samples is None else families(e, sums.samples),
         None if record is None else record.view(np.dtype(f"c{2 * record.dtype.itemsize}"))[..., 0],
     )

@@ -28,7 +28,7 @@ from fluctua.core.types import Params
 from fluctua.tcmt.kernel import cpu, cuda_twin
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.layout import modulation_pieces, tolerance
-from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options, TwinModel
+from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options, TwinModel, refuse_step
 from fluctua.tcmt.kernel.run import Families, explain_overflow, families, run, statistics, value_of
 
 TABLE_BYTES = 2**29
@@ -126,6 +126,7 @@ def run_twin(
 
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
+    refuse_step(spec, "the kernels' twin")
     ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
     sigma = spec.sigma_kappa if knows_modulation else 0.0
     model = (spec if twin is None else _same_graph(spec, twin)).replace(
@@ -154,7 +155,7 @@ def twin_options(**options: Any) -> Options:
 
 
 def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
-    for name in ("bonds", "drive_sites", "port_sites", "dt", "steps"):
+    for name in ("bonds", "drive_sites", "port_sites", "dt", "steps", "step"):
         if not np.array_equal(getattr(spec, name), getattr(twin, name)):
             raise ValueError(
                 f"a twin has the graph, drives, ports and steps of the network itself; its `{name}` differs."

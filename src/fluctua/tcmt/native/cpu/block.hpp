@@ -12,6 +12,7 @@ constexpr int L = kLanes;
 
 template <class Real> struct Space {
   Real *psi, *next, *zeta[2], *acc, *w, *wave, *poly, *coupling, *force;
+  Real *ahead, *eta;  // of Heun's step: ψ̃ and η
   SiteWords* site;
   int sums;  // a parameter
 };
@@ -35,6 +36,8 @@ template <class Real> std::int64_t lay_out(const Plan<Real>& plan, Real* base, S
   s.wave = carve(p, plan.harmonics ? 2 * plan.harmonics * b : 0);
   s.poly = carve(p, plan.harmonics ? 3 * b : 0);
   s.coupling = carve(p, plan.harmonics ? b : 0);
+  s.ahead = carve(p, plan.heun ? 2 * n : 0);
+  s.eta = carve(p, plan.heun ? 2 * n : 0);
   s.force = p;  // (sites, 2), the same for all lanes
   p += (2 * n + L - 1) / L * L;
   s.site = reinterpret_cast<SiteWords*>(p);

@@ -7,6 +7,7 @@ constexpr std::int64_t kPiece = 1024;  // samples
 
 template <class Real> bool measured_pass(const Fields& given, const Fields& states, const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
+  require_euler(plan, "the score of measured states");
   const MeasuredEngine<Real>& engine = *choose<Real>(engine_name).measured;
   if (plan.harmonics || plan.drive_rows != 1)
     throw std::invalid_argument("measured states are scored for a network without modulation and a constant drive");

@@ -54,9 +54,10 @@ template <class Real> Plan<Real> plan_of(const Fields& record) {
   for (const char* name : {"bonds", "ports", "drives", "harmonics"}) record.number<int>(name, 0, most);
   const std::int64_t sites = p.sites, bonds = p.bonds, steps = p.steps, ports = p.ports, drives = p.drives;
   const std::int64_t drive_rows = p.drive_rows, incoming_rows = p.incoming_rows, harmonics = p.harmonics;
-  if ((drive_rows != 1 && drive_rows != steps) || (incoming_rows != 1 && incoming_rows != steps))
-    throw std::invalid_argument("`drive_rows` and `incoming_rows` must be 1 or the number of steps");
-  const std::int64_t pieces = (steps + p.modulation_steps - 1) / p.modulation_steps;
+  const std::int64_t times = rewards(p);  // at which the drift is asked for: with Heun's step also at the end
+  if ((drive_rows != 1 && drive_rows != times) || (incoming_rows != 1 && incoming_rows != times))
+    throw std::invalid_argument("`drive_rows` and `incoming_rows` must be 1 or " + std::to_string(times));
+  const std::int64_t pieces = (times + p.modulation_steps - 1) / p.modulation_steps;
   length({drives, drive_rows, 2});  // these products fit, and so do those of the list
   length({ports, incoming_rows, 2});
   length({pieces, harmonics, 6});
@@ -93,7 +94,7 @@ bool one_pass(const Fields& given, const Fields& once, const Fields& out, const 
 
   double* returns = out.out<double>("returns", count);
   double* moments = out.out<double>("moments", 3 * total);
-  double* reward_sum = out.out<double>("reward_sum", plan.steps);
+  double* reward_sum = out.out<double>("reward_sum", rewards(plan));
   Real* samples = out.out<Real>("samples", length({count, total}), true);
   Real* record = out.out<Real>("record", length({count, records, plan.sites, 2}), records == 0);
   std::int64_t* overflow = out.out<std::int64_t>("overflow", 2);  // trajectory, step; −1: none
@@ -146,7 +147,7 @@ bool one_pass(const Fields& given, const Fields& once, const Fields& out, const 
   };
 
   nb::gil_scoped_release release;
-  const Sizes size = {engine.workspace(plan), total * kLanes, 3 * total, plan.steps, 0};
+  const Sizes size = {engine.workspace(plan), total * kLanes, 3 * total, rewards(plan), 0};
   if (!for_all_blocks<Real>(count, trajectories.threads, size, stop, run, moments, reward_sum, nullptr)) return false;
   overflow[0] = overflow[1] = -1;
   if (bad < 0) return true;
@@ -155,7 +156,7 @@ bool one_pass(const Fields& given, const Fields& once, const Fields& out, const 
   Bench<Real> bench(size.workspace, 0);
   Job<Real> job = make_job(bad / kLanes, bench);
   double block_returns[kLanes];
-  std::vector<double> ignored(plan.steps, 0.0);
+  std::vector<double> ignored(rewards(plan), 0.0);
   job.returns = block_returns;
   job.reward_sum = ignored.data();
   job.scores = false;

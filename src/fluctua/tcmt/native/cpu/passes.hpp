@@ -15,6 +15,11 @@ std::vector<std::string> plan_fields();
 template <class Real> Plan<Real> plan_of(const Fields& plan);
 template <class Real> const Engine<Real>& choose(const std::string& engine);
 
+// The passes that know Euler's step alone.
+template <class Real> void require_euler(const Plan<Real>& plan, const char* pass) {
+  if (plan.heun) throw std::invalid_argument(std::string(pass) + " has no Heun's step");
+}
+
 // Which trajectories, and on how many threads.
 struct Trajectories {
   explicit Trajectories(const Fields& once)

@@ -24,8 +24,9 @@ constexpr int kLanes = 16;  // trajectories a block: state and sums of the paper
   NUMBER(bool, noise)                                                                                      \
   NUMBER(bool, antithetic)                                                                                 \
   NUMBER(bool, rates) /* also the scores of damping, diffusion, drive */                                   \
+  NUMBER(bool, heun)  /* Heun's step in place of Euler's */                                                \
   NUMBER(double, dt)                                                                                       \
-  NUMBER(int, drive_rows)          /* steps, or 1 if constant */                                           \
+  NUMBER(int, drive_rows)          /* 1 if constant, or one a step; Heun's also that of the end */         \
   NUMBER(int, incoming_rows)       /* the same */                                                          \
   NUMBER(double, reference)        /* R' near R: limits what has to cancel in (R' − C − λ̄)U + (R − R')U */ \
   NUMBER(int, modulation_steps)    /* δκ_b(t)Δt is quadratic in τ ∈ [−1, 1] on so many steps */            \
@@ -75,7 +76,7 @@ template <class Real> struct Job {
   Real* workspace;
   double* returns;     // (kLanes)
   Real* gradient;      // (parameters, kLanes) or null
-  double* reward_sum;  // (steps): Σ over lanes of gΔt is added
+  double* reward_sum;  // (rewards): Σ over lanes of gΔt is added
   int record_every;
   Real* record;                        // (kLanes, records, sites, 2), first lane's
   std::int64_t records;                // ⌊steps / record_every⌋ + 1
@@ -88,6 +89,9 @@ template <class Real> struct Job {
 template <class Real> static inline std::int64_t parameters(const Plan<Real>& p) {
   return 2 * std::int64_t(p.sites) + p.bonds + (p.rates ? 2 * std::int64_t(p.sites) + p.drives + p.ports : 0);
 }
+
+// Times at which a reward is counted: at the start of every step, and by the trapezoid rule of Heun's at the end too.
+template <class Real> static inline std::int64_t rewards(const Plan<Real>& p) { return std::int64_t(p.steps) + p.heun; }
 
 // A replay of some steps of one block, after the returns are known. State stays in `workspace` between calls.
 // Rows of the outputs are `stride` apart, and the block's lanes start at `lane` in each.

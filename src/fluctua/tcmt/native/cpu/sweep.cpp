@@ -2,8 +2,8 @@
 // instruction set; includes no header with inline functions that another file could share.
 //
 //   G = Σ(R' − C_{n+1} − λ̄_n)U_n + (R − R')ΣU_n                      (two sums a parameter, one pass)
+#include "heun.hpp"
 #include "parts.hpp"
-#include "step.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {
@@ -15,13 +15,15 @@ template <class Real> std::int64_t workspace(const Plan<Real>& plan) {
 
 // C_{n+1} and the weight R' − C_{n+1} − λ̄_n of step n's scores; returns Σ gΔt over the first `lanes`. C is kept in
 // double: it is one number a trajectory, and 20,000 roundings of float would show in a small advantage.
+// part: of the reward that counts.
 template <class Real>
-double reward(const Plan<Real>& plan, const Space<Real>& s, int lanes, double* c, std::int64_t step) {
+double reward(const Plan<Real>& plan, const Space<Real>& s, int lanes, double* c, std::int64_t step, double part = 1) {
   double g[L];
   powers<true>(plan, s.psi, step, g);
   double sum = 0;
-  const double start = plan.reference - (plan.bar ? plan.bar[step] : 0.0);
+  const double start = plan.reference - (plan.bar && step < plan.steps ? plan.bar[step] : 0.0);
   for (int l = 0; l < L; ++l) {
+    g[l] *= part;
     c[l] += g[l];
     s.w[l] = Real(start - c[l]);
     sum += l < lanes ? g[l] : 0.0;
@@ -96,6 +98,33 @@ template <class Real, bool Scored> void advance(const Plan<Real>& plan, Space<Re
   swap_buffers(s);
 }
 
+// A step of Euler's: noise, reward, scores, state.
+template <class Real>
+void step_by_euler(const Plan<Real>& plan, Space<Real>& s, const Source<Real>& source, Job<Real>& job, double* c,
+                   std::int64_t step) {
+  const Real tau = prepare(plan, s, source, step);
+  job.reward_sum[step] += reward(plan, s, job.lanes, c, step);
+  if (job.scores && plan.rates) rates(plan, s, Plain<Real>(), s.zeta[step & 1], step);
+  job.scores ? advance<Real, true>(plan, s, step, tau) : advance<Real, false>(plan, s, step, tau);
+}
+
+// The trapezoid rule counts the first and the last reward half.
+template <class Real>
+void reward_by_trapezoid(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, double* c, std::int64_t step) {
+  const double part = step == 0 || step == plan.steps ? 0.5 : 1.0;
+  job.reward_sum[step] += reward(plan, s, job.lanes, c, step, part);
+  if (job.scores && plan.rates) explicit_gains(plan, s, Plain<Real>(), step, Real(part));
+}
+
+template <class Real>
+void step_by_heun(const Plan<Real>& plan, Space<Real>& s, const Source<Real>& source, Job<Real>& job, double* c,
+                  std::int64_t step) {
+  if (step == 0) set_fields(plan, s, step);
+  if (!(step & 1) && plan.noise) noise(plan, s, source.lanes, source.keys, std::uint32_t(step / 2));
+  reward_by_trapezoid(plan, s, job, c, step);
+  job.scores ? advance_by_heun<Real, true>(plan, s, step) : advance_by_heun<Real, false>(plan, s, step);
+}
+
 template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
   Space<Real> s;
   lay_out(plan, job.workspace, s, Plain<Real>::sums);
@@ -107,12 +136,10 @@ template <class Real> void sweep(const Plan<Real>& plan, Job<Real>& job) {
   for (std::int64_t step = 0; step < plan.steps; ++step) {
     if (!(step & 255) && *job.stop) return;
     if (job.record_every && step % job.record_every == 0) record(plan, s, job, step);
-    const Real tau = prepare(plan, s, source, step);
-    job.reward_sum[step] += reward(plan, s, job.lanes, c, step);
-    if (job.scores && plan.rates) rates(plan, s, Plain<Real>(), s.zeta[step & 1], step);
-    job.scores ? advance<Real, true>(plan, s, step, tau) : advance<Real, false>(plan, s, step, tau);
+    plan.heun ? step_by_heun(plan, s, source, job, c, step) : step_by_euler(plan, s, source, job, c, step);
     if (job.find_overflow) look_for_overflow(plan, s, job, step + 1);
   }
+  if (plan.heun) reward_by_trapezoid(plan, s, job, c, plan.steps);
   if (job.record_every && plan.steps % job.record_every == 0) record(plan, s, job, plan.steps);
   if (!job.find_overflow) look_for_overflow(plan, s, job, plan.steps);
   for (int l = 0; l < L; ++l) job.returns[l] = c[l];

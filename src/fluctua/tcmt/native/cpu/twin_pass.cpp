@@ -21,6 +21,7 @@ template <class Real> struct Tables {  // of a twin that all trajectories share
 template <class Real> Twin<Real> twin_of(const Plan<Real>& plan, const Fields& model, const Fields& tables) {
   Twin<Real> twin{};
   twin.plan = plan_of<Real>(model);
+  require_euler(twin.plan, "a twin");
   const Plan<Real>& own = twin.plan;
   if (own.sites != plan.sites || own.bonds != plan.bonds || own.steps != plan.steps || own.ports != plan.ports ||
       own.drives != plan.drives || (own.harmonics && own.harmonics != plan.harmonics))
@@ -42,6 +43,7 @@ template <class Real>
 bool twin_pass(const Fields& given, const Fields& once, const Fields& model, const Fields& of_twin, const Fields& out,
                const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
+  require_euler(plan, "the twin correction");
   const TwinEngine<Real>& engine = *choose<Real>(engine_name).twin;
   Twin<Real> twin = twin_of(plan, model, of_twin);
   const Trajectories trajectories(once);

@@ -70,6 +70,7 @@ template <class Real> struct Ensemble {
 template <class Real>
 bool binned_pass(const Fields& given, const Fields& once, const Fields& out, const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
+  require_euler(plan, "the binned baseline");
   const Engine<Real>& engine = choose<Real>(engine_name);
   const Trajectories trajectories(once);
   const std::int64_t count = trajectories.count, first = trajectories.first, total = parameters(plan);

@@ -1,0 +1,142 @@
+// Heun's step. Its mean is m = ψ + Δt/2[μ(ψ, t) + μ(ψ̃, t + Δt)] with ψ̃ = ψ + Δtμ(ψ, t), and its score
+//
+//   U = ½[∂θμ(ψ, t)·η + ∂θμ(ψ̃, t + Δt)·ζ],     η = ζ + ΔtJ(ψ̃)ᵀζ,
+//   Jᵀζ = i(ω + 2χ|ψ̃|²)ζ + iΣ_m(κ + δκ)ζ_m − Γζ − iχψ̃²ζ*
+//
+// is Euler's of two pairs of a state and a kick, (ψ, η/2) and (ψ̃, ζ/2). Drive and couplings of the second stage are
+// those of the next step's first: `force` and `coupling` are set between the two.
+#pragma once
+#include "step.hpp"
+
+namespace fluctua {
+namespace FLUCTUA_ISA {
+
+// Drive and couplings at t_step.
+template <class Real> void set_fields(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
+  if (!plan.harmonics) return;
+  if (step % plan.modulation_steps == 0) refresh_modulation(plan, s, step / plan.modulation_steps);
+  const Real tau = place_in_piece(plan, step);
+  for (int b = 0; b < plan.bonds; ++b)
+    for (int u = 0; u < L; u += S::width) {
+      const Real* c = s.poly + 3 * std::int64_t(b) * L + u;
+      const V delta = load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
+      store(s.coupling + std::int64_t(b) * L + u, delta + plan.kappa[b]);
+    }
+}
+
+// each(κ + δκ, place of ψ_m) of site n's bonds, times Δt.
+template <bool Modulated, class Real, class Each>
+FLUCTUA_INLINE void each_bond(const Plan<Real>& plan, const Space<Real>& s, int n, int u, Each each) {
+  using V = typename Simd<Real>::V;
+  const auto strength = [&](int b) {
+    return Modulated ? load<V>(s.coupling + std::int64_t(b) * L + u) : V{} + plan.kappa[b];
+  };
+  for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e)
+    each(strength(plan.lower_bond[e]), 2 * std::int64_t(plan.lower_site[e]) * L + u);
+  for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b)
+    each(strength(b), 2 * std::int64_t(plan.upper_site[b]) * L + u);
+}
+
+// ψ̃ of all sites, and in `next` what is known of the step: Δtμ/2 and the kick.
+template <class Real, bool Modulated> void predict(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  for (int n = 0; n < plan.sites; ++n)
+    for (int u = 0; u < L; u += S::width) {
+      const std::int64_t at = 2 * std::int64_t(n) * L + u;
+      const V yr = load<V>(s.psi + at), yi = load<V>(s.psi + at + L);
+      V hr = {}, hi = {}, dr, di;
+      each_bond<Modulated>(plan, s, n, u, [&](V k, std::int64_t m) {
+        hr += k * load<V>(s.psi + m);
+        hi += k * load<V>(s.psi + m + L);
+      });
+      drift(plan, s.force, n, yr, yi, yr * yr + yi * yi, hr, hi, dr, di);
+      store(s.ahead + at, yr + dr);
+      store(s.ahead + at + L, yi + di);
+      store(s.next + at, dr * Real(0.5) + load<V>(zeta + at) * plan.kick[n]);
+      store(s.next + at + L, di * Real(0.5) + load<V>(zeta + at + L) * plan.kick[n]);
+    }
+}
+
+// η of site n. h: Σ_m(κ + δκ)Δt ζ_m.
+template <class Real, class V>
+FLUCTUA_INLINE void pull_back(const Plan<Real>& plan, int n, V yr, V yi, V power, V zr, V zi, V hr, V hi, V& er,
+                              V& ei) {
+  const V omega = power * (2 * plan.chi[n]) + plan.omega[n];
+  const V pr = (yr * yr - yi * yi) * plan.chi[n], pi = yr * yi * (2 * plan.chi[n]);  // χψ̃²
+  er = zr + (pi * zr - pr * zi - omega * zi - hi - zr * plan.damping[n]);
+  ei = zi + (omega * zr + hr - zi * plan.damping[n] - (pr * zr + pi * zi));
+}
+
+// The rest of the step, and its scores. Bonds are scored at their upper site, when η of both ends is known.
+template <class Real, bool Scored, bool Modulated>
+void correct(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  constexpr Real half = Real(0.5);
+  const Plain<Real> scores;
+  const std::int64_t sites = plan.sites;
+  Real* const site_acc = s.acc;
+  Real* const bond_acc = s.acc + 4 * sites * L;
+  for (int n = 0; n < sites; ++n)
+    for (int u = 0; u < L; u += S::width) {
+      const std::int64_t at = 2 * std::int64_t(n) * L + u;
+      const V yr = load<V>(s.psi + at), yi = load<V>(s.psi + at + L);
+      const V ar = load<V>(s.ahead + at), ai = load<V>(s.ahead + at + L);
+      V hr = {}, hi = {}, gr = {}, gi = {}, dr, di;
+      each_bond<Modulated>(plan, s, n, u, [&](V k, std::int64_t m) {
+        hr += k * load<V>(s.ahead + m);
+        hi += k * load<V>(s.ahead + m + L);
+        if (Scored) {
+          gr += k * load<V>(zeta + m);
+          gi += k * load<V>(zeta + m + L);
+        }
+      });
+      const V power = ar * ar + ai * ai;
+      drift(plan, s.force, n, ar, ai, power, hr, hi, dr, di);
+      store(s.next + at, yr + (load<V>(s.next + at) + dr * half));
+      store(s.next + at + L, yi + (load<V>(s.next + at + L) + di * half));
+      if (!Scored) continue;
+      const V zr = load<V>(zeta + at), zi = load<V>(zeta + at + L), w = load<V>(s.w + u);
+      V er, ei;
+      pull_back(plan, n, ar, ai, power, zr, zi, gr, gi, er, ei);
+      store(s.eta + at, er);
+      store(s.eta + at + L, ei);
+      const V first = cross(er, ei, yr, yi) * half, second = cross(zr, zi, ar, ai) * half;
+      scores.add(site_acc + 2 * n * L + u, w, first + second, V{});
+      scores.add(site_acc + 2 * (sites + n) * L + u, w, (yr * yr + yi * yi) * first + power * second, V{});
+      for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e) {
+        const std::int64_t m = 2 * std::int64_t(plan.lower_site[e]) * L + u;
+        const V now = cross(er, ei, load<V>(s.psi + m), load<V>(s.psi + m + L)) +
+                      cross(load<V>(s.eta + m), load<V>(s.eta + m + L), yr, yi);
+        const V then = cross(zr, zi, load<V>(s.ahead + m), load<V>(s.ahead + m + L)) +
+                       cross(load<V>(zeta + m), load<V>(zeta + m + L), ar, ai);
+        scores.add(bond_acc + 2 * std::int64_t(plan.lower_bond[e]) * L + u, w, (now + then) * half, V{});
+      }
+    }
+}
+
+template <class Real, bool Scored, bool Modulated>
+void advance_by_heun(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
+  const Real* zeta = s.zeta[step & 1];
+  predict<Real, Modulated>(plan, s, zeta);
+  set_fields(plan, s, step + 1);
+  correct<Real, Scored, Modulated>(plan, s, zeta);
+  if (!Scored || !plan.rates) return;
+  const Plain<Real> scores;
+  rates_of_drift<true>(plan, s, scores, s.psi, s.eta, step);
+  rates_of_drift<true>(plan, s, scores, s.ahead, zeta, step + 1);
+  rates_of_noise(plan, s, scores, zeta);
+}
+
+template <class Real, bool Scored> void advance_by_heun(const Plan<Real>& plan, Space<Real>& s, std::int64_t step) {
+  plan.harmonics ? advance_by_heun<Real, Scored, true>(plan, s, step)
+                 : advance_by_heun<Real, Scored, false>(plan, s, step);
+  swap_buffers(s);
+}
+
+}  // namespace FLUCTUA_ISA
+}  // namespace fluctua

@@ -1,0 +1,114 @@
+"""Heun's step in the CPU kernel, against the mean of that step and its derivatives by JAX, on the same noise."""
+
+import numpy as np
+import pytest
+
+from fluctua.tcmt.kernel import layout
+from fluctua.tcmt.kernel import run as kernel
+from fluctua.tcmt.kernel.cpu import measured_scores
+from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
+from fluctua.tcmt.kernel.twin import run_twin
+from fluctua.tcmt.native import _native
+from heun_reference import simulate_heun
+from kernel_reference import rectangle
+
+SEED = 0x1234_5678_9ABC_DEF0
+STRONG = 20.0  # times the lattice's χ: 2χ|ψ|² turns a state by a fraction of a radian a step
+CASES = {
+    "rotating frame": {},
+    "a drive that changes in time": {"lab": True},
+    "modulated, pieces of two steps": {"sigma_kappa": 0.2, "steps": 41, "dt": 0.03},
+    "modulated, longer pieces and a drive": {"sigma_kappa": 0.2, "dt": 2e-3, "lab": True},
+    "a piece of the modulation that ends with the run": {"sigma_kappa": 0.2, "dt": 1e-3, "steps": 24, "harmonics": 10},
+}
+TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
+
+
+def heun(**case):
+    """A lattice with a strong Kerr effect."""
+    spec = rectangle(**{"steps": 40, "dt": 0.02, **case}, step="heun")
+    return spec.replace(chi=STRONG * spec.chi)
+
+
+def deviation(actual, expected):
+    return np.abs(actual - expected).max() / np.abs(expected).max()
+
+
+def assert_close(actual, expected, tolerance):
+    for name in expected:
+        assert deviation(getattr(actual, name), expected[name]) < tolerance, name
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_every_step_and_every_score_is_the_references(case, dtype):
+    spec = heun(**CASES[case])
+    path = simulate_heun(spec, SEED, 19)  # not a multiple of the block
+    expected = {**path.gradient(), "gain": path.explicit.sum(1)}
+    for engine in _native.engines():
+        run = kernel.run(spec, SEED, 19, dtype=dtype, engine=engine, rates=True, record_every=1, samples=True)
+        assert deviation(run.trajectories, path.psi) < TOLERANCE[dtype]
+        assert deviation(run.returns, path.rewards.sum(1)) < TOLERANCE[dtype]
+        assert_close(run.samples, expected, TOLERANCE[dtype])
+
+
+def test_the_pieces_of_a_modulation_reach_the_end_of_the_last_step():
+    spec = heun(**CASES["a piece of the modulation that ends with the run"])
+    steps, table = layout.modulation_pieces(spec, layout.MODULATION_TOLERANCE)
+    assert spec.steps % steps == 0
+    assert len(table) == spec.steps // steps + 1
+
+
+def test_a_time_only_baseline_meets_the_reward_of_the_end():
+    spec = heun()
+    path = simulate_heun(spec, SEED, 32)
+    table = path.rewards.mean(0)[::-1].cumsum()[::-1]
+    assert abs(table[-1]) > 1e-3
+    run = kernel.run(spec, SEED, 32, baseline=table + 0.01, dtype="float64", samples=True)
+    expected = path.gradient(table[None, 1:, None] + 0.01)
+    assert_close(run.samples, {name: expected[name] for name in ("omega", "kappa", "chi")}, 1e-11)
+    np.testing.assert_allclose(run.mean_return_to_go, table, rtol=1e-11)
+
+
+def test_antithetic_pairs_and_the_skeleton():
+    spec = heun(sigma_kappa=0.2)
+    path = simulate_heun(spec, SEED, 20, antithetic=True)
+    run = kernel.run(spec, SEED, 20, antithetic=True, dtype="float64", record_every=1, samples=True)
+    assert deviation(run.trajectories, path.psi) < 1e-11
+    expected = path.gradient()
+    assert_close(run.samples, {name: expected[name] for name in ("omega", "kappa", "chi")}, 1e-11)
+    still = kernel.run(spec, SEED, 2, noise=False, dtype="float64", record_every=8)
+    assert deviation(still.trajectories, simulate_heun(spec, SEED, 2, noise=False).psi[:, ::8]) < 1e-12
+    assert still.gradient is None
+
+
+def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
+    spec = heun(sigma_kappa=0.1)
+    whole = kernel.run(spec, 5, 70, threads=1, samples=True)
+    again = kernel.run(spec, 5, 70, threads=3, samples=True)
+    part = kernel.run(spec, 5, 30, first_trajectory=40, samples=True)
+    np.testing.assert_array_equal(whole.gradient.kappa, again.gradient.kappa)
+    np.testing.assert_array_equal(whole.mean_return_to_go, again.mean_return_to_go)
+    np.testing.assert_array_equal(whole.samples.kappa[40:], part.samples.kappa)
+
+
+def test_overflow_names_its_step():
+    spec = heun(steps=400)
+    with pytest.raises(FloatingPointError, match=r"trajectory 7 .* after step (\d+) "):
+        kernel.run(spec.replace(damping=spec.damping - 60.0), 0, 40, first_trajectory=7)
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
+        (lambda: kernel.run(heun(), 0, 4, backend="cuda"), "cuda.*heun"),
+        (lambda: run_twin(heun(), 0, 4), "twin.*heun"),
+        (lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1), "measured.*heun"),
+        (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),
+        (lambda: heun(lab=True).replace(steps=41), r"\(42, 1\)"),
+    ],
+)
+def test_what_has_no_heun_says_so(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()
