@@ -301,7 +301,7 @@ def kernel_time(cp, device, count):
     """Milliseconds of `one_pass` by itself."""
     few = min(count, device.chunk)
     device.launch(0, few, 0)
-    grid, arguments = min(device.grid, few), device.arguments(0, few)
+    grid, arguments = min(device.grid, few) * device.layout.cluster, device.arguments(0, few)
     call = lambda: device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
     return event_time(cp, call, 15)
 

@@ -26,4 +26,5 @@ def device(request, monkeypatch):
     else:
         monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
         monkeypatch.setattr(cuda, "compiled", cuda.compiled.__wrapped__)
+        monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
     return request.param

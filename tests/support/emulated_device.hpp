@@ -1,5 +1,5 @@
-// Stands in for CUDA and for device.cuh, so that the device sources compile as C++ and run without a GPU: one
-// block after the other, and within a block one thread until it waits for others. Every other block runs its
+// Stands in for CUDA and for device.cuh, so that the device sources compile as C++ and run without a GPU: one block or
+// cluster of blocks after the other, and within it one thread until it waits for others. Every other one runs its
 // threads backwards, so that a missing barrier shows.
 //
 // A thread begins with `setcontext`; from then on it and the scheduler jump to each other, which takes no system call.
@@ -22,6 +22,7 @@ typedef unsigned long long u64;
 #define __noinline__
 #define __align__(n)
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 struct float2 { float x, y; };
 struct double2 { double x, y; };
 struct Index { unsigned x, y, z; };
@@ -33,7 +34,7 @@ using std::max;
 using std::min;
 using std::sqrt;
 
-struct Meeting {  // of a block's or a warp's threads
+struct Meeting {  // of a cluster's, a block's or a warp's threads
   int size, here = 0, flag = 0, last = 0;
   long round = 0;
 };
@@ -45,20 +46,20 @@ struct Fiber {
   ucontext_t context;
   jmp_buf place;
   char* stack = nullptr;  // kept for all launches, and not filled: what is not touched takes no memory
-  unsigned index;
+  unsigned index, block;  // of its block, in a cluster
   bool begun = false, done = false;
   const Meeting* waits = nullptr;  // until its round is over
-  long round = 0;
+  long round = 0, arrived = 0;
 };
 jmp_buf scheduler;
 const size_t STACK = 256 << 10;
 Fiber* running;
-const unsigned LARGEST_BLOCK = 1024;  // of a block, at most
-Warp warps[LARGEST_BLOCK / 32];
-Fiber fibers[LARGEST_BLOCK];
-Meeting block_meeting;
+const unsigned LARGEST_BLOCK = 1024, LARGEST_CLUSTER = 16;  // threads, blocks
+Warp warps[LARGEST_CLUSTER][LARGEST_BLOCK / 32];
+Fiber fibers[LARGEST_CLUSTER * LARGEST_BLOCK];
+Meeting block_meetings[LARGEST_CLUSTER], cluster_meeting;
 
-inline int meet(Meeting& m, int flag = 0) {
+inline long come(Meeting& m, int flag = 0) {
   m.flag |= flag;
   const long round = m.round;
   if (++m.here == m.size) {
@@ -67,19 +68,24 @@ inline int meet(Meeting& m, int flag = 0) {
     m.flag = 0;
     ++m.round;
   }
+  return round;
+}
+inline int stay(Meeting& m, long round) {  // until all have come
   running->waits = &m;
   running->round = round;
   if (m.round == round && !_setjmp(running->place)) _longjmp(scheduler, 1);
   running->waits = nullptr;
   return m.last;
 }
-inline void __syncthreads() { meet(block_meeting); }
-inline int __syncthreads_or(int v) { return meet(block_meeting, v != 0); }
+inline int meet(Meeting& m, int flag = 0) { return stay(m, come(m, flag)); }
+inline void __syncthreads() { meet(block_meetings[running->block]); }
+inline int __syncthreads_or(int v) { return meet(block_meetings[running->block], v != 0); }
+inline Warp& warp_of_thread() { return warps[running->block][threadIdx.x / 32]; }
 template <class T> void atomicAdd(T* p, T v) { *p += v; }
 inline void atomicOr(int* p, int v) { *p |= v; }
 
 template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
-  Warp& w = warps[threadIdx.x / 32];
+  Warp& w = warp_of_thread();
   w.value[threadIdx.x & 31] = double(v);
   meet(w.meeting);
   const T other = T(w.value[(threadIdx.x & 31) ^ d]);
@@ -87,7 +93,7 @@ template <class T> T __shfl_xor_sync(unsigned, T v, int d) {
   return other;
 }
 template <class T> T __shfl_sync(unsigned, T v, int from) {
-  Warp& w = warps[threadIdx.x / 32];
+  Warp& w = warp_of_thread();
   w.value[threadIdx.x & 31] = double(v);
   meet(w.meeting);
   const T other = T(w.value[from]);
@@ -95,7 +101,7 @@ template <class T> T __shfl_sync(unsigned, T v, int from) {
   return other;
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
-  Warp& w = warps[threadIdx.x / 32];
+  Warp& w = warp_of_thread();
   w.value[threadIdx.x & 31] = v;
   meet(w.meeting);
   unsigned yes = 0;
@@ -105,7 +111,7 @@ inline unsigned __ballot_sync(unsigned, bool v) {
 }
 inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
 inline unsigned __match_any_sync(unsigned, int v) {
-  Warp& w = warps[threadIdx.x / 32];
+  Warp& w = warp_of_thread();
   w.value[threadIdx.x & 31] = v;
   meet(w.meeting);
   unsigned peers = 0;
@@ -120,7 +126,9 @@ template <class T> void sincospi(T x, T* s, T* c) {
   *c = T(std::cos(3.14159265358979323846 * double(x)));
 }
 
-alignas(16) unsigned char shared[1 << 20];
+const size_t SHARED = 1 << 20;
+alignas(16) unsigned char memory[LARGEST_CLUSTER][SHARED];
+unsigned char* shared;  // of the thread's block
 inline u32 shared_address(const void* p) { return u32(static_cast<const unsigned char*>(p) - shared); }
 template <class T> T load(u32 address, T) {
   T v;
@@ -129,6 +137,21 @@ template <class T> T load(u32 address, T) {
 }
 template <class T> void store(u32 address, T v) { std::memcpy(shared + address, &v, sizeof v); }
 inline u32 fixed(u32 v) { return v; }
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+inline u32 block_rank() { return running->block; }
+template <class T> void store_in(u32 block, u32 address, T v) { std::memcpy(memory[block] + address, &v, sizeof v); }
+inline void arrive() {
+  if (CLUSTER > 1) running->arrived = come(cluster_meeting);
+}
+inline void wait() {
+  if (CLUSTER > 1)
+    stay(cluster_meeting, running->arrived);
+  else
+    __syncthreads();
+}
 template <class To, class From> To emulated_bits(From v) {
   To to;
   std::memcpy(&to, &v, sizeof to);
@@ -161,13 +184,18 @@ __attribute__((noinline)) inline void go_on(Fiber& f) {  // until it waits or is
   setcontext(&f.context);
 }
 
-inline void run_block(unsigned threads, bool backwards) {
-  block_meeting = Meeting{int(threads)};
-  for (unsigned w = 0; w < (threads + 31) / 32; ++w) warps[w] = Warp{Meeting{32}, {}};
-  for (unsigned t = 0; t < threads; ++t) {
+inline void run_blocks(unsigned first, unsigned blocks, unsigned threads, bool backwards) {
+  cluster_meeting = Meeting{int(blocks * threads)};
+  for (unsigned b = 0; b < blocks; ++b) {
+    block_meetings[b] = Meeting{int(threads)};
+    for (unsigned w = 0; w < (threads + 31) / 32; ++w) warps[b][w] = Warp{Meeting{32}, {}};
+    if (blocks > 1) std::memset(memory[b], 0xFF, SHARED);  // not a number: what is not written must show
+  }
+  for (unsigned t = 0; t < blocks * threads; ++t) {
     Fiber& f = fibers[t];
     if (!f.stack) f.stack = new char[STACK];
-    f.index = t;
+    f.index = t % threads;
+    f.block = t / threads;
     f.begun = f.done = false;
     f.waits = nullptr;
     getcontext(&f.context);
@@ -176,27 +204,30 @@ inline void run_block(unsigned threads, bool backwards) {
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
-  for (unsigned left = threads; left > 0;)
-    for (unsigned i = 0; i < threads; ++i) {
-      Fiber& f = fibers[backwards ? threads - 1 - i : i];
+  for (unsigned all = blocks * threads, left = all; left > 0;)
+    for (unsigned i = 0; i < all; ++i) {
+      Fiber& f = fibers[backwards ? all - 1 - i : i];
       if (f.done || (f.waits && f.waits->round == f.round)) continue;
       running = &f;
       threadIdx = {f.index, 0, 0};
+      blockIdx.x = first + f.block;
+      shared = memory[f.block];
       go_on(f);
       left -= f.done;
     }
 }
 
-template <class Kernel> void launch(unsigned gx, unsigned gy, unsigned gz, unsigned threads, Kernel kernel) {
-  if (threads > LARGEST_BLOCK) std::abort();
+template <class Kernel>
+void launch(unsigned gx, unsigned gy, unsigned gz, unsigned threads, unsigned cluster, Kernel kernel) {
+  if (threads > LARGEST_BLOCK || cluster > LARGEST_CLUSTER || gx % cluster) std::abort();
   launched<Kernel> = &kernel;
   body = [] { (*launched<Kernel>)(); };
   blockDim = {threads, 1, 1};
   gridDim = {gx, gy, gz};
   for (unsigned z = 0; z < gz; ++z)
     for (unsigned y = 0; y < gy; ++y)
-      for (unsigned x = 0; x < gx; ++x) {
+      for (unsigned x = 0; x < gx; x += cluster) {
         blockIdx = {x, y, z};
-        run_block(threads, (x + y) % 2);
+        run_blocks(x, cluster, threads, (x / cluster + y) % 2);
       }
 }

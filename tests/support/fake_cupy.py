@@ -83,13 +83,15 @@ class RawModule:
         code = code[max(0, code.find("// The noise of philox.hpp on the device")) :]
         code = code.replace("extern __shared__ __align__(16) unsigned char shared[];", "")  # is a global there
         wrappers = []
-        for name, arguments in re.findall(
-            r'extern "C" __global__ void\s+(?:__launch_bounds__\(.*?\)\s+)?(\w+)\((.*?)\)\s*{', code, re.S
+        for clustered, name, arguments in re.findall(
+            r'extern "C" __global__ void\s+(CLUSTERED\s+)?(?:__launch_bounds__\(.*?\)\s+)?(\w+)\((.*?)\)\s*{',
+            code,
+            re.S,
         ):
             names = ", ".join(re.search(r"(\w+)$", a.strip()).group(1) for a in arguments.split(","))
             wrappers.append(
                 f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned gz, unsigned n, {arguments}) '
-                f"{{ launch(gx, gy, gz, n, [=] {{ {name}({names}); }}); }}"
+                f"{{ launch(gx, gy, gz, n, {'CLUSTER' if clustered else 1}, [=] {{ {name}({names}); }}); }}"
             )
         names = (
             "#define uint32_t not_known_to_nvrtc\n#define int64_t not_known_to_nvrtc\n"  # there are no headers there
@@ -137,6 +139,7 @@ class _Device:
         "MaxSharedMemoryPerMultiprocessor": 233472,
         "MaxSharedMemoryPerBlockOptin": 232448,
     }
+    compute_capability = "90"
 
 
 cuda = types.SimpleNamespace(

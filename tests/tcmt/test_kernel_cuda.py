@@ -75,6 +75,64 @@ def test_several_sites_a_thread(device):
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 2e-5
 
 
+def scattered(rows, columns, **network):
+    """As many bonds as a lattice, between any two sites, and one site with bonds to sites of every block."""
+    spec = rectangle(rows, columns, **network)
+    n, rng = rows * columns, np.random.default_rng(3)
+    pairs = np.stack(np.triu_indices(n, 1), 1)
+    pairs = pairs[(pairs[:, 0] == 40) | (pairs[:, 1] == 40) | (rng.random(len(pairs)) < 0.03)]
+    pairs = pairs[rng.permutation(len(pairs))[: len(spec.bonds)]]
+    return spec.replace(bonds=pairs, kappa=0.3 * rng.standard_normal(len(pairs)))
+
+
+CLUSTERS = {  # blocks, sites a thread; 80 sites
+    "all in time": (rectangle, {"lab": True, "steps": 37}, {"rates": True, "baseline": True}, (3, 1)),
+    "modulated": (rectangle, {"sigma_kappa": 0.2, "steps": 40}, {"antithetic": True, "rates": True}, (3, 1)),
+    "several sites a thread": (rectangle, {"steps": 35}, {"baseline": True}, (2, 2)),
+    "any graph": (scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
+    "no scores": (rectangle, {"steps": 20}, {"scores": False}, (3, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeypatch):
+    make, network, options, spread = CLUSTERS[case]
+    monkeypatch.setattr(cuda, "spread", lambda *_: spread)
+    spec = make(8, 10, **network)
+    ports = np.array([79, 0] if options.get("rates") else [33, 33])  # in other blocks than most sites, or two on one
+    spec = spec.replace(port_sites=ports)
+    if options.get("baseline"):
+        options = {**options, "baseline": np.linspace(0.02, 0, spec.steps + 1)}
+    cpu, gpu = both(spec, 6, dtype=dtype, record_every=1, samples=True, **options)
+    tolerance = 2e-5 if dtype == "float32" else 1e-11
+    for name in ("trajectories", "returns", "mean_return_to_go"):
+        assert deviation(getattr(gpu, name), getattr(cpu, name)) < tolerance, name
+    for name, expected in (cpu.samples._asdict() if cpu.samples else {}).items():
+        if expected is not None:
+            assert deviation(getattr(gpu.samples, name), expected) < tolerance, name
+
+
+def test_a_gpu_without_room_for_the_cluster_takes_a_smaller_one(device, monkeypatch):
+    if device == "gpu":
+        pytest.skip("needs a device with few multiprocessors")
+    sizes = []
+    monkeypatch.setattr(cuda, "spread", lambda sites, item, most: (max(1, min(3, most // 4)), 1))
+    monkeypatch.setattr(cuda, "resident_clusters", lambda kernel, layout, shared: sizes.append(layout.cluster) or 0)
+    cpu, gpu = both(rectangle(8, 10, steps=4), 2, dtype="float64", samples=True)
+    assert sizes == [3, 2]
+    assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
+
+
+@pytest.mark.parametrize("diverges", [0, 79])
+def test_overflow_in_any_block_is_explained(device, diverges, monkeypatch):
+    monkeypatch.setattr(cuda, "spread", lambda *_: (3, 1))
+    spec = rectangle(8, 10, steps=400)
+    spec = spec.replace(damping=spec.damping - 60.0 * (np.arange(80) == diverges), kappa=0 * spec.kappa)
+    with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
+        kernel.run(spec, 0, 2, first_trajectory=8, backend="cuda", scores=False)
+
+
 def test_trajectories_in_several_launches_and_several_waves(device, monkeypatch):
     monkeypatch.setattr(cuda, "CHUNK_BYTES", 2000)
     spec = rectangle(steps=10)

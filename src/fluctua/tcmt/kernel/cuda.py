@@ -1,6 +1,7 @@
 """The one-pass kernel on NVIDIA GPUs: lays out the network, compiles for it at run time, launches.
 
-A trajectory is a block and a site a thread; see `native/cuda/lattice.cu`. Compilation takes a second and is kept
+A trajectory is a block and a site a thread, and a cluster of blocks for more than 1,024 sites; see
+`native/cuda/lattice.cu`. Compilation takes a second and is kept
 for every shape of network: new parameter values, seeds and drives of the same network do not compile again.
 
 A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the number of GPUs, and
@@ -19,7 +20,16 @@ import numpy as np
 
 from fluctua.compiled.cuda import require_cupy
 from fluctua.tcmt.kernel.cpu import Sums
-from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of, source
+from fluctua.tcmt.kernel.cuda_layout import (
+    Layout,
+    cluster_limits,
+    lay_out,
+    memory_of,
+    refuse_beyond,
+    resident_clusters,
+    spread,
+)
+from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
 LN2 = 0.6931471805599453
@@ -28,66 +38,6 @@ CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
 PIECE = 2**15
 """Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to share out."""
-
-
-class Layout(NamedTuple):
-    """How the sites are spread over a block. rows: per·threads, sites and idle ones."""
-
-    threads: int
-    per: int
-    degree: int
-    neighbour: np.ndarray  # (degree, rows)
-    bond: np.ndarray  # (degree, rows) in the kernels' order, −1 where there is none
-    half: np.ndarray  # (B, 2) where each bond's halves are: slot·N + site
-
-    @property
-    def rows(self) -> int:
-        """Sites and idle rows of a block."""
-        return self.threads * self.per
-
-
-@once_for_a_graph
-def lay_out(plan: Plan) -> Layout:
-    """Slots of every site: its neighbours below, then those above, padded to the largest degree."""
-    sites, lower, upper = plan.sites, plan.lower_start, plan.upper_start
-    per = -(-sites // 1024)
-    threads = 32 * -(-sites // (32 * per))
-    degree = max(1, int((np.diff(lower) + np.diff(upper)).max()))
-    rows = threads * per
-    neighbour = np.tile(np.arange(rows, dtype=np.int32), (degree, 1))
-    bond = np.full((degree, rows), -1, np.int32)
-    half = np.zeros((plan.bonds, 2), np.int64)
-    for n in range(sites):
-        near = [(plan.lower_site[e], plan.lower_bond[e], 1) for e in range(lower[n], lower[n + 1])]
-        near += [(plan.upper_site[b], b, 0) for b in range(upper[n], upper[n + 1])]
-        for slot, (site, b, side) in enumerate(near):
-            neighbour[slot, n], bond[slot, n] = site, b
-            half[b, side] = slot * sites + n
-    return Layout(threads, per, degree, neighbour, bond, half)
-
-
-class Memory(NamedTuple):
-    """Shared memory of a block: bytes of states, rewards and modulation, and whether the latter's waves are there."""
-
-    shared: int
-    waves_shared: bool
-
-
-def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int]) -> Memory:
-    """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does not suffer."""
-    waves = item * 2 * plan.harmonics * plan.bonds
-    state = item * (4 * layout.rows + 32 + (3 * plan.bonds if plan.harmonics else 0))
-    fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
-    return Memory(state + (waves if fits else 0), fits)
-
-
-def refuse_beyond(shared: int, what: str, attributes: dict[str, int]) -> None:
-    """Raise if a block needs more shared memory than the GPU gives it."""
-    most = attributes["MaxSharedMemoryPerBlockOptin"]
-    if shared > most:
-        raise ValueError(
-            f"{what} need {shared} bytes of shared memory, more than the {most} of this GPU. Use backend='cpu'."
-        )
 
 
 def run(e: Ensemble) -> Sums:
@@ -99,7 +49,7 @@ def run(e: Ensemble) -> Sums:
     for begin, end, device, part in in_turn(cp, e.count, lambda: Device(cp, e, plan), launch):
         out.returns[begin:end] = part.returns.get()
         out.reward_sum += part.reward_sum.get()
-        bad = np.flatnonzero(part.overflow.get())
+        bad = np.flatnonzero(part.overflow.get().any(axis=1))
         if bad.size:
             out.overflow[0] = e.first + begin + int(bad[0])
             return out
@@ -172,7 +122,7 @@ class Part(NamedTuple):
     trajectories: int
     raw: Any  # (count, kinds·N)
     returns: Any
-    overflow: Any
+    overflow: Any  # (count, blocks of a trajectory)
     record: Any
     reward_sum: Any  # (T,)
 
@@ -184,6 +134,7 @@ class Device:
         cp: CuPy.
         ensemble, plan: what is run.
         sources, macros: of further kernels in the same module.
+        layout: how sites are spread; kernels that know of no clusters give one of a single block.
 
     """
 
@@ -194,31 +145,40 @@ class Device:
         plan: Plan,
         sources: tuple[str, ...] = (),
         macros: dict[str, Any] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.cp, self.ensemble, self.plan = cp, ensemble, plan
         self.real = ensemble.options.real
-        self.layout = lay_out(plan)
-        self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
-        per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
-        self.chunk = piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
         self._keep: list[Any] = []
-        self._compile(SOURCES + sources, macros or {})
+        for most in [1] if layout else cluster_limits(cp):
+            self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
+            self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
+            per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
+            self.chunk = piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
+            if self._compile(SOURCES + sources, macros or {}):
+                break
         self._upload()
 
-    def _compile(self, sources: tuple[str, ...], macros: dict[str, Any]) -> None:
+    def _compile(self, sources: tuple[str, ...], macros: dict[str, Any]) -> bool:
+        """False if the GPU has no room for a cluster of this size."""
         attributes, item = self.cp.cuda.Device().attributes, self.real.itemsize
         self.shared, waves_shared = memory_of(self.plan, self.layout, item, attributes)
         refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
-        self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, item, self.shared, self.chunk)
+        count = self.chunk * self.layout.cluster
+        self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, item, self.shared, count)
         defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
         self.module = compiled(self.cp.cuda.Device().id, defines, *sources)
         self.kernel = self.module.get_function("one_pass")
         if self.shared > 48 * 1024:
             self.kernel.max_dynamic_shared_size_bytes = self.shared
-        self.grid = min(self.chunk, self.blocks * attributes["MultiProcessorCount"])
-        waves = 2 * self.plan.harmonics * self.plan.bonds
+        resident = self.blocks * attributes["MultiProcessorCount"]
+        if self.layout.cluster > 1:
+            resident = resident_clusters(self.kernel, self.layout, self.shared)
+        self.grid = min(self.chunk, resident)
+        waves = self.layout.cluster * 2 * self.plan.harmonics * self.layout.bonds.shape[1]
         self.waves = None if waves_shared else self.cp.empty(self.grid * waves, self.real)
+        return resident > 0
 
     def _upload(self) -> None:
         plan, bar = self.plan, None
@@ -227,7 +187,8 @@ class Device:
             bar[: plan.steps] = plan.reference - plan.bar
         self.set_block("c_in", "Inputs", **self.inputs(plan, bar))
         self.set_constant("c_keys", key_schedule(plan.seed))
-        self.set_constant("c_port", (plan.port_site * 2 * self.real.itemsize).astype(np.uint32))
+        self.set_constant("c_port", (self.layout.port * 2 * self.real.itemsize).astype(np.uint32))
+        self.set_constant("c_port_site", plan.port_site.astype(np.int32))
         self.set_constant("c_drive", plan.drive_site)
         self.set_numbers("c_", plan)
 
@@ -262,8 +223,9 @@ class Device:
             "start": pad(plan.start),
             "neighbour": layout.neighbour,
             "kappa": kappa,
-            "bond": layout.bond,
-            "bond_given": plan.bond_given,
+            "bond": layout.wave,
+            "bond_given": plan.bond_given[layout.bonds] if plan.bonds else None,
+            "mirror": layout.mirror,
             "drive": drive,
             "incoming": plan.incoming if plan.incoming_rows > 1 else None,
             "bar": None if bar is None else bar.astype(self.real),
@@ -296,12 +258,13 @@ class Device:
             count,
             cp.empty((count, self.kinds * n), self.real),
             cp.empty(count),
-            cp.empty(count, np.int32),
+            cp.empty((count, self.layout.cluster), np.int32),
             cp.empty((count, records, n, 2), self.real),
             None,
         )
         self.set_outputs(part, of_blocks, address(part.record))
-        self.kernel((grid,), (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)
+        blocks_ = (grid * self.layout.cluster,)
+        self.kernel(blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)
         return part._replace(reward_sum=of_blocks.sum(axis=0))
 
     def set_outputs(self, part: Any, reward_sum: Any, record: int) -> None:
@@ -410,8 +373,10 @@ def definitions(e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool) -
         "N": spec.sites,
         "THREADS": layout.threads,
         "PER": layout.per,
+        "CLUSTER": layout.cluster,
+        "MIRRORS": layout.mirrors,
         "DEGREE": layout.degree,
-        "BONDS": len(spec.bonds),
+        "BONDS": layout.bonds.shape[1],
         "PORTS": spec.port_sites.size,
         "DRIVES": spec.drive_sites.size,
         "HARMONICS": spec.waves,

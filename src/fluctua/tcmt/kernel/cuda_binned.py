@@ -103,6 +103,7 @@ class Second:
                 "Key": "u32" if self.real.itemsize == 4 else "u64",
                 "KEY_MAX": "0xFFFFFFFFu" if self.real.itemsize == 4 else "0xFFFFFFFFFFFFFFFFull",
             },
+            layout,
         )
 
     def returns(self) -> Sums:

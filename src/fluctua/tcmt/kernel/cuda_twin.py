@@ -101,7 +101,7 @@ class TwinDevice:
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.Device(cp, e.replace(samples=False), self.plan, SOURCES, macros)
+        self.device = cuda.Device(cp, e.replace(samples=False), self.plan, SOURCES, macros, layout)
         self.pass_, self.kinds, self.rows = self.device.module.get_function("twin_pass"), kinds, layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
         if self.shared > 48 * 1024:

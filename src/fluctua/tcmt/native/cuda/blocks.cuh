@@ -9,17 +9,18 @@ struct Weight {
   Real s0, s1;
 };
 
-struct Inputs {            // a network; ROWS rows of sites, rates × Δt
+struct Inputs {            // a network; ROWS rows of sites, rates × Δt. Place: in the block's buffer
   const Real* omega;       // (ROWS)
   const Real* chi;         // (ROWS)
   const Real* damping;     // (ROWS)
   const Real* kick;        // (ROWS)
   const Real* variance;    // (ROWS)
   const Real* start;       // (ROWS, 2)
-  const int* neighbour;    // (DEGREE, ROWS)
+  const int* neighbour;    // (DEGREE, ROWS): its place
   const Real* kappa;       // (DEGREE, ROWS)
-  const int* bond;         // (DEGREE, ROWS), or −1
-  const int* bond_given;   // (BONDS)
+  const int* bond;         // (DEGREE, ROWS): among those of the block, or −1
+  const int* bond_given;   // (CLUSTER, BONDS): those of each block
+  const u32* mirror;       // (ROWS): its place in blocks that need the site, and 16 bits of which these are, if CLUSTER
   const Real* drive;       // (steps, ROWS, 2), if it varies
   const Real* incoming;    // (steps, PORTS, 2), if it varies
   const Real* bar;         // R' − λ̄_n (steps, padded to even)
@@ -32,7 +33,7 @@ struct Outputs {
   double* returns;     // (count)
   double* reward_sum;  // (blocks, steps), added to: one writer each, so the sums do not depend on who comes first
   Pair* record;        // (count, records, N)
-  int* overflow;       // (count)
+  int* overflow;       // (count, CLUSTER)
   Real* waves;         // (blocks, 2·HARMONICS, BONDS) if not in shared memory
 };
 static_assert(sizeof(Outputs) == OUTPUTS_BYTES, "the host has another list of fields");

@@ -30,6 +30,38 @@ __device__ __forceinline__ void store(u32 address, double2 v) {
   asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(v.x), "d"(v.y) : "memory");
 }
 
+// Blocks that run one trajectory together, a cluster. Each reads its own shared memory alone, and writes into that of
+// others. All of it is there for all of them once they have arrived and waited; a single block has its own barrier.
+#if CLUSTER > 1
+__device__ __forceinline__ u32 block_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ u32 address_in(u32 block, u32 address) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+__device__ __forceinline__ void store_in(u32 block, u32 address, float2 v) {
+  const u32 there = address_in(block, address);
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_in(u32 block, u32 address, double2 v) {
+  const u32 there = address_in(block, address);
+  asm volatile("st.shared::cluster.v2.f64 [%0], {%1, %2};" ::"r"(there), "d"(v.x), "d"(v.y) : "memory");
+}
+__device__ __forceinline__ void arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+#else
+__device__ __forceinline__ u32 block_rank() { return 0; }
+__device__ __forceinline__ void arrive() {}
+__device__ __forceinline__ void wait() { __syncthreads(); }
+#endif
+
 // A value the compiler keeps instead of computing it anew from its parts at every use.
 __device__ __forceinline__ u32 fixed(u32 v) {
   asm volatile("mov.u32 %0, %1;" : "=r"(v) : "r"(v));

@@ -1,6 +1,9 @@
-// One pass on the device: a trajectory a block, a site a thread (or several, for large networks). The state is
-// double-buffered in shared memory with one barrier a step; parameters and sums live in registers. Every site
-// accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are added at the end.
+// One pass on the device: a trajectory a block or a cluster of blocks, a site a thread (or several, for large networks).
+// The state is double-buffered in shared memory with one barrier a step; parameters and sums live in registers. Every
+// site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are added at the end.
+//
+// In a cluster every block adds up the same rewards from its mirrors of the ports, and the noise of the next two steps
+// is drawn while the blocks wait for each other.
 //
 // Set before this text, besides those of step.cuh: BLOCKS (a multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
 // RECORD, WAVES_SHARED. Follows step.cuh.
@@ -44,7 +47,7 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 first, u32 second, R
   Pair next;
   next.x = y.x + (small.x + s.kick * zr);
   next.y = y.y + (small.y + s.kick * zi);
-  store(s.self + to, next);
+  publish(s, to, next);
   if (keep) *keep = {y.x, y.y, zr, zi};
 }
 
@@ -60,20 +63,20 @@ __device__ void close_site(const Site& s, int n, Real excess, Real* raw) {  // e
 #endif
 }
 
-struct Clock {     // what all threads of a block agree on
+struct Clock {     // what all threads of a trajectory agree on
   Real sum, base;  // C = base + sum
   Real tau;        // where in the chunk, in (−1, 1): what the modulation's quadratics are in
 };
 
 template <int odd>
 __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][4], Clock& c, u32 psi, u32 half_turn,
-                                         int step, int chunk, Real bar, int j, int steps, Real tau_step,
+                                         int row, int step, int chunk, Real bar, int j, int steps, Real tau_step,
                                          int record_every) {
 #if RECORD
   if (step % record_every == 0)
-    for (int n = threadIdx.x; n < N; n += THREADS)
+    for (int n = row, at = threadIdx.x; n < N && at < LOCAL; n += THREADS, at += THREADS)
       c_out.record[((long long)j * (steps / record_every + 1) + step / record_every) * N + n] =
-          load(psi + odd * BUFFER + n * (u32)sizeof(Pair), Pair());
+          load(psi + odd * BUFFER + at * (u32)sizeof(Pair), Pair());
 #endif
   const Real g = reward(psi + odd * BUFFER, step);
   c.sum += g;
@@ -81,9 +84,9 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
   const Real weight = bar - c.base - c.sum;  // R' − λ̄_n − C_{n+1}: the reward of step n precedes the kick
 #pragma unroll
   for (int i = 0; i < PER; ++i)
-    advance<odd>(site[i], threadIdx.x + i * THREADS, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, weight, c.tau, step);
+    advance<odd>(site[i], row + i * THREADS, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, weight, c.tau, step);
   c.tau += tau_step;
-  __syncthreads();
+  arrive();
 }
 
 __device__ __forceinline__ Pair bars(int step) {
@@ -94,7 +97,13 @@ __device__ __forceinline__ Pair bars(int step) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERED
+#endif
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
     one_pass(u32 first, int count, int steps, int chunk_steps, Real wave_scale, double reference, int record_every) {
   extern __shared__ __align__(16) unsigned char shared[];  // two buffers of ψ, then the modulation's
   const u32 psi = shared_address(shared);
@@ -105,27 +114,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #else
   Real* const waves = c_out.waves + (long long)blockIdx.x * 2 * HARMONICS * BONDS;
 #endif
+  const int rank = block_rank(), row = rank * LOCAL + threadIdx.x, blocks = gridDim.x / CLUSTER;
+  const int block = blockIdx.x / CLUSTER;  // the trajectory's: a cluster counts as one
   Site site[PER];
 
-  for (int j = blockIdx.x; j < count; j += gridDim.x) {
+  for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;
     const u32 stream = ANTITHETIC ? trajectory & ~1u : trajectory;
     const u32 half_turn = ANTITHETIC ? trajectory << 31 : 0;
-    __syncthreads();  // the last trajectory's state is still being read
+    arrive();
+    wait();  // the last trajectory's state is still being read
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
-      const int n = threadIdx.x + i * THREADS;
+      const int n = row + i * THREADS;
       open_site(site[i], n, psi);
       Pair start;
       start.x = c_in.start[2 * n];
       start.y = c_in.start[2 * n + 1];
-      store(site[i].self, start);
+      publish(site[i], 0, start);
     }
 #if HARMONICS
     for (int b = threadIdx.x; b < BONDS; b += THREADS)
-      draw_modulation(stream, b, c_in.bond_given[b], wave_scale, waves);
+      draw_modulation(stream, b, c_in.bond_given[rank * BONDS + b], wave_scale, waves);
 #endif
-    __syncthreads();
+    arrive();
+    u32 w[PER][4] = {};
+    if (CLUSTER > 1) draw(row, w, stream, 0);
+    wait();
 
     // C is summed over a chunk at a time (an even number of steps, at most 32), and those sums with their
     // rounding error carried along. A chunk is also a piece of the modulation.
@@ -137,25 +152,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       refresh_modulation(threadIdx.x, c_in.modulation + (long long)(chunk / chunk_steps) * 8 * HARMONICS, waves, poly);
       __syncthreads();
 #pragma unroll
-      for (int i = 0; i < PER; ++i) take_modulation(site[i], threadIdx.x + i * THREADS, c_in.kappa, poly);
+      for (int i = 0; i < PER; ++i) take_modulation(site[i], row + i * THREADS, c_in.kappa, poly);
       c.tau = (Real)(1 - chunk_steps) / chunk_steps;
 #endif
       const int end = min(chunk + chunk_steps, steps & ~1);
 #pragma unroll 1
       for (int step = chunk; step < end; step += 2) {
-        u32 w[PER][4] = {};
-        draw(threadIdx.x, w, stream, step);
+        if (CLUSTER == 1) draw(row, w, stream, step);
         const Pair bar = bars(step);
-        step_all<0>(site, w, c, psi, half_turn, step, chunk, bar.x, j, steps, tau_step, record_every);
-        step_all<1>(site, w, c, psi, half_turn, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
+        step_all<0>(site, w, c, psi, half_turn, row, step, chunk, bar.x, j, steps, tau_step, record_every);
+        wait();
+        step_all<1>(site, w, c, psi, half_turn, row, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
+        if (CLUSTER > 1) draw(row, w, stream, step + 2);
+        wait();
       }
       if ((steps & 1) && steps - chunk <= chunk_steps) {  // the last step of an odd number
-        u32 w[PER][4] = {};
-        draw(threadIdx.x, w, stream, steps - 1);
-        step_all<0>(site, w, c, psi, half_turn, steps - 1, chunk, bars(steps - 1).x, j, steps, tau_step, record_every);
+        if (CLUSTER == 1) draw(row, w, stream, end);
+        step_all<0>(site, w, c, psi, half_turn, row, end, chunk, bars(end).x, j, steps, tau_step, record_every);
+        wait();
       }
-      if (threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
-        atomicAdd(c_out.reward_sum + (long long)blockIdx.x * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
+      if (rank == 0 && threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
+        atomicAdd(c_out.reward_sum + (long long)block * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
       __syncthreads();  // before the next chunk's rewards and modulation
       const Real more = c.sum + lost, after = c.base + more;
       lost = more - (after - c.base);
@@ -167,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
-      const int n = threadIdx.x + i * THREADS;
+      const int n = row + i * THREADS;
       if (n < N) {
         close_site(site[i], n, (Real)(total - reference), c_out.raw + (long long)j * KINDS * N);
         const Pair last = load(site[i].self + (steps & 1) * BUFFER, Pair());
@@ -180,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     const int bad = __syncthreads_or(!finite);
     if (threadIdx.x == 0) {
-      c_out.returns[j] = total;
-      c_out.overflow[j] = bad;
+      if (rank == 0) c_out.returns[j] = total;
+      c_out.overflow[(long long)j * CLUSTER + rank] = bad;
     }
   }
 }

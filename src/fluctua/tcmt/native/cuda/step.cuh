@@ -1,17 +1,20 @@
 // The resonators' step on the device, for trajectories, their replay and the twin's path alike: what is in constant
 // memory, a site's registers, its neighbours, its drift, its noise and modulation. See cpu/step.hpp for the equations.
 //
-// A site is a thread (or several, for large networks). Compiled at run time for the network at hand. Set before this
-// text: Real (float or double), Pair (its 2-vector), N sites, THREADS, PER = ⌈N/THREADS⌉, DEGREE (slots a site; unused
-// ones have κ = 0 and point to the site itself), BONDS, PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES,
-// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE. Follows blocks.cuh.
+// A site is a thread, and the sites of a trajectory are a block, or the blocks of a cluster if they are many: a block
+// then keeps copies of those sites of others that its own are coupled to, and of all ports ("mirrors").
+// Compiled at run time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector),
+// N sites, THREADS, PER sites a thread, CLUSTER blocks with MIRRORS each, DEGREE (slots a site; unused ones have κ = 0
+// and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES, RATES,
+// NOISE, DRIVE_TABLE, INCOMING_TABLE. Follows blocks.cuh.
 
 // Everything that does not change during a launch, in constant memory: the host writes these as bytes.
 extern "C" {
 __constant__ Inputs c_in;
 __constant__ Outputs c_out;
 __constant__ Real c_gain[PORTS + 1], c_weight[PORTS + 1], c_incoming[2 * PORTS + 2];  // √(2γ_e), wΔt, s⁺
-__constant__ u32 c_port[PORTS + 1];                                                   // port's site · sizeof(Pair)
+__constant__ u32 c_port[PORTS + 1];                                                   // port's place · sizeof(Pair)
+__constant__ int c_port_site[PORTS + 1];
 __constant__ Real c_force[2 * DRIVES + 2];  // fΔt of drives that do not change in time
 __constant__ int c_drive[DRIVES + 1];       // and their sites
 }
@@ -24,9 +27,10 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 
 #define KINDS (SCORES ? 2 + DEGREE + (RATES ? 4 : 0) : 0)
 
-#define ROWS    (PER * THREADS)             // sites, and idle rows that fill the last warp: no branch in the loop
-#define BUFFER  (ROWS * (u32)sizeof(Pair))  // bytes of one state
-#define REWARDS (2 * BUFFER)                // where the rewards of up to 32 steps wait to be added up
+#define LOCAL   (PER * THREADS)     // a block's sites, and idle rows that fill its last warp: no branch in the loop
+#define ROWS    (CLUSTER * LOCAL)
+#define BUFFER  ((LOCAL + MIRRORS) * (u32)sizeof(Pair))  // bytes of one state
+#define REWARDS (2 * BUFFER)        // where the rewards of up to 32 steps wait to be added up
 
 __device__ __forceinline__ Real cross(Real ar, Real ai, Pair b) { return ar * b.y - ai * b.x; }
 
@@ -69,6 +73,9 @@ struct Site {
   Real omega, chi, damping, kick, variance;
   Real kappa[DEGREE];
   u32 self, neighbour[DEGREE];  // addresses in the first buffer
+#if CLUSTER > 1
+  u32 mirror, holders;  // its address in other blocks, and a bit for each of those
+#endif
 #if HARMONICS
   Real slope[DEGREE], bend[DEGREE];  // κ(t) = kappa + τ(slope + τ·bend)
 #endif
@@ -88,7 +95,7 @@ __device__ __forceinline__ Pair emitted(int p, Pair y, Real gain, const Real* ta
   return y;
 }
 
-__device__ __forceinline__ bool is_port(int p, int n) { return c_port[p] == n * (u32)sizeof(Pair); }
+__device__ __forceinline__ bool is_port(int p, int n) { return c_port_site[p] == n; }
 
 // gΔt of the state at `now`; every thread computes it, which is cheaper than to share it.
 __device__ __forceinline__ Real reward(u32 now, int step) {
@@ -162,8 +169,14 @@ __device__ __forceinline__ void add_gain(Real& sum, int n, Pair y, int step) {
 }
 #endif
 
+__device__ __forceinline__ int first_row() { return block_rank() * LOCAL; }  // of this block
+
 __device__ void open_site(Site& s, int n, u32 psi) {
-  s.self = fixed(psi + n * (u32)sizeof(Pair));
+  s.self = fixed(psi + (n - first_row()) * (u32)sizeof(Pair));
+#if CLUSTER > 1
+  s.mirror = psi + (c_in.mirror[n] & 0xFFFF) * (u32)sizeof(Pair);
+  s.holders = c_in.mirror[n] >> 16;
+#endif
   s.omega = c_in.omega[n];
   s.chi = c_in.chi[n];
   s.damping = c_in.damping[n];
@@ -184,6 +197,14 @@ __device__ void open_site(Site& s, int n, u32 psi) {
 #endif
 }
 
+// A site's state, for its own block and for those with a mirror of it.
+__device__ __forceinline__ void publish(const Site& s, u32 buffer, Pair y) {
+  store(s.self + buffer, y);
+#if CLUSTER > 1
+  for (u32 left = s.holders; left; left &= left - 1) store_in(__ffs(left) - 1, s.mirror + buffer, y);
+#endif
+}
+
 // κ(t) of the piece of the modulation that begins, for every slot of a site; kappa: without it.
 template <class S> __device__ void take_modulation(S& s, int n, const Real* kappa, const Real* poly) {
   EACH_SLOT
@@ -195,9 +216,9 @@ template <class S> __device__ void take_modulation(S& s, int n, const Real* kapp
   }
 }
 
-__device__ __forceinline__ void draw(int thread, u32 (&w)[PER][4], u32 stream, int step) {
+__device__ __forceinline__ void draw(int row, u32 (&w)[PER][4], u32 stream, int step) {
 #if NOISE
 #pragma unroll
-  for (int i = 0; i < PER; ++i) philox(stream, thread + i * THREADS, step >> 1, w[i]);
+  for (int i = 0; i < PER; ++i) philox(stream, row + i * THREADS, step >> 1, w[i]);
 #endif
 }
