@@ -179,6 +179,29 @@ def check_against_cpu(quick):
             )
 
 
+def check_large():
+    print(
+        "CUDA against the CPU kernel, networks of several blocks: 6 trajectories × 101 steps, all of their parameters"
+    )
+    for rows, columns, network, options in (
+        (48, 48, {}, {}),
+        (64, 64, {"lab": True}, {"rates": True}),
+        (64, 64, {"sigma_kappa": 0.2}, {"antithetic": True}),
+        (80, 80, {}, {"dtype": "float64"}),
+        (100, 100, {"sigma_kappa": 0.2}, {"rates": True}),
+        (150, 150, {}, {}),
+    ):
+        spec = rectangle(rows, columns, steps=101, **network)
+        options = {"record_every": 25, "samples": True, "baseline": np.linspace(0.02, 0, 102), **options}
+        cpu, gpu = (kernel.run(spec, SEED, 6, backend=b, **options) for b in ("cpu", "cuda"))
+        label = f"{rows} × {columns}, " + ", ".join(map(str, [*network, *list(options)[3:]]))
+        limit = 1e-10 if options.get("dtype") == "float64" else 1e-4
+        report(label, "trajectories", deviation(gpu.trajectories, cpu.trajectories), limit)
+        report(label, "returns", deviation(gpu.returns, cpu.returns), limit)
+        pairs = [(getattr(gpu.samples, k), v) for k, v in cpu.samples._asdict().items() if v is not None]
+        report(label, "scores", max(deviation(*pair) for pair in pairs), limit)
+
+
 def event_time(cp, call, repeat):
     """Median milliseconds between two events."""
     call()
@@ -238,19 +261,62 @@ def ensemble_of(spec, count, baseline=None, **options):
 
 
 def time_sizes(cp, quick):
-    print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps")
-    for rows, columns in ((4, 4), (8, 8), (11, 13), (16, 16), (32, 32)) + (() if quick else ((45, 45), (64, 64))):
-        spec = paper_lattice(rows, columns, steps=2_000)
-        ensemble = ensemble_of(spec, 1000, baseline=np.linspace(0.2, 0, 2_001))
-        device = cuda.Device(cp, ensemble, plan_of(ensemble))
-        launch = event_time(cp, lambda d=device: d.launch(0, min(1000, d.chunk), 0), 3)
-        alone = kernel_time(cp, device, 1000)
-        each = 1e9 / (rows * columns * 2e6)
-        print(
-            f"  {rows:3} × {columns:3}: {launch:9.3f} ms, {each * launch:8.2f} ps a site and step; "
-            f"the kernel alone {alone:9.3f} ms, {each * alone:8.2f} ps",
-            flush=True,
-        )
+    print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps; the kernel alone")
+    print(f"  {'lattice':26} {'whole launch':>13} {'kernel':>11} {'ps a site and step':>19}  {HOW}")
+    sizes = [4, 8, (11, 13), 16, 32, *([] if quick else [33, 45, 48, 64, 80, 100, 128])]
+    for size in sizes:
+        time_size(cp, *(size if isinstance(size, tuple) else (size, size)))
+    for size in (32, 64) if quick else (16, 32, 64, 100):
+        time_size(cp, size, size, sigma_kappa=0.2)
+    for size in () if quick else (32, 64):
+        time_size(cp, size, size, rates=True)
+        time_size(cp, size, size, dtype="float64")
+
+
+HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
+
+
+def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
+    spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
+    ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
+    device = cuda.Device(cp, ensemble, plan_of(ensemble))
+    launch = event_time(cp, lambda: device.launch(0, min(count, device.chunk), 0), 3)
+    alone, k, how = kernel_time(cp, device, count), device.kernel, device.layout
+    each = 1e9 / (rows * columns * 2e3 * min(count, device.chunk))
+    name = (
+        f"{rows} × {columns}" + (f", σ_κ = {sigma_kappa}" if sigma_kappa else "") + "".join(map(_said, options.items()))
+    )
+    print(
+        f"  {name:26} {launch:11.3f}ms {alone:9.3f}ms {each * alone:19.2f}  "
+        f"{how.cluster:2} × {how.threads} × {how.per}, {device.grid}, {k.num_regs}, {k.local_size_bytes}",
+        flush=True,
+    )
+
+
+def _said(option):
+    return f", {option[0] if option[1] is True else option[1]}"
+
+
+def time_spreads(cp):
+    """The same with the sites spread over more and fewer blocks than `spread` says."""
+    print("How sites are spread over blocks: one pass, time-only, 1,000 trajectories × 2,000 steps")
+    chosen = cuda.spread
+    ways = {
+        45: [(2, 1), (3, 1), (4, 1), (5, 1)],
+        48: [(3, 1), (4, 1), (5, 1), (6, 1), (9, 1)],
+        64: [(2, 2), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (12, 1), (16, 1)],
+        80: [(4, 2), (5, 2), (7, 1), (8, 1), (10, 1), (12, 1), (13, 1), (16, 1)],
+        100: [(8, 2), (10, 1), (12, 1), (13, 1), (14, 1), (15, 1), (16, 1)],
+        128: [(8, 2), (16, 1)],
+    }
+    try:
+        for size, several in ways.items():
+            for way in several:
+                cuda.spread = lambda *_, way=way: way
+                for sigma_kappa in (0.0, 0.2) if size in (64, 100) else (0.0,):
+                    time_size(cp, size, size, sigma_kappa)
+    finally:
+        cuda.spread = chosen
 
 
 CALLS = 30
@@ -337,6 +403,8 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--checks", action="store_true", help="nothing but the checks")
+    parser.add_argument("--sizes", action="store_true", help="nothing but large networks and the table of sizes")
+    parser.add_argument("--spreads", action="store_true", help="and how it depends on the blocks of a trajectory")
     parser.add_argument("--calls", action="store_true", help="nothing but what a call costs beside its kernel")
     parser.add_argument("--profile", action="store_true", help="and where")
     a = parser.parse_args()
@@ -346,12 +414,23 @@ def main():
         time_calls(cp, a.profile)
         time_sizes(cp, a.quick)
         return 0
+    if a.sizes or a.spreads:
+        check_large()
+        time_sizes(cp, a.quick)
+        if a.spreads:
+            time_spreads(cp)
+        return verdict()
     if not a.no_checks:
+        check_large()
         check_against_reference()
         check_binned()
         check_against_cpu(a.quick or a.checks)
     if not a.checks:
         time_all(cp, a.quick)
+    return verdict()
+
+
+def verdict():
     print("FAILED: " + "; ".join(FAILED) if FAILED else "all checks passed")
     return 1 if FAILED else 0
 
