@@ -8,6 +8,7 @@ from fluctua.core.draws import Density, Reparameterised, Wiener
 from fluctua.core.estimate import Samples, of_means, reduce_samples
 from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
 from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
+from fluctua.core.steps import Exponential, trapezoidal
 from fluctua.core.sweep import returns_to_go
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
@@ -67,6 +68,7 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "Events",
+    "Exponential",
     "Filter",
     "Filtered",
     "Fisher",
@@ -138,6 +140,7 @@ __all__ = [
     "stationary",
     "time_only",
     "train",
+    "trapezoidal",
 ]
 
 

@@ -78,6 +78,20 @@ def test_single_precision_with_a_silent_component(options):
     assert_equal(results, 1e-5)
 
 
+LINEAR = fl.Exponential(lambda theta: jnp.array([[0.0, 0.0], [0.0, -1.0]]) * theta["friction"])
+
+
+@pytest.mark.parametrize(
+    ("step", "baseline"), [("heun", "time"), ("rk4", "optimal"), (LINEAR, "none"), ("heun", "twin")]
+)
+def test_better_steps_in_double_precision(step, baseline):
+    with jax.enable_x64(True):
+        process, objective, theta = pendulum()
+        process = process._replace(silent=(0,), step=step)
+        start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
+        assert_equal(both(process, fl.trapezoidal(objective), start, t, theta, baseline=baseline), 1e-9)
+
+
 @pytest.mark.parametrize("baselines", [("optimal",), ("none", "time", "mean")])
 def test_jumps_with_diffusion_in_double_precision(baselines):
     with jax.enable_x64(True):

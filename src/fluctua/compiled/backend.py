@@ -67,9 +67,10 @@ def simulator(
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
+    step: str | Callable[..., Array] | None = None,
     backend: str = "auto",
 ) -> Simulator:
-    """A simulated substrate X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,).
+    """A simulated substrate X_{n+1} = m(X_n, Δt) + σ√Δt z, m = x + μΔt (Eq. 1, discretised), on the grid `t` (T+1,).
 
     Args:
         process: drift and noise.
@@ -78,6 +79,8 @@ def simulator(
         t: the time grid.
         context: key -> pytree, drawn once a trajectory, or `Counted`.
         wiener: the source of z.
+        step: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer steps where the drift turns
+            faster than it decays; `Exponential`. Estimators follow; `trapezoidal` is for their rewards.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the score and the reward
             with the system's C++ compiler, "cuda" one for an NVIDIA GPU through CuPy; "jax" does not; "auto" compiles
             for large calls of what kernels can do, for the GPU where there is one, and logs one line where they cannot.
@@ -90,7 +93,7 @@ def simulator(
         raise ValueError(f"`backend` is one of {', '.join(CHOICES)}; got {backend!r}.{close_match(backend, CHOICES)}")
     if backend == "cuda":
         cuda.require_cupy()
-    plain = simulate.simulator(process, start, t, context=context, wiener=wiener)
+    plain = simulate.simulator(process, start, t, context=context, wiener=wiener, step=step)
     return plain if backend == "jax" else plain._replace(backend=Compiled(backend))
 
 

@@ -14,6 +14,7 @@ from jax.experimental import checkify
 
 from fluctua.core.text import close_match
 from fluctua.core.types import (
+    STEPS,
     AnyProcess,
     Array,
     NoiseProduct,
@@ -89,7 +90,17 @@ def process(candidate: Any) -> Any:
         )
     for name, f in (("drift", candidate.drift), ("noise", noise)):
         _in_order(name, f)
+    _step(candidate.step)
     return candidate._replace(drift=leading(candidate.drift, 4), noise=noise)
+
+
+def _step(step: Any) -> None:
+    if (isinstance(step, str) and step not in STEPS) or not (isinstance(step, str) or callable(step)):
+        hint = close_match(step, STEPS) if isinstance(step, str) else ""
+        raise ValueError(
+            f"`step` must be {', '.join(map(repr, STEPS))}, Exponential(linear), or a function (drift, theta, x, t, "
+            f"dt, context) -> (m − x)/Δt; got {step!r}.{hint}"
+        )
 
 
 STATE, PARAMETERS = ("x", "state"), ("theta", "th", "params", "parameters")

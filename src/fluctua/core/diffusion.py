@@ -272,7 +272,9 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
         return process.check(theta, x, t, context, "at the first state")
     check_regular(process, theta, x, t, context)
     rows = lambda q: np.abs(q.reshape(len(q), -1)).max(axis=1)
-    silent = rows(np.asarray(q_matrix(process, theta, x, t, context), float)) == 0
+    q = np.asarray(q_matrix(process, theta, x, t, context), float)
+    silent = rows(q) == 0
+    _check_step(process, silent, _null_space(q, np.finfo(x.dtype).eps).shape[1])
     if not silent.any():
         return process
     for other in _elsewhere(x):
@@ -287,6 +289,28 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
             )
         check_regular(process, theta, other, t, context, f"near the first state, at x = {np.round(other, 3).tolist()}")
     return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+
+
+def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
+    """A better step than Euler's leaves nothing without noise to θ: silent components are named, others have noise.
+
+    silent: (M,). directions: without noise, of any kind.
+    """
+    if process.step == "euler":
+        return
+    there = tuple(np.flatnonzero(silent).tolist())
+    if tuple(sorted(process.silent)) != there:
+        raise ValueError(
+            f"state components {list(there)} have no noise of their own, and `Process.silent` names "
+            f"{list(process.silent)}: with step={process.step!r} the map of a step depends on them. Write "
+            f"Process(..., silent={there}, step=...)."
+        )
+    if directions > len(there):
+        raise ValueError(
+            f"the noise leaves {directions} directions of the state without any, which are not components of their "
+            f"own: with step={process.step!r} they would move with θ, and there is no score. Use Euler's step, or a "
+            "state in which they are components."
+        )
 
 
 def check_equivalent(
@@ -344,6 +368,7 @@ def check_model(
         assert isinstance(process, Process)
         *silent, regular = on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
+            _check_step(process, np.asarray(silent, bool), int(np.sum(silent)))
             return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if any(silent) else process
     check.parameters(theta)
     x, t, one = check.first((x, t, context))

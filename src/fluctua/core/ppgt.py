@@ -27,7 +27,7 @@ from fluctua.core.draws import Density, Reparameterised, check_score, checked_st
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.guard import check_linearisation, warn_of_residuals
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
-from fluctua.core.simulate import Simulator, first_state, refuse_start
+from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.sweep import Model, Tables, random_start, silenced
 from fluctua.core.twin import (
@@ -164,6 +164,7 @@ def ppgt(
     """
     if start is None and isinstance(substrate, Simulator):
         start = substrate.recipe.start
+    process = stepped_alike(process, substrate)
     return PPGT(_method(process, objective, start, score, baseline, initial_baseline), substrate)
 
 

@@ -1,7 +1,8 @@
 """The score U = ∂θ ln p(x'|x) of one transition: Euler–Maruyama, or locally linear over longer intervals.
 
-Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt). With the residual r = x' − x − μΔt and
-y = Q⁻¹r, the logarithm of its density changes with θ as
+Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt), μ being the mean rate of a better step than Euler's where
+the process has one (`fluctua.core.steps`). With the residual r = x' − x − μΔt and y = Q⁻¹r,
+the logarithm of its density changes with θ as
 
     d ln p = −½ Tr[Q⁻¹ dQ] + yᵀ dQ y / (4Δt) − yᵀ dr / (2Δt).
 
@@ -34,6 +35,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
+from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, Params, Process, Score, Step
 
 DOUBLINGS = 6
@@ -42,7 +44,7 @@ ORDER = 6
 
 
 def residual(process: Process, theta: Params, step: Step) -> Array:
-    """r = x' − x − μ(x, t)Δt, the kick that the noise gave.
+    """r = x' − m(x, Δt), the kick that the noise gave; m = x + μΔt, or as `Process.step` says.
 
     Args:
         process: its drift.
@@ -51,7 +53,7 @@ def residual(process: Process, theta: Params, step: Step) -> Array:
 
     Returns: (M,).
     """
-    return step.x_next - step.x - process.drift(theta, step.x, step.t, step.context) * step.dt
+    return step.x_next - step.x - mean_rate(process, theta, step.x, step.t, step.dt, step.context) * step.dt
 
 
 def drift_score(process: Process, theta: Params, step: Step) -> Params:
@@ -70,7 +72,7 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     """
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     half_y = q.solve(residual(process, theta, step)) / 2
-    return jax.grad(lambda th: half_y @ process.drift(th, step.x, step.t, step.context))(theta)
+    return jax.grad(lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context))(theta)
 
 
 def full_score(
@@ -98,7 +100,7 @@ def full_score(
 
     def r_of(th: Params) -> Array:
         x, x_next = ends(th)
-        return x_next - x - process.drift(th, x, step.t, step.context) * step.dt
+        return x_next - x - mean_rate(process, th, x, step.t, step.dt, step.context) * step.dt
 
     q = diffusion_at(process, theta, step.x, step.t, step.context, moved)
     y = q.solve(r_of(theta))  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
@@ -129,7 +131,7 @@ def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
     For parameters that have one Q: the densities themselves are never formed, so nothing cancels.
     """
     x, x_next, t, dt, context, _ = step
-    drifts = [process.drift(theta, x, t, context) for theta in (new, old)]
+    drifts = [mean_rate(process, theta, x, t, dt, context) for theta in (new, old)]
     change, mean = drifts[0] - drifts[1], (drifts[0] + drifts[1]) / 2
     pull = diffusion_at(process, new, x, t, context).solve(change)
     return Ratio((x_next - x - mean * dt) @ pull / 2, dt * change @ pull / 4)
@@ -152,9 +154,9 @@ class Gaussian(NamedTuple):
 
 
 def euler(process: Process, theta: Params, step: Step) -> Gaussian:
-    """N(x + μΔt, 2QΔt): one Euler–Maruyama step."""
+    """N(x + μΔt, 2QΔt): one Euler–Maruyama step, or with the map of `Process.step`."""
     x, _, t, dt, context, _ = step
-    drift = process.drift(theta, x, t, context)
+    drift = mean_rate(process, theta, x, t, dt, context)
     return Gaussian(x + drift * dt, 2 * dt * diffusion_matrix(process, theta, x, t, context))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
+from fluctua.core.steps import mean_rate
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -98,12 +99,13 @@ def simulator(
     *,
     context: Callable[[Array], PyTree] | Counted | None = None,
     wiener: Wiener = threefry,
+    step: str | Callable[..., Array] | None = None,
 ) -> Simulator:
     """X_{n+1} = X_n + μΔt + σ√Δt z (Eq. 1, discretised) on the grid `t` (T+1,), on JAX.
 
     The arguments are those of `fluctua.simulator`, which adds the choice of a backend.
     """
-    process = check.process(process)
+    process = check.process(with_step(process, step))
     if isinstance(process, Process) and process.noise is None:
         raise ValueError(
             "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
@@ -120,6 +122,28 @@ def simulator(
     if isinstance(moving, Density) and moving.sample is None:
         raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
     return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
+
+
+def with_step(process: AnyProcess, step: str | Callable[..., Array] | None) -> AnyProcess:
+    """The process with another map of one step; as it is, if None."""
+    if step is None:
+        return process
+    if not isinstance(process, Process):
+        raise ValueError(f"`step` is of a `Process`; a {type(process).__name__} takes steps of its own: leave it off.")
+    return process._replace(step=step)
+
+
+def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
+    """The process of a score with the step of the simulator that it is applied to."""
+    own = substrate.recipe.process if isinstance(substrate, Simulator) else None
+    if not isinstance(own, Process) or not isinstance(process, Process) or process.step == own.step:
+        return process
+    if process.step != "euler":
+        raise ValueError(
+            f"the simulator takes steps {own.step!r} and the process of the score {process.step!r}: the score would be "
+            "that of another process. Give both the same `step`."
+        )
+    return process._replace(step=own.step, silent=process.silent or own.silent)
 
 
 def refuse_start(process: AnyProcess, start: Start | None) -> None:
@@ -221,7 +245,7 @@ def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensem
     return begin(recipe, 1, key, theta, x0)
 
 
-def euler_step(
+def one_step(
     process: Process,
     theta: Params,
     x: Array,
@@ -232,9 +256,9 @@ def euler_step(
     t: Array,
     dt: Array,
 ) -> Array:
-    """x + μΔt + σ√Δt z. (M,)"""
+    """m(x, Δt) + σ√Δt z. (M,)"""
     z = draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
-    step = process.drift(theta, x, t, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
+    step = mean_rate(process, theta, x, t, dt, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
     return (x + step).astype(x.dtype)
 
 
@@ -244,7 +268,7 @@ def transition_one(
     """The state of one trajectory after step n (M,), and what happened between, if the score needs it."""
     process, draw = recipe.process, recipe.wiener.draw
     if isinstance(process, Process):
-        return euler_step(process, theta, x, context, stream, draw, n, t, dt), None
+        return one_step(process, theta, x, context, stream, draw, n, t, dt), None
     return process.advance(theta, x, context, stream, draw, n, t, dt)
 
 

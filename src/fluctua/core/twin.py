@@ -39,6 +39,7 @@ from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.scores import drift_score, full_score
+from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model
 from fluctua.core.types import Array, Params, Process, PyTree
 
@@ -108,7 +109,7 @@ def expand(
     Vₙ expands φ(x) = g(x)Δt + E[Vₙ₊₁(Xₙ₊₁)|Xₙ = x] about x̄ₙ, so that p follows the adjoint p = ∇gΔt + (1 + ∂μ̃Δt)ᵀp' and
     S the Riccati-like recursion of a chain without control.
     """
-    drift = lambda x: twin.process.drift(numbers.twin, x, t, context)
+    drift = lambda x: mean_rate(twin.process, numbers.twin, x, t, dt, context)
     here = jax.lax.stop_gradient(drift(xbar))
 
     def phi(x: Array) -> Array:
@@ -168,7 +169,7 @@ def direct_term(
     t, dt, origin = when
     model, theta, process = twin.model, numbers.theta, twin.model.process
     assert isinstance(process, Process)  # `checked_twin` saw to it
-    ahead = jax.lax.stop_gradient(twin.process.drift(numbers.twin, xbar, t, context))
+    ahead = jax.lax.stop_gradient(mean_rate(twin.process, numbers.twin, xbar, t, dt, context))
     # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must do so too
     of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
     before = after = lambda th: jnp.zeros((), x.dtype)
@@ -180,7 +181,7 @@ def direct_term(
     def expected(th: Params) -> tuple[Array, Array]:
         state = x + before(th)
         # differences of like numbers first: d and the drifts are small against x, and single precision shows it
-        e = (state - xbar) + (process.drift(th, state, t, context) - ahead) * dt - after(th)
+        e = (state - xbar) + (mean_rate(process, th, state, t, dt, context) - ahead) * dt - after(th)
         g = model.objective.running(th, state, t, context)
         worth = noise_worth(process, of_noise(th), guess, state, t, context)
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
@@ -190,12 +191,12 @@ def direct_term(
     if paid is None:
         return ravel_pytree(slope)[0], value, g * dt.astype(g.dtype), jnp.zeros((), x.dtype)
 
-    mu = jax.lax.stop_gradient(process.drift(theta, x, t, context))
+    mu = jax.lax.stop_gradient(mean_rate(process, theta, x, t, dt, context))
     of_step = step_guess(twin, theta, x, x + mu * dt, t, dt, context)  # settled before the kick, and fixed below
 
     def expected_step(th: Params) -> Array:
         state = x + before(th)
-        moved = (state - x) + (process.drift(th, state, t, context) - mu) * dt - after(th)  # zero in value
+        moved = (state - x) + (mean_rate(process, th, state, t, dt, context) - mu) * dt - after(th)  # zero in value
         worth = noise_worth(process, of_noise(th), of_step.guess, state, t, context)
         return (of_step.value + of_step.guess.at(moved) + worth * dt).astype(x.dtype)
 

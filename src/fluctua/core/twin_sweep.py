@@ -23,6 +23,7 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
 from fluctua.core.sources import Recording, check_rounding, check_scores, trajectory_of
+from fluctua.core.steps import mean_rate
 from fluctua.core.twin import (
     Guess,
     Numbers,
@@ -52,8 +53,8 @@ class Backward(NamedTuple):
 
 
 def advance_twin(twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """x̄ₙ₊₁ = x̄ₙ + μ̃Δt of every trajectory, or of the one that stands for all. (E, M) or (1, M)"""
-    move = lambda x, c: (x + twin.process.drift(numbers.twin, x, t, c) * dt).astype(x.dtype)
+    """x̄ₙ₊₁ = m̃(x̄ₙ, Δt) of every trajectory, or of the one that stands for all. (E, M) or (1, M)"""
+    move = lambda x, c: (x + mean_rate(twin.process, numbers.twin, x, t, dt, c) * dt).astype(x.dtype)
     return jax.vmap(move)(xbar, context)
 
 

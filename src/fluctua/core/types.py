@@ -55,6 +55,10 @@ def end_to_end(arrays: Sequence[Array]) -> Array:
     return put(np.concatenate([np.asarray(array) for array in arrays]))
 
 
+STEPS = ("euler", "heun", "rk4")
+"""Maps of one step that have a name; `fluctua.core.steps` has them."""
+
+
 class NoiseProduct(NamedTuple):
     """Noise as a product, for systems whose (M, W) matrix is too large or too structured to write down.
 
@@ -79,7 +83,11 @@ class Process(NamedTuple):
     diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2. Needed only
     when `noise` is None; the score then uses conjugate gradients.
 
-    silent: components that never have noise of their own. The library finds them; leave it off.
+    silent: components that never have noise of their own. The library finds them; leave it off, unless `step` is not
+    Euler's.
+
+    step: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use: "euler", m = x + μΔt; "heun",
+    "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt, context) -> (m − x)/Δt. See `fluctua.core.steps`.
 
     Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta * x`.
 
@@ -90,6 +98,7 @@ class Process(NamedTuple):
     noise: Callable[..., Array] | NoiseProduct | None
     diffusion: Callable[..., Array] | None = None
     silent: tuple[int, ...] = ()
+    step: str | Callable[..., Array] = "euler"
 
 
 class Transition(Protocol):

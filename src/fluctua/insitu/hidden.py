@@ -27,6 +27,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.guard import Transition
+from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
 from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step
 from fluctua.insitu.recording.reader import RecordingFile
@@ -173,6 +174,7 @@ def observed_model(
     process, seen = check.process(process), tuple(int(i) for i in observed)
     if process.noise is None or not callable(process.noise):
         raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")
+    refuse_step(process, "a score of some components", "Leave `step` off.")
     embed = lambda f: Embedded(f, seen, size, project=True)
     return Process(embed(process.drift), embed(process.noise)), observed_objective(objective, seen, size)
 

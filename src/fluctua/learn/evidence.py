@@ -27,6 +27,7 @@ from fluctua.core.diffusion import depends, diffusion_at, with_silent
 from fluctua.core.ppgt import PPGT
 from fluctua.core.scores import CorrectedScore, local_linear, local_linear_score, without_readout
 from fluctua.core.sources import returns_of
+from fluctua.core.steps import mean_rate
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
     Array,
@@ -104,7 +105,7 @@ def evidence(
     variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
     rows = jnp.swapaxes(x, 0, 1)
     s, information = _sums(known, score, at, noisy, every, variance, theta, point, times, rows, context)
-    slope = lambda v: jax.jacfwd(lambda w: known.drift(at(theta, w), x[0, 0], times.t[0], one))(v)
+    slope = lambda v: jax.jacfwd(lambda w: mean_rate(known, at(theta, w), x[0, 0], times.t[0], times.dt[0], one))(v)
     linear = score is not local_linear_score and not noisy and not depends(slope, point)
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
 
@@ -160,7 +161,7 @@ def _sums(
             law = lambda v: local_linear(process, at(theta, v), Step(x, x, t, dt, context))
             slope = jax.jacfwd(lambda v: law(v).mean)(u)
             return slope.T @ jnp.linalg.solve(law(u).covariance, slope) * share / dt
-        slope = jax.jacfwd(lambda v: process.drift(at(theta, v), x, t, context))(u)
+        slope = jax.jacfwd(lambda v: mean_rate(process, at(theta, v), x, t, dt, context))(u)
         q = diffusion_at(process, p, x, t, context)
         information = slope.T @ jax.vmap(q.solve, in_axes=1, out_axes=1)(slope) * share / 2
         if noisy:

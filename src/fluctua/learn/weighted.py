@@ -279,7 +279,7 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> C
         own_noise: Any = NoiseProduct(lambda th, *rest: product(at(th), *rest), noise.width)
     else:
         own_noise = lambda th, *rest: noise(at(th), *rest)  # type: ignore[misc]
-    own = Process(lambda th, *rest: drift(at(th), *rest), own_noise)
+    own = Process(lambda th, *rest: drift(at(th), *rest), own_noise, silent=twin.process.silent, step=twin.process.step)
     run = substrate._replace(recipe=substrate.recipe._replace(process=own))
     model = method.model._replace(process=own)
     alone = PPGT(method._replace(model=model, twin=twin._replace(theta=None, process=own)), run)

@@ -24,6 +24,7 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.draws import Density, Reparameterised, Start
+from fluctua.core.steps import refuse_step
 from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree
 
 
@@ -52,6 +53,7 @@ def coloured(process: Process, start: Array, *, tau: float) -> Coloured:
     checked = check.process(process)
     if not isinstance(checked, Process) or checked.noise is None or isinstance(checked.noise, NoiseProduct):
         raise ValueError("coloured noise needs a `Process` whose `noise` is one amplitude per component, (M,).")
+    refuse_step(checked, "coloured noise", "Leave `step` off, or set it on the process that this returns.")
     x0 = jnp.asarray(start, jnp.result_type(float, jnp.asarray(start).dtype))
     if x0.ndim != 1:
         raise ValueError(f"`start` must be one state (M,); got shape {x0.shape}.")
@@ -223,6 +225,7 @@ def filtered(process: Process, objective: Objective, start: Start, filter: Filte
     checked, rewards = check.process(process), check.objective(objective)
     if not isinstance(checked, Process) or checked.noise is None or isinstance(checked.noise, NoiseProduct):
         raise ValueError("a filter is added to a `Process` whose `noise` is (M,) or (M, W).")
+    refuse_step(checked, "a filter", "Leave `step` off, or set it on the process that this returns.")
     if objective.running is None:
         raise ValueError("a filter acts on the `running` reward, and this objective has none.")
     through = filter if isinstance(filter, Filter) else linear_filter(filter)

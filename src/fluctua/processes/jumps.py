@@ -22,7 +22,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.scores import Ratio, full_score, log_ratio
-from fluctua.core.simulate import euler_step
+from fluctua.core.simulate import one_step
 from fluctua.core.types import Array, Params, Process, PyTree, Step
 
 
@@ -93,7 +93,7 @@ class Jumps:
         """The state after a step whose events alone lead from x to `jumped`. step: of `advance`, from context on."""
         if self.diffusion is None:
             return jumped
-        return euler_step(self.diffusion, theta, x, *step) + left.change
+        return one_step(self.diffusion, theta, x, *step) + left.change
 
     def events(
         self, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array, most: int

@@ -29,6 +29,7 @@ import numpy as np
 from fluctua.core.baselines import Twin
 from fluctua.core.baselines import none as no_baseline
 from fluctua.core.sources import Recording
+from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model
 from fluctua.core.twin import (
     Guess,
@@ -127,7 +128,10 @@ def _of_block(
 
     def one(x: Array, start: Array, context: PyTree) -> tuple[Array, Array, Array, Array]:
         times = start + dt * index
-        move = lambda at, t: ((at + twin.process.drift(numbers.twin, at, t, context) * dt).astype(at.dtype), at)
+        move = lambda at, t: (
+            (at + mean_rate(twin.process, numbers.twin, at, t, dt, context) * dt).astype(at.dtype),
+            at,
+        )
         _, path = jax.lax.scan(move, x[0], times)
         level = (mean * dt).astype(x.dtype)
 

@@ -35,7 +35,8 @@ from jax.scipy.linalg import solve_triangular
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.scores import Gaussian, euler
-from fluctua.core.simulate import euler_step
+from fluctua.core.simulate import one_step
+from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
 from fluctua.core.types import Array, Memory, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
 
@@ -83,6 +84,7 @@ class Observed:
         process = check.process(self.process)
         if not isinstance(process, Process):
             raise TypeError(f"`Observed` is of a `Process`; got {type(process).__name__}.")
+        refuse_step(process, "an `Observed`", "Leave `step` off, or use transition=local_linear for long steps.")
         c = np.asarray(self.observe, float)
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():
             raise ValueError(
@@ -115,7 +117,7 @@ class Observed:
         self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array, t: Array, dt: Array
     ) -> tuple[Array, None]:
         """(y, x) after a step. The hidden path is that of the process by itself with the same noise."""
-        hidden = euler_step(self.process, theta, x[len(self.observe) :], context, stream, draw, n, t, dt)
+        hidden = one_step(self.process, theta, x[len(self.observe) :], context, stream, draw, n, t, dt)
         return self._read(theta, hidden, context, stream, draw, n + 1), None
 
     def seen(self, state: Array) -> Array:

@@ -101,7 +101,8 @@ def fit_drift(
     flat, unravel = ravel_pytree(theta)
     mask = jnp.ones(_width(source)) if usable is None else jnp.asarray(usable, float)
     drift, q = process.drift, diffusion
-    exact = transition is euler and q is not None and isinstance(drift, FeatureDrift)
+    linear = process.step == "euler" and isinstance(drift, FeatureDrift)
+    exact = transition is euler and q is not None and linear
     stop = source.x.shape[0] if exact else _enough(source, flat.size)
 
     def sums(x: Array, times: Times, context: PyTree) -> Any:
@@ -206,7 +207,7 @@ def with_diffusion(process: Process, q: Array | None) -> Process:
     if q is None:
         return process
     noise = lambda theta, x, t, context: jnp.sqrt(2 * jnp.asarray(q, x.dtype))
-    return Process(process.drift, noise, silent=process.silent)
+    return process._replace(noise=noise, diffusion=None)
 
 
 def _jacobian(f: Any, at: Array, outputs: int) -> Array:

@@ -237,7 +237,8 @@ def scaled(process: Process, scale: np.ndarray) -> Process:
         noise = NoiseProduct(ScaledNoise(noise.product, by), noise.width)
     elif noise is not None:
         noise = ScaledNoise(noise, by)
-    return Process(process.drift, noise, None if process.diffusion is None else ScaledDiffusion(process.diffusion, by))
+    diffusion = None if process.diffusion is None else ScaledDiffusion(process.diffusion, by)
+    return process._replace(noise=noise, diffusion=diffusion)
 
 
 def _with_noise(

@@ -23,6 +23,7 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
 
 SLACK = 2.0
@@ -173,7 +174,7 @@ def _residual(
     process: Process, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
 ) -> tuple[Array, Array]:
     """r and 2QᵢᵢΔt of one step. (M,) each"""
-    r = x_next - x - process.drift(theta, x, t, context) * dt
+    r = x_next - x - mean_rate(process, theta, x, t, dt, context) * dt
     if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
         assert process.noise is not None  # checked at the boundary
         sigma = process.noise(theta, x, t, context)

@@ -1,0 +1,172 @@
+"""One-step maps m of the drift, X' = m(X, Δt) + σ√Δt z: Euler's x + μΔt, and better ones.
+
+Whatever m is, the next state is Gaussian, N(m, 2QΔt), so the score, baselines, the twin and recordings hold with m in
+the place of x + μΔt. All of them call `mean_rate`, (m − x)/Δt, which is μ itself for Euler: differences from x are
+never formed, and single precision does not suffer.
+
+    heun          ½(μ(x, t) + μ(x + μΔt, t + Δt))                                          of second order
+    rk4           (k₁ + 2k₂ + 2k₃ + k₄)/6                                                  of fourth order
+    Exponential   φ₁μ(x, t) + φ₂[N(a, t + Δt) − N(x, t)],  a = x + Δtφ₁μ,  N = μ − Lx      exact for N = 0
+
+The order is that of the drift. Noise enters once a step, at its end, and its own error stays of first order: a mode
+that decays at a rate k has fluctuations too large by kΔt (Euler: kΔt/2). Better steps gain where the drift turns faster
+than it decays, which is where Euler's grow without reason; not where noise and decay alone balance.
+
+A component without noise must not learn of θ within the step: it would be moved by θ, and no noise hides that. Those
+components go first, with Euler's step, and the others follow with their map from there: for a position and a velocity
+this is the leapfrog. They must be named, `Process(..., silent=(0,))`, since the map depends on them.
+
+Running rewards are a left sum, of first order too; `trapezoidal` makes them one of second order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import factorial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.types import STEPS, Array, Objective, OfMeans, Params, Process, PyTree
+
+Rate = Callable[[Callable[..., Array], Params, Array, Array, Array, PyTree], Array]
+"""(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) -> μ."""
+
+
+def euler(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """μ."""
+    return drift(theta, x, t, context)
+
+
+def heun(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """The mean of μ here and where it leads."""
+    here = drift(theta, x, t, context)
+    return (here + drift(theta, x + here * dt, t + dt, context)) / 2
+
+
+def rk4(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """The classical rule of Runge and Kutta."""
+    k1 = drift(theta, x, t, context)
+    k2 = drift(theta, x + k1 * (dt / 2), t + dt / 2, context)
+    k3 = drift(theta, x + k2 * (dt / 2), t + dt / 2, context)
+    k4 = drift(theta, x + k3 * dt, t + dt, context)
+    return (k1 + 2 * (k2 + k3) + k4) / 6
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """A step that takes a linear part L of the drift exactly: for decay or rotation that is fast against the rest.
+
+    linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift, μ − Lx, is followed
+    to second order.
+
+    >>> Process(lambda k, x: -k * x + jnp.sin(x), lambda k, x: jnp.ones_like(x), step=Exponential(lambda k: -k))
+    """
+
+    linear: Callable[..., Array]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "linear", check.leading(self.linear, 3))
+
+    def __call__(
+        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+    ) -> Array:
+        """φ₁μ(x) + φ₂[N(a) − N(x)]."""
+        part = jnp.asarray(self.linear(theta, t, context), x.dtype)
+        if part.shape not in ((x.size,), (x.size, x.size)):
+            raise ValueError(
+                f"`Exponential.linear` must be the diagonal ({x.size},) or the whole ({x.size}, {x.size}) of a linear "
+                f"part of the drift; got shape {part.shape}."
+            )
+        of = (lambda m, v: m * v) if part.ndim == 1 else (lambda m, v: m @ v)
+        one, two = (_diagonal_phi if part.ndim == 1 else _phi)(part * dt)
+        here = drift(theta, x, t, context)
+        move = of(one, here) * dt
+        change = drift(theta, x + move, t + dt, context) - here - of(part, move)
+        return of(one, here) + of(two, change)
+
+
+MAPS: dict[str, Rate] = dict(zip(STEPS, (euler, heun, rk4), strict=True))
+
+
+def mean_rate(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """(m(x, Δt) − x)/Δt of one step of one trajectory: the drift itself for Euler. (M,)"""
+    if process.step == "euler":
+        return process.drift(theta, x, t, context)
+    rate = MAPS[process.step] if isinstance(process.step, str) else process.step
+    dt = jnp.asarray(dt, x.dtype)
+    if not process.silent:
+        return rate(process.drift, theta, x, t, dt, context)
+    quiet = np.isin(np.arange(x.size), process.silent)
+    first = process.drift(theta, x, t, context)
+    others = lambda *arguments: jnp.where(quiet, 0, process.drift(*arguments))
+    return jnp.where(quiet, first, rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context))
+
+
+def refuse_step(process: Process, what: str, instead: str) -> None:
+    """Raise for a process whose step is not Euler's, where only that is served."""
+    if process.step != "euler":
+        raise ValueError(f"{what} is of Euler steps; this process has step={process.step!r}. {instead}")
+
+
+def _diagonal_phi(z: Array) -> tuple[Array, Array]:
+    """φ₁ = (e^z − 1)/z and φ₂ = (φ₁ − 1)/z, with their values at 0. (M,) each"""
+    small = jnp.abs(z) < 0.1
+    safe = jnp.where(small, 1, z)
+    series = lambda start: sum(z**k / factorial(k + start) for k in range(8))
+    one = jnp.where(small, series(1), jnp.expm1(safe) / safe)
+    return one, jnp.where(small, series(2), (jnp.expm1(safe) / safe - 1) / safe)
+
+
+DOUBLINGS, ORDER = 8, 8
+
+
+def _phi(z: Array) -> tuple[Array, Array]:
+    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M, M) each"""
+    eye = jnp.eye(len(z), dtype=z.dtype)
+    z = z / 2**DOUBLINGS
+    one = two = jnp.zeros_like(z)
+    for k in reversed(range(ORDER)):
+        one, two = z @ one + eye / factorial(k + 1), z @ two + eye / factorial(k + 2)
+    for _ in range(DOUBLINGS):
+        one, two = one + z @ one @ one / 2, (one @ one + 2 * two) / 4
+        z = 2 * z
+    return one, two
+
+
+# ------------------------------------------------------------------------------------- rewards
+
+
+@dataclass(frozen=True)
+class _Trapezoid:
+    """½(g(x, t) + g(x', t + Δt))Δt, with the reward of the step that there was."""
+
+    running: Callable[..., Array]
+    step: Callable[..., Array] | None
+
+    def __call__(self, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
+        ends = self.running(theta, x, t, context) + self.running(theta, x_next, t + dt, context)
+        return ends * dt / 2 + (0 if self.step is None else self.step(theta, x, x_next, t, dt, context))
+
+
+def trapezoidal(objective: Objective | OfMeans) -> Any:
+    """The objective with ∫g dt by the trapezoid rule, as a reward of steps, in place of the left sum Σg(X_n)Δt.
+
+    The left sum is off by Δt/2 times the change of g over the horizon, which a better step than Euler's does not mend.
+
+    Args:
+        objective: its running reward is what changes.
+
+    Returns: an objective for the same doors.
+
+    >>> trapezoidal(Objective(running=lambda theta, x: -jnp.sum(x**2)))
+    """
+    if isinstance(objective, OfMeans):
+        return objective._replace(parts=tuple(map(trapezoidal, objective.parts)))
+    rewards = check.objective(objective)
+    if objective.running is None:
+        return objective
+    return objective._replace(running=None, step=_Trapezoid(rewards.running, rewards.step))

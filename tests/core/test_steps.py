@@ -1,0 +1,186 @@
+"""Better steps than Euler's: their order, their score, and estimates against the exact moments of linear chains."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fluctua as fl
+from fluctua.core.draws import silent
+from fluctua.core.scores import Gaussian, euler
+from fluctua.core.steps import mean_rate
+from problems import tolerance
+
+SPIRAL = {"k": jnp.array(0.4), "turn": jnp.array(2.0), "push": jnp.array(0.7)}
+DT = 0.1
+T = DT * jnp.arange(21)
+START = jnp.array([1.0, -0.5])
+
+
+def matrix(theta, *_):
+    """−k on the diagonal, and a rotation."""
+    return -theta["k"] * jnp.eye(2) + theta["turn"] * jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+
+
+def spiral(theta, x, t):
+    return matrix(theta) @ x + theta["push"] * jnp.array([1.0, t])
+
+
+def pendulum(theta, x, t):
+    return jnp.array([x[1], -(theta["turn"] ** 2) * x[0] - theta["k"] * x[1] + theta["push"] * t])
+
+
+OBJECTIVE = fl.trapezoidal(fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1]))
+ONE, HALF = jnp.array([0.5, 0.8]), jnp.array([0.0, 0.8])
+CASES = {
+    "heun": fl.Process(spiral, lambda theta, x: ONE, step="heun"),
+    "rk4": fl.Process(spiral, lambda theta, x: jnp.diag(ONE), step="rk4"),
+    "exponential": fl.Process(spiral, lambda theta, x: ONE * theta["k"], step=fl.Exponential(matrix)),
+    "leapfrog": fl.Process(pendulum, lambda theta, x: HALF * theta["k"], silent=(0,), step="heun"),
+}
+
+
+@cache
+def exact(name):
+    """∫E[x₀²]dt + E[x₁] by the trapezoid rule, of the chain whose first two moments are closed, and its gradient."""
+    process = CASES[name]
+
+    def value(theta):
+        sigma = process.noise(theta, START)
+        kick = DT * (jnp.diag(sigma**2) if sigma.ndim == 1 else sigma @ sigma.T)
+        reward = lambda mean, covariance: mean[0] ** 2 + covariance[0, 0]
+
+        def advance(carry, t):
+            m = lambda x: x + DT * mean_rate(checked, theta, x, t, DT, None)
+            mean, covariance = carry
+            after = m(mean), jax.jacfwd(m)(mean) @ covariance @ jax.jacfwd(m)(mean).T + kick
+            return after, DT / 2 * (reward(*carry) + reward(*after))
+
+        checked = fl.core.check.process(process)
+        (mean, _), rewards = jax.lax.scan(advance, (START, jnp.zeros((2, 2))), T[:-1])
+        return rewards.sum() + mean[1]
+
+    with jax.enable_x64(True):
+        return jax.jit(jax.value_and_grad(value))(SPIRAL)
+
+
+def z_scores(estimate, name):
+    value, gradient = exact(name)
+    z = jax.tree.map(lambda g, e, s: (g - e) / s, estimate.gradient, gradient, estimate.stderr)
+    return np.array([(estimate.value - value) / estimate.value_stderr, *jax.tree.leaves(z)])
+
+
+def slope_of(errors):
+    return np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
+
+
+@pytest.mark.parametrize(
+    ("step", "order"),
+    [("euler", 1), ("heun", 2), ("rk4", 4), (fl.Exponential(lambda theta: -theta["k"] * jnp.ones(2)), 2)],
+)
+def test_the_order_of_a_step(step, order):
+    drift = lambda theta, x: jnp.array([x[1], -jnp.sin(x[0])]) - theta["k"] * x
+    process = fl.Process(drift, lambda theta, x: jnp.ones(2))
+    with jax.enable_x64(True):
+        end = lambda n, step: fl.simulator(process, START, jnp.linspace(0, 2, n + 1), wiener=silent, step=step)(
+            jax.random.key(0), SPIRAL, 1
+        ).x[0, -1]
+        errors = [np.abs(end(n, step) - end(640, "rk4")).max() for n in (20, 40, 80)]
+    np.testing.assert_allclose(slope_of(errors), order, atol=0.15)
+
+
+def test_an_exponential_step_is_exact_for_a_linear_drift():
+    process = fl.Process(lambda theta, x: matrix(theta) @ x, lambda theta, x: ONE)
+    with jax.enable_x64(True):
+        for linear in (matrix, lambda theta: -theta["k"] * jnp.ones(2)):
+            theta = SPIRAL if linear is matrix else SPIRAL | {"turn": jnp.array(0.0)}
+            run = fl.simulator(process, START, jnp.array([0.0, 3.0]), wiener=silent, step=fl.Exponential(linear))
+            exactly = jax.scipy.linalg.expm(3.0 * matrix(theta)) @ START
+            np.testing.assert_allclose(run(jax.random.key(0), theta, 1).x[0, -1], exactly, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_score_is_the_derivative_of_the_density(name):
+    with jax.enable_x64(True):
+        process = fl.core.check.process(CASES[name])
+        step = fl.Step(START, jnp.array([0.9, -0.8]), 0.3, 0.1)
+        others = np.setdiff1d(np.arange(2), process.silent)
+
+        def log_density(theta):
+            law: Gaussian = euler(process, theta, step)
+            r, c = (step.x_next - law.mean)[others], law.covariance[np.ix_(others, others)]
+            return -r @ jnp.linalg.solve(c, r) / 2 - jnp.linalg.slogdet(c)[1] / 2
+
+        expected, score = jax.grad(log_density)(SPIRAL), fl.full_score(process, SPIRAL, step)
+        np.testing.assert_allclose(*(np.array(jax.tree.leaves(tree)) for tree in (score, expected)), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline"),
+    [(name, "time") for name in CASES]
+    + [("heun", "optimal"), ("heun", "twin"), ("leapfrog", "optimal"), ("leapfrog", "twin of order 2")],
+)
+def test_estimates_against_exact_gradients(name, baseline):
+    process = CASES[name]
+    baseline = fl.Twin(order=2) if baseline == "twin of order 2" else baseline
+    estimator = fl.ppgt(process, OBJECTIVE, fl.simulator(process, START, T), baseline=baseline)
+    z = z_scores(estimator(jax.random.key(2), SPIRAL, 4000), name)
+    assert np.abs(z).max() < tolerance(z.size), z
+
+
+def test_recorded_trajectories_have_the_score_of_their_step():
+    process = CASES["heun"]
+    paths = fl.simulator(process, START, T)(jax.random.key(4), SPIRAL, 4000)
+    z = z_scores(fl.gradient(process, OBJECTIVE, SPIRAL, paths), "heun")
+    assert np.abs(z).max() < tolerance(z.size), z
+    of_euler = z_scores(fl.gradient(process._replace(step="euler"), OBJECTIVE, SPIRAL, paths), "heun")
+    assert np.abs(of_euler).max() > 2 * tolerance(z.size)
+
+
+def test_an_estimator_takes_the_step_of_its_simulator():
+    plain = CASES["heun"]._replace(step="euler")
+    gradients = [
+        fl.ppgt(process, OBJECTIVE, fl.simulator(simulated, START, T, step="heun"))(
+            jax.random.key(0), SPIRAL, 50
+        ).gradient
+        for process, simulated in ((plain, plain), (CASES["heun"], plain))
+    ]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *gradients))
+    with pytest.raises(ValueError, match="'heun'.*'rk4'"):
+        fl.ppgt(CASES["rk4"], OBJECTIVE, fl.simulator(CASES["heun"], START, T))
+
+
+def test_the_trapezoid_rule():
+    objective = fl.Objective(running=lambda theta, x, t: x[0] * t, step=lambda theta, x, y: y[0] - x[0])
+    t, x = jnp.array([0.0, 0.5, 2.0]), jnp.array([[[1.0], [2.0], [5.0]]])
+    process = fl.Process(lambda theta, x: theta * x, lambda theta, x: 2 * jnp.ones(1))
+    paths = fl.Trajectories(t, jnp.concatenate([x, x]))
+    value = fl.samples_of(process, fl.trapezoidal(objective), jnp.array(0.0), paths, baseline="none").returns
+    np.testing.assert_allclose(value, 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
+
+
+def test_a_component_without_noise_is_named():
+    process = CASES["leapfrog"]
+    for wrong in ((), (1,), (0, 1)):
+        unnamed = process._replace(silent=wrong)
+        with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
+            fl.ppgt(unnamed, OBJECTIVE, fl.simulator(unnamed, START, T))(jax.random.key(0), SPIRAL, 4)
+    slanted = fl.Process(
+        lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]), lambda theta, x: jnp.ones((2, 1)), step="heun"
+    )
+    with pytest.raises(ValueError, match="1 directions"):
+        fl.ppgt(slanted, OBJECTIVE, fl.simulator(slanted, START, T))(jax.random.key(0), jnp.array(1.0), 4)
+
+
+def test_steps_that_there_are_not():
+    with pytest.raises(ValueError, match="'huen'.*heun"):
+        fl.simulator(CASES["heun"], START, T, step="huen")
+    with pytest.raises(ValueError, match="Observed"):
+        fl.Observed(CASES["heun"], observe=np.eye(2), start=START)
+    with pytest.raises(ValueError, match="coloured noise"):
+        fl.coloured(CASES["heun"], START, tau=1.0)
+    jumps = fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)))
+    with pytest.raises(ValueError, match="Jumps"):
+        fl.simulator(jumps, START, T, step="heun")
