@@ -242,7 +242,7 @@ def time_one_pass(cp, quick):
             if ensemble.scores:
                 full = event_time(
                     cp,
-                    lambda d=device, n=few: d.moments(d.launch(0, n, 0), False),
+                    lambda d=device, n=few: d.with_moments(d.launch(0, n, 0)),
                     max(2, repeat // 2),
                 )
             begin = time.perf_counter()

@@ -29,6 +29,7 @@ from fluctua.tcmt.kernel.cuda_layout import (
     resident_clusters,
     spread,
 )
+from fluctua.tcmt.kernel.cuda_memory import Bundle
 from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
@@ -45,19 +46,18 @@ def run(e: Ensemble) -> Sums:
     cp = require_cupy()
     refuse(e)
     plan, out = plan_of(e), Sums.empty(e)
-    launch = lambda device, begin, end: device.launch(e.first + begin, end - begin, e.records)
-    for begin, end, device, part in in_turn(cp, e.count, lambda: Device(cp, e, plan), launch):
-        out.returns[begin:end] = part.returns.get()
-        out.reward_sum += part.reward_sum.get()
-        bad = np.flatnonzero(part.overflow.get().any(axis=1))
+    launch = lambda device, begin, end: device.with_moments(device.launch(e.first + begin, end - begin, e.records))
+    for begin, end, _, part in in_turn(cp, e.count, lambda: Device(cp, e, plan), launch):
+        sums = part.sums.get()
+        out.returns[begin:end] = sums["returns"]
+        out.reward_sum += sums["reward_sum"]
+        bad = np.flatnonzero(sums["overflow"].any(axis=1))
         if bad.size:
             out.overflow[0] = e.first + begin + int(bad[0])
             return out
-        if e.width:
-            moments, samples = device.moments(part, e.samples)
-            out.moments += moments
-            if out.samples is not None:
-                out.samples[begin:end] = samples.get()
+        out.moments += sums["moments"]
+        if out.samples is not None:
+            out.samples[begin:end] = part.samples.get()
         if out.record is not None:
             out.record[begin:end] = part.record.get()
     return out
@@ -121,10 +121,17 @@ class Part(NamedTuple):
 
     trajectories: int
     raw: Any  # (count, kinds·N)
-    returns: Any
-    overflow: Any  # (count, blocks of a trajectory)
-    record: Any
-    reward_sum: Any  # (T,)
+    sums: Bundle  # returns (count), overflow (count, blocks of one), reward_sum (T), moments (3, P)
+    record: Any = None
+    samples: Any = None  # (count, P)
+
+
+class Columns(NamedTuple):
+    """Parameters that are the sums of two raw columns each, or of one: addresses of the two lists (−1: none)."""
+
+    first: int
+    second: int
+    width: int
 
 
 class Device:
@@ -185,24 +192,29 @@ class Device:
         if plan.bar is not None:
             bar = np.zeros(-(-plan.steps // 2) * 2)
             bar[: plan.steps] = plan.reference - plan.bar
-        self.set_block("c_in", "Inputs", **self.inputs(plan, bar))
-        self.set_constant("c_keys", key_schedule(plan.seed))
-        self.set_constant("c_port", (self.layout.port * 2 * self.real.itemsize).astype(np.uint32))
-        self.set_constant("c_port_site", plan.port_site.astype(np.int32))
-        self.set_constant("c_drive", plan.drive_site)
-        self.set_numbers("c_", plan)
+        first, second = self.columns() if self.ensemble.scores else (None, None)
+        places = self.upload({**self.inputs(plan, bar), "first": first, "second": second})
+        self.added = Columns(places.pop("first"), places.pop("second"), self.ensemble.width)
+        self.set_constants(
+            c_in=blocks()["Inputs"].packed(**places),
+            c_keys=key_schedule(plan.seed),
+            c_port=(self.layout.port * 2 * self.real.itemsize).astype(np.uint32),
+            c_port_site=plan.port_site.astype(np.int32),
+            c_drive=plan.drive_site,
+            **self.numbers("c_", plan),
+        )
 
-    def set_numbers(self, prefix: str, plan: Plan) -> None:
-        """Gains, weights, and drives and incoming waves that do not change in time."""
-        self.set_constant(f"{prefix}gain", plan.gain)
-        self.set_constant(f"{prefix}weight", plan.weight)
+    def numbers(self, prefix: str, plan: Plan) -> dict[str, np.ndarray]:
+        """Gains, weights, and drives and incoming waves that do not change in time: constants by name."""
+        constants = {"gain": plan.gain, "weight": plan.weight}
         if plan.incoming_rows == 1:
-            self.set_constant(f"{prefix}incoming", plan.incoming)
+            constants["incoming"] = plan.incoming
         if plan.drive_rows == 1:
-            self.set_constant(f"{prefix}force", plan.drive)
+            constants["force"] = plan.drive
+        return {prefix + name: value for name, value in constants.items()}
 
-    def inputs(self, plan: Plan, bar: np.ndarray | None) -> dict[str, int]:
-        """The addresses of a network's arrays on the device: `Inputs`."""
+    def inputs(self, plan: Plan, bar: np.ndarray | None) -> dict[str, np.ndarray | None]:
+        """A network's arrays, as the device has them: `Inputs`."""
         rows, n, layout = self.layout.rows, plan.sites, self.layout
         pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])
         there = layout.bond >= 0
@@ -214,7 +226,7 @@ class Device:
             drive = np.zeros((plan.steps, rows, 2), self.real)
             for d, site in enumerate(plan.drive_site):
                 drive[:, site] += plan.drive[:, d]
-        arrays = {
+        return {
             "omega": pad(plan.omega),
             "chi": pad(plan.chi),
             "damping": pad(plan.damping),
@@ -231,52 +243,46 @@ class Device:
             "bar": None if bar is None else bar.astype(self.real),
             "modulation": np.concatenate([modulation, np.zeros_like(modulation[..., :1])], axis=-1),
         }
-        return {name: self.upload(value) for name, value in arrays.items()}
 
-    def upload(self, value: np.ndarray | None) -> int:
-        """The address of a copy on the device, which lives as long as this object; 0 for nothing."""
-        if value is None or value.size == 0:
-            return 0
-        self._keep.append(self.cp.asarray(np.ascontiguousarray(value)))
-        return address(self._keep[-1])
+    def upload(self, arrays: dict[str, np.ndarray | None]) -> dict[str, int]:
+        """The addresses of copies on the device, which live as long as this object; 0 for nothing."""
+        there = {name: value for name, value in arrays.items() if value is not None and value.size}
+        self._keep.append(Bundle.of(self.cp, there))
+        return {name: self._keep[-1].address(name) if name in there else 0 for name in arrays}
 
-    def set_constant(self, name: str, value: np.ndarray) -> None:
-        """Write an array into the module's constant memory."""
-        data = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-        if data.size:
-            self.cp.ndarray(data.shape, np.uint8, self.module.get_global(name)).set(data)
-
-    def set_block(self, name: str, struct: str, **addresses: int) -> None:
-        """Write a block of addresses, each by its name in the struct."""
-        self.set_constant(name, blocks()[struct].packed(**addresses))
+    def set_constants(self, **values: np.ndarray) -> None:
+        """Write arrays into the module's constant memory."""
+        there = {name: value for name, value in values.items() if value.size}
+        sent = Bundle.of(self.cp, there)
+        sent.write({name: constant(self.module, name) for name in there})
 
     def launch(self, first: int, count: int, records: int) -> Part:
         """Run `count` trajectories from `first`; asynchronous."""
         cp, n, grid = self.cp, self.plan.sites, min(self.grid, count)
         of_blocks = cp.zeros((grid, self.plan.steps))
-        part = Part(
-            count,
-            cp.empty((count, self.kinds * n), self.real),
-            cp.empty(count),
-            cp.empty((count, self.layout.cluster), np.int32),
-            cp.empty((count, records, n, 2), self.real),
-            None,
+        sums = Bundle(
+            cp,
+            returns=((count,), np.float64),
+            reward_sum=((self.plan.steps,), np.float64),
+            moments=((3, self.ensemble.width), np.float64),
+            overflow=((count, self.layout.cluster), np.int32),
         )
-        self.set_outputs(part, of_blocks, address(part.record))
+        raw = cp.empty((count, self.kinds * n), self.real)
+        part = Part(count, raw, sums, cp.empty((count, records, n, 2), self.real))
+        self.set_constants(c_out=self.outputs(part, of_blocks, address(part.record)))
         blocks_ = (grid * self.layout.cluster,)
         self.kernel(blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)
-        return part._replace(reward_sum=of_blocks.sum(axis=0))
+        of_blocks.sum(axis=0, out=sums["reward_sum"])
+        return part
 
-    def set_outputs(self, part: Any, reward_sum: Any, record: int) -> None:
-        """Where a launch writes."""
-        self.set_block(
-            "c_out",
-            "Outputs",
+    def outputs(self, part: Part, reward_sum: Any, record: int) -> np.ndarray:
+        """Where a launch writes: `Outputs`."""
+        return blocks()["Outputs"].packed(
             raw=address(part.raw),
-            returns=address(part.returns),
+            returns=part.sums.address("returns"),
             reward_sum=address(reward_sum),
             record=record,
-            overflow=address(part.overflow),
+            overflow=part.sums.address("overflow"),
             waves=address(self.waves),
         )
 
@@ -297,15 +303,14 @@ class Device:
             np.int32(self.ensemble.options.record_every),
         )
 
-    def moments(self, part: Part, want_samples: bool) -> tuple[np.ndarray, Any]:
-        """Σv, Σv², Σ(pair)² (3, P) in float64, and the samples (count, P)."""
-        return self.moments_of(part, *self.columns(), want_samples)
+    def with_moments(self, part: Part) -> Part:
+        """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request; asynchronous."""
+        return self.moments_of(part, self.added, self.ensemble.samples) if self.ensemble.scores else part
 
-    def moments_of(self, part: Any, a: np.ndarray, b: np.ndarray, want_samples: bool) -> tuple[np.ndarray, Any]:
-        """The same of parameters that are the sums of the raw columns a and b (−1: none)."""
-        cp = self.cp
-        columns, parts = len(a), int(np.clip(part.trajectories // 16, 1, 64))
-        sums = cp.empty((parts, 3, columns))
+    def moments_of(self, part: Part, added: Columns, want_samples: bool) -> Part:
+        """The same of other columns."""
+        cp, columns, parts = self.cp, added.width, min(max(part.trajectories // 16, 1), 64)
+        of_parts = cp.empty((parts, 3, columns))
         samples = cp.empty((part.trajectories, columns), self.real) if want_samples else None
         self.module.get_function("moments")(
             (-(-columns // 128), parts),
@@ -313,15 +318,16 @@ class Device:
             (
                 part.raw,
                 np.int64(part.raw.shape[1]),
-                cp.asarray(a),
-                cp.asarray(b),
+                np.uint64(added.first),
+                np.uint64(added.second),
                 np.int32(columns),
                 np.int32(part.trajectories),
-                sums,
+                of_parts,
                 np.uint64(0) if samples is None else samples,
             ),
         )
-        return sums.sum(axis=0).get(), samples
+        of_parts.sum(axis=0, out=part.sums["moments"])
+        return part._replace(samples=samples)
 
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """For every parameter the one or two raw columns that add up to it."""
@@ -396,6 +402,12 @@ def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any
 
     options = ("-std=c++17", *(f"-D{k}={v}" for k, v in defines))
     return cp.RawModule(code=source(*names), options=options)
+
+
+@functools.lru_cache(maxsize=1024)
+def constant(module: Any, name: str) -> Any:
+    """Where a module has a constant."""
+    return module.get_global(name)
 
 
 def key_schedule(seed: int) -> np.ndarray:

@@ -14,7 +14,8 @@ import numpy as np
 
 from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
 from fluctua.tcmt.kernel.cuda import Device, address, lay_out, refuse, require_cupy
-from fluctua.tcmt.kernel.layout import plan_of
+from fluctua.tcmt.kernel.cuda_memory import Bundle
+from fluctua.tcmt.kernel.layout import blocks, plan_of
 from fluctua.tcmt.kernel.options import Binned, Ensemble
 
 BUFFER_BYTES = 128 * 2**20
@@ -111,10 +112,12 @@ class Second:
         e = self.ensemble
         out = Sums.empty(e)
         self.part = self.device.launch(e.first, e.count, e.records)
-        bad = np.flatnonzero(self.part.overflow.get())
+        sums = self.part.sums.get()
+        bad = np.flatnonzero(sums["overflow"])
         if bad.size:
             out.overflow[0] = e.first + int(bad[0])
-        out.returns, out.reward_sum = self.part.returns.get(), self.part.reward_sum.get()
+        out.returns, out.reward_sum = sums["returns"], sums["reward_sum"]
+        self.centre = mean_to_go(out.reward_sum, e.count)
         if out.record is not None:
             out.record = self.part.record.get()
         return out
@@ -128,29 +131,41 @@ class Second:
         n, b, bins = plan.sites, plan.bonds, self.binned.bins
         empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
-        centre = cp.asarray(mean_to_go(self.part.reward_sum.get(), e))
+        lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
+        tables = Bundle.of(
+            cp,
+            {
+                "centre": self.centre,
+                "upper_start": plan.upper_start,
+                "upper_site": plan.upper_site,
+                "columns": np.concatenate([np.arange(n), lower]).astype(np.int32),
+                "items": work_items(plan.upper_start),
+            },
+        )
         replayed = {
             "state": empty((e, n, 2)),
             "c": empty(e, np.float64),
-            "returns": self.part.returns,
-            "centre": centre,
+            "returns": self.part.sums["returns"],
+            "centre": tables["centre"],
             "quad": empty((self.slots, n, e, 4)),
             "to_go": empty((self.slots, e)),
             "waves": empty((e, 2 * plan.harmonics * b)),
         }
         settled = {
-            "upper_start": cp.asarray(plan.upper_start),
-            "upper_site": cp.asarray(plan.upper_site),
+            "upper_start": tables["upper_start"],
+            "upper_site": tables["upper_site"],
             "place": empty((n + b, e), np.uint32),
             "order": empty((n + b, e), np.uint32),
             "offset": empty((n + b, bins + 1), np.int32),
             "gradient": self.gradient,
             "weights": empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
         }
-        device.set_block("c_replay", "Replayed", **{name: address(v) for name, v in replayed.items()})
-        device.set_block("c_settled", "Settled", **{name: address(v) for name, v in settled.items()})
-        lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
-        columns = cp.asarray(np.concatenate([np.arange(n), lower]).astype(np.int32))
+        places = lambda arrays: {name: address(array) for name, array in arrays.items()}
+        device.set_constants(
+            c_replay=blocks()["Replayed"].packed(**places(replayed)),
+            c_settled=blocks()["Settled"].packed(**places(settled)),
+        )
+        columns, items = tables["columns"], tables["items"]
 
         f = device.module.get_function
         replay, rebin, by_column, by_bin = f("replay"), f("rebin"), f("columns"), f("settle_bins")
@@ -168,7 +183,6 @@ class Second:
         sorters = int(np.clip(self.size // 2, 32, 1024))
         every = self.binned.every
         unfit = cp.zeros(-(-plan.steps // every), np.int32)
-        items = cp.asarray(work_items(plan.upper_start))
         for begin, end in schedule(plan.steps, self.binned, self.slots):
             replay(
                 (-(-e // self.together),),
@@ -202,8 +216,10 @@ class Second:
         g = self.gradient.sum(axis=0, dtype=np.float64)
         even = g.shape[1] // 2 * 2
         pairs = g[:, 0:even:2] + g[:, 1:even:2]
-        moments = np.stack([v.get() for v in (g.sum(axis=1), (g * g).sum(axis=1), (pairs * pairs).sum(axis=1))])
-        return moments, g.get().T.astype(self.real) if self.ensemble.samples else None
+        moments = self.cp.empty((3, len(g)))
+        for row, values in enumerate((g, g * g, pairs * pairs)):
+            moments[row] = values.sum(axis=1)
+        return moments.get(), g.get().T.astype(self.real) if self.ensemble.samples else None
 
 
 def work_items(upper_start: np.ndarray) -> np.ndarray:

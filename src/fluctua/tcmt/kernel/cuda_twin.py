@@ -6,14 +6,15 @@ has its own, a block keeps its path and adjoint at the ends of segments of about
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fluctua.tcmt.kernel import cuda
 from fluctua.tcmt.kernel.cpu import TwinSums
-from fluctua.tcmt.kernel.cuda import address
-from fluctua.tcmt.kernel.layout import modulation_pieces, pairs, plan_of, tolerance
+from fluctua.tcmt.kernel.cuda import Part, address
+from fluctua.tcmt.kernel.cuda_memory import Bundle
+from fluctua.tcmt.kernel.layout import blocks, modulation_pieces, pairs, plan_of, tolerance
 from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, TwinModel
 
 SOURCES = ("twin_path.cu", "twin.cu")
@@ -39,35 +40,23 @@ def run(e: Ensemble, twin: TwinModel) -> TwinSums:
     out, p = TwinSums.empty(e), e.width
     launch = lambda device, begin, end: device.launch(e.first + begin, end - begin)
     for begin, end, device, part in cuda.in_turn(cp, e.count, lambda: TwinDevice(cp, e, twin), launch):
-        if not device.tabulated:
+        sums = part.sums.get()
+        if not device.tabulated(sums["ends"]):
             out.overflow[1] = e.first
             return out
-        out.returns[begin:end], out.gained[begin:end] = part.returns.get(), part.gained.get()
-        out.prefix_sum += part.prefix_sum.sum(axis=0).get()
-        out.reward_sum += part.reward_sum.sum(axis=0).get()
-        flags = part.overflow.get()
+        out.returns[begin:end], out.gained[begin:end] = sums["returns"], sums["gained"]
+        out.prefix_sum += sums["prefix_sum"]
+        out.reward_sum += sums["reward_sum"]
+        flags = sums["overflow"]
         for which, bit in enumerate((1, 2)):
             bad = np.flatnonzero(flags & bit)
             if bad.size and out.overflow[which] < 0:
                 out.overflow[which] = e.first + begin + int(bad[0])
-        moments, samples = device.moments(part)
-        out.moments += moments.reshape(3, 3, p).swapaxes(0, 1)
+        out.moments += sums["moments"].reshape(3, 3, p).swapaxes(0, 1)
         if out.direct is not None and out.correction is not None:
-            each = samples.get().reshape(end - begin, 3, p)
+            each = part.samples.get().reshape(end - begin, 3, p)
             out.direct[begin:end], out.correction[begin:end] = each[:, 0], each[:, 1]
     return out
-
-
-class TwinPart(NamedTuple):
-    """What one launch leaves on the device; the first two fields as in `cuda.Part`."""
-
-    trajectories: int
-    raw: Any  # (count, 3·kinds·N)
-    returns: Any
-    overflow: Any
-    gained: Any
-    prefix_sum: Any  # (blocks, T+1)
-    reward_sum: Any  # (blocks, T)
 
 
 class TwinDevice:
@@ -107,7 +96,7 @@ class TwinDevice:
         if self.shared > 48 * 1024:
             self.pass_.max_dynamic_shared_size_bytes = self.tabulate.max_dynamic_shared_size_bytes = self.shared
         self._upload(kept)
-        self.tabulated = self._tabulated()
+        self._tabulate()
 
     def _segment(self) -> int:
         if self.twin.rank:
@@ -119,8 +108,10 @@ class TwinDevice:
 
     def _upload(self, kept: int) -> None:
         cp, twin, device, real = self.cp, self.twin, self.device, self.real
-        device.set_block("c_twin", "Inputs", **device.inputs(self.model, None))
-        device.set_numbers("c_twin_", self.model)
+        first, second = self._columns()
+        places = device.upload({**device.inputs(self.model, None), "first": first, "second": second})
+        self.added = cuda.Columns(places.pop("first"), places.pop("second"), len(first))
+        device.set_constants(c_twin=blocks()["Inputs"].packed(**places), **device.numbers("c_twin_", self.model))
         self.path = self.adjoint = self.kept = None
         if not self.own:
             size = (self.steps + 1, self.rows, 2)
@@ -132,65 +123,69 @@ class TwinDevice:
             self.path, self.adjoint = cp.empty(size, real), cp.empty(size, real)
         if kept:
             self.kept = cp.empty((self.grid, kept, self.rows, 2), real)
-        self.basis = self.curvature = 0
+        self.quadratic = {"basis": 0, "curvature": 0}
         if twin.rank:
             assert twin.basis is not None
             assert twin.curvature is not None
             basis = np.zeros((twin.rank, self.rows), complex)
             basis[:, : len(twin.basis)] = twin.basis.T
-            self.basis, self.curvature = device.upload(pairs(basis, real)), device.upload(pairs(twin.curvature, real))
+            self.quadratic = device.upload({"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)})
         self.value = cp.zeros(self.segments + 1)
 
-    def _trail(self, prefix_sum: Any = None, gained: Any = None) -> None:
-        self.device.set_block(
-            "c_trail",
-            "Trail",
+    def _trail(self, prefix_sum: int = 0, gained: int = 0) -> np.ndarray:
+        """The block `Trail`."""
+        return blocks()["Trail"].packed(
             path=address(self.path),
             adjoint=address(self.adjoint),
             own=address(self.kept),
-            prefix_sum=address(prefix_sum),
-            gained=address(gained),
-            basis=self.basis,
-            curvature=self.curvature,
+            prefix_sum=prefix_sum,
+            gained=gained,
             value=address(self.value),
+            **self.quadratic,
         )
 
-    def _tabulated(self) -> bool:
-        """Make the table of path and adjoint, if the trajectories share one; False if it is not finite."""
+    def tabulated(self, ends: np.ndarray) -> bool:
+        """Whether the table of path and adjoint is finite, by the last state and the first adjoint in it."""
+        return self.own or bool(np.isfinite(ends).all())
+
+    def _tabulate(self) -> None:
+        """Make the table of path and adjoint, if the trajectories share one."""
         if self.own:
-            return True
-        self._trail()
+            return
+        self.device.set_constants(c_trail=self._trail())
         self.tabulate((1,), (self.device.layout.threads,), (np.int32(self.steps),), shared_mem=self.shared)
-        n = self.plan.sites
-        assert self.path is not None
-        assert self.adjoint is not None
-        if not (np.isfinite(self.path[-1, :n].get()).all() and np.isfinite(self.adjoint[0, :n].get()).all()):
-            return False
         if self.twin.rank:
+            assert self.path is not None
             twin = self.twin.spec
             out = np.stack([self.path[:-1, site].get().astype(float) for site in twin.port_sites], axis=1)
+            if not np.isfinite(out).all():
+                return  # `tabulated` will say so
             s = twin.port_gain * (out[..., 0] + 1j * out[..., 1]) - twin.incoming
             to_go = np.append(np.cumsum(((np.abs(s) ** 2) @ twin.port_weight)[::-1])[::-1] * twin.dt, 0.0)
             ends = np.minimum(np.arange(self.segments + 1) * self.segment, self.steps)
             self.value.set(to_go[ends])
-        return True
 
-    def launch(self, first: int, count: int) -> TwinPart:
-        """Run `count` trajectories from `first`."""
-        cp, blocks = self.cp, min(self.grid, count)
-        part = TwinPart(
-            count,
-            cp.empty((count, 3 * self.kinds * self.plan.sites), self.real),
-            cp.empty(count),
-            cp.empty(count, np.int32),
-            cp.empty(count),
-            cp.zeros((blocks, self.steps + 1)),
-            cp.zeros((blocks, self.steps)),
+    def launch(self, first: int, count: int) -> Part:
+        """Run `count` trajectories from `first`, and reduce; asynchronous."""
+        cp, grid, n = self.cp, min(self.grid, count), self.plan.sites
+        sums = Bundle(
+            cp,
+            returns=((count,), np.float64),
+            gained=((count,), np.float64),
+            reward_sum=((self.steps,), np.float64),
+            prefix_sum=((self.steps + 1,), np.float64),
+            moments=((3, 3 * self.ensemble.width), np.float64),
+            ends=((0 if self.own else 2, n, 2), self.real),
+            overflow=((count,), np.int32),
         )
-        self.device.set_outputs(part, part.reward_sum, record=0)
-        self._trail(part.prefix_sum, part.gained)
+        part = Part(count, cp.empty((count, 3 * self.kinds * n), self.real), sums)
+        rewards, prefixes = cp.zeros((grid, self.steps)), cp.zeros((grid, self.steps + 1))
+        self.device.set_constants(
+            c_out=self.device.outputs(part, rewards, record=0),
+            c_trail=self._trail(address(prefixes), sums.address("gained")),
+        )
         self.pass_(
-            (blocks,),
+            (grid,),
             (self.device.layout.threads,),
             (
                 np.uint32(first),
@@ -203,15 +198,20 @@ class TwinDevice:
             ),
             shared_mem=self.shared,
         )
-        return part
+        rewards.sum(axis=0, out=sums["reward_sum"])
+        prefixes.sum(axis=0, out=sums["prefix_sum"])
+        if self.path is not None and self.adjoint is not None:
+            ends = sums["ends"]
+            ends[0], ends[1] = self.path[-1, :n], self.adjoint[0, :n]
+        return self.device.moments_of(part, self.added, self.ensemble.samples)
 
-    def moments(self, part: TwinPart) -> tuple[np.ndarray, Any]:
-        """Σv, Σv², Σ(pair)² (3, 3P) of direct, correction and both, and the samples (count, 3P)."""
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Those of direct, correction and both, one after the other. (3P,) each"""
         a, b = self.device.columns()
         place = np.arange(3)[:, None] * self.kinds * self.plan.sites
         first = (place + a).ravel().astype(np.int32)
         second = np.where(b < 0, -1, place + b).ravel().astype(np.int32)
-        return self.device.moments_of(part, first, second, self.ensemble.samples)
+        return first, second
 
 
 def _blocks(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:

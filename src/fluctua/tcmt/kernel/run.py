@@ -208,8 +208,8 @@ def families(e: Ensemble, columns: np.ndarray) -> Families:
     """Split the kernels' columns (..., P), and put the bonds back into the order they were given in."""
     spec = e.spec
     n, b, d, m = spec.sites, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
-    sizes = [n, n, b] + ([n, n, d, m] if e.rates else [])
-    omega, chi, kappa, *rest = np.split(columns, np.cumsum(sizes)[:-1], axis=-1)
+    edges = itertools.accumulate([0, n, n, b] + ([n, n, d, m] if e.rates else []))
+    omega, chi, kappa, *rest = (columns[..., begin:end] for begin, end in itertools.pairwise(edges))
     in_order = np.empty_like(kappa)
     in_order[..., neighbours(n, spec.bonds).order] = kappa
     return Families(omega, in_order, chi, *rest)
