@@ -46,7 +46,7 @@ def paragraphs(command: Callable[..., Any] | None) -> str:
 
 Size = Annotated[str, typer.Option(help="rows x columns, leads on opposite corners")]
 Horizon = Annotated[float, typer.Option(help="T, in units of 1 / coupling")]
-TimeStep = Annotated[float, typer.Option(help="Euler-Maruyama step")]
+TimeStep = Annotated[float, typer.Option(help="time step")]
 SigmaW = Annotated[float, typer.Option(help="noise amplitude of every open channel")]
 SigmaKappa = Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")]
 ChiSpread = Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")]
@@ -54,7 +54,14 @@ Seed = Annotated[int, typer.Option(help="of the noise, the modulation and the in
 
 
 def lattice_start(
-    lattice: str, horizon: float, dt: float, sigma_w: float, sigma_kappa: float, chi_std: float, seed: int
+    lattice: str,
+    horizon: float,
+    dt: float,
+    sigma_w: float,
+    sigma_kappa: float,
+    chi_std: float,
+    seed: int,
+    step: str = "euler",
 ) -> tuple[Task, dict[str, Any], Any]:
     """The task of the options, its initial parameters, and the key of the noise."""
     import jax
@@ -62,7 +69,7 @@ def lattice_start(
     from fluctua import tcmt
 
     network = tcmt.rectangular(*lattice_size(lattice), sigma_w=sigma_w)
-    task = tcmt.transmission(network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa)
+    task = tcmt.transmission(network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa, step=step)
     k_start, k_run = jax.random.split(jax.random.key(seed))
     return task, tcmt.initial_parameters(k_start, network, chi_std=chi_std), k_run
 

@@ -111,6 +111,7 @@ def gradient(
     lattice: Size = "11x13",
     horizon: Horizon = 20.0,
     dt: TimeStep = 1e-3,
+    step: Annotated[str, typer.Option(help="euler, heun (longer steps at the same bias); jax: rk4")] = "euler",
     sigma_w: SigmaW = 0.5,
     sigma_kappa: SigmaKappa = 0.0,
     chi_std: ChiSpread = 1e-4,
@@ -135,7 +136,7 @@ def gradient(
     from fluctua.runs.evaluate import load_parameters
 
     try:
-        task, theta, k_run = lattice_start(lattice, horizon, dt, sigma_w, sigma_kappa, chi_std, seed)
+        task, theta, k_run = lattice_start(lattice, horizon, dt, sigma_w, sigma_kappa, chi_std, seed, step)
         network, estimator = task.network, task.estimator(backend, baseline=baseline)
         if params is not None:
             theta = load_parameters(params, network, theta)
@@ -160,7 +161,7 @@ def gradient(
         return
     typer.echo(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
                f"{network.sites - 1}")  # fmt: skip
-    typer.echo(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g}")
+    typer.echo(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g} ({step})")
     typer.echo(describe_estimate(estimate))
     for name in families:
         g, e = np.asarray(estimate.gradient[name]), np.asarray(estimate.stderr[name])

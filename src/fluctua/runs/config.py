@@ -20,6 +20,7 @@ from fluctua.learn.optimise import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule
 from fluctua.store.folder import fingerprint
+from fluctua.tcmt.kernel.options import STEPS
 
 
 def _key(default: Any, rule: Rule, comment: str) -> Any:
@@ -52,7 +53,8 @@ class TaskConfig:
 
     reward: str = _key("transmission", rules.word("transmission", "isolation"), "time-averaged power fraction")
     horizon: float = _key(20.0, rules.number(above=0, below=LARGE), "T, in units of 1 / coupling")
-    dt: float = _key(1e-3, rules.number(above=0), "Euler-Maruyama step")
+    dt: float = _key(1e-3, rules.number(above=0), "time step")
+    step: str = _key("euler", rules.word(*STEPS), "euler: the paper's; heun: of second order, for longer steps")
     sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
     sigma_kappa: float = _key(0.0, rules.number(least=0), "amplitude of the antagonistic modulation")
     amplitude: float = _key(10.0, rules.number(above=0, below=LARGE), "of the drive, s⁺")

@@ -18,6 +18,9 @@ from fluctua.runs.build import FAMILIES
 from fluctua.store import history
 from fluctua.store.course import RUN
 
+ORDER_OF_STEP = {"euler": 1.0, "heun": 2.0}
+"""The step of a task as a number, which is what attributes of the file are."""
+
 
 class History(NamedTuple):
     """The columns of `history.csv`. ensemble: trajectories of this iteration; trajectories: spent so far."""
@@ -154,7 +157,15 @@ def _task(path: Path, course: Course) -> tcmt.Task:
         if got != expected:
             raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
     make = tcmt.isolation if a.get("isolation") else tcmt.transmission
-    return make(network, horizon=a["horizon"], dt=a["dt"], s=a["drive_amplitude"], sigma_kappa=a["sigma_kappa"])
+    steps = {order: step for step, order in ORDER_OF_STEP.items()}
+    return make(
+        network,
+        horizon=a["horizon"],
+        dt=a["dt"],
+        s=a["drive_amplitude"],
+        sigma_kappa=a["sigma_kappa"],
+        step=steps[a.get("step_order", 1.0)],
+    )
 
 
 def _network(path: Path, course: Course) -> tcmt.Network:

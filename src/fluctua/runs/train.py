@@ -19,7 +19,7 @@ from fluctua.learn import optimise
 from fluctua.learn.train import Record, train
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
 from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
-from fluctua.runs.reading import describing
+from fluctua.runs.reading import ORDER_OF_STEP, describing
 from fluctua.runs.summary import conclude
 from fluctua.scale.distributed import close
 from fluctua.store import checkpoint, journal
@@ -243,6 +243,8 @@ def _keep(config: Config, parts: Parts) -> Keep:
     }
     if task.reward == "isolation":
         attributes["isolation"] = 1.0
+    if task.step != "euler":
+        attributes["step_order"] = ORDER_OF_STEP[task.step]
     describe = describing(parts.task.network, attributes)
     return Keep(keep.checkpoints, keep.checkpoint_seconds, keep.parameters_every, describe=describe)
 
@@ -270,7 +272,7 @@ def _families(theta: Params) -> dict[str, np.ndarray]:
 
 def _alike(a: Config, b: Config) -> bool:
     """Whether what one's estimator remembers is of use to the other's."""
-    of = lambda c: (c.baseline, c.device, c.calibration, c.task.horizon, c.task.dt)
+    of = lambda c: (c.baseline, c.device, c.calibration, c.task.horizon, c.task.dt, c.task.step)
     return of(a) == of(b)
 
 

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.draws import box_muller, philox_key_words, philox_words
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
+from fluctua.core.types import STEPS, Array, NoiseProduct, Params, Process, PyTree
 from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]
@@ -210,6 +210,7 @@ def process(
     *,
     frame: Frame = "rotating",
     modulation: Modulation | None = None,
+    step: str = "euler",
 ) -> Process:
     """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see `network.FAMILIES`).
 
@@ -220,6 +221,7 @@ def process(
         drive: one or several.
         frame: "rotating" with the drive, or "lab".
         modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`), which `tasks` add.
+        step: "euler", "heun" or "rk4" (see `fluctua.core.steps`).
 
     Returns: the process.
 
@@ -227,12 +229,14 @@ def process(
     """
     if frame not in get_args(Frame):
         raise ValueError(f"`frame` must be one of {', '.join(map(repr, get_args(Frame)))}; got {frame!r}.")
+    if step not in STEPS:
+        raise ValueError(f"`step` must be one of {', '.join(map(repr, STEPS))}; got {step!r}.")
     noise: Callable[..., Array] | NoiseProduct
     if network.local:
         noise = DiagonalNoise(network)
     else:
         noise = DenseNoise(network) if network.sites <= DENSE_LIMIT else channel_product(network)
-    return Process(Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise)
+    return Process(Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise, step=step)
 
 
 # ------------------------------------------------------------------------- for baselines and kernels
@@ -303,9 +307,14 @@ def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coe
     )
 
 
+def incoming_at(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> np.ndarray:
+    """s⁺ at some times. t (T,) -> (T, L) complex"""
+    return np.asarray(jax.vmap(lambda when: incoming(drives, leads, when, frame))(jnp.asarray(t)))
+
+
 def incoming_on_grid(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> np.ndarray:
     """s⁺ at the start of every step. t (T+1,) -> (T, L) complex"""
-    return np.asarray(jax.vmap(lambda when: incoming(drives, leads, when, frame))(jnp.asarray(t)[:-1]))
+    return incoming_at(drives, leads, jnp.asarray(t)[:-1], frame)
 
 
 # ------------------------------------------------------------------------------------------ modulation

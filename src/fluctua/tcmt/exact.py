@@ -210,6 +210,8 @@ def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """
     if task.weights is None:
         raise ValueError("exact moments know rewards that are weighted output powers; this task has another reward.")
+    if task.step != "euler":
+        raise ValueError(f"exact moments are of Euler's step; this task has step={task.step!r}.")
     if task.modulation is not None:
         raise ValueError(
             "exact moments need σ_κ = 0: a modulated network has no closed moments. Use finite differences."

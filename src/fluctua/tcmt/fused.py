@@ -30,10 +30,10 @@ from fluctua.core.types import Array, Estimate, Params, Trajectories, on_host
 from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
 from fluctua.tcmt import measured
-from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_on_grid
+from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_at
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cuda import require_cupy
-from fluctua.tcmt.kernel.options import Binned, KernelSpec, Options
+from fluctua.tcmt.kernel.options import Binned, KernelSpec, Options, check_step, refuse_step
 from fluctua.tcmt.kernel.run import Families, KernelResult, run
 from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, expected_lambda, run_twin, twin_options
 from fluctua.tcmt.network import parameters
@@ -147,15 +147,15 @@ class Fused:
     ) -> Evidence:
         """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
         p, slope = measured.at_point(at, theta, u)
-        if self.task.copies > 1 or not set(p) <= set(measured.KNOWN):
+        if self.task.step != "euler" or self.task.copies > 1 or not set(p) <= set(measured.KNOWN):
             return evidence(self.task.process, full_score, at, theta, u, trajectories, every, readout)
         spec = kernel_spec(self.task, p, self.s_plus)
         return measured.evidence(self.task, spec, at, theta, u, trajectories, every, readout, slope)
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of the twin correction on measured states; score and twin are of the network at θ."""
-        on_grid = len(trajectories.t) == len(self.task.t)
-        if self.task.copies > 1 or self.task.modulation or not on_grid or not set(theta) <= set(measured.KNOWN):
+        is_served = self.task.step == "euler" and len(trajectories.t) == len(self.task.t)
+        if self.task.copies > 1 or self.task.modulation or not is_served or not set(theta) <= set(measured.KNOWN):
             general = ppgt(self.task.process, self.task.objective, self.task.simulator(), baseline=Twin())
             return general.recorded(theta, trajectories)
         spec = kernel_spec(self.task, theta, self.s_plus)
@@ -341,10 +341,23 @@ def fused(
         )
     coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
     made, pilot, carries = _served(task, device, baseline)
+    _check_step(task.step, device, made)
     if isinstance(made, KernelTwin) and made.rank > task.simulated.sites:
         raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {made.rank}.")
     estimator = Fused(task, made, _options(device, isinstance(made, KernelTwin), options), pilot)
     return Carried(estimator) if carries else estimator
+
+
+def _check_step(step: str, device: str, baseline: Any) -> None:
+    """Refuse a step that these kernels do not take, before the first call."""
+    check_step(step)
+    for is_asked, what in (
+        (device == "cuda", 'backend="cuda"'),
+        (isinstance(baseline, Binned), "the kernels' binned baseline"),
+        (isinstance(baseline, KernelTwin), "the kernels' twin"),
+    ):
+        if is_asked:
+            refuse_step(step, what)
 
 
 def _served(task: Experiment, device: str, baseline: Any) -> tuple[str | np.ndarray | Binned | KernelTwin, int, bool]:
@@ -407,8 +420,9 @@ def _kernel_twin(task: Experiment, twin: Twin) -> KernelTwin:
 
 
 def incoming_table(task: Experiment) -> np.ndarray:
-    """s⁺ on every lead at the start of every step, (T, L), or (L,) where it is constant."""
-    s_plus = incoming_on_grid(task.drives, task.simulated.leads, task.t, task.frame)
+    """s⁺ on every lead at every time that a step asks for, (T, L) or (T+1, L), or (L,) where it is constant."""
+    t = task.t[:-1] if task.step == "euler" else task.t
+    s_plus = incoming_at(task.drives, task.simulated.leads, t, task.frame)
     return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
 
 
@@ -440,6 +454,7 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
         sigma_kappa=task.modulation.sigma_kappa if task.modulation else 0.0,
         Omega=task.modulation.omega_max / task.modulation.harmonics if task.modulation else 0.1,
         harmonics=task.modulation.harmonics if task.modulation else 10,
+        step=task.step,
     )
 
 

@@ -110,11 +110,15 @@ def psi_of(x: Array) -> Array:
 
 
 def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
-    """R of every trajectory. x: (E, T+1, 2N) -> (E,)"""
-    psi = psi_of(np.asarray(x)[:, :-1])[..., spec.port_sites]
-    stride = (len(spec.incoming) // psi.shape[1]) or 1
+    """R of every trajectory, by the rule that goes with the step. x: (E, T+1, 2N) -> (E,)"""
+    interval = np.diff(np.asarray(t, np.float64))
+    weight, seen = interval, np.asarray(x)[:, :-1]
+    if spec.step != "euler":
+        weight, seen = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2, np.asarray(x)
+    psi = psi_of(seen)[..., spec.port_sites]
+    stride = (spec.steps // len(interval)) or 1
     out = spec.port_gain * psi - (spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming)
-    return np.einsum("etp,p,t->e", np.abs(out) ** 2, spec.port_weight, np.diff(np.asarray(t, np.float64)))
+    return np.einsum("etp,p,t->e", np.abs(out) ** 2, spec.port_weight, weight)
 
 
 def evidence(

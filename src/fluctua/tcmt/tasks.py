@@ -21,9 +21,19 @@ from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.ppgt import ppgt
-from fluctua.core.types import Array, Estimator, NoiseProduct, Objective, Process, PyTree
+from fluctua.core.types import Array, Estimator, NoiseProduct, Process, PyTree
 from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, checked_drives, condition, process
-from fluctua.tcmt.experiment import CrossPower, Experiment, Tied, TiedCondition, WeightedPower, grid, outputs, positive
+from fluctua.tcmt.experiment import (
+    CrossPower,
+    Experiment,
+    Tied,
+    TiedCondition,
+    WeightedPower,
+    accumulated,
+    grid,
+    outputs,
+    positive,
+)
 from fluctua.tcmt.fused import fused
 from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.network import Network, copies
@@ -76,6 +86,7 @@ def transmission(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
     guard: Guard | None = None,
+    step: str = "euler",
 ) -> Task:
     """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power transmitted.
 
@@ -95,6 +106,8 @@ def transmission(
             "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
             "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power
             that a lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
+        step: "euler", the paper's; "heun", of second order in Δt, as is the reward then, which is summed by the
+            trapezoid rule: steps ten times as long and more for the same bias (docs/network.md); or "rk4" (JAX only).
 
     Returns: the task.
 
@@ -107,13 +120,13 @@ def transmission(
     weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
     drive = Drive(source, s, 0.0, frequency, envelope)
     if guard is None:
-        return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame)
+        return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame, step)
     if guard == "dark":
-        return _quadratic(network, 2, (drive,), np.append(weights, -weights), horizon, dt, sigma_kappa, frame)
+        return _quadratic(network, 2, (drive,), np.append(weights, -weights), horizon, dt, sigma_kappa, frame, step)
     if guard == "coherent":
         both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
         reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
-        return assembled(network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame)
+        return assembled(network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame, step)
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
 
@@ -129,6 +142,7 @@ def isolation(
     envelope: Callable[[Array], Array] | None = None,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
+    step: str = "euler",
 ) -> Task:
     """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
 
@@ -150,6 +164,7 @@ def isolation(
         envelope: t -> factor of the drive.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
+        step: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
     """
@@ -161,7 +176,7 @@ def isolation(
     weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
     weights[leads + source] = -weights[to]
     drives = (Drive(source, s, 0.0, frequency, envelope), Drive(leads + to, s, 0.0, frequency, envelope))
-    return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame)
+    return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame, step)
 
 
 def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None) -> Task:
@@ -185,7 +200,7 @@ def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float |
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
     horizon = float(task.t[-1])
     dt, weights = horizon / (len(task.t) - 1), np.asarray(task.weights)
-    return _quadratic(network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame)
+    return _quadratic(network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame, task.step)
 
 
 def custom(
@@ -197,6 +212,7 @@ def custom(
     dt: float = 1e-3,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
+    step: str = "euler",
 ) -> Task:
     """A task with any reward rate.
 
@@ -208,16 +224,17 @@ def custom(
         dt: Δt, the time step.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab".
+        step: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
     """
     modulation = checked(Modulation(sigma_kappa))
-    drives = checked_drives(network, drive)
+    drives, t = checked_drives(network, drive), grid(horizon, dt)
     return Task(
         network=network,
-        process=process(network, drives, frame=frame, modulation=modulation),
-        objective=Objective(running=running),
-        t=grid(horizon, dt),
+        process=process(network, drives, frame=frame, modulation=modulation, step=step),
+        objective=accumulated(running, t, step),
+        t=t,
         condition=condition(network),
         simulated=network,
         drives=drives,
@@ -235,12 +252,14 @@ def _quadratic(
     dt: float,
     sigma_kappa: float,
     frame: Frame,
+    step: str,
 ) -> Task:
     """A task whose reward is a weighted sum of output powers."""
     simulated = network if count == 1 else copies(network, count)
     fixed_weights = tuple(weights.tolist())
     reward = WeightedPower(outputs(simulated, drives, frame=frame), fixed_weights)
-    return assembled(network, count, drives, reward, fixed_weights, grid(horizon, dt), Modulation(sigma_kappa), frame)
+    t, modulation = grid(horizon, dt), Modulation(sigma_kappa)
+    return assembled(network, count, drives, reward, fixed_weights, t, modulation, frame, step)
 
 
 def assembled(
@@ -252,11 +271,12 @@ def assembled(
     t: np.ndarray,
     modulation: Modulation | None,
     frame: Frame,
+    step: str = "euler",
 ) -> Task:
     """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all, x, t)."""
     simulated = network if count == 1 else copies(network, count)
     modulation = checked(modulation)
-    drift, noise = process(simulated, drives, frame=frame, modulation=modulation)[:2]
+    drift, noise = process(simulated, drives, frame=frame, modulation=modulation, step=step)[:2]
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift, reward = Tied(drift, count), Tied(leading(reward, 4), count)
@@ -268,8 +288,8 @@ def assembled(
             noise = Tied(noise, count)
     return Task(
         network=network,
-        process=Process(drift, noise),
-        objective=Objective(running=reward),
+        process=Process(drift, noise, step=step),
+        objective=accumulated(reward, t, step),
         t=t,
         condition=of_device,
         simulated=simulated,

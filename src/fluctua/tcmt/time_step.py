@@ -1,7 +1,9 @@
-"""Whether Euler–Maruyama is stable at these parameters, told before a run.
+"""Whether a time step is stable at these parameters, told before a run.
 
-A mode that the network moves as e^{λt} is multiplied by 1 + λΔt a step. For |1 + λΔt| > 1 it grows though the
-physical mode decays: Δt must stay below −2 Re λ/|λ|². Weakly damped, far detuned modes go first.
+A mode that the network moves as e^{λt} is multiplied a step by P(λΔt), with P(z) = 1 + z for Euler–Maruyama,
+1 + z + z²/2 for Heun, and two terms more of e^z for RK4. For |P| > 1 it grows though the physical mode decays. Euler's
+Δt must stay below −2 Re λ/|λ|²: weakly damped, far detuned modes go first. Heun's may be about (8|Re λ|/|λ|⁴)^⅓, RK4's
+2.8/|λ|.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from fluctua.tcmt.network import Network, parameters
 DENSE_LIMIT = 1024
 """Resonators up to which eigenvalues are computed; beyond, a bound takes their place."""
 
+SERIES = {"euler": (1, 1), "heun": (1, 1, 1 / 2), "rk4": (1, 1, 1 / 2, 1 / 6, 1 / 24)}
+"""Coefficients of P."""
+NAMES = {"euler": "Euler", "heun": "Heun", "rk4": "RK4"}
+REACH = 4.0
+"""|λΔt| beyond which none of them is stable."""
+
 
 class Stability(NamedTuple):
-    """radius: largest |1 + λΔt|. growth: of that mode over the horizon. largest_dt: that is stable.
+    """radius: largest |P(λΔt)|. growth: of that mode over the horizon. largest_dt: that is stable.
 
     kerr: the largest detuning 2χ|ψ|² that the linear response to the drive gives. bound: whether `radius` and
-    `growth` are upper bounds and `largest_dt` a lower one, and not the values themselves.
+    `growth` are upper bounds and `largest_dt` a lower one, and not the values themselves. step: "euler", "heun", "rk4".
     """
 
     radius: float
@@ -34,6 +42,7 @@ class Stability(NamedTuple):
     dt: float
     kerr: float
     bound: bool
+    step: str = "euler"
 
     @property
     def stable(self) -> bool:
@@ -42,14 +51,16 @@ class Stability(NamedTuple):
 
     def __str__(self) -> str:
         kerr = f" (with a Kerr detuning of up to {self.kerr:.2g})" if self.kerr > 0 else ""
+        name = NAMES[self.step]
         if self.stable:
-            return f"Euler steps of {self.dt:g} are stable{kerr}; the largest such is {self.largest_dt:.2g}."
+            return f"{name} steps of {self.dt:g} are stable{kerr}; the largest such is {self.largest_dt:.2g}."
         most = "up to " if self.bound else ""
+        better = 'step="heun", ' if self.step == "euler" else ""
         return (
-            f"Euler steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these "
+            f"{name} steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these "
             f"parameters{kerr}: a mode that should decay is multiplied by {most}{self.growth:.3g} over the "
-            f"horizon. Use dt ≤ {self.largest_dt:.2g}, the rotating frame, smaller couplings and detunings, "
-            "or more loss."
+            f"horizon. Use dt ≤ {self.largest_dt:.2g}, {better}the rotating frame, smaller couplings and "
+            "detunings, or more loss."
         )
 
 
@@ -81,12 +92,40 @@ def stability(task: Experiment, theta: Params) -> Stability:
         shifted = {**p, "omega": p["omega"] + kerr}
         modes = np.concatenate([np.linalg.eigvals(generator(network, q, offset)) for q in (p, shifted)])
         bound = False
-    radius = float(np.abs(1 + dt * modes).max())
+    radius = float(np.abs(np.polyval(SERIES[task.step][::-1], dt * modes)).max())
+    largest = largest_step(task.step, modes).min()
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        largest = np.where(np.abs(modes) > 0, -2 * modes.real / np.abs(modes) ** 2, np.inf).min()
         growth = float(np.exp(np.log(radius) * horizon / dt))
     # rounding of the eigenvalues of an undamped mode must not make its loss negative
-    return Stability(radius, growth, max(float(largest), 0.0), dt, float(np.abs(kerr).max()), bound)
+    return Stability(radius, growth, max(float(largest), 0.0), dt, float(np.abs(kerr).max()), bound, task.step)
+
+
+def largest_step(step: str, modes: np.ndarray) -> np.ndarray:
+    """The largest Δt at which |P(λΔt)| ≤ 1; 0 for a mode that grows by itself, ∞ for one that does not move.
+
+    For Heun and RK4 by bisection of (|P|² − 1)/Δt, which is free of cancellation as a polynomial in Δt: a ray from the
+    origin leaves their regions of stability once.
+    """
+    size = np.abs(modes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if step == "euler":
+            return np.where(size > 0, -2 * modes.real / size**2, np.inf)
+        unit = np.where(size > 0, modes / size, 0.0)
+    c = SERIES[step]
+    products = [(j + k, c[j] * c[k] * (unit**j * unit.conj() ** k).real) for j in range(len(c)) for k in range(len(c))]
+    powers = np.zeros((2 * len(c) - 2, len(modes)))
+    for n, value in products:
+        if n:
+            powers[n - 1] += value
+    # below the rounding of eigenvalues: terms that cancel for an undamped mode, and its loss
+    powers[np.abs(powers) < 64 * np.finfo(float).eps] = 0
+    low, high = np.zeros(len(modes)), np.full(len(modes), REACH)
+    for _ in range(60):
+        middle = (low + high) / 2
+        stable = np.polynomial.polynomial.polyval(middle, powers, tensor=False) <= 0
+        low, high = np.where(stable, middle, low), np.where(stable, high, middle)
+    with np.errstate(divide="ignore"):
+        return np.where(size > 0, np.where(powers[0] > 0, 0.0, low) / size, np.inf)
 
 
 def warn_if_unstable(task: Experiment, theta: Params) -> Stability:

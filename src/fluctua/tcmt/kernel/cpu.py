@@ -155,7 +155,7 @@ def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
     For a constant drive and no modulation. -> (N + B + 2N,)
     """
     o, spec = e.options, e.spec
-    refuse_step(spec, "the kernel of measured states")
+    refuse_step(spec.step, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
     states = States(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)

@@ -72,10 +72,7 @@ class KernelSpec:
     step: str = "euler"
 
     def __post_init__(self) -> None:
-        if self.step not in STEPS:
-            raise ValueError(
-                f'the fused kernels step by "euler" or "heun"; got step={self.step!r}. Others run with backend="jax".'
-            )
+        check_step(self.step)
         omega = _array("omega", self.omega, (-1,))
         n = omega.size
         if n == 0:
@@ -248,7 +245,7 @@ class Ensemble:
                 "Give it some, or pass scores=False to simulate only."
             )
         if self.options.backend == "cuda":
-            refuse_step(self.spec, 'backend="cuda"')
+            refuse_step(self.spec.step, 'backend="cuda"')
         if self.binned is not None:
             self._check_binned()
         if self.table is not None:
@@ -264,7 +261,7 @@ class Ensemble:
         self._check_memory()
 
     def _check_binned(self) -> None:
-        refuse_step(self.spec, "the kernels' binned baseline")
+        refuse_step(self.spec.step, "the kernels' binned baseline")
         if self.count < 2:
             raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
         if self.options.antithetic:
@@ -345,11 +342,17 @@ class TwinModel:
     curvature: np.ndarray | None = None
 
 
-def refuse_step(spec: KernelSpec, what: str) -> None:
+def check_step(step: str) -> None:
+    """Raise for a step that the kernels do not take."""
+    if step not in STEPS:
+        raise ValueError(f'the fused kernels step by "euler" or "heun"; got step={step!r}. Use backend="jax".')
+
+
+def refuse_step(step: str, what: str) -> None:
     """Raise where a kernel knows Euler's step alone."""
-    if spec.step != "euler":
+    if step != "euler":
         raise ValueError(
-            f'{what} has no step="{spec.step}". The CPU kernels have it without a baseline and with a time-only one '
+            f'{what} has no step="{step}". The CPU kernels have it without a baseline and with a time-only one '
             '("time", "carried"); backend="jax" has it with every baseline.'
         )
 

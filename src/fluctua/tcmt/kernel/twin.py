@@ -126,7 +126,7 @@ def run_twin(
 
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
-    refuse_step(spec, "the kernels' twin")
+    refuse_step(spec.step, "the kernels' twin")
     ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
     sigma = spec.sigma_kappa if knows_modulation else 0.0
     model = (spec if twin is None else _same_graph(spec, twin)).replace(
