@@ -57,6 +57,7 @@ def test_a_file_changes_what_it_names_and_takes_the_rest_from_its_preset(tmp_pat
         ("sigma_kappa = 0.1", '`sigma_kappa` is no key of the top level.*Did you mean "task.sigma_kappa"'),
         ("[tsak]\ndt = 0.1", '`tsak` is no key.*Did you mean "task"'),
         ("[ensemble]\nschedule = 'escalate'", '"fixed", "steps", "escalation"; got .escalate.*mean "escalation"'),
+        ("[task]\nstep = 'hoin'", '"euler", "heun"; got .hoin'),
         ("preset = 'dmeo'", 'preset.*"demo", "fast", .*"paper".*mean "demo"'),
         ("iterations = 0", "`iterations` must be a whole number, at least 1; got 0"),
         ("iterations = 2.5", "whole number.*got 2.5"),

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,8 @@ from typer.testing import CliRunner
 from fluctua.cli import progress
 from fluctua.cli.app import app
 from fluctua.runs import train as runs
-from fluctua.runs.config import PRESETS, changed
-from fluctua.runs.reading import read_course
+from fluctua.runs.config import PRESETS, changed, digest, read_stamp
+from fluctua.runs.reading import read_course, read_run
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder
 from lattice_runs import TINY, assert_same_run, rows_of
@@ -129,6 +130,25 @@ def test_the_jax_backend_trains_too(tmp_path):
     values = [row.J for row, _ in runs.run(config, tmp_path / "jax")]
     same_noise = changed(config, {"backend": "cpu"})
     assert values == pytest.approx([row.J for row, _ in runs.run(same_noise, tmp_path / "cpu")], rel=1e-4)
+
+
+def test_a_run_with_heun_steps_goes_on_with_them(tmp_path):
+    config = changed(CONFIG, {"task.step": "heun", "task.dt": 0.05, "iterations": 4})
+    runs.complete(config, tmp_path / "whole")
+    list(runs.run(changed(config, {"iterations": 2}), tmp_path / "run"))
+    list(runs.resume(tmp_path / "run", {"iterations": 4}))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert read_run(tmp_path / "run").task.step == "heun"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["dt"] == 0.05
+
+
+def test_a_folder_that_says_nothing_of_steps_has_eulers_and_goes_on_to_the_bit(finished, tmp_path):
+    list(runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "run"))
+    settings = tmp_path / "run" / "config.toml"
+    text = re.sub(r"(?m)^step = .*\n|^# run .*\n", "", settings.read_text())
+    settings.write_text(f"{text}# run {read_stamp(settings)} keys {digest(text)}\n")
+    list(runs.resume(tmp_path / "run", {"iterations": 12}))
+    assert_same_run(finished, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------------------- what is shown

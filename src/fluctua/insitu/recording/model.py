@@ -35,6 +35,8 @@ def task_tables(task: Task) -> dict[str, dict[str, Any]]:
     m = task.modulation or tcmt.Modulation(0.0)
     network: dict[str, Any] = {f.name: getattr(task.network, f.name) for f in dataclasses.fields(task.network)}
     network |= {"weights": np.asarray(task.weights), "frame": task.frame, "copies": task.copies}
+    if task.step != "euler":
+        network["step"] = task.step
     network |= {"sigma_kappa": m.sigma_kappa, "harmonics": m.harmonics, "omega_max": m.omega_max}
     drive = {name: np.array([getattr(d, name) for d in task.drives]) for name in ("lead", "amplitude", "phase")}
     drive["frequency"] = np.array([d.frequency for d in task.drives])
@@ -82,7 +84,8 @@ def task_of(description: Description) -> Task:
     frame: Any = str(table["frame"])
     weights = tuple(np.asarray(table["weights"], float).tolist())
     reward = WeightedPower(outputs(simulated, drives, frame=frame), weights)
-    return assembled(network, count, drives, reward, weights, d.t, modulation, frame)
+    step = str(table.get("step", "euler"))
+    return assembled(network, count, drives, reward, weights, d.t, modulation, frame, step)
 
 
 def observed_sites(description: Description, sites: int) -> np.ndarray:
