@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -94,12 +95,12 @@ class Network:
         """L."""
         return len(self.gamma_e)
 
-    @property
+    @cached_property
     def local(self) -> bool:
         """Whether every lead sits on one resonator only: the diffusion is then diagonal."""
         return bool(np.all(np.count_nonzero(self.lead_weights, axis=0) == 1))
 
-    @property
+    @cached_property
     def lead_sites(self) -> np.ndarray:
         """The resonator of each lead (L,), where each has one."""
         if not self.local:

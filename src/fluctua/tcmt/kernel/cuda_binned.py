@@ -15,7 +15,7 @@ import numpy as np
 from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
 from fluctua.tcmt.kernel.cuda import Device, address, lay_out, refuse, require_cupy
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import blocks, plan_of
+from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of
 from fluctua.tcmt.kernel.options import Binned, Ensemble
 
 BUFFER_BYTES = 128 * 2**20
@@ -139,7 +139,7 @@ class Second:
                 "upper_start": plan.upper_start,
                 "upper_site": plan.upper_site,
                 "columns": np.concatenate([np.arange(n), lower]).astype(np.int32),
-                "items": work_items(plan.upper_start),
+                "items": work_items(plan),
             },
         )
         replayed = {
@@ -222,10 +222,11 @@ class Second:
         return moments.get(), g.get().T.astype(self.real) if self.ensemble.samples else None
 
 
-def work_items(upper_start: np.ndarray) -> np.ndarray:
+@once_for_a_graph
+def work_items(plan: Plan) -> np.ndarray:
     """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own parameters are settled."""
     items = []
-    for site, (begin, end) in enumerate(itertools.pairwise(upper_start)):
+    for site, (begin, end) in enumerate(itertools.pairwise(plan.upper_start)):
         bonds = [*range(begin, end), -1, -1]
         pairs = range(0, max(1, end - begin), 2)
         items += [(site, bonds[i], bonds[i + 1], int(i == 0)) for i in pairs]

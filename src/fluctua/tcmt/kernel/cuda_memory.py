@@ -46,6 +46,7 @@ class Bundle:
             place = self._places[name] = _Place(size, math.prod(shape) * dtype.itemsize, shape, dtype)
             size += -(-place.size // ALIGNMENT) * ALIGNMENT
         self.memory = cp.empty(size, np.uint8)
+        self._begin = int(self.memory.data.ptr)
 
     @classmethod
     def of(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
@@ -60,7 +61,7 @@ class Bundle:
 
     def address(self, name: str) -> int:
         """Of one array on the device."""
-        return int(self.memory.data.ptr) + self._places[name].offset
+        return self._begin + self._places[name].offset
 
     def __getitem__(self, name: str) -> Any:
         place = self._places[name]
