@@ -280,7 +280,7 @@ def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
     ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
     device = cuda.Device(cp, ensemble, plan_of(ensemble))
-    launch = event_time(cp, lambda: device.launch(0, min(count, device.chunk), 0), 3)
+    launch = event_time(cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1)
     alone, k, how = kernel_time(cp, device, count), device.kernel, device.layout
     each = 1e9 / (rows * columns * 2e3 * min(count, device.chunk))
     name = (
@@ -302,11 +302,11 @@ def time_spreads(cp):
     print("How sites are spread over blocks: one pass, time-only, 1,000 trajectories × 2,000 steps")
     chosen = cuda.spread
     ways = {
-        45: [(2, 1), (3, 1), (4, 1), (5, 1)],
-        48: [(3, 1), (4, 1), (5, 1), (6, 1), (9, 1)],
-        64: [(2, 2), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (12, 1), (16, 1)],
-        80: [(4, 2), (5, 2), (7, 1), (8, 1), (10, 1), (12, 1), (13, 1), (16, 1)],
-        100: [(8, 2), (10, 1), (12, 1), (13, 1), (14, 1), (15, 1), (16, 1)],
+        33: [(2, 1), (3, 1)],
+        48: [(2, 2), (3, 1), (4, 1), (6, 1)],
+        64: [(2, 2), (4, 1), (8, 1), (16, 1)],
+        80: [(4, 2), (7, 1), (8, 1), (16, 1)],
+        100: [(8, 2), (10, 1), (16, 1)],
         128: [(8, 2), (16, 1)],
     }
     try:
@@ -369,7 +369,7 @@ def kernel_time(cp, device, count):
     device.launch(0, few, 0)
     grid, arguments = min(device.grid, few) * device.layout.cluster, device.arguments(0, few)
     call = lambda: device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
-    return event_time(cp, call, 15)
+    return event_time(cp, call, 15 if device.layout.cluster == 1 else 3)
 
 
 def wall(call):

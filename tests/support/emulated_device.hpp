@@ -49,7 +49,7 @@ struct Fiber {
   unsigned index, block;  // of its block, in a cluster
   bool begun = false, done = false;
   const Meeting* waits = nullptr;  // until its round is over
-  long round = 0, arrived = 0;
+  long round = 0;
 };
 jmp_buf scheduler;
 const size_t STACK = 256 << 10;
@@ -142,15 +142,36 @@ inline u32 fixed(u32 v) { return v; }
 #define CLUSTER 1
 #endif
 inline u32 block_rank() { return running->block; }
-template <class T> void store_in(u32 block, u32 address, T v) { std::memcpy(memory[block] + address, &v, sizeof v); }
-inline void arrive() {
-  if (CLUSTER > 1) running->arrived = come(cluster_meeting);
+inline void sync_cluster() { meet(CLUSTER > 1 ? cluster_meeting : block_meetings[running->block]); }
+
+struct Mail : Meeting {  // the two barriers of a block that count bytes
+  long bytes = 0;
+  bool expected = false;
+  void count(long more) {
+    bytes += more;
+    if (expected && bytes == 0) {
+      expected = false;
+      ++round;
+    }
+  }
+};
+Mail mails[LARGEST_CLUSTER][2];
+inline Mail& mail_of(u32 block, u32 barrier) { return mails[block][barrier / 8 % 2]; }
+inline void make_barrier(u32 barrier) { mail_of(running->block, barrier) = Mail(); }
+template <class T> void send(u32 block, u32 address, u32 barrier, T v) {
+  std::memcpy(memory[block] + address, &v, sizeof v);
+  mail_of(block, barrier).count(-long(sizeof v));
 }
-inline void wait() {
-  if (CLUSTER > 1)
-    stay(cluster_meeting, running->arrived);
-  else
-    __syncthreads();
+inline void expect(u32 barrier, u32 bytes) {
+  Mail& m = mail_of(running->block, barrier);
+  if (m.expected) std::abort();
+  m.expected = true;
+  m.count(bytes);
+}
+inline bool received(u32 barrier, u32 phase) {
+  Mail& m = mail_of(running->block, barrier);
+  if ((m.round & 1) == phase) stay(m, m.round);
+  return true;
 }
 template <class To, class From> To emulated_bits(From v) {
   To to;
@@ -204,7 +225,10 @@ inline void run_blocks(unsigned first, unsigned blocks, unsigned threads, bool b
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
-  for (unsigned all = blocks * threads, left = all; left > 0;)
+  bool moved = true;
+  for (unsigned all = blocks * threads, left = all; left > 0;) {
+    if (!moved) std::abort();  // all wait for each other
+    moved = false;
     for (unsigned i = 0; i < all; ++i) {
       Fiber& f = fibers[backwards ? all - 1 - i : i];
       if (f.done || (f.waits && f.waits->round == f.round)) continue;
@@ -212,9 +236,11 @@ inline void run_blocks(unsigned first, unsigned blocks, unsigned threads, bool b
       threadIdx = {f.index, 0, 0};
       blockIdx.x = first + f.block;
       shared = memory[f.block];
+      moved = true;
       go_on(f);
       left -= f.done;
     }
+  }
 }
 
 template <class Kernel>

@@ -198,8 +198,7 @@ class Device:
         self.set_constants(
             c_in=blocks()["Inputs"].packed(**places),
             c_keys=key_schedule(plan.seed),
-            c_port=(self.layout.port * 2 * self.real.itemsize).astype(np.uint32),
-            c_port_site=plan.port_site.astype(np.int32),
+            c_port=(plan.port_site * 2 * self.real.itemsize).astype(np.uint32),
             c_drive=plan.drive_site,
             **self.numbers("c_", plan),
         )
@@ -238,6 +237,7 @@ class Device:
             "bond": layout.wave,
             "bond_given": plan.bond_given[layout.bonds] if plan.bonds else None,
             "mirror": layout.mirror,
+            "mail": layout.mail,
             "drive": drive,
             "incoming": plan.incoming if plan.incoming_rows > 1 else None,
             "bar": None if bar is None else bar.astype(self.real),

@@ -18,8 +18,8 @@ from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
 class Layout(NamedTuple):
     """How the sites are spread over the blocks of a trajectory, in their order: `local` to each but the last.
 
-    A block keeps copies of those sites of others that its own are coupled to, and of all ports: mirrors, which follow
-    its own sites. A site has its mirror at the same place in every block that has one.
+    A block keeps copies of those sites of others that its own are coupled to: mirrors, which follow its own sites. A
+    site has its mirror at the same place in every block that has one.
     """
 
     threads: int
@@ -29,9 +29,9 @@ class Layout(NamedTuple):
     bond: np.ndarray  # (degree, rows) in the kernels' order, −1 where there is none
     half: np.ndarray  # (B, 2) where each bond's halves are: slot·N + site
     mirrors: int  # of a block
-    mirror: np.ndarray  # (rows,) place, and 16 bits of the blocks that have it
+    mirror: np.ndarray  # (rows,) place, 1 bit if a port, 16 bits of the blocks that have it
+    mail: np.ndarray  # (cluster,) states that a block is sent in a step, of mirrors and ports
     neighbour: np.ndarray  # (degree, rows) places in the buffer of the site's block
-    port: np.ndarray  # (ports,) places, the same in every block
     bonds: np.ndarray  # (cluster, those of a block) in the kernels' order; filled up with the first
     wave: np.ndarray  # (degree, rows) of each bond among those of the block
 
@@ -79,21 +79,22 @@ def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond
     """The fields of `Layout` from `mirrors` on. near: sites that the slots are coupled to."""
     if cluster == 1:
         every = np.arange(plan.bonds, dtype=np.int32)[None]
-        none = {"mirrors": 0, "mirror": np.zeros(0, np.uint32)}
-        return {**none, "neighbour": near, "port": plan.port_site, "bonds": every, "wave": bond}
+        none = {"mirrors": 0, "mirror": np.zeros(0, np.uint32), "mail": np.zeros(0, np.int32)}
+        return {**none, "neighbour": near, "bonds": every, "wave": bond}
     block = np.arange(cluster * local) // local
-    holders = np.zeros(len(block), np.uint32)
+    held = np.zeros((len(block), cluster), bool)
     apart = (bond >= 0) & (block[near] != block)
-    np.bitwise_or.at(holders, near[apart], np.uint32(1) << np.broadcast_to(block, near.shape)[apart].astype(np.uint32))
-    holders[plan.port_site] = (1 << cluster) - 1
-    ports = np.unique(plan.port_site)
+    held[near[apart], np.broadcast_to(block, near.shape)[apart]] = True
+    for owner in np.unique(block[plan.port_site]):  # of every block a site, by which it is known how far the block is
+        for other in range(cluster):
+            held[other * local, owner] |= other != owner and not held[block == other, owner].any()
     place = np.zeros(len(block), np.uint32)
     taken = np.full(cluster, local)
-    for site in (*ports, *np.setdiff1d(np.flatnonzero(holders), ports)):
-        there = (int(holders[site]) >> np.arange(cluster) & 1) > 0
-        place[site] = taken[there].max()
-        taken[there] = place[site] + 1
-    own = np.arange(len(block)) % local
+    for site in np.flatnonzero(held.any(axis=1)):
+        place[site] = taken[held[site]].max()
+        taken[held[site]] = place[site] + 1
+    own, bits = np.arange(len(block)) % local, held @ (1 << np.arange(cluster)) << 16
+    bits[plan.port_site] |= 1 << 15
     lists = [np.unique(mine[mine >= 0]) for mine in np.split(bond, cluster, axis=1)]
     bonds = np.zeros((cluster, max(len(mine) for mine in lists)), np.int32)
     wave = np.full_like(bond, -1)
@@ -103,9 +104,9 @@ def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond
         wave[:, rows] = np.where(bond[:, rows] < 0, -1, np.searchsorted(mine, bond[:, rows]))
     return {
         "mirrors": int(taken.max()) - local,
-        "mirror": place | holders << np.uint32(16),
+        "mirror": place | bits.astype(np.uint32),
+        "mail": (held.sum(axis=0) + plan.ports).astype(np.int32),
         "neighbour": np.where(apart, place[near], own[near]).astype(np.int32),
-        "port": place[plan.port_site].astype(np.int32),
         "bonds": bonds,
         "wave": wave,
     }
@@ -123,6 +124,8 @@ def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int])
     bonds = layout.bonds.shape[1]
     waves = item * 2 * plan.harmonics * bonds
     state = item * (4 * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0))
+    if layout.cluster > 1:
+        state += 16 + 4 * plan.ports * 2 * item  # barriers, and the ports of four steps
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
     return Memory(state + (waves if fits else 0), fits)
 

@@ -30,9 +30,9 @@ __device__ __forceinline__ void store(u32 address, double2 v) {
   asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(v.x), "d"(v.y) : "memory");
 }
 
-// Blocks that run one trajectory together, a cluster. Each reads its own shared memory alone, and writes into that of
-// others. All of it is there for all of them once they have arrived and waited; a single block has its own barrier.
 #if CLUSTER > 1
+// Blocks that run one trajectory together, a cluster. A block reads its own shared memory alone; others send into it,
+// and what they send is counted in bytes by a barrier in it, which opens when all that was expected is there.
 __device__ __forceinline__ u32 block_rank() {
   u32 rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -43,23 +43,41 @@ __device__ __forceinline__ u32 address_in(u32 block, u32 address) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
   return there;
 }
-__device__ __forceinline__ void store_in(u32 block, u32 address, float2 v) {
-  const u32 there = address_in(block, address);
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(v.x), "f"(v.y) : "memory");
+__device__ __forceinline__ void send(u32 block, u32 address, u32 barrier, float2 v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                   address_in(block, address)),
+               "f"(v.x), "f"(v.y), "r"(address_in(block, barrier))
+               : "memory");
 }
-__device__ __forceinline__ void store_in(u32 block, u32 address, double2 v) {
-  const u32 there = address_in(block, address);
-  asm volatile("st.shared::cluster.v2.f64 [%0], {%1, %2};" ::"r"(there), "d"(v.x), "d"(v.y) : "memory");
+__device__ __forceinline__ void send(u32 block, u32 address, u32 barrier, double2 v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [%0], {%1, %2}, [%3];" ::"r"(
+                   address_in(block, address)),
+               "d"(v.x), "d"(v.y), "r"(address_in(block, barrier))
+               : "memory");
 }
-__device__ __forceinline__ void arrive() {
+__device__ __forceinline__ void make_barrier(u32 barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {  // by one thread, once a phase
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ bool received(u32 barrier, u32 phase) {  // all of the phase of this parity
+  u32 there;
+  asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+               "selp.u32 %0, 1, 0, p;\n\t}"
+               : "=r"(there)
+               : "r"(barrier), "r"(phase)
+               : "memory");
+  return there;
+}
+__device__ __forceinline__ void sync_cluster() {
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #else
 __device__ __forceinline__ u32 block_rank() { return 0; }
-__device__ __forceinline__ void arrive() {}
-__device__ __forceinline__ void wait() { __syncthreads(); }
+__device__ __forceinline__ void sync_cluster() { __syncthreads(); }
 #endif
 
 // A value the compiler keeps instead of computing it anew from its parts at every use.

@@ -2,14 +2,30 @@
 // The state is double-buffered in shared memory with one barrier a step; parameters and sums live in registers. Every
 // site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are added at the end.
 //
-// In a cluster every block adds up the same rewards from its mirrors of the ports, and the noise of the next two steps
-// is drawn while the blocks wait for each other.
+// In a cluster every block adds up the same rewards from its copies of the ports. What a block sends is on its way while
+// it adds up scores and draws the noise of the next two steps.
 //
 // Set before this text, besides those of step.cuh: BLOCKS (a multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
 // RECORD, WAVES_SHARED. Follows step.cuh.
 
+#if SCORES
+__device__ __forceinline__ void add_score(Site& s, int i, Real u, Real w) {
+  s.weighted[i] += w * u;
+  s.plain[i] += u;
+}
+#endif
+
+__device__ __forceinline__ void move(const Site& s, int n, u32 psi, u32 to, Pair y, Pair h, Pair f, Real power, Real zr,
+                                     Real zi, int step) {
+  const Pair small = drift(s, y, h, f, power);
+  Pair next;
+  next.x = y.x + (small.x + s.kick * zr);
+  next.y = y.y + (small.y + s.kick * zi);
+  publish(s, n, psi, to, next, step + 1);
+}
+
 template <int odd>
-__device__ __forceinline__ void advance(Site& s, int n, u32 first, u32 second, Real w, Real tau, int step,
+__device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 second, Real w, Real tau, int step,
                                         Quad* keep = nullptr) {
   constexpr u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
   const Pair y = load(s.self + from, Pair());
@@ -17,22 +33,26 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 first, u32 second, R
 #if NOISE
   box_muller(first, second, s.variance, zr, zi);  // ζ = r/(2Q)
 #endif
+  constexpr bool scores_first = CLUSTER == 1;  // fewer registers, where nobody else waits for ψ
+  Pair near[DEGREE];
   const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [&](int d, Pair m) {
 #if SCORES
-    const Real u = cross(zr, zi, m);
-    s.weighted[2 + d] += w * u;
-    s.plain[2 + d] += u;
+    if constexpr (scores_first) add_score(s, 2 + d, cross(zr, zi, m), w);
 #endif
+    if constexpr (!scores_first) near[d] = m;
   });
   const Real power = y.x * y.x + y.y * y.y;
+  const Pair f = force(n, step, c_in.drive, c_force);
+  if constexpr (!scores_first) move(s, n, psi, to, y, h, f, power, zr, zi, step);
 #if SCORES
   const Real u = cross(zr, zi, y);
-  s.weighted[0] += w * u;
-  s.plain[0] += u;
-  s.weighted[1] += w * (power * u);
-  s.plain[1] += power * u;
+  add_score(s, 0, u, w);
+  add_score(s, 1, power * u, w);
+  if constexpr (!scores_first) {
+    EACH_SLOT
+    for (int d = 0; d < DEGREE; ++d) add_score(s, 2 + d, cross(zr, zi, near[d]), w);
+  }
 #endif
-  const Pair f = force(n, step, c_in.drive, c_force);
 #if RATES
   const Rates rates = rates_of(s, y, zr, zi, f);
   s.rate[0] += w * rates.drag;
@@ -43,11 +63,7 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 first, u32 second, R
   s.rate[5] += rates.push;
   add_gain(s.rate[6], n, y, step);
 #endif
-  const Pair small = drift(s, y, h, f, power);
-  Pair next;
-  next.x = y.x + (small.x + s.kick * zr);
-  next.y = y.y + (small.y + s.kick * zi);
-  publish(s, to, next);
+  if constexpr (scores_first) move(s, n, psi, to, y, h, f, power, zr, zi, step);
   if (keep) *keep = {y.x, y.y, zr, zi};
 }
 
@@ -78,15 +94,14 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
       c_out.record[((long long)j * (steps / record_every + 1) + step / record_every) * N + n] =
           load(psi + odd * BUFFER + at * (u32)sizeof(Pair), Pair());
 #endif
-  const Real g = reward(psi + odd * BUFFER, step);
+  const Real g = reward(psi, odd * BUFFER, step);
   c.sum += g;
   if (threadIdx.x == 0) store(psi + REWARDS + (step - chunk) * (u32)sizeof(Real), g);
   const Real weight = bar - c.base - c.sum;  // R' − λ̄_n − C_{n+1}: the reward of step n precedes the kick
 #pragma unroll
   for (int i = 0; i < PER; ++i)
-    advance<odd>(site[i], row + i * THREADS, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, weight, c.tau, step);
+    advance<odd>(site[i], row + i * THREADS, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, weight, c.tau, step);
   c.tau += tau_step;
-  arrive();
 }
 
 __device__ __forceinline__ Pair bars(int step) {
@@ -108,7 +123,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
   extern __shared__ __align__(16) unsigned char shared[];  // two buffers of ψ, then the modulation's
   const u32 psi = shared_address(shared);
   Real* const rewards = reinterpret_cast<Real*>(shared + REWARDS);
-  Real* const poly = rewards + 32;
+  Real* const poly = reinterpret_cast<Real*>(shared + WAVES);
 #if WAVES_SHARED
   Real* const waves = poly + 3 * BONDS;
 #else
@@ -117,13 +132,17 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
   const int rank = block_rank(), row = rank * LOCAL + threadIdx.x, blocks = gridDim.x / CLUSTER;
   const int block = blockIdx.x / CLUSTER;  // the trajectory's: a cluster counts as one
   Site site[PER];
+  Post post;
+#if CLUSTER > 1
+  post.mail = c_in.mail[rank] * (u32)sizeof(Pair);
+  if (threadIdx.x < 2) make_barrier(psi + MAIL + 8 * threadIdx.x);
+#endif
 
   for (int j = block; j < count; j += blocks) {
     const u32 trajectory = first + j;
     const u32 stream = ANTITHETIC ? trajectory & ~1u : trajectory;
     const u32 half_turn = ANTITHETIC ? trajectory << 31 : 0;
-    arrive();
-    wait();  // the last trajectory's state is still being read
+    sync_cluster();  // the last trajectory's state is still being read
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const int n = row + i * THREADS;
@@ -131,16 +150,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
       Pair start;
       start.x = c_in.start[2 * n];
       start.y = c_in.start[2 * n + 1];
-      publish(site[i], 0, start);
+      publish(site[i], n, psi, 0, start, 0);
     }
 #if HARMONICS
     for (int b = threadIdx.x; b < BONDS; b += THREADS)
       draw_modulation(stream, b, c_in.bond_given[rank * BONDS + b], wave_scale, waves);
 #endif
-    arrive();
     u32 w[PER][4] = {};
     if (CLUSTER > 1) draw(row, w, stream, 0);
-    wait();
+    gather<0>(post, psi);
 
     // C is summed over a chunk at a time (an even number of steps, at most 32), and those sums with their
     // rounding error carried along. A chunk is also a piece of the modulation.
@@ -161,15 +179,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
         if (CLUSTER == 1) draw(row, w, stream, step);
         const Pair bar = bars(step);
         step_all<0>(site, w, c, psi, half_turn, row, step, chunk, bar.x, j, steps, tau_step, record_every);
-        wait();
+        gather<1>(post, psi);
         step_all<1>(site, w, c, psi, half_turn, row, step + 1, chunk, bar.y, j, steps, tau_step, record_every);
         if (CLUSTER > 1) draw(row, w, stream, step + 2);
-        wait();
+        gather<0>(post, psi);
       }
       if ((steps & 1) && steps - chunk <= chunk_steps) {  // the last step of an odd number
         if (CLUSTER == 1) draw(row, w, stream, end);
         step_all<0>(site, w, c, psi, half_turn, row, end, chunk, bars(end).x, j, steps, tau_step, record_every);
-        wait();
+        gather<1>(post, psi);
       }
       if (rank == 0 && threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
         atomicAdd(c_out.reward_sum + (long long)block * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);

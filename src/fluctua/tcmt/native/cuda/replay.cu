@@ -24,14 +24,14 @@ __device__ __forceinline__ void replay_step(Site (&site)[PER], const u32 (&w)[PE
   tau = (Real)(2 * within + 1 - piece_steps) / piece_steps;
 #endif
   if (thread == 0 && j < count) {
-    c += (double)reward(psi + odd * BUFFER, step);
+    c += (double)reward(psi, odd * BUFFER, step);
     c_replay.to_go[(long long)(step - begin) * count + j] = (Real)(c_replay.returns[j] - c - c_replay.centre[step + 1]);
   }
 #pragma unroll
   for (int i = 0; i < PER; ++i) {
     const int n = thread + i * THREADS;
     Quad* keep = n < N && j < count ? c_replay.quad + ((long long)(step - begin) * N + n) * count + j : nullptr;
-    advance<odd>(site[i], n, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, (Real)0, tau, step, keep);
+    advance<odd>(site[i], n, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, (Real)0, tau, step, keep);
   }
   __syncthreads();
 }

@@ -2,7 +2,7 @@
 // memory, a site's registers, its neighbours, its drift, its noise and modulation. See cpu/step.hpp for the equations.
 //
 // A site is a thread, and the sites of a trajectory are a block, or the blocks of a cluster if they are many: a block
-// then keeps copies of those sites of others that its own are coupled to, and of all ports ("mirrors").
+// then keeps copies of those sites of others that its own are coupled to ("mirrors"), and of all ports.
 // Compiled at run time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector),
 // N sites, THREADS, PER sites a thread, CLUSTER blocks with MIRRORS each, DEGREE (slots a site; unused ones have κ = 0
 // and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES, RATES,
@@ -13,8 +13,7 @@ extern "C" {
 __constant__ Inputs c_in;
 __constant__ Outputs c_out;
 __constant__ Real c_gain[PORTS + 1], c_weight[PORTS + 1], c_incoming[2 * PORTS + 2];  // √(2γ_e), wΔt, s⁺
-__constant__ u32 c_port[PORTS + 1];                                                   // port's place · sizeof(Pair)
-__constant__ int c_port_site[PORTS + 1];
+__constant__ u32 c_port[PORTS + 1];                                                   // port's site · sizeof(Pair)
 __constant__ Real c_force[2 * DRIVES + 2];  // fΔt of drives that do not change in time
 __constant__ int c_drive[DRIVES + 1];       // and their sites
 }
@@ -31,6 +30,9 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 #define ROWS    (CLUSTER * LOCAL)
 #define BUFFER  ((LOCAL + MIRRORS) * (u32)sizeof(Pair))  // bytes of one state
 #define REWARDS (2 * BUFFER)        // where the rewards of up to 32 steps wait to be added up
+#define MAIL    (REWARDS + 32 * (u32)sizeof(Real))  // of a cluster's block: barriers of both buffers, and its ports
+#define PORT_AT (MAIL + 16)
+#define WAVES   (CLUSTER > 1 ? PORT_AT + 4 * PORTS * (u32)sizeof(Pair) : MAIL)
 
 __device__ __forceinline__ Real cross(Real ar, Real ai, Pair b) { return ar * b.y - ai * b.x; }
 
@@ -74,7 +76,7 @@ struct Site {
   Real kappa[DEGREE];
   u32 self, neighbour[DEGREE];  // addresses in the first buffer
 #if CLUSTER > 1
-  u32 mirror, holders;  // its address in other blocks, and a bit for each of those
+  u32 mirror;  // see Inputs
 #endif
 #if HARMONICS
   Real slope[DEGREE], bend[DEGREE];  // κ(t) = kappa + τ(slope + τ·bend)
@@ -95,14 +97,20 @@ __device__ __forceinline__ Pair emitted(int p, Pair y, Real gain, const Real* ta
   return y;
 }
 
-__device__ __forceinline__ bool is_port(int p, int n) { return c_port_site[p] == n; }
+__device__ __forceinline__ bool is_port(int p, int n) { return c_port[p] == n * (u32)sizeof(Pair); }
 
-// gΔt of the state at `now`; every thread computes it, which is cheaper than to share it.
-__device__ __forceinline__ Real reward(u32 now, int step) {
+// Where a cluster's block has the state of port p. Four of them in turn: see `publish`.
+__device__ __forceinline__ u32 port_address(u32 psi, int p, int step) {
+  return psi + PORT_AT + ((step & 3) * PORTS + p) * (u32)sizeof(Pair);
+}
+
+// gΔt of the state at psi + buffer; every thread computes it, which is cheaper than to share it.
+__device__ __forceinline__ Real reward(u32 psi, u32 buffer, int step) {
   Real g = 0;
 #pragma unroll
   for (int p = 0; p < PORTS; ++p) {
-    const Pair out = emitted(p, load(now + c_port[p], Pair()), c_gain[p], c_in.incoming, c_incoming, step);
+    const Pair y = load(CLUSTER > 1 ? port_address(psi, p, step) : psi + buffer + c_port[p], Pair());
+    const Pair out = emitted(p, y, c_gain[p], c_in.incoming, c_incoming, step);
     g += c_weight[p] * (out.x * out.x + out.y * out.y);
   }
   return g;
@@ -174,8 +182,7 @@ __device__ __forceinline__ int first_row() { return block_rank() * LOCAL; }  // 
 __device__ void open_site(Site& s, int n, u32 psi) {
   s.self = fixed(psi + (n - first_row()) * (u32)sizeof(Pair));
 #if CLUSTER > 1
-  s.mirror = psi + (c_in.mirror[n] & 0xFFFF) * (u32)sizeof(Pair);
-  s.holders = c_in.mirror[n] >> 16;
+  s.mirror = c_in.mirror[n];
 #endif
   s.omega = c_in.omega[n];
   s.chi = c_in.chi[n];
@@ -197,11 +204,43 @@ __device__ void open_site(Site& s, int n, u32 psi) {
 #endif
 }
 
-// A site's state, for its own block and for those with a mirror of it.
-__device__ __forceinline__ void publish(const Site& s, u32 buffer, Pair y) {
+// The state of site n before `step`, for its own block, and sent to those that have a mirror of it.
+//
+// Blocks wait for what they are sent and for nothing else, so one can be ahead of another, but not by so much that it
+// writes what is still read. To send ψ_k it must have ψ_{k−1} of all its mirrors. Sites that read its mirrors are
+// mirrored to it in turn (bonds have two ends), and have read ψ_{k−2} by then: two buffers do. Ports are read by all
+// threads of a block, of which one at least is mirrored to the port's block (the host sees to that); when it sent
+// ψ_{k−1} all of them had read ψ_{k−3}: three would do, and four are simpler.
+__device__ __forceinline__ void publish(const Site& s, int n, u32 psi, u32 buffer, Pair y, int step) {
   store(s.self + buffer, y);
 #if CLUSTER > 1
-  for (u32 left = s.holders; left; left &= left - 1) store_in(__ffs(left) - 1, s.mirror + buffer, y);
+  if (s.mirror >> 15) {
+    const u32 barrier = psi + MAIL + (buffer ? 8 : 0), there = psi + (s.mirror & 0x7FFF) * (u32)sizeof(Pair) + buffer;
+    for (u32 left = s.mirror >> 16; left; left &= left - 1) send(__ffs(left) - 1, there, barrier, y);
+    if (s.mirror >> 15 & 1)
+      for (int p = 0; p < PORTS; ++p)
+        if (is_port(p, n))
+          for (u32 block = 0; block < CLUSTER; ++block) send(block, port_address(psi, p, step), barrier, y);
+  }
+#endif
+}
+
+struct Post {     // of a cluster's block
+  u32 mail = 0;   // what it is sent in a step
+  u32 phase = 0;  // of both barriers, a bit each
+};
+
+// Until the whole state in a buffer is there.
+template <int odd> __device__ __forceinline__ void gather(Post& post, u32 psi) {
+#if CLUSTER > 1
+  const u32 barrier = psi + MAIL + 8 * odd;
+  if (threadIdx.x == 0) expect(barrier, post.mail);
+#endif
+  __syncthreads();
+#if CLUSTER > 1
+  while (!received(barrier, post.phase >> odd & 1)) {
+  }
+  post.phase ^= 1 << odd;
 #endif
 }
 

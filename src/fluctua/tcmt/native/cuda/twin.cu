@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TWIN_BLOCKS)
         const u32 from = odd ? BUFFER : 0, to = odd ? 0 : BUFFER;
         const long long later = (step + 2 <= end ? step + 2 : end) * row + threadIdx.x;  // fetched a step ahead
         const Real bar = c_in.bar[step];
-        if (threadIdx.x == 0) atomicAdd(reward_sum + step, (double)reward(psi + from, step));
+        if (threadIdx.x == 0) atomicAdd(reward_sum + step, (double)reward(psi, from, step));
         Real ahead = 0;
 #pragma unroll
         for (int i = 0; i < PER; ++i) {
