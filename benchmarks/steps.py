@@ -164,7 +164,8 @@ def table(name: str, rows: dict[str, list[Bias]], value: float, cost: dict[str, 
         if reached is None:
             largest = rows[label][-1]
             hidden = largest.gradient <= 3 * largest.gradient_error
-            yield f"    {label:12} {'noise hides the bias' if hidden else 'not reached within these steps'}"
+            more = f"steps more than {largest.dt / rows['euler'][1].dt:.0f} times as long"
+            yield f"    {label:12} {'noise hides the bias' if hidden else more}"
             continue
         factor = reached / rows["euler"][1].dt
         speed = factor * cost["euler"] / cost[label]

@@ -25,7 +25,6 @@ from fluctua.core.types import (
     Trajectories,
     Variances,
 )
-from fluctua.core.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
 from fluctua.learn.belief import Calibration
 from fluctua.learn.calibrated import Calibrated
 from fluctua.learn.environment import feedback_environment, settings_environment
@@ -35,6 +34,7 @@ from fluctua.learn.optimise import rms_ascent
 from fluctua.learn.reuse import Clip, Reweighted, reweighted
 from fluctua.learn.train import Record, box, train
 from fluctua.learn.weighted import Certificate, Weighted
+from fluctua.learn.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
 from fluctua.processes.augmented import (
     Coloured,
     Filter,

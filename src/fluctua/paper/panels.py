@@ -16,7 +16,7 @@ import numpy as np
 
 from fluctua.core.draws import silent
 from fluctua.core.types import Array, Params
-from fluctua.core.yardsticks import pathwise
+from fluctua.learn.yardsticks import pathwise
 from fluctua.paper.training import Lattice, nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference, ignore
