@@ -172,7 +172,8 @@ class Device:
         self.shared, waves_shared = memory_of(self.plan, self.layout, item, attributes)
         refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
         count = self.chunk * self.layout.cluster
-        self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, item, self.shared, count)
+        width = item * self.layout.per
+        self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, width, self.shared, count)
         defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
         self.module = compiled(self.cp.cuda.Device().id, defines, *sources)
@@ -348,9 +349,12 @@ def address(array: Any) -> int:
     return 0 if array is None else int(array.data.ptr)
 
 
-def blocks_per_multiprocessor(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:
-    """Blocks to keep resident: enough for all trajectories at once if registers and shared memory allow."""
-    registers = 48 if item == 4 else 96  # what the inner loop needs with next to no spilling, for four neighbours
+def blocks_per_multiprocessor(attributes: dict[str, int], threads: int, width: int, shared: int, count: int) -> int:
+    """Blocks to keep resident: enough for all trajectories at once if registers and shared memory allow.
+
+    width: bytes of a number, times sites a thread.
+    """
+    registers = 12 * width  # what the inner loop needs with next to no spilling, for four neighbours
     limits = [
         -(-count // attributes["MultiProcessorCount"]),
         attributes["MaxThreadsPerMultiProcessor"] // threads,

@@ -2,27 +2,11 @@
 // The state is double-buffered in shared memory with one barrier a step; parameters and sums live in registers. Every
 // site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are added at the end.
 //
-// In a cluster every block adds up the same rewards from its copies of the ports. What a block sends is on its way while
-// it adds up scores and draws the noise of the next two steps.
+// In a cluster every block adds up the same rewards from its copies of the ports, and draws the noise of the next two
+// steps while what it was sent is on its way.
 //
 // Set before this text, besides those of step.cuh: BLOCKS (a multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
 // RECORD, WAVES_SHARED. Follows step.cuh.
-
-#if SCORES
-__device__ __forceinline__ void add_score(Site& s, int i, Real u, Real w) {
-  s.weighted[i] += w * u;
-  s.plain[i] += u;
-}
-#endif
-
-__device__ __forceinline__ void move(const Site& s, int n, u32 psi, u32 to, Pair y, Pair h, Pair f, Real power, Real zr,
-                                     Real zi, int step) {
-  const Pair small = drift(s, y, h, f, power);
-  Pair next;
-  next.x = y.x + (small.x + s.kick * zr);
-  next.y = y.y + (small.y + s.kick * zi);
-  publish(s, n, psi, to, next, step + 1);
-}
 
 template <int odd>
 __device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 second, Real w, Real tau, int step,
@@ -33,26 +17,22 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 
 #if NOISE
   box_muller(first, second, s.variance, zr, zi);  // ζ = r/(2Q)
 #endif
-  constexpr bool scores_first = CLUSTER == 1;  // fewer registers, where nobody else waits for ψ
-  Pair near[DEGREE];
   const Pair h = couple<(HARMONICS > 0)>(s, from, tau, [&](int d, Pair m) {
 #if SCORES
-    if constexpr (scores_first) add_score(s, 2 + d, cross(zr, zi, m), w);
+    const Real u = cross(zr, zi, m);
+    s.weighted[2 + d] += w * u;
+    s.plain[2 + d] += u;
 #endif
-    if constexpr (!scores_first) near[d] = m;
   });
   const Real power = y.x * y.x + y.y * y.y;
-  const Pair f = force(n, step, c_in.drive, c_force);
-  if constexpr (!scores_first) move(s, n, psi, to, y, h, f, power, zr, zi, step);
 #if SCORES
   const Real u = cross(zr, zi, y);
-  add_score(s, 0, u, w);
-  add_score(s, 1, power * u, w);
-  if constexpr (!scores_first) {
-    EACH_SLOT
-    for (int d = 0; d < DEGREE; ++d) add_score(s, 2 + d, cross(zr, zi, near[d]), w);
-  }
+  s.weighted[0] += w * u;
+  s.plain[0] += u;
+  s.weighted[1] += w * (power * u);
+  s.plain[1] += power * u;
 #endif
+  const Pair f = force(n, step, c_in.drive, c_force);
 #if RATES
   const Rates rates = rates_of(s, y, zr, zi, f);
   s.rate[0] += w * rates.drag;
@@ -63,7 +43,11 @@ __device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 
   s.rate[5] += rates.push;
   add_gain(s.rate[6], n, y, step);
 #endif
-  if constexpr (scores_first) move(s, n, psi, to, y, h, f, power, zr, zi, step);
+  const Pair small = drift(s, y, h, f, power);
+  Pair next;
+  next.x = y.x + (small.x + s.kick * zr);
+  next.y = y.y + (small.y + s.kick * zi);
+  publish(s, n, psi, to, next, step + 1);
   if (keep) *keep = {y.x, y.y, zr, zi};
 }
 
