@@ -71,6 +71,15 @@ def test_an_ensemble_that_the_kernel_begins():
 
 
 @pytest.mark.usefixtures("kernels_of_device")
+def test_a_better_step():
+    with jax.enable_x64(False):
+        own = PROCESSES["pendulum"]()
+        process = own.process._replace(silent=(0,), step="rk4")
+        t = jnp.arange(41) * (8 * own.dt)
+        assert_alike((process, fl.trapezoidal(own.objective), own.start, t, own.theta, "time"), 2e-5)
+
+
+@pytest.mark.usefixtures("kernels_of_device")
 def test_sums_that_registers_do_not_hold(monkeypatch):
     monkeypatch.setattr(cuda, "REGISTERS", 5)  # of the pendulum, six
     of_the_benchmark("pendulum", "time", 2e-5)
