@@ -29,6 +29,7 @@ import matplotlib as mpl
 import numpy as np
 
 from fluctua import tcmt
+from fluctua.core import check
 from fluctua.core.steps import mean_rate
 from fluctua.plot import style
 from fluctua.tcmt.fused import kernel_spec
@@ -86,11 +87,11 @@ def systems() -> list[System]:
 def along(task: tcmt.Task, spread: bool, theta: Any, dw: Any) -> Any:
     """The return of one path. dw: increments (T, 2N). spread: each over its step, in place of at its end."""
     dt, sigma = task.t[1] - task.t[0], task.process.noise(theta)
-    rate = partial(mean_rate, task.process)
+    rate, rewards = partial(mean_rate, task.process), check.objective(task.objective)
 
     def step(carry: Any, each: Any) -> Any:
         (x, total), (t, kick) = carry, each
-        total += task.objective.running(theta, x, t, None) * dt
+        total += rewards.running(theta, x, t, None) * dt
         if spread:
             pushed = task.process._replace(drift=lambda *a: task.process.drift(*a) + sigma * kick / dt)
             return (x + mean_rate(pushed, theta, x, t, dt, None) * dt, total), None
@@ -104,7 +105,7 @@ def along(task: tcmt.Task, spread: bool, theta: Any, dw: Any) -> Any:
     size = max(d for d in range(1, int(np.sqrt(steps)) + 1) if steps % d == 0)
     blocks = jax.tree.map(lambda v: v.reshape(-1, size, *v.shape[1:]), (jnp.asarray(task.t[:-1]), dw))
     (x, total), _ = jax.lax.scan(block, (jnp.zeros(dw.shape[1]), jnp.zeros(())), blocks)
-    return total + (0 if task.objective.terminal is None else task.objective.terminal(theta, x, None))
+    return total + rewards.terminal(theta, x, None)
 
 
 def of_paths(system: System, step: str, dt: float, paths: int, spread: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +164,8 @@ def measured(system: System, paths: int) -> list[Row]:
     j, g = of_paths(system, "rk4", system.reference, paths, spread=True)
     sizes = np.cumsum([np.size(system.theta[name]) for name in FAMILIES])[:-1]
     parts = lambda v: np.split(v, sizes, axis=-1)
-    norm = lambda v, of: np.sqrt(np.mean([(a**2).sum() / (b**2).sum() for a, b in zip(parts(v), parts(of), strict=True)]))
+    pairs = lambda v, of: zip(parts(v), parts(of), strict=True)
+    norm = lambda v, of: np.sqrt(np.mean([(a**2).sum() / (b**2).sum() for a, b in pairs(v, of)]))
     print(f"{system.name}: J = {j[0]:.6g} without noise, {j[1:].mean():.6g} with", flush=True)
     rows = []
     for step, sizes_of_step in system.steps.items():
@@ -190,7 +192,10 @@ def measured(system: System, paths: int) -> list[Row]:
 
 
 def ratio(rows: list[Row], dt: float, name: str) -> tuple[float, float, float]:
-    """Cost of Euler's step over that of Heun's at the same bias: (factor, bias, Heun's Δt), between the points."""
+    """Cost of Euler's step over that of Heun's at the same bias: (factor, bias, Heun's Δt), between the points.
+
+    Where all of Heun's points are better, the factor is of the longest of its steps, and the true one is larger.
+    """
     finite = [row for row in rows if np.isfinite(row.seconds) and np.isfinite(getattr(row, name))]
     (euler,) = [row for row in finite if row.step == "euler" and row.dt == dt]
     heun = sorted((row for row in finite if row.step == "heun"), key=lambda row: row.dt)
@@ -215,8 +220,8 @@ def write_table(rows: list[Row]) -> None:
             f"| {row.system} | {row.step} | {row.dt:g} | {cost} | {plain(row.still_J)} | {plain(row.still_gradient)} | "
             f"{with_error(row.J, row.J_hidden)} | {with_error(row.gradient, row.gradient_hidden)} |"
         )
-    lines += ["", "Euler's cost over Heun's at the same bias of the gradient:", "",
-              "| network | Euler's Δt | bias, no noise | Heun's Δt | factor |", "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines += ["", "Euler's cost over Heun's at the same bias of the gradient, without noise:", ""]
+    lines += ["| network | Euler's Δt | bias | Heun's Δt | factor |", "| --- | --- | --- | --- | --- |"]
     for name in dict.fromkeys(row.system for row in rows):
         mine = [row for row in rows if row.system == name]
         for dt in (row.dt for row in mine if row.step == "euler" and np.isfinite(row.seconds)):
@@ -232,9 +237,8 @@ def draw(rows: list[Row]) -> None:
     """steps.png: bias of the gradient against the cost of a trajectory."""
     import matplotlib.pyplot as plt
 
-    style.use() if hasattr(style, "use") else None
     names = list(dict.fromkeys(row.system for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(8.4, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, len(names), figsize=(style.WIDTH, 3.0), layout="constrained")
     for axis, name in zip(axes, names, strict=True):
         for step in ("euler", "heun"):
             mine = [row for row in rows if (row.system, row.step) == (name, step) and np.isfinite(row.seconds)]
@@ -249,8 +253,8 @@ def draw(rows: list[Row]) -> None:
                               textcoords="offset points", fontsize=7, color=COLOUR[step])  # fmt: skip
         axis.set(xlabel="processor ms a trajectory", ylabel="bias of the gradient", title=name)
         axis.grid(alpha=0.2)
-    axes[0].legend(fontsize=7)
-    figure.savefig(OUT / "steps.png", dpi=130)
+    axes[0].legend()
+    style.save_png(figure, OUT / "steps.png")
 
 
 def main() -> None:
@@ -262,12 +266,14 @@ def main() -> None:
     if not options.figure_only:
         rows = [row for system in systems() for row in measured(system, options.paths)]
         with (OUT / "steps.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([Row._fields, *([f"{v:.6g}" if isinstance(v, float) else v for v in r] for r in rows)])
+            shown = ([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+            csv.writer(file).writerows([Row._fields, *shown])
     with (OUT / "steps.csv").open(encoding="utf-8") as file:
         read = list(csv.DictReader(file))
     rows = [Row(r["system"], r["step"], *(float(r[name]) for name in Row._fields[2:])) for r in read]
     write_table(rows)
-    draw(rows)
+    with mpl.rc_context(style.LOOK):
+        draw(rows)
 
 
 if __name__ == "__main__":

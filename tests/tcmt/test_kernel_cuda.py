@@ -38,6 +38,10 @@ CASES = {
     "one resonator": ({"rows": 1, "columns": 1}, {}),
     "no scores": ({}, {"scores": False}),
     "no noise": ({}, {"noise": False}),
+    "Heun": ({"step": "heun", "steps": 41, "lab": True}, {"rates": True, "baseline": True}),
+    "Heun, modulated": ({"step": "heun", "sigma_kappa": 0.2, "steps": 40}, {"antithetic": True}),
+    "Heun, longer pieces": ({"step": "heun", "sigma_kappa": 0.2, "steps": 45, "dt": 1e-3}, {}),
+    "Heun, no noise": ({"step": "heun", "steps": 20}, {"noise": False}),
 }
 
 
@@ -47,7 +51,7 @@ def test_cuda_and_cpu_take_the_same_steps(device, case, dtype):
     network, options = CASES[case]
     spec = rectangle(**network)
     if options.get("baseline"):
-        options = {"baseline": np.linspace(0.02, 0, spec.steps + 1)}
+        options = {**options, "baseline": np.linspace(0.02, 0, spec.steps + 1)}
     cpu, gpu = both(spec, 6, dtype=dtype, record_every=1, samples=True, **options)
     tolerance = 2e-5 if dtype == "float32" else 1e-11
     assert deviation(gpu.trajectories, cpu.trajectories) < tolerance
@@ -73,6 +77,13 @@ def test_several_sites_a_thread(device):
     spec = rectangle(33, 33, steps=6)
     cpu, gpu = both(spec, 3, samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 2e-5
+
+
+def test_several_sites_a_thread_with_heuns_step(device):
+    spec = rectangle(33, 33, steps=5, step="heun")
+    cpu, gpu = both(spec, 3, samples=True)
+    assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 2e-5
+    assert deviation(gpu.samples.chi, cpu.samples.chi) < 2e-5
 
 
 def scattered(rows, columns, **network):

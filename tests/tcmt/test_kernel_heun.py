@@ -102,7 +102,6 @@ def test_overflow_names_its_step():
     ("refused", "message"),
     [
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
-        (lambda: kernel.run(heun(), 0, 4, backend="cuda"), "cuda.*heun"),
         (lambda: run_twin(heun(), 0, 4), "twin.*heun"),
         (lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1), "measured.*heun"),
         (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),

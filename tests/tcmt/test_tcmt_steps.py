@@ -82,7 +82,6 @@ def test_doors_without_a_step_refuse_it_by_name():
         (heun, "cpu", Binned(2), 'binned.*step="heun"'),
         (heun, "cpu", "optimal", 'binned.*step="heun"'),
         (heun, "cpu", "twin", 'twin.*step="heun"'),
-        (heun, "cuda", "time", 'cuda.*step="heun"'),
         (rk4, "cpu", "time", "rk4.*jax"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -341,23 +341,18 @@ def fused(
         )
     coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
     made, pilot, carries = _served(task, device, baseline)
-    _check_step(task.step, device, made)
+    _check_step(task.step, made)
     if isinstance(made, KernelTwin) and made.rank > task.simulated.sites:
         raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {made.rank}.")
     estimator = Fused(task, made, _options(device, isinstance(made, KernelTwin), options), pilot)
     return Carried(estimator) if carries else estimator
 
 
-def _check_step(step: str, device: str, baseline: Any) -> None:
+def _check_step(step: str, baseline: Any) -> None:
     """Refuse a step that these kernels do not take, before the first call."""
     check_step(step)
-    for is_asked, what in (
-        (device == "cuda", 'backend="cuda"'),
-        (isinstance(baseline, Binned), "the kernels' binned baseline"),
-        (isinstance(baseline, KernelTwin), "the kernels' twin"),
-    ):
-        if is_asked:
-            refuse_step(step, what)
+    if isinstance(baseline, Binned | KernelTwin):
+        refuse_step(step, f"the kernels' {'twin' if isinstance(baseline, KernelTwin) else 'binned baseline'}")
 
 
 def _served(task: Experiment, device: str, baseline: Any) -> tuple[str | np.ndarray | Binned | KernelTwin, int, bool]:

@@ -34,7 +34,7 @@ from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
 LN2 = 0.6931471805599453
-SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "lattice.cu")
+SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
 PIECE = 2**15
@@ -157,7 +157,7 @@ class Device:
         self.cp, self.ensemble, self.plan = cp, ensemble, plan
         self.real = ensemble.options.real
         self._keep: list[Any] = []
-        for most in [1] if layout else cluster_limits(cp):
+        for most in [1] if layout or plan.heun else cluster_limits(cp):  # Heun's step knows of one block
             self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
             self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
             per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
@@ -173,6 +173,8 @@ class Device:
         refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
         count = self.chunk * self.layout.cluster
         width = item * self.layout.per
+        if self.plan.heun:  # between its stages a thread keeps more
+            width = width * 4 // 3
         self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, width, self.shared, count)
         defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
@@ -223,7 +225,7 @@ class Device:
         modulation = plan.modulation.transpose(0, 2, 1)
         drive = None
         if plan.drive_rows > 1:
-            drive = np.zeros((plan.steps, rows, 2), self.real)
+            drive = np.zeros((plan.drive_rows, rows, 2), self.real)
             for d, site in enumerate(plan.drive_site):
                 drive[:, site] += plan.drive[:, d]
         return {
@@ -260,11 +262,12 @@ class Device:
     def launch(self, first: int, count: int, records: int) -> Part:
         """Run `count` trajectories from `first`; asynchronous."""
         cp, n, grid = self.cp, self.plan.sites, min(self.grid, count)
-        of_blocks = cp.zeros((grid, self.plan.steps))
+        times = self.ensemble.spec.times
+        of_blocks = cp.zeros((grid, times))
         sums = Bundle(
             cp,
             returns=((count,), np.float64),
-            reward_sum=((self.plan.steps,), np.float64),
+            reward_sum=((times,), np.float64),
             moments=((3, self.ensemble.width), np.float64),
             overflow=((count, self.layout.cluster), np.int32),
         )
@@ -377,6 +380,7 @@ def definitions(e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool) -
         "DRIVE_TABLE": len(spec.drive) > 1,
         "INCOMING_TABLE": len(spec.incoming) > 1,
         "RECORD": o.record_every > 0,
+        "HEUN": spec.step == "heun",
         "WAVES_SHARED": waves_shared,
     }
     numbers = {

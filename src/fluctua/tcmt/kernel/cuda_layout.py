@@ -123,7 +123,8 @@ def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int])
     """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does not suffer."""
     bonds = layout.bonds.shape[1]
     waves = item * 2 * plan.harmonics * bonds
-    state = item * (4 * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0))
+    buffers = 4 if plan.heun else 2  # Heun's: ψ̃ and ζ too
+    state = item * (2 * buffers * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0))
     if layout.cluster > 1:
         state += 16 + 4 * plan.ports * 2 * item  # barriers, and the ports of four steps
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024

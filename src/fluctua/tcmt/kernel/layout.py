@@ -195,6 +195,9 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
     δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest h that keeps this
     below `tolerance` is taken, up to 32 steps, and an even number, since noise comes in pairs of steps.
     Pieces of two steps have their nodes on the steps and no error: a tolerance of 0 gives those.
+
+    Heun's step asks for δκ at both of its ends. The nodes of a piece are then spread from its first step to the end of
+    its last, τ ∈ [−1, 1] + 1/steps.
     """
     fastest = abs(spec.Omega) * spec.harmonics * spec.dt
     half = (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
@@ -202,6 +205,8 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
     pieces = -(-spec.times // steps)
     centre = (np.arange(pieces) * steps + (steps - 1) / 2) * spec.dt
     nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 2 else np.array([0.5, 0.0, -0.5])
+    if spec.step == "heun":
+        nodes = (nodes if steps > 2 else 2 * nodes) + 1 / steps
     k = np.arange(1, spec.harmonics + 1)
     angle = spec.Omega * k * (centre[:, None] + nodes * (steps * spec.dt / 2))[..., None]
     values = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(pieces, 3, -1)

@@ -244,8 +244,6 @@ class Ensemble:
                 f"the diffusion is singular: site {site} has no noise, and the score divides by it. "
                 "Give it some, or pass scores=False to simulate only."
             )
-        if self.options.backend == "cuda":
-            refuse_step(self.spec.step, 'backend="cuda"')
         if self.binned is not None:
             self._check_binned()
         if self.table is not None:
@@ -352,8 +350,8 @@ def refuse_step(step: str, what: str) -> None:
     """Raise where a kernel knows Euler's step alone."""
     if step != "euler":
         raise ValueError(
-            f'{what} has no step="{step}". The CPU kernels have it without a baseline and with a time-only one '
-            '("time", "carried"); backend="jax" has it with every baseline.'
+            f'{what} has no step="{step}". The kernels have it without a baseline and with a time-only one ("time", '
+            '"carried"); backend="jax" has it with every baseline.'
         )
 
 

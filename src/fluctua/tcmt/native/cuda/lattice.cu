@@ -1,12 +1,13 @@
-// One pass on the device: a trajectory a block or a cluster of blocks, a site a thread (or several, for large networks).
-// The state is double-buffered in shared memory with one barrier a step; parameters and sums live in registers. Every
-// site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are added at the end.
+// One pass on the device: a trajectory a block or a cluster of blocks, a site a thread (or several, for large
+// networks). The state is double-buffered in shared memory with one barrier a step; parameters and sums live in
+// registers. Every site accumulates its own half of each of its bonds' scores, so no noise is exchanged; halves are
+// added at the end.
 //
 // In a cluster every block adds up the same rewards from its copies of the ports, and draws the noise of the next two
 // steps while what it was sent is on its way.
 //
 // Set before this text, besides those of step.cuh: BLOCKS (a multiprocessor), and 0 or 1 for ANTITHETIC, BASELINE,
-// RECORD, WAVES_SHARED. Follows step.cuh.
+// RECORD, WAVES_SHARED. Follows heun.cuh.
 
 template <int odd>
 __device__ __forceinline__ void advance(Site& s, int n, u32 psi, u32 first, u32 second, Real w, Real tau, int step,
@@ -78,13 +79,28 @@ __device__ __forceinline__ void step_all(Site (&site)[PER], const u32 (&w)[PER][
       c_out.record[((long long)j * (steps / record_every + 1) + step / record_every) * N + n] =
           load(psi + odd * BUFFER + at * (u32)sizeof(Pair), Pair());
 #endif
+#if HEUN
+  const Real g = reward(psi, odd * BUFFER, step) * trapezoid(step, steps);
+#else
   const Real g = reward(psi, odd * BUFFER, step);
+#endif
   c.sum += g;
   if (threadIdx.x == 0) store(psi + REWARDS + (step - chunk) * (u32)sizeof(Real), g);
   const Real weight = bar - c.base - c.sum;  // R' − λ̄_n − C_{n+1}: the reward of step n precedes the kick
+#if HEUN
+  Held held[PER];
+#pragma unroll
+  for (int i = 0; i < PER; ++i)
+    held[i] = predict<odd>(site[i], row + i * THREADS, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, c.tau, step);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < PER; ++i)
+    correct<odd>(site[i], row + i * THREADS, held[i], weight, c.tau + tau_step, step, trapezoid(step, steps));
+#else
 #pragma unroll
   for (int i = 0; i < PER; ++i)
     advance<odd>(site[i], row + i * THREADS, psi, w[i][2 * odd], w[i][2 * odd + 1] ^ half_turn, weight, c.tau, step);
+#endif
   c.tau += tau_step;
 }
 
@@ -174,7 +190,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
         gather<1>(post, psi);
       }
       if (rank == 0 && threadIdx.x < chunk_steps && chunk + threadIdx.x < steps)
-        atomicAdd(c_out.reward_sum + (long long)block * steps + chunk + threadIdx.x, (double)rewards[threadIdx.x]);
+        atomicAdd(c_out.reward_sum + (long long)block * (steps + HEUN) + chunk + threadIdx.x,
+                  (double)rewards[threadIdx.x]);
       __syncthreads();  // before the next chunk's rewards and modulation
       const Real more = c.sum + lost, after = c.base + more;
       lost = more - (after - c.base);
@@ -182,14 +199,22 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, BLOCKS)
       c.sum = 0;
     }
 
-    const double total = (double)c.base + (double)lost;
+    double total = (double)c.base + (double)lost;
+#if HEUN
+    const Real last_reward = reward(psi, (steps & 1) * BUFFER, steps) * trapezoid(steps, steps);
+    total += (double)last_reward;
+    if (threadIdx.x == 0) atomicAdd(c_out.reward_sum + (long long)block * (steps + 1) + steps, (double)last_reward);
+#endif
     bool finite = true;
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
       const int n = row + i * THREADS;
       if (n < N) {
-        close_site(site[i], n, (Real)(total - reference), c_out.raw + (long long)j * KINDS * N);
         const Pair last = load(site[i].self + (steps & 1) * BUFFER, Pair());
+#if HEUN && RATES
+        add_part_of_gain(site[i], n, last, steps, trapezoid(steps, steps));
+#endif
+        close_site(site[i], n, (Real)(total - reference), c_out.raw + (long long)j * KINDS * N);
         finite = finite && isfinite(last.x) && isfinite(last.y);
 #if RECORD
         if (steps % record_every == 0)
