@@ -269,14 +269,17 @@ class _Begun(NamedTuple):
     ensemble: Ensemble | None
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _words(wiener: int, pilot: bool, key: Array, theta: Params | None) -> Array:
-    """The key of the noise as two words, and θ behind it: what a kernel begins with, in one piece. key: of a call"""
-    noise = simulate.noise_key(run_and_pilot(key)[pilot])
-    words = draws.philox_key_words(noise) if wiener == 2 else jax.random.key_data(noise)
-    if theta is None:
-        return words
-    return jnp.concatenate([words, jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel()])
+@partial(jax.jit, static_argnums=0)
+def _words(wiener: int, key: Array, theta: Params | None) -> Array:
+    """Keys of the noise of the run and of its pilot, two words each, and θ behind them. key: of a call
+
+    What a kernel begins with, in one piece: it is the number of launches that takes time on a GPU.
+    """
+    words = draws.philox_key_words if wiener == 2 else jax.random.key_data
+    pieces = [words(simulate.noise_key(noise)) for noise in run_and_pilot(key)]
+    if theta is not None:
+        pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())
+    return jnp.concatenate(pieces)
 
 
 class _Work(NamedTuple):
@@ -284,12 +287,18 @@ class _Work(NamedTuple):
 
     kernel: Kernel
     call: Call
+    words: Any  # of `_words`, where the kernel begins its trajectories
 
     @property
     def library(self) -> cpu.Library | cuda.Library:
         """The kernel, loaded."""
         assert self.kernel.library is not None
         return self.kernel.library
+
+    @property
+    def device(self) -> cuda.Library | None:
+        """The kernel on a GPU that computes there what is shared; else None."""
+        return self.library if isinstance(self.library, cuda.Library) and self.library.form.ahead else None
 
     @property
     def steps(self) -> int:
@@ -300,26 +309,24 @@ class _Work(NamedTuple):
         """`count` trajectories of the run or of the pilot before their first step."""
         kernel, (key, substrate) = self.kernel, (self.call.key, self.call.substrate)
         first = None if pilot else self.call.first
-        wiener, library = wiener_of(substrate.recipe.wiener), self.library
-        check_generator(key)
-        device = library if isinstance(library, cuda.Library) and library.form.ahead else None
+        device = self.device
         if not kernel.begins:
             ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
             if device:
-                own = device.ensemble(wiener, ensemble)
+                own = device.ensemble(wiener_of(substrate.recipe.wiener), ensemble)
                 own |= {"theta": device.parameters(self.call.theta), "times": device.times(substrate)}
             else:
                 own = arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble)
             return _Begun(own, count, ensemble)
         start = lambda x0: np.asarray(x0, kernel.real)
+        stream = self.words[2:4] if pilot else self.words[:2]
         if device:
-            words = device.from_jax(_words(wiener, pilot, key, self.call.theta))
-            own = {"stream": words[:2], "theta": words[2:], "times": device.times(substrate),
+            own = {"stream": stream, "theta": self.words[4:], "times": device.times(substrate),
                    "x": device.kept("x", substrate.x0, start)}  # fmt: skip
         else:
             none = np.empty((0, count))
             own = numbers(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), none)
-            own |= {"stream": np.asarray(_words(wiener, pilot, key, None)), "x": start(substrate.x0)}
+            own |= {"stream": stream, "x": start(substrate.x0)}
         return _Begun(own | {"first": first or 0}, count, None)
 
     def _flat(self) -> np.ndarray:
@@ -394,8 +401,12 @@ class _Work(NamedTuple):
 def _samples(call: Call, place: str) -> Swept:
     model, plans, tables, substrate, _, theta, count, _ = call
     kernel = _kernel(call, place)
-    work = _Work(kernel, call)
+    check_generator(call.key)
+    work = _Work(kernel, call, None)
     library, real = work.library, kernel.real
+    if kernel.begins:
+        words = _words(wiener_of(substrate.recipe.wiener), call.key, theta if work.device else None)
+        work = work._replace(words=work.device.from_jax(words) if work.device else np.asarray(words))
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
         tables = tables.filled(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))

@@ -37,6 +37,7 @@ from fluctua.core.types import (
     Params,
     Trajectories,
     Variances,
+    put,
 )
 
 FEWEST = 8
@@ -168,9 +169,20 @@ def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
     )  # fmt: skip
 
 
-@jax.jit
 def unflatten(theta: Params, flat: Array) -> Params:
-    """Rows (E, P) as leaves (E, ...) of the structure and precision of θ."""
+    """Rows (E, P) as leaves (E, ...) of the structure and precision of θ; on the CPU nothing is compiled for it."""
+    if jax.default_backend() != "cpu":
+        return _unflattened(theta, flat)
+    rows, (leaves, tree) = np.asarray(flat), jax.tree.flatten(theta)
+    edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+    shaped = zip(np.split(rows, edges, axis=1), leaves, strict=True)
+    return jax.tree.unflatten(
+        tree, [put(v.astype(leaf.dtype).reshape(len(rows), *np.shape(leaf))) for v, leaf in shaped]
+    )
+
+
+@jax.jit
+def _unflattened(theta: Params, flat: Array) -> Params:
     like, unravel = ravel_pytree(theta)
     return jax.vmap(unravel)(flat.astype(like.dtype))
 
