@@ -1,15 +1,12 @@
 """The CUDA kernel on a real GPU: every step against the reference, then timings with CUDA events.
 
 python benchmarks/kernel_cuda_check.py [--quick]
-python benchmarks/kernel_cuda_check.py --calls [--profile]     what a call costs beside its kernel
+python benchmarks/kernel_cuda_check.py --calls [--parts]     what a call costs beside its kernel
 
 Needs CuPy. Exits with 1 if a check fails.
 """
 
 import argparse
-import cProfile
-import io
-import pstats
 import sys
 import time
 from pathlib import Path
@@ -320,53 +317,61 @@ def time_spreads(cp):
 
 
 CALLS = 30
-SHORT = 100
-"""Steps of a call whose own cost is looked at."""
+SHORT, LONG = 100, 2000
+"""Steps of calls whose own cost is looked at. While a kernel runs, the host is ahead: a longer run hides more of it."""
 
 
-def time_calls(cp, profiled):
-    """The seconds of an estimate that are not the kernel's: whole calls of few steps, beside the kernel alone."""
+def time_calls(cp, in_parts):
+    """The seconds of an estimate that are not the kernel's: whole calls, beside the kernel alone."""
+    import jax
+
+    print(f"Whole calls of an estimator, median of {CALLS}; θ on the host, then on JAX's own device")
+    print(f"  {'lattice':10} {'steps':>6} {'E':>6} {'baseline':8} {'θ':>4} {'estimator':>11} {'fastest':>9} "
+          f"{'kernel.run':>11} {'kernel':>9} {'estimator − kernel':>19}")  # fmt: skip
+    for rows, columns in ((4, 4), (11, 13), (32, 32)):
+        for steps in (SHORT, LONG):
+            for count in (100, 1000):
+                baselines = ["table"]
+                if (rows, steps, count) == (11, SHORT, 1000):
+                    baselines += ["time", "binned", "twin"]
+                spec, table = paper_lattice(rows, columns, steps=steps), np.linspace(0.2, 0, steps + 1)
+                direct = wall(lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b))[0]
+                ensemble = ensemble_of(spec, count, baseline=table)
+                alone = kernel_time(cp, cuda.Device(cp, ensemble, plan_of(ensemble)), count)
+                for name in baselines:
+                    for place in sorted({"cpu", jax.default_backend()}):
+                        with jax.default_device(jax.devices(place)[0]):
+                            call, estimator = whole_call(rows, columns, steps, count, name)
+                            median, least = wall(call)
+                            beside = f"{median - alone:17.3f}ms" if name == "table" else ""
+                            print(
+                                f"  {rows:3} × {columns:<4} {steps:6} {count:6} {name:8} {place:>4} {median:9.3f}ms "
+                                f"{least:7.3f}ms {direct:9.3f}ms {alone:7.3f}ms {beside}",
+                                flush=True,
+                            )
+                            if in_parts and name == "table" and (rows, steps, count) == (11, SHORT, 1000):
+                                time_parts(cp, estimator, count)
+
+
+def whole_call(rows, columns, steps, count, name):
+    """An estimate as a call, and its estimator."""
     import jax
 
     from fluctua import tcmt
     from fluctua.cli.bench import DT
 
-    print(f"Whole calls of an estimator, {SHORT} steps, median of {CALLS}; θ on the host, then on JAX's own device")
-    print(f"  {'lattice':10} {'E':>6} {'baseline':10} {'θ':>4} {'estimator':>11} {'fastest':>9} {'kernel.run':>11}"
-          f" {'kernel alone':>13}")  # fmt: skip
-    table = np.linspace(0.2, 0, SHORT + 1)
-    baselines = {"table": table, "time": "time", "binned": Binned(20, 50), "twin": "twin"}
-    for rows, columns in ((4, 4), (11, 13), (32, 32)):
-        network = tcmt.rectangular(rows, columns)
-        task = tcmt.transmission(network, horizon=SHORT * DT, dt=DT)
-        for count in (100, 1000):
-            spec = paper_lattice(rows, columns, steps=SHORT)
-            ensemble = ensemble_of(spec, count, baseline=table)
-            device = cuda.Device(cp, ensemble, plan_of(ensemble))
-            alone = kernel_time(cp, device, count)
-            direct = wall(lambda s=spec, n=count: kernel.run(s, 0, n, backend="cuda", baseline=table))[0]
-            for name, baseline in baselines.items():
-                if name != "table" and (rows, count) != (11, 1000):
-                    continue
-                for place in sorted({"cpu", jax.default_backend()}):
-                    with jax.default_device(jax.devices(place)[0]):
-                        theta = tcmt.initial_parameters(jax.random.key(0), network)
-                        key, estimator = jax.random.key(1), task.estimator("cuda", baseline=baseline)
-                        call = lambda f=estimator, k=key, th=theta, n=count: jax.block_until_ready(f(k, th, n).gradient)
-                        median, least = wall(call)
-                        print(
-                            f"  {rows:3} × {columns:<4} {count:6} {name:10} {place:>4} {median:9.3f}ms {least:7.3f}ms "
-                            f"{direct:9.3f}ms {alone:11.3f}ms",
-                            flush=True,
-                        )
-                        if profiled and count == 1000 and rows == 11:
-                            show_profile(call)
+    baselines = {"table": np.linspace(0.2, 0, steps + 1), "binned": Binned(20, 50)}
+    network = tcmt.rectangular(rows, columns)
+    task = tcmt.transmission(network, horizon=steps * DT, dt=DT)
+    estimator, key = task.estimator("cuda", baseline=baselines.get(name, name)), jax.random.key(1)
+    theta = tcmt.initial_parameters(jax.random.key(0), network)
+    return lambda: jax.block_until_ready(estimator(key, theta, count).gradient), estimator
 
 
 def kernel_time(cp, device, count):
     """Milliseconds of `one_pass` by itself."""
     few = min(count, device.chunk)
-    device.launch(0, few, 0)
+    _part = device.launch(0, few, 0)  # what the kernel writes to again
     grid, arguments = min(device.grid, few) * device.layout.cluster, device.arguments(0, few)
     call = lambda: device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
     return event_time(cp, call, 15 if device.layout.cluster == 1 else 3)
@@ -384,18 +389,47 @@ def wall(call):
     return float(np.median(times)), min(times)
 
 
-def show_profile(call, calls=20, rows=45):
-    profile = cProfile.Profile()
-    profile.enable()
-    for _ in range(calls):
-        call()
-    profile.disable()
-    for order in ("tottime", "cumulative"):
-        text = io.StringIO()
-        pstats.Stats(profile, stream=text).strip_dirs().sort_stats(order).print_stats(rows)
-        lines = [line for line in text.getvalue().splitlines() if line.strip()]
-        print(f"    {calls} calls, by {order}")
-        print("\n".join("    " + line for line in lines[3:]), flush=True)
+def time_parts(cp, estimator, count):
+    """What the parts of a call take by themselves, one after the other."""
+    import jax
+
+    from fluctua import tcmt
+    from fluctua.core import check
+    from fluctua.core.sources import estimate_seeds
+    from fluctua.tcmt import fused
+
+    key, theta = jax.random.key(1), tcmt.initial_parameters(jax.random.key(0), estimator.task.network)
+    values = check.values(theta)
+    spec = estimator._spec(values)
+    ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
+    plan = plan_of(ensemble)
+    device = cuda.Device(cp, ensemble, plan)
+    part = device.with_moments(device.launch(0, count, 0))
+    sums = cuda.run(ensemble)
+    result = kernel.result(ensemble, sums)
+    of_blocks, of_parts = cp.zeros((device.grid, spec.steps)), cp.zeros((62, 3, ensemble.width))
+    parts = {
+        "θ is checked and read": lambda: check.values(check.parameters(theta, numbers=False)),
+        "its time step is watched": lambda: estimator.watch(estimator.task, values),
+        "the network's arrays": lambda: estimator._spec(values),
+        "seeds of a key": lambda: estimate_seeds(key),
+        "an ensemble": lambda: ensemble_of(spec, count, baseline=estimator.baseline),
+        "its plan": lambda: plan_of(ensemble),
+        "on the device": lambda: cuda.Device(cp, ensemble, plan),
+        "of that, the copy": device._upload,
+        "a launch": lambda: device.launch(0, count, 0),
+        "of that, the sum of rewards": lambda: of_blocks.sum(axis=0, out=part.sums["reward_sum"]),
+        "moments": lambda: device.with_moments(part),
+        "of that, the sum": lambda: of_parts.sum(axis=0, out=part.sums["moments"]),
+        "the copy back": part.sums.get,
+        "the kernels' part of all this": lambda: cuda.run(ensemble),
+        "means and errors": lambda: kernel.result(ensemble, sums),
+        "as arrays of JAX": lambda: fused._estimate(theta, result),
+    }
+    for name, call in parts.items():
+        median, least = wall(call)
+        cp.cuda.Device().synchronize()
+        print(f"      {name:30} {1e3 * median:7.0f} µs, fastest {1e3 * least:5.0f} µs", flush=True)
 
 
 def main():
@@ -406,12 +440,12 @@ def main():
     parser.add_argument("--sizes", action="store_true", help="nothing but large networks and the table of sizes")
     parser.add_argument("--spreads", action="store_true", help="and how it depends on the blocks of a trajectory")
     parser.add_argument("--calls", action="store_true", help="nothing but what a call costs beside its kernel")
-    parser.add_argument("--profile", action="store_true", help="and where")
+    parser.add_argument("--parts", action="store_true", help="and where")
     a = parser.parse_args()
     cp = cuda.require_cupy()
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
     if a.calls:
-        time_calls(cp, a.profile)
+        time_calls(cp, a.parts)
         time_sizes(cp, a.quick)
         return 0
     if a.sizes or a.spreads:

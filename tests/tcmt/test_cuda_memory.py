@@ -29,6 +29,6 @@ def test_a_bundle_is_written_to_and_copied_on(device):
     bundle = Bundle(cp, sums=((3,), np.float64), flags=((2,), np.int32))
     bundle["sums"][...], bundle["flags"][...] = 1.5, 7
     target = cp.zeros(3)
-    bundle.write({"sums": target.data})
+    bundle.copy("sums", target.data)
     np.testing.assert_array_equal(target.get(), [1.5, 1.5, 1.5])
     np.testing.assert_array_equal(bundle.get()["flags"], [7, 7])

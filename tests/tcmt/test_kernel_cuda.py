@@ -1,5 +1,6 @@
 """The CUDA kernel against the CPU kernel, on a GPU where there is one and emulated everywhere."""
 
+import functools
 import shutil
 import subprocess
 
@@ -71,6 +72,33 @@ def test_any_degree(device):
     bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
     cpu, gpu = both(spec.replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
+
+
+@pytest.fixture
+def keeps_modules(device, monkeypatch):
+    """With the emulated device, too, a module and its constants are the same from run to run."""
+    monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled))
+
+
+def test_the_order_in_which_bonds_are_given_is_of_the_noise(keeps_modules):
+    """What is kept of a graph between runs is not that of the same graph in another order."""
+    spec = rectangle(2, 3, sigma_kappa=0.2, steps=20)
+    turned = spec.replace(bonds=spec.bonds[::-1], kappa=spec.kappa[::-1])
+    for network in (spec, turned, spec):
+        cpu, gpu = both(network, 4, dtype="float64", samples=True)
+        assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
+
+
+def test_drives_ports_and_rates_of_one_graph_are_told_apart(keeps_modules):
+    spec = rectangle(2, 3, steps=20)
+    driven, seen = (spec.drive_sites + 1) % 6, (spec.port_sites + 2) % 6
+    louder = spec.replace(drive=1.5 * spec.drive, port_gain=0.5 * spec.port_gain)
+    for network in (spec, spec.replace(drive_sites=driven), spec.replace(port_sites=seen), louder, spec):
+        for rates in (False, True):
+            cpu, gpu = both(network, 4, dtype="float64", samples=True, rates=rates)
+            for name, expected in cpu.samples._asdict().items():
+                if expected is not None:
+                    assert deviation(getattr(gpu.samples, name), expected) < 1e-11, name
 
 
 def test_several_sites_a_thread(device):

@@ -86,6 +86,12 @@ def test_records_cannot_be_changed_and_copies_are_checked():
         ensemble.replace(count=5, antithetic=True)
     with pytest.raises(ValueError, match="`omega`"):
         rectangle().replace(omega=np.full(12, np.inf))
+    spec = rectangle()
+    moved = spec.replace(chi=spec.chi + 1)
+    assert (moved.chi == spec.chi + 1).all()
+    assert moved.omega is spec.omega
+    with pytest.raises(ValueError, match=rf"`kappa` must have shape \({len(spec.bonds)},\); got \(2,\)"):
+        spec.replace(kappa=np.ones(2))
 
 
 def test_cuda_without_cupy_names_both_extras(monkeypatch):

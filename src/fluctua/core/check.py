@@ -220,6 +220,8 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
     if not leaves:
         raise ValueError("`theta` has no parameters.")
     for path, leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.dtype.kind == "f":
+            continue
         name = "theta" + jax.tree_util.keystr(path)
         if callable(leaf):
             raise TypeError(

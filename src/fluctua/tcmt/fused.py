@@ -64,6 +64,20 @@ class Fused:
         """s⁺ on every lead, (L,) or (T, L): it does not depend on θ, and takes milliseconds to tabulate."""
         return incoming_table(self.task)
 
+    @cached_property
+    def _own(self) -> KernelSpec:
+        """The arrays at the network's own parameters."""
+        return kernel_spec(self.task, {}, self.s_plus)
+
+    def _spec(self, theta: dict[str, np.ndarray]) -> KernelSpec:
+        """The arrays at θ. Frequencies, couplings and Kerr shifts enter nothing else: the rest is made once."""
+        if not theta.keys() <= {"omega", "kappa", "chi"}:
+            return kernel_spec(self.task, theta, self.s_plus)
+        changed = _repeated(self.task, theta)
+        if "omega" in changed:
+            changed["omega"] = changed["omega"] + _offset(self.task)
+        return self._own.replace(**changed)
+
     def cost(self, theta: Params) -> int:
         """Trajectories per sample; a pilot comes on top."""
         return 1
@@ -182,7 +196,7 @@ class Fused:
         check.count(count, fewest=1 if first is not None or (twin and options.get("samples")) else 2)
         values = check.values(theta)
         self.watch(self.task, values)
-        spec = kernel_spec(self.task, values, self.s_plus)
+        spec = self._spec(values)
         seed, pilot_seed = estimate_seeds(key)
         if options.get("samples"):
             options["rates"] = not {"gamma_e", "gamma"}.isdisjoint(theta)
@@ -198,7 +212,7 @@ class Fused:
             return None
         values = check.values(check.parameters(theta, numbers=False))
         self.watch(self.task, values)
-        table = self._baseline(kernel_spec(self.task, values, self.s_plus), estimate_seeds(key)[1])
+        table = self._baseline(self._spec(values), estimate_seeds(key)[1])
         assert isinstance(table, np.ndarray)
         return table
 
@@ -215,7 +229,7 @@ class Fused:
         model = None
         if twin.theta is not None:
             of_twin = check.parameters(twin.theta(theta), numbers=False)
-            model = kernel_spec(self.task, check.values(of_twin), self.s_plus)
+            model = self._spec(check.values(of_twin))
         return run_twin(
             spec,
             seed,
@@ -424,8 +438,7 @@ def incoming_table(task: Experiment) -> np.ndarray:
 def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = None) -> KernelSpec:
     """The arrays of a task at θ. s_plus: `incoming_table(task)`, if it is at hand."""
     network, repeated = task.simulated, _repeated(task, theta)
-    offset = carrier(task.drives) if task.frame == "lab" else 0.0
-    c = coefficients(network, repeated, offset=offset)
+    c = coefficients(network, repeated, offset=_offset(task))
     if s_plus is None:
         s_plus = incoming_table(task)
     weights = np.asarray(task.weights)
@@ -451,6 +464,11 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
         harmonics=task.modulation.harmonics if task.modulation else 10,
         step=task.step,
     )
+
+
+def _offset(task: Experiment) -> float:
+    """What is added to ω: in the lab frame the carrier."""
+    return carrier(task.drives) if task.frame == "lab" else 0.0
 
 
 def chain_rule(task: Experiment, theta: Params) -> bool:

@@ -107,6 +107,11 @@ class Network:
             raise ValueError("a lead of this network sits on several resonators; see `lead_weights` (N, L).")
         return np.argmax(self.lead_weights != 0, axis=0)
 
+    @cached_property
+    def degree(self) -> int:
+        """Most bonds of a resonator."""
+        return int(np.bincount(self.bonds.ravel(), minlength=1).max())
+
     def shape(self, family: str) -> tuple[int]:
         """Shape of one family of parameters."""
         return getattr(self, family).shape

@@ -147,8 +147,11 @@ class StabilityWatch:
 
     def __call__(self, task: Experiment, theta: Params) -> None:
         """Warn if unstable, and if it is worth looking."""
-        p = {name: np.asarray(leaf, np.float64) for name, leaf in parameters(task.network, theta).items()}
-        offset = carrier(task.drives) if task.frame == "lab" else 0.0
+        all_, offset = parameters(task.network, theta), carrier(task.drives) if task.frame == "lab" else 0.0
+        omega, kappa = (np.asarray(all_[name], np.float64) for name in ("omega", "kappa"))
+        if np.abs(omega + offset).max() + task.network.degree * np.abs(kappa).max(initial=0.0) <= 1.1 * self.seen:
+            return  # no row sum is larger
+        p = {name: np.asarray(leaf, np.float64) for name, leaf in all_.items()}
         reach = _disc(task.network, p, offset, 0 * p["chi"])[1]
         if reach > 1.1 * self.seen:
             self.seen = reach

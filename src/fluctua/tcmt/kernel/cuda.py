@@ -14,6 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +31,12 @@ from fluctua.tcmt.kernel.cuda_layout import (
     spread,
 )
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
+from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
 LN2 = 0.6931471805599453
+SITES = ("omega", "chi", "damping", "kick", "variance", "start")
+"""Fields of `Inputs` with a row of sites each; two, of pairs, in the last."""
 SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
@@ -126,14 +129,6 @@ class Part(NamedTuple):
     samples: Any = None  # (count, P)
 
 
-class Columns(NamedTuple):
-    """Parameters that are the sums of two raw columns each, or of one: addresses of the two lists (−1: none)."""
-
-    first: int
-    second: int
-    width: int
-
-
 class Device:
     """A network on the device, ready to be launched.
 
@@ -142,6 +137,7 @@ class Device:
         ensemble, plan: what is run.
         sources, macros: of further kernels in the same module.
         layout: how sites are spread; kernels that know of no clusters give one of a single block.
+        parts: of a gradient, each with raw columns of its own.
 
     """
 
@@ -153,8 +149,9 @@ class Device:
         sources: tuple[str, ...] = (),
         macros: dict[str, Any] | None = None,
         layout: Layout | None = None,
+        parts: int = 1,
     ) -> None:
-        self.cp, self.ensemble, self.plan = cp, ensemble, plan
+        self.cp, self.ensemble, self.plan, self.parts = cp, ensemble, plan, parts
         self.real = ensemble.options.real
         self._keep: list[Any] = []
         for most in [1] if layout or plan.heun else cluster_limits(cp):  # Heun's step knows of one block
@@ -195,11 +192,13 @@ class Device:
         if plan.bar is not None:
             bar = np.zeros(-(-plan.steps // 2) * 2)
             bar[: plan.steps] = plan.reference - plan.bar
-        first, second = self.columns() if self.ensemble.scores else (None, None)
-        places = self.upload({**self.inputs(plan, bar), "first": first, "second": second})
-        self.added = Columns(places.pop("first"), places.pop("second"), self.ensemble.width)
-        self.set_constants(
-            c_in=blocks()["Inputs"].packed(**places),
+        layout, gpu = self.layout, self.cp.cuda.Device().id
+        spread_ = Spread(layout.threads, layout.per, layout.cluster, layout)
+        self.indices = index_arrays(plan, self.cp, gpu, spread_, self.ensemble.rates, self.parts)
+        self.place(
+            plan,
+            bar,
+            "c_in",
             c_keys=key_schedule(plan.seed),
             c_port=(plan.port_site * 2 * self.real.itemsize).astype(np.uint32),
             c_drive=plan.drive_site,
@@ -215,49 +214,68 @@ class Device:
             constants["force"] = plan.drive
         return {prefix + name: value for name, value in constants.items()}
 
-    def inputs(self, plan: Plan, bar: np.ndarray | None) -> dict[str, np.ndarray | None]:
-        """A network's arrays, as the device has them: `Inputs`."""
-        rows, n, layout = self.layout.rows, plan.sites, self.layout
-        pad = lambda v: np.concatenate([v, np.zeros((rows - n, *v.shape[1:]), v.dtype)])
-        there = layout.bond >= 0
-        kappa = np.zeros(there.shape, self.real)
-        kappa[there] = plan.kappa[layout.bond[there]]
-        modulation = plan.modulation.transpose(0, 2, 1)
-        drive = None
+    def place(self, plan: Plan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray) -> None:
+        """A network's arrays on the device, which live as long as this object, and constants, in one copy.
+
+        inputs: the constant of type `Inputs` that gets the addresses of the arrays.
+        """
+        arrays = {name: array for name, array in self.arrays(plan, bar).items() if array is not None and array.size}
+        block = blocks()["Inputs"]
+        room = {inputs: np.empty(len(block.fields), np.uint64)}
+        sent = Bundle.like(self.cp, {**arrays, **constants, **room})
+        place = lambda name: sent.address(name) if name in arrays else 0
+        row = self.layout.rows * self.real.itemsize
+        of_sites = {name: place("sites") + i * row for i, name in enumerate(SITES)}
+        others = {name: place(name) for name in ("kappa", "drive", "incoming", "bar", "modulation")}
+        constants[inputs] = block.packed(**of_sites, **others, **self.indices.of_inputs)
+        sent.fill({**arrays, **constants})
+        self._write(sent, constants)
+        self._keep.append(sent)
+
+    def arrays(self, plan: Plan, bar: np.ndarray | None) -> dict[str, np.ndarray | None]:
+        """The numbers of a network, as the device has them. sites: those of `SITES`, a row each, and two of `start`."""
+        layout, n = self.layout, plan.sites
+        sites = np.zeros((len(SITES) + 1, layout.rows), self.real)
+        variance = 2 * LN2 * plan.scale.astype(float) ** 2
+        for row, values in zip(sites, (plan.omega, plan.chi, plan.damping, plan.kick, variance), strict=False):
+            row[:n] = values
+        sites[-2:].reshape(-1, 2)[:n] = plan.start
+        kappa = np.append(plan.kappa, self.real.type(0))[layout.bond]  # no bond is the last one: 0
+        drive = modulation = None
         if plan.drive_rows > 1:
-            drive = np.zeros((plan.drive_rows, rows, 2), self.real)
+            drive = np.zeros((plan.drive_rows, layout.rows, 2), self.real)
             for d, site in enumerate(plan.drive_site):
                 drive[:, site] += plan.drive[:, d]
+        if plan.harmonics:
+            quadratics = plan.modulation.transpose(0, 2, 1)
+            modulation = np.concatenate([quadratics, np.zeros_like(quadratics[..., :1])], axis=-1)
         return {
-            "omega": pad(plan.omega),
-            "chi": pad(plan.chi),
-            "damping": pad(plan.damping),
-            "kick": pad(plan.kick),
-            "variance": pad((2 * LN2 * plan.scale.astype(float) ** 2).astype(self.real)),
-            "start": pad(plan.start),
-            "neighbour": layout.neighbour,
+            "sites": sites,
             "kappa": kappa,
-            "bond": layout.wave,
-            "bond_given": plan.bond_given[layout.bonds] if plan.bonds else None,
-            "mirror": layout.mirror,
-            "mail": layout.mail,
             "drive": drive,
             "incoming": plan.incoming if plan.incoming_rows > 1 else None,
             "bar": None if bar is None else bar.astype(self.real),
-            "modulation": np.concatenate([modulation, np.zeros_like(modulation[..., :1])], axis=-1),
+            "modulation": modulation,
         }
 
-    def upload(self, arrays: dict[str, np.ndarray | None]) -> dict[str, int]:
-        """The addresses of copies on the device, which live as long as this object; 0 for nothing."""
-        there = {name: value for name, value in arrays.items() if value is not None and value.size}
-        self._keep.append(Bundle.of(self.cp, there))
-        return {name: self._keep[-1].address(name) if name in there else 0 for name in arrays}
+    def upload(self, arrays: dict[str, np.ndarray]) -> dict[str, int]:
+        """The addresses of copies on the device, which live as long as this object."""
+        self._keep.append(Bundle.of(self.cp, arrays))
+        return {name: self._keep[-1].address(name) for name in arrays}
 
     def set_constants(self, **values: np.ndarray) -> None:
         """Write arrays into the module's constant memory."""
-        there = {name: value for name, value in values.items() if value.size}
-        sent = Bundle.of(self.cp, there)
-        sent.write({name: constant(self.module, name) for name in there})
+        changed = {name: value for name, value in values.items() if constant(self.module, name).differs(value)}
+        if changed:
+            self._write(Bundle.of(self.cp, changed), changed)
+
+    def _write(self, sent: Bundle, values: dict[str, np.ndarray]) -> None:
+        """Constants that are in a bundle already, and not yet in the module."""
+        for name, value in values.items():
+            there = constant(self.module, name)
+            if there.differs(value):
+                sent.copy(name, there.pointer)
+                there.value = value.tobytes()
 
     def launch(self, first: int, count: int, records: int) -> Part:
         """Run `count` trajectories from `first`; asynchronous."""
@@ -309,21 +327,19 @@ class Device:
 
     def with_moments(self, part: Part) -> Part:
         """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request; asynchronous."""
-        return self.moments_of(part, self.added, self.ensemble.samples) if self.ensemble.scores else part
-
-    def moments_of(self, part: Part, added: Columns, want_samples: bool) -> Part:
-        """The same of other columns."""
-        cp, columns, parts = self.cp, added.width, min(max(part.trajectories // 16, 1), 64)
+        if not self.ensemble.scores:
+            return part
+        cp, columns, parts = self.cp, self.parts * self.ensemble.width, min(max(part.trajectories // 16, 1), 64)
         of_parts = cp.empty((parts, 3, columns))
-        samples = cp.empty((part.trajectories, columns), self.real) if want_samples else None
+        samples = cp.empty((part.trajectories, columns), self.real) if self.ensemble.samples else None
         self.module.get_function("moments")(
             (-(-columns // 128), parts),
             (128,),
             (
                 part.raw,
                 np.int64(part.raw.shape[1]),
-                np.uint64(added.first),
-                np.uint64(added.second),
+                np.uint64(self.indices.first),
+                np.uint64(self.indices.second),
                 np.int32(columns),
                 np.int32(part.trajectories),
                 of_parts,
@@ -333,18 +349,56 @@ class Device:
         of_parts.sum(axis=0, out=part.sums["moments"])
         return part._replace(samples=samples)
 
-    def columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every parameter the one or two raw columns that add up to it."""
-        plan, n, degree = self.plan, self.plan.sites, self.layout.degree
-        site = np.arange(n)
-        first = [site, n + site, 2 * n + self.layout.half[:, 0]]
-        if self.ensemble.rates:
-            base = (2 + degree) * n
-            first += [base + site, base + n + site, base + 2 * n + plan.drive_site, base + 3 * n + plan.port_site]
-        a = np.concatenate(first).astype(np.int32)
-        b = np.full_like(a, -1)
-        b[2 * n : 2 * n + plan.bonds] = 2 * n + self.layout.half[:, 1]
-        return a, b
+
+@dataclass(frozen=True)
+class Spread:
+    """A layout of a graph, by the numbers that decide it."""
+
+    threads: int
+    per: int
+    cluster: int
+    layout: Layout = field(compare=False)
+
+
+class Indices(NamedTuple):
+    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two lists of raw columns."""
+
+    of_inputs: dict[str, int]
+    first: int
+    second: int
+    memory: Bundle
+
+
+@once_for_a_graph
+def index_arrays(plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int) -> Indices:
+    """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
+    layout = spread_.layout
+    first, second = columns(plan, layout, rates, parts)
+    of_inputs = {
+        "neighbour": layout.neighbour,
+        "bond": layout.wave,
+        "bond_given": plan.bond_given[layout.bonds] if plan.bonds else np.zeros(0, np.int32),
+        "mirror": layout.mirror,
+        "mail": layout.mail,
+    }
+    memory = Bundle.of(cp, {**of_inputs, "first": first, "second": second})
+    places = {name: memory.address(name) if array.size else 0 for name, array in of_inputs.items()}
+    return Indices(places, memory.address("first"), memory.address("second"), memory)
+
+
+def columns(plan: Plan, layout: Layout, rates: bool, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every parameter the one or two raw columns that add up to it (−1: none), of so many parts. (parts·P,)"""
+    n, degree = plan.sites, layout.degree
+    site = np.arange(n)
+    of_one = [site, n + site, 2 * n + layout.half[:, 0]]
+    if rates:
+        base = (2 + degree) * n
+        of_one += [base + site, base + n + site, base + 2 * n + plan.drive_site, base + 3 * n + plan.port_site]
+    a = np.concatenate(of_one)
+    b = np.full_like(a, -1)
+    b[2 * n : 2 * n + plan.bonds] = 2 * n + layout.half[:, 1]
+    part = np.arange(parts)[:, None] * (2 + degree + (4 if rates else 0)) * n
+    return (part + a).ravel().astype(np.int32), np.where(b < 0, -1, part + b).ravel().astype(np.int32)
 
 
 def address(array: Any) -> int:
@@ -412,18 +466,28 @@ def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any
     return cp.RawModule(code=source(*names), options=options)
 
 
+class Constant:
+    """A module's constant: where it is, and what was last written there."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer, self.value = pointer, b""
+
+    def differs(self, value: np.ndarray) -> bool:
+        """Whether this is another value, so that it has to be written."""
+        return self.value != value.tobytes()
+
+
 @functools.lru_cache(maxsize=1024)
-def constant(module: Any, name: str) -> Any:
-    """Where a module has a constant."""
-    return module.get_global(name)
+def constant(module: Any, name: str) -> Constant:
+    """A constant of a module, by name."""
+    return Constant(module.get_global(name))
 
 
 def key_schedule(seed: int) -> np.ndarray:
     """k0 and k1 of Philox's ten rounds, (20,)."""
-    step = np.arange(10, dtype=np.uint64)
-    low = (np.uint64(seed & 0xFFFFFFFF) + step * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
-    high = (np.uint64(seed >> 32) + step * np.uint64(0xBB67AE85)) & np.uint64(0xFFFFFFFF)
-    return np.stack([low, high], axis=1).astype(np.uint32).ravel()
+    low, high = seed & 0xFFFFFFFF, seed >> 32
+    rounds = [(low + i * 0x9E3779B9 & 0xFFFFFFFF, high + i * 0xBB67AE85 & 0xFFFFFFFF) for i in range(10)]
+    return np.array(rounds, np.uint32).ravel()
 
 
 def refuse(e: Ensemble) -> None:

@@ -49,15 +49,24 @@ class Bundle:
         self._begin = int(self.memory.data.ptr)
 
     @classmethod
+    def like(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
+        """Room for arrays of the host."""
+        return cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
+
+    @classmethod
     def of(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
         """Copies of arrays of the host."""
-        made = cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
-        if made.memory.size:
-            host = np.zeros(made.memory.size, np.uint8)
-            for name, array in arrays.items():
-                made._places[name].of(host)[...] = array
-            made.memory.set(host)
+        made = cls.like(cp, arrays)
+        made.fill(arrays)
         return made
+
+    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy all arrays from the host."""
+        if self.memory.size:
+            host = np.empty(self.memory.size, np.uint8)
+            for name, place in self._places.items():
+                place.of(host)[...] = arrays[name]
+            self.memory.set(host)
 
     def address(self, name: str) -> int:
         """Of one array on the device."""
@@ -72,8 +81,7 @@ class Bundle:
         host = self.memory.get()
         return {name: place.of(host) for name, place in self._places.items()}
 
-    def write(self, targets: Mapping[str, Any]) -> None:
-        """Copy arrays on to other places on the device; targets: a pointer of CuPy each. In the order of the stream."""
-        for name, target in targets.items():
-            place = self._places[name]
-            target.copy_from_device_async(self.memory.data + place.offset, place.size)
+    def copy(self, name: str, target: Any) -> None:
+        """Copy an array on to another place on the device, a pointer of CuPy; in the order of the stream."""
+        place = self._places[name]
+        target.copy_from_device_async(self.memory.data + place.offset, place.size)

@@ -90,7 +90,7 @@ class TwinDevice:
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.Device(cp, e.replace(samples=False), self.plan, SOURCES, macros, layout)
+        self.device = cuda.Device(cp, e, self.plan, SOURCES, macros, layout, parts=3)
         self.pass_, self.kinds, self.rows = self.device.module.get_function("twin_pass"), kinds, layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
         if self.shared > 48 * 1024:
@@ -108,10 +108,7 @@ class TwinDevice:
 
     def _upload(self, kept: int) -> None:
         cp, twin, device, real = self.cp, self.twin, self.device, self.real
-        first, second = self._columns()
-        places = device.upload({**device.inputs(self.model, None), "first": first, "second": second})
-        self.added = cuda.Columns(places.pop("first"), places.pop("second"), len(first))
-        device.set_constants(c_twin=blocks()["Inputs"].packed(**places), **device.numbers("c_twin_", self.model))
+        device.place(self.model, None, "c_twin", **device.numbers("c_twin_", self.model))
         self.path = self.adjoint = self.kept = None
         if not self.own:
             size = (self.steps + 1, self.rows, 2)
@@ -203,15 +200,7 @@ class TwinDevice:
         if self.path is not None and self.adjoint is not None:
             ends = sums["ends"]
             ends[0], ends[1] = self.path[-1, :n], self.adjoint[0, :n]
-        return self.device.moments_of(part, self.added, self.ensemble.samples)
-
-    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Those of direct, correction and both, one after the other. (3P,) each"""
-        a, b = self.device.columns()
-        place = np.arange(3)[:, None] * self.kinds * self.plan.sites
-        first = (place + a).ravel().astype(np.int32)
-        second = np.where(b < 0, -1, place + b).ravel().astype(np.int32)
-        return first, second
+        return self.device.with_moments(part)
 
 
 def _blocks(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:

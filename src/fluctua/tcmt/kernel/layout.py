@@ -166,12 +166,13 @@ def _neighbours(sites: int, pairs: bytes) -> Graph:
 
 
 def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
-    """Keep what `make(plan, *how)` makes of the sites, bonds and ports of a plan alone, for up to 64 of them."""
+    """Keep what `make(plan, *how)` makes of a plan's sites, bonds, drives and ports alone, for up to 64 of them."""
     kept: dict[Any, T] = {}
 
     @functools.wraps(make)
     def once(plan: Plan, *how: Any) -> T:
-        key = plan.sites, plan.upper_start.tobytes(), plan.upper_site.tobytes(), plan.port_site.tobytes(), how
+        parts = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
+        key = plan.sites, *(part.tobytes() for part in parts), how
         made = kept.get(key)
         if made is None:
             if len(kept) >= 64:

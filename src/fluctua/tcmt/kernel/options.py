@@ -10,6 +10,7 @@ at T + 1 times, and the rewards are counted at as many, by the trapezoid rule.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -131,7 +132,11 @@ class KernelSpec:
 
     def replace(self, **values: Any) -> KernelSpec:
         """A copy with other values."""
-        return dataclasses.replace(self, **values)
+        if not values.keys() <= {"omega", "kappa", "chi"}:
+            return dataclasses.replace(self, **values)
+        made = copy.copy(self)  # nothing else depends on these, so nothing else is checked again
+        made._set(**{name: _array(name, value, getattr(self, name).shape) for name, value in values.items()})
+        return made
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ def result(e: Ensemble, sums: Sums) -> KernelResult:
     value, error = value_of(e, sums.returns)
     gradient = stderr = second = None
     if e.scores:
-        gradient, second, stderr = (families(e, v) for v in statistics(e, sums.moments))
+        of_all = families(e, np.stack(statistics(e, sums.moments)))
+        rows: Any = zip(*((None,) * 3 if v is None else v for v in of_all), strict=True)
+        gradient, second, stderr = (Families(*row) for row in rows)
     record = sums.record
     return KernelResult(
         sums.returns,
