@@ -91,6 +91,41 @@ def check_against_reference():
                     report(label, "∂g/∂gain", deviation(samples["gain"], path.explicit.sum(1)), limit)
 
 
+def check_heun():
+    print("Heun's step on CUDA against the CPU kernel, on the same noise")
+    cases = {
+        "a drive in time, rates": ({"lab": True, "steps": 61}, {"rates": True}),
+        "modulated, antithetic": ({"sigma_kappa": 0.2, "dt": 0.03}, {"antithetic": True}),
+        "modulated, longer pieces": ({"sigma_kappa": 0.2, "steps": 150, "dt": 2e-3}, {}),
+        "40 × 40": ({"rows": 40, "columns": 40, "steps": 20}, {}),
+    }
+    for dtype, limit in (("float32", 5e-5), ("float64", 1e-10)):
+        for name, (network, options) in cases.items():
+            spec = rectangle(**network, step="heun")
+            options = {**options, "dtype": dtype, "samples": True, "baseline": np.linspace(0.02, 0.01, spec.steps + 1)}
+            cpu = kernel.run(spec, SEED, 20, **options)
+            gpu = kernel.run(spec, SEED, 20, backend="cuda", **options)
+            report(f"{name}, {dtype}", "returns", deviation(gpu.returns, cpu.returns), limit)
+            of = zip(gpu.samples, cpu.samples, strict=True)
+            report(f"{name}, {dtype}", "scores", max(deviation(a, b) for a, b in of if b is not None), limit)
+
+
+def time_heun(cp):
+    """Picoseconds a site and step of whole calls, Euler's beside Heun's."""
+    print("The paper's lattice, 2,000 steps, 20,000 trajectories, whole calls, fastest of 3")
+    for sigma_kappa in (0.0, 0.2):
+        for step in ("euler", "heun"):
+            spec = paper_lattice(steps=2_000, sigma_kappa=sigma_kappa).replace(step=step)
+            best = np.inf
+            for _ in range(4):
+                begin = time.perf_counter()
+                kernel.run(spec, 0, 20_000, backend="cuda")
+                cp.cuda.Device().synchronize()
+                best = min(best, time.perf_counter() - begin)
+            each = best / (20_000 * 2_000 * spec.sites) * 1e12
+            print(f"  σ_κ = {sigma_kappa}, {step:6} {1e3 * best:9.2f} ms   {each:6.2f} ps a site and step", flush=True)
+
+
 def check_binned():
     print("The binned baseline on CUDA against its definition")
     cases = {
@@ -441,6 +476,7 @@ def main():
     parser.add_argument("--spreads", action="store_true", help="and how it depends on the blocks of a trajectory")
     parser.add_argument("--calls", action="store_true", help="nothing but what a call costs beside its kernel")
     parser.add_argument("--parts", action="store_true", help="and where")
+    parser.add_argument("--heun", action="store_true", help="nothing but Heun's step: checks and times")
     a = parser.parse_args()
     cp = cuda.require_cupy()
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
@@ -448,6 +484,10 @@ def main():
         time_calls(cp, a.parts)
         time_sizes(cp, a.quick)
         return 0
+    if a.heun:
+        check_heun()
+        time_heun(cp)
+        return verdict()
     if a.sizes or a.spreads:
         check_large()
         time_sizes(cp, a.quick)
@@ -457,6 +497,7 @@ def main():
     if not a.no_checks:
         check_large()
         check_against_reference()
+        check_heun()
         check_binned()
         check_against_cpu(a.quick or a.checks)
     if not a.checks:

@@ -1,7 +1,7 @@
 """Bias of J and of its gradient against the cost of a trajectory, for Euler's, Heun's and RK4's step of a network.
 
-    python benchmarks/lattice_step.py                  # both networks: results/steps/steps.csv, table.md, steps.png
-    python benchmarks/lattice_step.py --figure-only    # table and figure again, from steps.csv
+    python benchmarks/lattice_step.py                  # both networks: results/steps/lattice.csv, .md, .png
+    python benchmarks/lattice_step.py --figure-only    # table and figure again, from lattice.csv
 
 Two networks: the paper's lattice as it was trained (results/fig1/final_0.npz, weak Kerr), and a 4 × 5 lattice with
 Kerr detunings χ|ψ|² of 10 to 30, where Euler's steps grow without reason. Each is run without noise and with it, in
@@ -71,7 +71,7 @@ def systems() -> list[System]:
     }
     return [
         System(
-            "the paper's lattice, trained", tcmt.paper(), trained, 20.0, 10.0, 5e-4, 1e-3,
+            "the paper's lattice, trained", tcmt.paper(), trained, 20.0, 10.0, 5e-4, 2e-3,
             {"euler": (5e-4, 1e-3, 2e-3), "heun": (0.005, 0.01, 0.02, 0.04, 0.08), "rk4": (0.02, 0.04, 0.1)},
         ),
         System(
@@ -144,8 +144,18 @@ def seconds(system: System, step: str, dt: float) -> float:
     return best
 
 
+def half_a_step(system: System, dt: float) -> float:
+    """What the noise of half a step adds to J, 2Q D²Δt/s²: kicks come at the end of a step, where rewards are read."""
+    network, port = system.network, system.network.lead_sites[1]
+    q = network.sigma_e[1] ** 2 * network.gamma_e[1] + network.sigma_r[port] ** 2 * network.gamma[port]
+    return 2 * q * 2 * network.gamma_e[1] * dt / system.drive**2
+
+
 class Row(NamedTuple):
-    """One step of one network. Biases relative to J and to the gradient; `hidden`: by chance, one standard error."""
+    """One step of one network. Biases relative to J and to the gradient; `hidden`: by chance, one standard error.
+
+    half_step: of J's bias, what the noise of half a step adds.
+    """
 
     system: str
     step: str
@@ -155,6 +165,7 @@ class Row(NamedTuple):
     still_gradient: float
     J: float
     J_hidden: float
+    half_step: float
     gradient: float
     gradient_hidden: float
 
@@ -180,7 +191,7 @@ def measured(system: System, paths: int) -> list[Row]:
                 system.name, step, dt, cost,
                 dj[0] / j[0], norm(dg[0], g[0]),
                 dj[1:].mean() / j[1:].mean(), dj[1:].std(ddof=1) / np.sqrt(paths) / j[1:].mean(),
-                np.sqrt(max(above, 0.0)), chance,
+                half_a_step(system, dt) / j[1:].mean(), np.sqrt(max(above, 0.0)), chance,
             )  # fmt: skip
             rows.append(row)
             print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row[1:]),
@@ -191,10 +202,10 @@ def measured(system: System, paths: int) -> list[Row]:
 # ------------------------------------------------------------------------------------------------- what is written
 
 
-def ratio(rows: list[Row], dt: float, name: str) -> tuple[float, float, float]:
+def ratio(rows: list[Row], dt: float, name: str) -> tuple[float, float, float, bool]:
     """Cost of Euler's step over that of Heun's at the same bias: (factor, bias, Heun's Δt), between the points.
 
-    Where all of Heun's points are better, the factor is of the longest of its steps, and the true one is larger.
+    Where all of Heun's points are better, those of the longest of its steps, and True: they are bounds.
     """
     finite = [row for row in rows if np.isfinite(row.seconds) and np.isfinite(getattr(row, name))]
     (euler,) = [row for row in finite if row.step == "euler" and row.dt == dt]
@@ -205,70 +216,93 @@ def ratio(rows: list[Row], dt: float, name: str) -> tuple[float, float, float]:
     at = float(np.clip(np.log(bias), x.min(), x.max()))
     order = np.argsort(x)
     read = lambda f: float(np.exp(np.interp(at, x[order], of(f)[order])))
-    return euler.seconds / read(lambda row: row.seconds), bias, read(lambda row: row.dt)
+    return euler.seconds / read(lambda row: row.seconds), bias, read(lambda row: row.dt), bool(np.log(bias) > x.max())
 
 
 def write_table(rows: list[Row]) -> None:
-    """table.md."""
-    lines = ["| network | step | Δt | ms a trajectory | J, no noise | gradient, no noise | J | gradient |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    """lattice.md."""
+    heads = ["network", "step", "Δt", "ms a trajectory", "J, no noise", "gradient, no noise"]
+    heads += ["J", "of it half a step's noise", "gradient"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     with_error = lambda v, e: f"{v:.1e} ± {e:.0e}" if np.isfinite(v) else "overflow"
     plain = lambda v: f"{v:.1e}" if np.isfinite(v) else "overflow"
     for row in rows:
         cost = f"{1e3 * row.seconds:.3g}" if np.isfinite(row.seconds) else "–"
-        lines.append(
-            f"| {row.system} | {row.step} | {row.dt:g} | {cost} | {plain(row.still_J)} | {plain(row.still_gradient)} | "
-            f"{with_error(row.J, row.J_hidden)} | {with_error(row.gradient, row.gradient_hidden)} |"
-        )
-    lines += ["", "Euler's cost over Heun's at the same bias of the gradient, without noise:", ""]
-    lines += ["| network | Euler's Δt | bias | Heun's Δt | factor |", "| --- | --- | --- | --- | --- |"]
+        still = (plain(row.still_J), plain(row.still_gradient))
+        noisy = (with_error(row.J, row.J_hidden), plain(row.half_step), with_error(row.gradient, row.gradient_hidden))
+        lines.append(f"| {' | '.join([row.system, row.step, f'{row.dt:g}', cost, *still, *noisy])} |")
+    lines += ["", "Euler's cost over Heun's at the same bias:", ""]
+    lines += ["| network | bias of | Euler's Δt | bias | Heun's Δt | factor |", "| --- | --- | --- | --- | --- | --- |"]
     for name in dict.fromkeys(row.system for row in rows):
         mine = [row for row in rows if row.system == name]
-        for dt in (row.dt for row in mine if row.step == "euler" and np.isfinite(row.seconds)):
-            factor, bias, long = ratio(mine, dt, "still_gradient")
-            lines.append(f"| {name} | {dt:g} | {bias:.1e} | {long:.2g} | {factor:.0f} |")
-    (OUT / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for what, field in (("the gradient, no noise", "still_gradient"), ("J, with noise", "J")):
+            for dt in (row.dt for row in mine if row.step == "euler" and np.isfinite(row.seconds)):
+                factor, bias, long, is_bound = ratio(mine, dt, field)
+                most = "> " if is_bound else ""
+                lines.append(f"| {name} | {what} | {dt:g} | {bias:.1e} | {most}{long:.2g} | {most}{factor:.0f} |")
+    (OUT / "lattice.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-COLOUR = {"euler": "C3", "heun": "C0", "rk4": "C2"}
+COLOUR = {"euler": "#aa3377", "heun": "#0077bb"}
 
 
 def draw(rows: list[Row]) -> None:
-    """steps.png: bias of the gradient against the cost of a trajectory."""
+    """lattice.png: bias of the gradient and of J against the cost of a trajectory."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(row.system for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(style.WIDTH, 3.0), layout="constrained")
-    for axis, name in zip(axes, names, strict=True):
-        for step in ("euler", "heun"):
-            mine = [row for row in rows if (row.system, row.step) == (name, step) and np.isfinite(row.seconds)]
-            cost = [1e3 * row.seconds for row in mine]
-            axis.loglog(cost, [row.still_gradient for row in mine], "o-", color=COLOUR[step], label=f"{step}, no noise")
-            seen = [row for row in mine if row.gradient > row.gradient_hidden]
-            axis.errorbar([1e3 * row.seconds for row in seen], [row.gradient for row in seen],
-                          [row.gradient_hidden for row in seen], fmt="s--", mfc="none", lw=0.8, capsize=2,
-                          color=COLOUR[step], label=f"{step}, with noise")  # fmt: skip
-            for row in mine:
-                axis.annotate(f"{row.dt:g}", (1e3 * row.seconds, row.still_gradient), xytext=(4, 4),
-                              textcoords="offset points", fontsize=7, color=COLOUR[step])  # fmt: skip
-        axis.set(xlabel="processor ms a trajectory", ylabel="bias of the gradient", title=name)
-        axis.grid(alpha=0.2)
-    axes[0].legend()
-    style.save_png(figure, OUT / "steps.png")
+    figure, axes = plt.subplots(2, len(names), figsize=(style.WIDTH, 5.2), layout="constrained", sharex="col")
+    for column, name in zip(axes.T, names, strict=True):
+        of_system = [row for row in rows if row.system == name and np.isfinite(row.seconds)]
+        for axis, still, noisy, hidden, label in zip(
+            column, ("still_gradient", "still_J"), ("gradient", "J"), ("gradient_hidden", "J_hidden"),
+            ("bias of the gradient", "bias of J"), strict=True,
+        ):  # fmt: skip
+            for step in COLOUR:
+                mine = [row for row in of_system if row.step == step]
+                _curve(axis, step, mine, still, noisy, hidden)
+            axis.set(xscale="log", yscale="log", ylabel=label)
+            axis.margins(x=0.12)
+            axis.grid(alpha=0.2)
+        column[0].set_title(name)
+        column[1].set_xlabel("processor ms a trajectory")
+    axes[1, 1].legend(loc="lower left")
+    style.save_png(figure, OUT / "lattice.png")
+
+
+def _curve(axis: Any, step: str, rows: list[Row], still: str, noisy: str, hidden: str) -> None:
+    """One step's biases: without noise, with it, and below what chance hides (two errors) a triangle."""
+    of = lambda name, some: np.abs([getattr(row, name) for row in some])
+    cost = lambda some: [1e3 * row.seconds for row in some]
+    look = {"color": COLOUR[step], "ms": 4}
+    if noisy == "J" and step == "heun":
+        axis.plot(cost(rows), of("half_step", rows), ":", color="0.4", label="the noise of half a step")
+    axis.plot(cost(rows), of(still, rows), "o-", label=f"{step}, no noise", **look)
+    is_seen = [abs(getattr(row, noisy)) > 2 * getattr(row, hidden) for row in rows]
+    seen = [row for row, there in zip(rows, is_seen, strict=True) if there]
+    unseen = [row for row, there in zip(rows, is_seen, strict=True) if not there]
+    axis.errorbar(cost(seen), of(noisy, seen), of(hidden, seen), fmt="s--", mfc="none", lw=0.8, capsize=2,
+                  label=f"{step}, with noise", **look)  # fmt: skip
+    if unseen:
+        limit = np.maximum(of(noisy, unseen), 2 * of(hidden, unseen))
+        axis.plot(cost(unseen), limit, "v", mfc="none", label=f"{step}, with noise, at most", **look)
+    for row in rows:
+        axis.annotate(f"{row.dt:g}", (1e3 * row.seconds, abs(getattr(row, still))), xytext=(5, 3),
+                      textcoords="offset points", fontsize=6, color=COLOUR[step])  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paths", type=int, default=31, help="Brownian paths")
-    parser.add_argument("--figure-only", action="store_true", help="from steps.csv")
+    parser.add_argument("--paths", type=int, default=127, help="Brownian paths")
+    parser.add_argument("--figure-only", action="store_true", help="from lattice.csv")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     if not options.figure_only:
         rows = [row for system in systems() for row in measured(system, options.paths)]
-        with (OUT / "steps.csv").open("w", newline="", encoding="utf-8") as file:
+        with (OUT / "lattice.csv").open("w", newline="", encoding="utf-8") as file:
             shown = ([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
             csv.writer(file).writerows([Row._fields, *shown])
-    with (OUT / "steps.csv").open(encoding="utf-8") as file:
+    with (OUT / "lattice.csv").open(encoding="utf-8") as file:
         read = list(csv.DictReader(file))
     rows = [Row(r["system"], r["step"], *(float(r[name]) for name in Row._fields[2:])) for r in read]
     write_table(rows)
