@@ -30,6 +30,7 @@ from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
 from fluctua.tcmt.kernel import run as kernel  # noqa: E402
 from fluctua.tcmt.kernel.layout import plan_of  # noqa: E402
 from fluctua.tcmt.kernel.options import Binned, Ensemble, Options  # noqa: E402
+from fluctua.tcmt.kernel.twin import run_twin  # noqa: E402
 from kernel_cpu import paper_lattice  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
 
@@ -293,16 +294,34 @@ def ensemble_of(spec, count, baseline=None, **options):
 
 
 def time_sizes(cp, quick):
-    print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps; the kernel alone")
+    print("How the time grows: one pass, time-only, 1,000 trajectories × 2,000 steps")
     print(f"  {'lattice':26} {'whole launch':>13} {'kernel':>11} {'ps a site and step':>19}  {HOW}")
-    sizes = [4, 8, (11, 13), 16, 32, *([] if quick else [33, 45, 48, 64, 80, 100, 128])]
-    for size in sizes:
+    for size in [4, 8, (11, 13), 16, 32, *([] if quick else [33, 45, 48, 64, 80, 100, 128])]:
         time_size(cp, *(size if isinstance(size, tuple) else (size, size)))
     for size in (32, 64) if quick else (16, 32, 64, 100):
         time_size(cp, size, size, sigma_kappa=0.2)
     for size in () if quick else (32, 64):
         time_size(cp, size, size, rates=True)
         time_size(cp, size, size, dtype="float64")
+
+
+def time_large_baselines(cp):
+    print("Baselines that know of no clusters: whole calls of 400 trajectories × 200 steps, the fastest of 3")
+    for size in (32, 64):
+        spec = paper_lattice(size, size, steps=200)
+        calls = {
+            "twin": lambda s=spec: run_twin(s, 0, 400, backend="cuda", table=np.zeros(201)),
+            "binned": lambda s=spec: kernel.run(s, 0, 400, backend="cuda", baseline=Binned(20, 50)),
+        }
+        for name, call in calls.items():
+            call()
+            best = np.inf
+            for _ in range(3):
+                begin = time.perf_counter()
+                call()
+                best = min(best, time.perf_counter() - begin)
+            each = 1e12 * best / (size**2 * 400 * 200)
+            print(f"  {size} × {size}, {name:10} {1e3 * best:9.2f} ms, {each:7.1f} ps a site and step", flush=True)
 
 
 HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
@@ -334,12 +353,12 @@ def time_spreads(cp):
     print("How sites are spread over blocks: one pass, time-only, 1,000 trajectories × 2,000 steps")
     chosen = cuda.spread
     ways = {
-        33: [(2, 1), (3, 1)],
-        48: [(2, 2), (3, 1), (4, 1), (6, 1)],
-        64: [(2, 2), (4, 1), (8, 1), (16, 1)],
-        80: [(4, 2), (7, 1), (8, 1), (16, 1)],
-        100: [(8, 2), (10, 1), (16, 1)],
-        128: [(8, 2), (16, 1)],
+        33: [(1, 2), (2, 1), (2, 2)],
+        48: [(2, 2), (3, 1), (3, 2), (4, 1)],
+        64: [(2, 2), (3, 2), (4, 1), (4, 2), (8, 1)],
+        80: [(4, 2), (5, 2), (7, 1), (8, 1), (8, 2), (16, 1)],
+        100: [(8, 2), (10, 1), (16, 1), (16, 2)],
+        128: [(12, 2), (16, 1), (16, 2)],
     }
     try:
         for size, several in ways.items():
@@ -491,6 +510,7 @@ def main():
     if a.sizes or a.spreads:
         check_large()
         time_sizes(cp, a.quick)
+        time_large_baselines(cp)
         if a.spreads:
             time_spreads(cp)
         return verdict()

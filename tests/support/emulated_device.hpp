@@ -225,21 +225,22 @@ inline void run_blocks(unsigned first, unsigned blocks, unsigned threads, bool b
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
   }
-  bool moved = true;
-  for (unsigned all = blocks * threads, left = all; left > 0;) {
+  for (unsigned left = blocks * threads; left > 0;) {
+    bool moved = false;
+    for (unsigned b = 0; b < blocks && !moved; ++b)  // the first that can go on: as far ahead of others as it gets
+      for (unsigned i = 0; i < threads; ++i) {
+        const unsigned at = b * threads + i;
+        Fiber& f = fibers[backwards ? blocks * threads - 1 - at : at];
+        if (f.done || (f.waits && f.waits->round == f.round)) continue;
+        running = &f;
+        threadIdx = {f.index, 0, 0};
+        blockIdx.x = first + f.block;
+        shared = memory[f.block];
+        moved = true;
+        go_on(f);
+        left -= f.done;
+      }
     if (!moved) std::abort();  // all wait for each other
-    moved = false;
-    for (unsigned i = 0; i < all; ++i) {
-      Fiber& f = fibers[backwards ? all - 1 - i : i];
-      if (f.done || (f.waits && f.waits->round == f.round)) continue;
-      running = &f;
-      threadIdx = {f.index, 0, 0};
-      blockIdx.x = first + f.block;
-      shared = memory[f.block];
-      moved = true;
-      go_on(f);
-      left -= f.done;
-    }
   }
 }
 

@@ -124,11 +124,17 @@ def scattered(rows, columns, **network):
     return spec.replace(bonds=pairs, kappa=0.3 * rng.standard_normal(len(pairs)))
 
 
-CLUSTERS = {  # blocks, sites a thread; 80 sites
+def chain(rows, columns, **network):
+    """Blocks that are coupled to two others at most, so that the first could be far ahead of the last."""
+    return rectangle(1, 2 * rows * columns, **network)
+
+
+CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or more
     "all in time": (rectangle, {"lab": True, "steps": 37}, {"rates": True, "baseline": True}, (3, 1)),
     "modulated": (rectangle, {"sigma_kappa": 0.2, "steps": 40}, {"antithetic": True, "rates": True}, (3, 1)),
     "several sites a thread": (rectangle, {"steps": 35}, {"baseline": True}, (2, 2)),
     "any graph": (scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
+    "chain": (chain, {"steps": 30}, {}, (5, 1)),
     "no scores": (rectangle, {"steps": 20}, {"scores": False}, (3, 1)),
 }
 
@@ -139,7 +145,7 @@ def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeyp
     make, network, options, spread = CLUSTERS[case]
     monkeypatch.setattr(cuda, "spread", lambda *_: spread)
     spec = make(8, 10, **network)
-    ports = np.array([79, 0] if options.get("rates") else [33, 33])  # in other blocks than most sites, or two on one
+    ports = np.array([79, 0] if options.get("rates") else [0, 0])  # in both outer blocks, or two in one of them
     spec = spec.replace(port_sites=ports)
     if options.get("baseline"):
         options = {**options, "baseline": np.linspace(0.02, 0, spec.steps + 1)}
@@ -150,6 +156,18 @@ def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeyp
     for name, expected in (cpu.samples._asdict() if cpu.samples else {}).items():
         if expected is not None:
             assert deviation(getattr(gpu.samples, name), expected) < tolerance, name
+
+
+@pytest.mark.parametrize(("item", "most", "block"), [(4, 16, 1280), (4, 8, 1280), (8, 16, 512)])
+def test_a_block_has_no_more_sites_than_registers_hold(item, most, block):
+    for sites in (1, 1024, 1025, 1281, 2304, 4096, 6400, 8000, most * block):
+        cluster, per = cuda.spread(sites, item, most)
+        assert cluster <= most
+        assert sites <= cluster * per * 1024
+        assert cluster == 1 or sites <= cluster * block
+        assert sites > 1024 or (cluster, per) == (1, 1)
+    assert cuda.spread(10_000, item, 1) == (1, 10)  # a GPU without clusters
+    assert cuda.spread(40_000, item, most)[0] == most
 
 
 def test_a_gpu_without_room_for_the_cluster_takes_a_smaller_one(device, monkeypatch):

@@ -1,8 +1,8 @@
 """Networks on the device: which sites a block has, what it needs of other blocks, and the memory that takes.
 
 A trajectory is a block with a site a thread, if its sites are at most 1,024. More are spread over the blocks of a
-cluster (compute capability 9.0 and later), each on a multiprocessor with its registers; over several sites a thread
-only beyond that, or where there are no clusters.
+cluster, each on a multiprocessor with its registers (compute capability 9.0 and later). Where there are no clusters,
+and for the twin and the binned baseline, a thread has as many sites as it takes, and their sums go to memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
+
+CLUSTERS = (1, 2, 3, 4, 5, 8, 16)
+"""Blocks of a trajectory. Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12 and 20 idle, and other
+numbers up to 62: a cluster lies within one of eight groups of multiprocessors."""
 
 
 class Layout(NamedTuple):
@@ -132,12 +136,17 @@ def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int])
 
 
 def spread(sites: int, item: int, most: int) -> tuple[int, int]:
-    """Blocks of a trajectory, at most `most`, and sites a thread. item: bytes of a number."""
+    """Blocks of a trajectory, at most `most`, and sites a thread. item: bytes of a number.
+
+    As many sites to a multiprocessor as its registers hold: a step's work hides the wait for other blocks. Two a thread
+    share what is the same for all.
+    """
     if sites <= 1024 or most == 1:
         return 1, -(-sites // 1024)
-    block = 1024 * 4 // item  # twice the registers a number
-    cluster = min(most, -(-sites // block))
-    return cluster, -(-sites // (1024 * cluster))
+    single = item == 4
+    block, threads = (1280, 640) if single else (512, 1024)
+    cluster = next((c for c in CLUSTERS if c <= most and sites <= c * block), most)
+    return cluster, max(2 if single else 1, -(-sites // (cluster * threads)))
 
 
 def cluster_limits(cp: Any) -> list[int]:
@@ -165,7 +174,10 @@ class _Launch(ctypes.Structure):
 
 def resident_clusters(kernel: Any, layout: Layout, shared: int) -> int:
     """Clusters that the GPU runs at once, of a kernel of CuPy's; 0 if it cannot run one. Allows more than 8 blocks."""
-    driver = ctypes.CDLL("libcuda.so.1")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # not where CuPy has it: no clusters then
+        return 0
     handle, count = ctypes.c_void_p(kernel.kernel.ptr), ctypes.c_int(0)
     if layout.cluster > 8 and driver.cuFuncSetAttribute(handle, 14, 1):  # NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         return 0
