@@ -1,6 +1,7 @@
 """Heun's step of the kernels' network, step by step in float64: scores by automatic differentiation of its mean."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,3 +70,78 @@ def simulate_heun(spec, seed, count, *, antithetic=False, noise=True):
     stack = lambda v: np.stack(v, 1)
     by_family = {name: stack([u[name] for u in scores]) for name in scores[0]}
     return Path(stack(psi), stack(zetas), stack(rewards), by_family, stack(explicit))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def pulled(p, bonds, drive_sites, dt, x, q, fields):
+    """∂ₓ(q·m), for E trajectories. JAX's gradient by a complex number is the conjugate."""
+
+    def of_one(x, q, fields):
+        along = lambda y: (q.conj() * mean(p, bonds, drive_sites, dt, y, fields)).real.sum()
+        return jax.grad(along)(x).conj()
+
+    one_end = (None, 0)
+    return jax.vmap(of_one, in_axes=(0, 0, (one_end, one_end)))(x, q, fields)
+
+
+class Corrected(NamedTuple):
+    direct: dict
+    correction: dict
+    lam: np.ndarray  # Λ (E, T+1)
+    path: Path
+
+
+def corrected_heun(spec, seed, count, table, *, twin=None, knows=True, antithetic=False):
+    """The twin correction by its formulas, backwards in time; `twin_reference.corrected` with Heun's step."""
+    twin = spec if twin is None else twin
+    path = simulate_heun(spec, seed, count, antithetic=antithetic)
+    T, dt, n = spec.steps, spec.dt, spec.omega.size
+    trajectories = np.arange(count)
+    stream = trajectories & ~1 if antithetic else trajectories
+    still = np.zeros((count, len(spec.bonds)))
+    own = modulation(spec, seed, stream) if spec.sigma_kappa else lambda t: still
+    told = own if knows else lambda t: still
+    shape = tuple(map(tuple, spec.bonds.tolist())), tuple(spec.drive_sites.tolist())
+    numbers = lambda of: (
+        {name: jnp.array(getattr(of, name)) for name in ("omega", "kappa", "chi", "damping")}
+        | {"drive": jnp.ones(of.drive_sites.size)}
+    )
+
+    def fields(of, delta, k):
+        drive = np.broadcast_to(of.drive, (T + 1, of.drive_sites.size))
+        return (drive[k], delta(k * dt)), (drive[k + 1], delta((k + 1) * dt))
+
+    def reward(x, k):
+        weight = dt * twin.port_weight * (0.5 if k in (0, T) else 1.0)
+        incoming = np.broadcast_to(twin.incoming, (T + 1, twin.port_sites.size))[k]
+        out = twin.port_gain * x[:, twin.port_sites] - incoming
+        gradient = np.zeros((count, n), complex)
+        for p, site in enumerate(twin.port_sites):
+            gradient[:, site] += 2 * weight[p] * twin.port_gain[p] * out[:, p]
+        return (weight * abs(out) ** 2).sum(1), gradient
+
+    with jax.enable_x64(True):
+        model, device = numbers(twin), numbers(spec)
+        xbar = [np.broadcast_to(twin.start, (count, n)).astype(complex)]
+        for k in range(T):
+            none = np.zeros((count, n), complex)
+            xbar.append(np.asarray(step_and_scores(model, *shape, dt, xbar[-1], none, fields(twin, told, k))[0]))
+        nu, q = reward(xbar[T], T)
+        lam, martingale, to_go = np.zeros((count, T + 1)), np.zeros(count), path.rewards[:, T].copy()
+        direct = {name: np.zeros((count, u.shape[-1])) for name, u in path.scores.items()}
+        correction = {name: np.zeros((count, u.shape[-1])) for name, u in path.scores.items()}
+        for k in range(T - 1, -1, -1):
+            dot = lambda d, at=q: (at.conj() * d).real.sum(1)
+            lam[:, k + 1] = to_go - nu - dot(path.psi[:, k + 1] - xbar[k + 1]) - martingale
+            of_q = step_and_scores(device, *shape, dt, path.psi[:, k], q, fields(spec, own, k))[1]
+            for name, u in path.scores.items():
+                correction[name] += (lam[:, k + 1] - table[k + 1])[:, None] * u[:, k]
+                if name in of_q:
+                    direct[name] += dt * np.asarray(of_q[name])
+            martingale += dot(spec.noise**2 * path.zeta[:, k])
+            to_go += path.rewards[:, k]
+            g, gradient = reward(xbar[k], k)
+            nu, q = nu + g, gradient + np.asarray(pulled(model, *shape, dt, xbar[k], q, fields(twin, told, k)))
+    lam[:, 0] = to_go - nu - martingale
+    direct["gain"], correction["gain"] = path.explicit.sum(1), 0 * path.explicit.sum(1)
+    return Corrected(direct, correction, lam, path)

@@ -9,7 +9,7 @@ from fluctua.tcmt.kernel.cpu import measured_scores
 from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
 from fluctua.tcmt.kernel.twin import run_twin
 from fluctua.tcmt.native import _native
-from heun_reference import simulate_heun
+from heun_reference import corrected_heun, simulate_heun
 from kernel_reference import rectangle
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -92,6 +92,53 @@ def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
     np.testing.assert_array_equal(whole.samples.kappa[40:], part.samples.kappa)
 
 
+def wrong(spec):
+    return spec.replace(omega=1.05 * spec.omega + 0.01, kappa=0.95 * spec.kappa, chi=1.2 * spec.chi)
+
+
+TWINS = {
+    "exact, one table of every step": ({}, {}),
+    "a drive that changes in time, wrong": ({"lab": True}, {"wrong": True}),
+    "in segments": ({}, {"segment": 7, "wrong": True}),
+    "modulated": ({"sigma_kappa": 0.2, "steps": 41, "lab": True}, {"segment": 8}),
+    "modulated, longer pieces, antithetic": ({"sigma_kappa": 0.2, "dt": 2e-3}, {"antithetic": True, "wrong": True}),
+    "knows no modulation": ({"sigma_kappa": 0.2}, {"knows_modulation": False}),
+}
+
+
+@pytest.mark.parametrize("case", TWINS)
+def test_every_part_of_the_twin_correction_is_the_references(case):
+    network, options = TWINS[case]
+    spec, options = heun(**network), dict(options)
+    twin = wrong(spec) if options.pop("wrong", False) else None
+    table = np.linspace(0.3, 0.1, spec.steps + 1)
+    same = {"antithetic": options.get("antithetic", False), "knows": options.get("knows_modulation", True)}
+    reference = corrected_heun(spec, SEED, 18, table, twin=twin, **same)
+    for dtype, tolerance in (("float64", 1e-9), ("float32", 3e-5)):
+        run = run_twin(spec, SEED, 18, twin=twin, table=table, rates=True, samples=True, dtype=dtype, **options)
+        assert deviation(run.returns, reference.path.rewards.sum(1)) < tolerance
+        scale = np.abs(reference.path.rewards.sum(1)).max()
+        assert np.abs(run.mean_lambda - reference.lam.mean(0)).max() < tolerance * scale
+        plain = reference.path.gradient() | {"gain": reference.direct["gain"]}
+        for name, expected in reference.direct.items():
+            if np.abs(expected).any():
+                assert deviation(getattr(run.direct_samples, name), expected) < tolerance, name
+            apart = np.abs(getattr(run.correction_samples, name) - reference.correction[name]).max()
+            assert apart < tolerance * np.abs(plain[name]).max(), name
+
+
+def test_a_quadratic_term_leaves_the_mean_as_it_is():
+    """Bent and straight twins on other noise: the same gradient in standard errors, and less variance."""
+    spec = heun(steps=60)
+    spec = spec.replace(chi=spec.chi / STRONG)  # the term is that of the linear network
+    straight, bent = (run_twin(spec, seed, 1024, rank=rank) for seed, rank in ((1, 0), (2, 6)))
+    for name in ("omega", "kappa", "chi"):
+        a, b = getattr(straight.gradient, name), getattr(bent.gradient, name)
+        errors = np.hypot(getattr(straight.stderr, name), getattr(bent.stderr, name))
+        assert np.abs((a - b) / errors).max() < 4
+        assert np.mean(getattr(bent.stderr, name)) < np.mean(getattr(straight.stderr, name))
+
+
 def test_overflow_names_its_step():
     spec = heun(steps=400)
     with pytest.raises(FloatingPointError, match=r"trajectory 7 .* after step (\d+) "):
@@ -102,7 +149,8 @@ def test_overflow_names_its_step():
     ("refused", "message"),
     [
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
-        (lambda: run_twin(heun(), 0, 4), "twin.*heun"),
+        (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
+        (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`step` differs"),
         (lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1), "measured.*heun"),
         (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),
         (lambda: heun(lab=True).replace(steps=41), r"\(42, 1\)"),

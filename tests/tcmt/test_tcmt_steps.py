@@ -45,6 +45,17 @@ def test_every_family_of_a_heun_task_equals_the_reference(make, options, baselin
     assert_same(single, reference, rtol=3e-5)
 
 
+def test_the_twin_of_a_heun_task_equals_the_reference():
+    """By its direct part, which knows no λ̄; tests of the kernel have the other one."""
+    task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, sigma_kappa=0.2, step="heun")
+    reference = task.estimator("jax", baseline="twin").split(KEY, THETA, 6)
+    parts = task.estimator("cpu", baseline="twin", dtype="float64").split(KEY, THETA, 6)
+    for name in THETA:
+        size = np.abs(reference.direct[name]).max()
+        np.testing.assert_allclose(parts.direct[name], reference.direct[name], 0, 1e-9 * size, err_msg=name)
+    np.testing.assert_allclose(parts.returns, reference.returns, rtol=1e-9)
+
+
 def test_the_reward_is_the_trapezoid_sum():
     """On measured states too, by the kernels' door."""
     task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, step="heun")
@@ -81,7 +92,7 @@ def test_doors_without_a_step_refuse_it_by_name():
     for task, backend, baseline, message in (
         (heun, "cpu", Binned(2), 'binned.*step="heun"'),
         (heun, "cpu", "optimal", 'binned.*step="heun"'),
-        (heun, "cpu", "twin", 'twin.*step="heun"'),
+        (heun, "cuda", "twin", 'twin.*step="heun"'),
         (rk4, "cpu", "time", "rk4.*jax"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -355,18 +355,20 @@ def fused(
         )
     coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
     made, pilot, carries = _served(task, device, baseline)
-    _check_step(task.step, made)
+    _check_step(task.step, device, made)
     if isinstance(made, KernelTwin) and made.rank > task.simulated.sites:
         raise ValueError(f"`rank` is at most the {task.simulated.sites} resonators of the network; got {made.rank}.")
     estimator = Fused(task, made, _options(device, isinstance(made, KernelTwin), options), pilot)
     return Carried(estimator) if carries else estimator
 
 
-def _check_step(step: str, baseline: Any) -> None:
+def _check_step(step: str, device: str, baseline: Any) -> None:
     """Refuse a step that these kernels do not take, before the first call."""
     check_step(step)
-    if isinstance(baseline, Binned | KernelTwin):
-        refuse_step(step, f"the kernels' {'twin' if isinstance(baseline, KernelTwin) else 'binned baseline'}")
+    if isinstance(baseline, Binned):
+        refuse_step(step, "the kernels' binned baseline")
+    if isinstance(baseline, KernelTwin) and device == "cuda":
+        refuse_step(step, "the twin on the GPU")
 
 
 def _served(task: Experiment, device: str, baseline: Any) -> tuple[str | np.ndarray | Binned | KernelTwin, int, bool]:

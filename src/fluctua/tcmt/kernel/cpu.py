@@ -65,7 +65,7 @@ class TwinSums:
         return cls(
             returns=np.empty(e.count),
             gained=np.empty(e.count),
-            reward_sum=np.zeros(e.spec.steps),
+            reward_sum=np.zeros(e.spec.times),
             prefix_sum=np.zeros(e.spec.steps + 1),
             moments=np.zeros((3, 3, e.width)),
             direct=each(),

@@ -356,7 +356,7 @@ def refuse_step(step: str, what: str) -> None:
     if step != "euler":
         raise ValueError(
             f'{what} has no step="{step}". The kernels have it without a baseline and with a time-only one ("time", '
-            '"carried"); backend="jax" has it with every baseline.'
+            '"carried"), those of the CPU with a twin too; backend="jax" has it with every baseline.'
         )
 
 

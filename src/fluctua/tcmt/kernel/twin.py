@@ -126,7 +126,8 @@ def run_twin(
 
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
-    refuse_step(spec.step, "the kernels' twin")
+    if options.get("backend") == "cuda":
+        refuse_step(spec.step, "the twin on the GPU")
     ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
     sigma = spec.sigma_kappa if knows_modulation else 0.0
     model = (spec if twin is None else _same_graph(spec, twin)).replace(
@@ -215,7 +216,7 @@ def result(e: Ensemble, sums: TwinSums) -> TwinResult:
         gradient=gradient,
         stderr=stderr,
         second_moment=second,
-        mean_return_to_go=cpu.mean_to_go(sums.reward_sum, e.count),
+        mean_return_to_go=cpu.mean_to_go(sums.reward_sum, e.count)[: e.spec.steps + 1],
         samples=samples,
         trajectories=None,
         direct=direct,

@@ -11,20 +11,32 @@
 namespace fluctua {
 namespace FLUCTUA_ISA {
 
-// Drive and couplings at t_step.
-template <class Real> void set_fields(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
+// The part of a reward that counts: by the trapezoid rule the first and the last one half.
+template <class Real> double trapezoid(const Plan<Real>& plan, std::int64_t step) {
+  return plan.heun && (step == 0 || step == plan.steps) ? 0.5 : 1.0;
+}
+
+// How far a step goes in its piece of the modulation, whose quadratics hold to the end of its last step.
+template <class Real> Real tau_of_a_step(const Plan<Real>& plan) { return Real(2.0 / double(plan.modulation_steps)); }
+
+// (κ + δκ)Δt of every bond.
+template <class Real> void set_couplings(const Plan<Real>& plan, const Space<Real>& s, Real tau) {
   using S = Simd<Real>;
   using V = typename S::V;
-  if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
-  if (!plan.harmonics) return;
-  if (step % plan.modulation_steps == 0) refresh_modulation(plan, s, step / plan.modulation_steps);
-  const Real tau = place_in_piece(plan, step);
   for (int b = 0; b < plan.bonds; ++b)
     for (int u = 0; u < L; u += S::width) {
       const Real* c = s.poly + 3 * std::int64_t(b) * L + u;
       const V delta = load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
       store(s.coupling + std::int64_t(b) * L + u, delta + plan.kappa[b]);
     }
+}
+
+// Drive and couplings at t_step.
+template <class Real> void set_fields(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
+  if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
+  if (!plan.harmonics) return;
+  if (step % plan.modulation_steps == 0) refresh_modulation(plan, s, step / plan.modulation_steps);
+  set_couplings(plan, s, place_in_piece(plan, step));
 }
 
 // each(κ + δκ, place of ψ_m) of site n's bonds, times Δt.
@@ -63,8 +75,8 @@ template <class Real, bool Modulated> void predict(const Plan<Real>& plan, const
 
 // η of site n. h: Σ_m(κ + δκ)Δt ζ_m.
 template <class Real, class V>
-FLUCTUA_INLINE void pull_back(const Plan<Real>& plan, int n, V yr, V yi, V power, V zr, V zi, V hr, V hi, V& er,
-                              V& ei) {
+FLUCTUA_INLINE void pull_back_site(const Plan<Real>& plan, int n, V yr, V yi, V power, V zr, V zi, V hr, V hi, V& er,
+                                   V& ei) {
   const V omega = power * (2 * plan.chi[n]) + plan.omega[n];
   const V pr = (yr * yr - yi * yi) * plan.chi[n], pi = yr * yi * (2 * plan.chi[n]);  // χψ̃²
   er = zr + (pi * zr - pr * zi - omega * zi - hi - zr * plan.damping[n]);
@@ -102,7 +114,7 @@ void correct(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta) {
       if (!Scored) continue;
       const V zr = load<V>(zeta + at), zi = load<V>(zeta + at + L), w = load<V>(s.w + u);
       V er, ei;
-      pull_back(plan, n, ar, ai, power, zr, zi, gr, gi, er, ei);
+      pull_back_site(plan, n, ar, ai, power, zr, zi, gr, gi, er, ei);
       store(s.eta + at, er);
       store(s.eta + at + L, ei);
       const V first = cross(er, ei, yr, yi) * half, second = cross(zr, zi, ar, ai) * half;

@@ -103,7 +103,7 @@ template <class Real, class Scores> Real* rate_sums(const Plan<Real>& plan, cons
   return s.acc + Scores::sums * (2 * std::int64_t(plan.sites) + plan.bonds) * L;
 }
 
-// Scores of Γ_n at fixed Q, −ζ·ψ, and of each drive's scale, ζ·f; of half of ζ with `Halved`.
+// Scores of Γ_n at fixed Q, −ζ·ψ, and of each drive's scale, ζ·f; of half of ζ and q with `Halved`.
 template <bool Halved, class Real, class Scores>
 void rates_of_drift(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, const Real* psi,
                     const Real* zeta, std::int64_t step) {
@@ -118,7 +118,7 @@ void rates_of_drift(const Plan<Real>& plan, const Space<Real>& s, const Scores& 
     for (int n = 0; n < sites; ++n) {
       const V yr = load<V>(psi + 2 * n * L + u), yi = load<V>(psi + (2 * n + 1) * L + u);
       const V zr = part * load<V>(zeta + 2 * n * L + u), zi = part * load<V>(zeta + (2 * n + 1) * L + u);
-      const V qr = scores.q(2 * n, u), qi = scores.q(2 * n + 1, u);
+      const V qr = part * scores.q(2 * n, u), qi = part * scores.q(2 * n + 1, u);
       scores.add(acc + sums * n * L + u, w, -(zr * yr + zi * yi), -(qr * yr + qi * yi));
     }
     const Real* f = plan.drive + step * plan.drive_stride;
@@ -126,7 +126,8 @@ void rates_of_drift(const Plan<Real>& plan, const Space<Real>& s, const Scores& 
       const std::int64_t at = 2 * plan.drive_site[d];
       const Real re = f[2 * d] * plan.inverse_dt, im = f[2 * d + 1] * plan.inverse_dt;
       const V u_zeta = part * load<V>(zeta + at * L + u) * re + part * load<V>(zeta + (at + 1) * L + u) * im;
-      scores.add(acc + sums * (2 * sites + d) * L + u, w, u_zeta, scores.q(at, u) * re + scores.q(at + 1, u) * im);
+      scores.add(acc + sums * (2 * sites + d) * L + u, w, u_zeta,
+                 part * scores.q(at, u) * re + part * scores.q(at + 1, u) * im);
     }
   }
 }

@@ -108,10 +108,9 @@ void step_by_euler(const Plan<Real>& plan, Space<Real>& s, const Source<Real>& s
   job.scores ? advance<Real, true>(plan, s, step, tau) : advance<Real, false>(plan, s, step, tau);
 }
 
-// The trapezoid rule counts the first and the last reward half.
 template <class Real>
 void reward_by_trapezoid(const Plan<Real>& plan, const Space<Real>& s, Job<Real>& job, double* c, std::int64_t step) {
-  const double part = step == 0 || step == plan.steps ? 0.5 : 1.0;
+  const double part = trapezoid(plan, step);
   job.reward_sum[step] += reward(plan, s, job.lanes, c, step, part);
   if (job.scores && plan.rates) explicit_gains(plan, s, Plain<Real>(), step, Real(part));
 }

@@ -53,18 +53,42 @@ void kick(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real t
   }
 }
 
-// The scores of ω, χ and κ at X_n, with ζ_n and with q_{n+1}.
-template <class Real, class Scores>
-void score(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, const Real* zeta) {
+// The same with Heun's step: `predict` and `correct` move X.
+template <bool Modulated, bool Wide, class Real>
+void kick_by_heun(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta, Real tau, std::int64_t step,
+                  const Real* path, const Real* adjoint, Real* ahead, Real* noise) {
+  using S = Simd<Real>;
+  using V = typename S::V;
+  if (Modulated) set_couplings(plan, s, tau);
+  predict<Real, Modulated>(plan, s, zeta);
+  if (plan.drive_stride) set_force(plan, step + 1, s.force);
+  if (Modulated) set_couplings(plan, s, tau + tau_of_a_step(plan));
+  correct<Real, false, Modulated>(plan, s, zeta);
+  for (int u = 0; u < L; u += S::width) {
+    V qd = {}, qr = {};
+    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites); ++i) {
+      const V a = row<Wide>(adjoint, i, u);
+      qd += a * (load<V>(s.next + i * L + u) - row<Wide>(path, i, u));
+      qr += a * (load<V>(zeta + i * L + u) * plan.kick[i / 2]);
+    }
+    store(ahead + u, qd);
+    store(noise + u, qr);
+  }
+}
+
+// The scores of ω, χ and κ at ψ, with ζ and with q, or with half of both.
+template <bool Halved, class Real, class Scores>
+void score(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, const Real* state, const Real* zeta) {
   using S = Simd<Real>;
   using V = typename S::V;
   constexpr int sums = Scores::sums;
   const std::int64_t sites = plan.sites;
   Real* const site_acc = s.acc;
   Real* const bond_acc = s.acc + 2 * sums * sites * L;
+  constexpr Real part = Halved ? Real(0.5) : Real(1);
   for (int n = 0; n < sites; ++n)
     for (int u = 0; u < L; u += S::width) {
-      const Real *psi = s.psi + u, *z = zeta + u;
+      const Real *psi = state + u, *z = zeta + u;
       const V yr = load<V>(psi + 2 * n * L), yi = load<V>(psi + (2 * n + 1) * L);
       const V zr = load<V>(z + 2 * n * L), zi = load<V>(z + (2 * n + 1) * L);
       const V qr = scores.q(2 * n, u), qi = scores.q(2 * n + 1, u);
@@ -73,10 +97,10 @@ void score(const Plan<Real>& plan, const Space<Real>& s, const Scores& scores, c
         const std::int64_t m = 2 * std::int64_t(plan.upper_site[b]);
         const V mr = load<V>(psi + m * L), mi = load<V>(psi + (m + 1) * L);
         scores.add(bond_acc + sums * b * L + u, w,
-                   cross(zr, zi, mr, mi) + cross(load<V>(z + m * L), load<V>(z + (m + 1) * L), yr, yi),
-                   cross(qr, qi, mr, mi) + cross(scores.q(m, u), scores.q(m + 1, u), yr, yi));
+                   part * (cross(zr, zi, mr, mi) + cross(load<V>(z + m * L), load<V>(z + (m + 1) * L), yr, yi)),
+                   part * (cross(qr, qi, mr, mi) + cross(scores.q(m, u), scores.q(m + 1, u), yr, yi)));
       }
-      const V power = yr * yr + yi * yi, u_zeta = cross(zr, zi, yr, yi), u_q = cross(qr, qi, yr, yi);
+      const V power = yr * yr + yi * yi, u_zeta = part * cross(zr, zi, yr, yi), u_q = part * cross(qr, qi, yr, yi);
       scores.add(site_acc + sums * n * L + u, w, u_zeta, u_q);
       scores.add(site_acc + sums * (sites + n) * L + u, w, power * u_zeta, power * u_q);
     }
@@ -157,7 +181,7 @@ void look_ahead(const Twin<Real>& twin, const Space<Real>& s, Trail<Real>& t, st
     adjoint_of(twin.plan, s, t, begin, end, begin + 1);
     for (std::int64_t step = begin; step < end; ++step) {
       powers<true>(twin.plan, t.path + (step - begin) * rows, step, g);
-      for (int l = 0; l < L; ++l) value[l] += g[l];
+      for (int l = 0; l < L; ++l) value[l] += g[l] * trapezoid(twin.plan, step);
     }
     for (int l = 0; l < L; ++l) sum.gained[l] = sum.reward[l] + value[l] - twin.value[0];
     return;
@@ -175,6 +199,43 @@ void look_ahead(const Twin<Real>& twin, const Space<Real>& s, Trail<Real>& t, st
   adjoint_of(twin.plan, s, t, begin, end, begin + 1);
 }
 
+// The scores of Heun's step: those at ψ with η for ζ, and at ψ̃. adjoint: q_{n+1}.
+template <bool Modulated, bool Wide, class Real>
+void score_by_heun(const Plan<Real>& plan, const Space<Real>& s, const Trail<Real>& t, const Real* adjoint,
+                   const Real* zeta, Real tau, std::int64_t step) {
+  const Real* q = adjoint;
+  if (!Wide) {
+    for (std::int64_t i = 0; i < 2 * std::int64_t(plan.sites) * L; ++i) s.eta[i] = adjoint[i / L];
+    q = s.eta;
+  }
+  pull_back<Modulated>(plan, s, s.ahead, q, t.eta, tau + tau_of_a_step(plan));
+  pull_back<Modulated>(plan, s, s.ahead, zeta, s.eta, tau + tau_of_a_step(plan));
+  const Twinned<Real, true> first = {t.eta};
+  const Twinned<Real, Wide> second = {adjoint};
+  score<true>(plan, s, first, s.psi, s.eta);
+  score<true>(plan, s, second, s.ahead, zeta);
+  if (!plan.rates) return;
+  rates_of_drift<true>(plan, s, first, s.psi, s.eta, step);
+  rates_of_drift<true>(plan, s, second, s.ahead, zeta, step + 1);
+  rates_of_noise(plan, s, second, zeta);
+  explicit_gains(plan, s, second, step, Real(trapezoid(plan, step)));
+}
+
+// g − g̃ of a time, into the sums. path: x̄.
+template <bool Wide, class Real>
+void count_reward(const Plan<Real>& plan, const Twin<Real>& twin, const Space<Real>& s, std::int64_t step,
+                  const Real* path, Running& sum, TwinJob<Real>& job) {
+  double g[L], g_twin[L];
+  powers<true>(plan, s.psi, step, g);
+  powers<Wide>(twin.plan, path, step, g_twin);
+  const double part = trapezoid(plan, step);
+  for (int l = 0; l < L; ++l) {
+    sum.reward[l] += g[l] * part;
+    sum.gained[l] += (g[l] - g_twin[l]) * part;
+    if (l < job.lanes) job.reward_sum[step] += g[l] * part;
+  }
+}
+
 // path, adjoint: x̄_n and q_n; the row after them is that of n + 1.
 template <bool Wide, class Real>
 void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, Trail<Real>& t,
@@ -184,29 +245,31 @@ void step_once(const Plan<Real>& plan, const Twin<Real>& twin, Space<Real>& s, T
   if (!(step & 1)) noise(plan, s, source.lanes, source.keys, std::uint32_t(step / 2));
   if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
   const Real* zeta = s.zeta[step & 1];
-  double g[L], g_twin[L];
-  powers<true>(plan, s.psi, step, g);
-  powers<Wide>(twin.plan, path, step, g_twin);
+  count_reward<Wide>(plan, twin, s, step, path, sum, job);
   alignas(64) Real ahead[L], kicked[L];
-  if (plan.harmonics)
-    kick<true, Wide>(plan, s, zeta, modulate(plan, s, t, step), path + next, adjoint + next, ahead, kicked);
+  const Real tau = plan.harmonics ? modulate(plan, s, t, step) : Real(0);
+  const Real *path_then = path + next, *q = adjoint + next;
+  if (plan.heun)
+    plan.harmonics ? kick_by_heun<true, Wide>(plan, s, zeta, tau, step, path_then, q, ahead, kicked)
+                   : kick_by_heun<false, Wide>(plan, s, zeta, tau, step, path_then, q, ahead, kicked);
   else
-    kick<false, Wide>(plan, s, zeta, Real(0), path + next, adjoint + next, ahead, kicked);
+    plan.harmonics ? kick<true, Wide>(plan, s, zeta, tau, path_then, q, ahead, kicked)
+                   : kick<false, Wide>(plan, s, zeta, tau, path_then, q, ahead, kicked);
   const double start = plan.reference - (plan.bar ? plan.bar[step] : 0.0);
   for (int l = 0; l < L; ++l) {
-    sum.reward[l] += g[l];
-    sum.gained[l] += g[l] - g_twin[l];
     sum.noise[l] += double(kicked[l]);
     const double grown = sum.gained[l] + double(ahead[l]) - sum.noise[l];  // Λ_0 − Λ_{n+1}
     s.w[l] = Real(start - grown);
-    if (l < job.lanes) {
-      job.reward_sum[step] += g[l];
-      job.prefix_sum[step + 1] += grown;
-    }
+    if (l < job.lanes) job.prefix_sum[step + 1] += grown;
   }
-  const Twinned<Real, Wide> scores = {adjoint + next};
-  score(plan, s, scores, zeta);
-  if (plan.rates) rates(plan, s, scores, zeta, step);
+  if (plan.heun) {
+    plan.harmonics ? score_by_heun<true, Wide>(plan, s, t, q, zeta, tau, step)
+                   : score_by_heun<false, Wide>(plan, s, t, q, zeta, tau, step);
+  } else {
+    const Twinned<Real, Wide> scores = {q};
+    score<false>(plan, s, scores, s.psi, zeta);
+    if (plan.rates) rates(plan, s, scores, zeta, step);
+  }
   swap_buffers(s);
 }
 
@@ -254,6 +317,15 @@ template <class Real> void twin_sweep(const Plan<Real>& plan, const Twin<Real>& 
       step_once<true>(plan, twin, s, t, source, step, t.path + place * rows * L, t.adjoint + place * rows * L, sum,
                       job);
   }
+  if (plan.heun) {  // the reward of the end
+    if (twin.full)
+      count_reward<false>(plan, twin, s, plan.steps, twin.path + plan.steps * rows, sum, job);
+    else
+      count_reward<true>(plan, twin, s, plan.steps, t.path + ((plan.steps - 1) % twin.segment + 1) * rows * L, sum,
+                         job);
+    if (plan.rates)
+      explicit_gains(plan, s, Twinned<Real, true>{nullptr}, plan.steps, Real(trapezoid(plan, plan.steps)));
+  }
   finish(plan, s, sum, job);
 }
 
@@ -265,11 +337,16 @@ bool tabulate(const Plan<Real>& plan, const Twin<Real>& twin, Real* workspace, c
   open(plan, twin, true, workspace, s, t);
   const std::int64_t rows = 2 * std::int64_t(plan.sites), steps = plan.steps, count = segments(twin);
   double value = 0;
+  const auto reward_at = [&](std::int64_t step, const Real* path) {
+    double g[L];
+    powers<true>(twin.plan, path, step, g);
+    return g[0] * trapezoid(plan, step);
+  };
+  const Real* const last = t.kept_path + count * rows * L;
   auto keep = [&](std::int64_t step, const Real* path, const Real* adjoint) {
     if (step < steps) {
-      double g[L];
-      powers<true>(twin.plan, path, step, g);
-      value += g[0];
+      if (plan.heun && step == steps - 1) value = reward_at(steps, last);
+      value += reward_at(step, path);
     }
     if (!twin.full && step < steps && step % twin.segment) return;
     const std::int64_t at = twin.full ? step : (step + twin.segment - 1) / twin.segment;
@@ -280,8 +357,8 @@ bool tabulate(const Plan<Real>& plan, const Twin<Real>& twin, Real* workspace, c
     }
   };
   sweep_twin(twin.plan, s, t, twin.segment, stop, keep);
-  value = 0;
-  keep(steps, t.kept_path + count * rows * L, t.kept_adjoint + count * rows * L);
+  value = plan.heun ? reward_at(steps, last) : 0;
+  keep(steps, last, t.kept_adjoint + count * rows * L);
   return t.finite[0];
 }
 

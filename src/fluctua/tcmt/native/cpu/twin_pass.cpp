@@ -21,10 +21,9 @@ template <class Real> struct Tables {  // of a twin that all trajectories share
 template <class Real> Twin<Real> twin_of(const Plan<Real>& plan, const Fields& model, const Fields& tables) {
   Twin<Real> twin{};
   twin.plan = plan_of<Real>(model);
-  require_euler(twin.plan, "a twin");
   const Plan<Real>& own = twin.plan;
-  if (own.sites != plan.sites || own.bonds != plan.bonds || own.steps != plan.steps || own.ports != plan.ports ||
-      own.drives != plan.drives || (own.harmonics && own.harmonics != plan.harmonics))
+  if (own.sites != plan.sites || own.bonds != plan.bonds || own.steps != plan.steps || own.heun != plan.heun ||
+      own.ports != plan.ports || own.drives != plan.drives || (own.harmonics && own.harmonics != plan.harmonics))
     throw std::invalid_argument("a twin has the graph, drives, ports and steps of the network itself");
   twin.segment = tables.number<int>("segment", 1, 2 * std::int64_t(plan.steps) + 1);
   twin.rank = tables.number<int>("rank", 0, plan.sites);
@@ -43,7 +42,6 @@ template <class Real>
 bool twin_pass(const Fields& given, const Fields& once, const Fields& model, const Fields& of_twin, const Fields& out,
                const std::string& engine_name) {
   const Plan<Real> plan = plan_of<Real>(given);
-  require_euler(plan, "the twin correction");
   const TwinEngine<Real>& engine = *choose<Real>(engine_name).twin;
   Twin<Real> twin = twin_of(plan, model, of_twin);
   const Trajectories trajectories(once);
@@ -52,7 +50,7 @@ bool twin_pass(const Fields& given, const Fields& once, const Fields& model, con
   double* returns = out.out<double>("returns", count);
   double* gained = out.out<double>("gained", count);  // Λ_0
   double* moments = out.out<double>("moments", kParts * 3 * total);
-  double* reward_sum = out.out<double>("reward_sum", plan.steps);
+  double* reward_sum = out.out<double>("reward_sum", rewards(plan));
   double* prefix_sum = out.out<double>("prefix_sum", std::int64_t(plan.steps) + 1);
   Real* direct = out.out<Real>("direct", length({count, total}), true);
   Real* correction = out.out<Real>("correction", length({count, total}), !direct);
@@ -117,7 +115,7 @@ bool twin_pass(const Fields& given, const Fields& once, const Fields& model, con
       return true;
     }
   }
-  const Sizes size = {engine.workspace(plan, twin, false), 2 * total * kLanes, kParts * 3 * total, plan.steps,
+  const Sizes size = {engine.workspace(plan, twin, false), 2 * total * kLanes, kParts * 3 * total, rewards(plan),
                       std::int64_t(plan.steps) + 1};
   if (!for_all_blocks<Real>(count, trajectories.threads, size, stop, run, moments, reward_sum, prefix_sum))
     return false;
