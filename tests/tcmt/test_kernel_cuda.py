@@ -1,6 +1,7 @@
 """The CUDA kernel against the CPU kernel, on a GPU where there is one and emulated everywhere."""
 
 import functools
+import re
 import shutil
 import subprocess
 
@@ -256,6 +257,30 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         str(tmp_path / "all.cu"),
     ]
     subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_registers_hold_the_sites_of_a_block(dtype, tmp_path):
+    spec = rectangle(64, 64)
+    ensemble = Ensemble(spec, 0, 1000, Options(dtype=dtype), table=np.zeros(65))
+    layout = cuda.lay_out(plan_of(ensemble), *cuda.spread(4096, ensemble.options.real.itemsize, 16))
+    macros = [f"-D{k}={v}" for k, v in cuda.definitions(ensemble, layout, 1, True)]
+    (tmp_path / "all.cu").write_text(source(*cuda.SOURCES))
+    command = [
+        "nvcc",
+        "-std=c++17",
+        "-arch=sm_90",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        *macros,
+        "-o",
+        str(tmp_path / "all.cubin"),
+    ]
+    said = subprocess.run([*command, str(tmp_path / "all.cu")], check=True, capture_output=True, text=True).stderr
+    stack = re.search(r"one_pass.*?(\d+) bytes stack frame", said, re.S)
+    assert int(stack.group(1)) <= 64  # of about 100 bytes of sums a thread
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

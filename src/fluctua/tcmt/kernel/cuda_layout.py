@@ -2,7 +2,7 @@
 
 A trajectory is a block with a site a thread, if its sites are at most 1,024. More are spread over the blocks of a
 cluster, each on a multiprocessor with its registers (compute capability 9.0 and later). Where there are no clusters,
-and for the twin and the binned baseline, a thread has as many sites as it takes, and their sums go to memory.
+and for the twin, the binned baseline and Heun's step, a thread has as many sites as it takes, and sums go to memory.
 """
 
 from __future__ import annotations

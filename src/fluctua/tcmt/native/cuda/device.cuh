@@ -64,11 +64,12 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {  // by one thre
 }
 __device__ __forceinline__ bool received(u32 barrier, u32 phase) {  // all of the phase of this parity
   u32 there;
-  asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-               "selp.u32 %0, 1, 0, p;\n\t}"
-               : "=r"(there)
-               : "r"(barrier), "r"(phase)
-               : "memory");
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+      "selp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(there)
+      : "r"(barrier), "r"(phase)
+      : "memory");
   return there;
 }
 __device__ __forceinline__ void sync_cluster() {

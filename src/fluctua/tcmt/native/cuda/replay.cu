@@ -4,6 +4,8 @@
 // TOGETHER trajectories share a block, neighbouring threads being the same site of each: what they write for
 // columns.cu then lies side by side in memory. REGION (bytes) keeps their states in different banks.
 
+static_assert(CLUSTER == 1, "a trajectory is one block here");
+
 extern "C" {
 __constant__ Replayed c_replay;
 }

@@ -5,8 +5,8 @@
 // then keeps copies of those sites of others that its own are coupled to ("mirrors"), and of all ports.
 // Compiled at run time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector),
 // N sites, THREADS, PER sites a thread, CLUSTER blocks with MIRRORS each, DEGREE (slots a site; unused ones have κ = 0
-// and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES, RATES,
-// NOISE, DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh.
+// and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES,
+// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh.
 
 // Everything that does not change during a launch, in constant memory: the host writes these as bytes.
 extern "C" {
@@ -26,10 +26,10 @@ __constant__ int c_drive[DRIVES + 1];       // and their sites
 
 #define KINDS (SCORES ? 2 + DEGREE + (RATES ? 4 : 0) : 0)
 
-#define LOCAL   (PER * THREADS)     // a block's sites, and idle rows that fill its last warp: no branch in the loop
+#define LOCAL   (PER * THREADS)  // a block's sites, and idle rows that fill its last warp: no branch in the loop
 #define ROWS    (CLUSTER * LOCAL)
 #define BUFFER  ((LOCAL + MIRRORS) * (u32)sizeof(Pair))  // bytes of one state
-#define REWARDS ((HEUN ? 4 : 2) * BUFFER)        // where the rewards of up to 32 steps wait to be added up
+#define REWARDS ((HEUN ? 4 : 2) * BUFFER)                // where the rewards of up to 32 steps wait to be added up
 #define MAIL    (REWARDS + 32 * (u32)sizeof(Real))  // of a cluster's block: barriers of both buffers, and its ports
 #define PORT_AT (MAIL + 16)
 #define WAVES   (CLUSTER > 1 ? PORT_AT + 4 * PORTS * (u32)sizeof(Pair) : MAIL)

@@ -4,6 +4,8 @@
 // Set before this text, besides lattice.cu's: OWN (each trajectory has a twin of its own: it knows the modulation),
 // TWIN_HARMONICS, TWIN_AT (bytes of shared memory before the twin's two buffers).
 
+static_assert(CLUSTER == 1, "a trajectory is one block here");
+
 extern "C" {
 __constant__ Inputs c_twin;
 __constant__ Trail c_trail;
