@@ -501,7 +501,6 @@ def main():
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)
     if a.calls:
         time_calls(cp, a.parts)
-        time_sizes(cp, a.quick)
         return 0
     if a.heun:
         check_heun()

@@ -25,6 +25,7 @@ def device(request, monkeypatch):
         pytest.skip("no C++ compiler")
     else:
         monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
+        monkeypatch.setattr(cuda, "_free", {})
         monkeypatch.setattr(cuda, "compiled", cuda.compiled.__wrapped__)
         monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
     return request.param

@@ -14,6 +14,7 @@ from fluctua.tcmt.kernel import cuda, cuda_binned
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.layout import plan_of, source
 from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
+from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -100,6 +101,33 @@ def test_drives_ports_and_rates_of_one_graph_are_told_apart(keeps_modules):
             for name, expected in cpu.samples._asdict().items():
                 if expected is not None:
                     assert deviation(getattr(gpu.samples, name), expected) < 1e-11, name
+
+
+@pytest.mark.parametrize("baseline", ["none", "table", "binned", "twin"])
+def test_a_second_run_of_the_same_shape_has_its_own_numbers(keeps_modules, baseline):
+    spec = rectangle(2, 3, lab=baseline == "table", sigma_kappa=0.1, steps=14)
+    other = spec.replace(
+        omega=spec.omega + 0.3,
+        kappa=1.2 * spec.kappa,
+        damping=1.1 * spec.damping,
+        drive=1.5 * spec.drive,
+        sigma_kappa=0.2,
+    )
+    table = np.linspace(0.02, 0, 15)
+    run, options = {
+        "none": (kernel.run, {}),
+        "table": (kernel.run, {"baseline": table}),
+        "binned": (kernel.run, {"baseline": Binned(3, 5)}),
+        "twin": (run_twin, {"table": table}),
+    }[baseline]
+    run(spec, 5, 12, backend="cuda", dtype="float64", samples=True, **options)
+    if baseline in ("table", "twin"):
+        options = dict.fromkeys(options, 0.5 * table)
+    gpu, cpu = (run(other, SEED, 12, backend=b, dtype="float64", samples=True, **options) for b in ("cuda", "cpu"))
+    for name in ("omega", "kappa", "chi"):
+        assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < 1e-10, name
+    assert deviation(gpu.returns, cpu.returns) < 1e-11
+    assert deviation(gpu.mean_return_to_go, cpu.mean_return_to_go) < 1e-11
 
 
 def test_several_sites_a_thread(device):

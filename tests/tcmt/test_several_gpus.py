@@ -35,6 +35,7 @@ def on(device, monkeypatch):
         begin = kind.__init__
         with monkeypatch.context() as patch:
             patch.setattr(cuda, "visible", lambda cp: [0] * many)
+            patch.setattr(cuda, "_free", {})  # nothing is laid out before
             patch.setattr(kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k))
             return function(), len(made)
 

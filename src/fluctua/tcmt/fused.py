@@ -515,7 +515,8 @@ def _rates(task: Experiment, theta: Params, columns: Families) -> dict[str, np.n
 def _repeated(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """θ of all copies."""
     parameters(task.network, theta)  # names and shapes are checked against one device
-    return {name: np.tile(np.asarray(on_host(value), np.float64), task.copies) for name, value in theta.items()}
+    values = {name: np.asarray(on_host(value), np.float64) for name, value in theta.items()}
+    return values if task.copies == 1 else {name: np.tile(value, task.copies) for name, value in values.items()}
 
 
 def _uniform_step(t: np.ndarray) -> float:

@@ -37,6 +37,8 @@ from fluctua.tcmt.kernel.options import Ensemble
 LN2 = 0.6931471805599453
 SITES = ("omega", "chi", "damping", "kick", "variance", "start")
 """Fields of `Inputs` with a row of sites each; two, of pairs, in the last."""
+NUMBERS = ("kappa", "drive", "incoming", "bar", "modulation")
+"""The others that are numbers."""
 SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
@@ -50,7 +52,7 @@ def run(e: Ensemble) -> Sums:
     refuse(e)
     plan, out = plan_of(e), Sums.empty(e)
     launch = lambda device, begin, end: device.with_moments(device.launch(e.first + begin, end - begin, e.records))
-    for begin, end, _, part in in_turn(cp, e.count, lambda: Device(cp, e, plan), launch):
+    for begin, end, _, part in in_turn(cp, e.count, lambda: borrowed(cp, e, plan), launch):
         sums = part.sums.get()
         out.returns[begin:end] = sums["returns"]
         out.reward_sum += sums["reward_sum"]
@@ -77,22 +79,26 @@ def in_turn(
 ) -> Iterator[tuple[int, int, Any, Any]]:
     """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in order.
 
-    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`. launch: (device, begin,
-    end), asynchronous. What follows is done with the GPU of the piece as the current one.
+    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`; given back at the end.
+    launch: (device, begin, end), asynchronous. What follows is done with the GPU of the piece as the current one.
     """
     gpus, made = visible(cp), [make()]
     edges = [*range(0, count, made[0].chunk), count]
     pieces = list(itertools.pairwise(edges))
-    for start in range(0, len(pieces), len(gpus)):
-        launched = []
-        for slot, (begin, end) in enumerate(pieces[start : start + len(gpus)]):
-            with cp.cuda.Device(gpus[slot]):
-                if slot == len(made):
-                    made.append(make())
-                launched.append((slot, begin, end, launch(made[slot], begin, end)))
-        for slot, begin, end, part in launched:
-            with cp.cuda.Device(gpus[slot]):
-                yield begin, end, made[slot], part
+    try:
+        for start in range(0, len(pieces), len(gpus)):
+            launched = []
+            for slot, (begin, end) in enumerate(pieces[start : start + len(gpus)]):
+                with cp.cuda.Device(gpus[slot]):
+                    if slot == len(made):
+                        made.append(make())
+                    launched.append((slot, begin, end, launch(made[slot], begin, end)))
+            for slot, begin, end, part in launched:
+                with cp.cuda.Device(gpus[slot]):
+                    yield begin, end, made[slot], part
+    finally:
+        for device in made:
+            device.give_back()
 
 
 def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -129,6 +135,34 @@ class Part(NamedTuple):
     samples: Any = None  # (count, P)
 
 
+_free: dict[Any, list[Device]] = {}
+KEPT_BYTES = 2**24
+"""Devices that no run has at present, by what they are made for, and how much memory one may keep."""
+
+
+def borrowed(
+    cp: Any,
+    e: Ensemble,
+    plan: Plan,
+    sources: tuple[str, ...] = (),
+    macros: dict[str, Any] | None = None,
+    layout: Layout | None = None,
+    parts: int = 1,
+) -> Device:
+    """A `Device` with these arguments, for one run; one of the same shape that an earlier run has given back."""
+    arrays = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
+    shape = (plan.sites, plan.steps, plan.dt, plan.heun, plan.harmonics, plan.modulation_steps, plan.bar is None)
+    tables = (plan.drive_rows, plan.incoming_rows, e.count, e.options)
+    limits = (cp, cp.cuda.Device().id, CHUNK_BYTES, PIECE)
+    key = (*limits, shape, tables, *(a.tobytes() for a in arrays), sources, tuple((macros or {}).items()), parts)
+    try:
+        device = _free[key].pop()
+    except (KeyError, IndexError):
+        return Device(cp, e, plan, sources, macros, layout, parts, key)
+    device.again(e, plan)
+    return device
+
+
 class Device:
     """A network on the device, ready to be launched.
 
@@ -138,6 +172,7 @@ class Device:
         sources, macros: of further kernels in the same module.
         layout: how sites are spread; kernels that know of no clusters give one of a single block.
         parts: of a gradient, each with raw columns of its own.
+        key: what it is made for, if it is `borrowed`.
 
     """
 
@@ -150,10 +185,12 @@ class Device:
         macros: dict[str, Any] | None = None,
         layout: Layout | None = None,
         parts: int = 1,
+        key: Any = None,
     ) -> None:
-        self.cp, self.ensemble, self.plan, self.parts = cp, ensemble, plan, parts
+        self.cp, self.ensemble, self.plan, self.parts, self.key = cp, ensemble, plan, parts, key
         self.real = ensemble.options.real
-        self._keep: list[Any] = []
+        self._keep: list[Bundle] = []
+        self._sent: dict[str, Bundle] = {}
         for most in [1] if layout or plan.heun else cluster_limits(cp):  # Heun's step knows of one block
             self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
             self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
@@ -161,7 +198,25 @@ class Device:
             self.chunk = piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
             if self._compile(SOURCES + sources, macros or {}):
                 break
+        where = Spread(self.layout.threads, self.layout.per, self.layout.cluster, self.layout)
+        self.indices = index_arrays(plan, cp, cp.cuda.Device().id, where, ensemble.rates, parts)
         self._upload()
+
+    def again(self, ensemble: Ensemble, plan: Plan) -> None:
+        """Other numbers in a network of the same shape."""
+        self.ensemble, self.plan = ensemble, plan
+        self._upload()
+
+    def give_back(self) -> None:
+        """End of a run: another of the same shape may have this, unless it holds too much memory."""
+        self._keep.clear()
+        held = sum(bundle.memory.nbytes for bundle in self._sent.values())
+        if self.waves is not None:
+            held += self.waves.nbytes
+        if held <= KEPT_BYTES:
+            if len(_free) > 64:
+                _free.clear()
+            _free.setdefault(self.key, []).append(self)
 
     def _compile(self, sources: tuple[str, ...], macros: dict[str, Any]) -> bool:
         """False if the GPU has no room for a cluster of this size."""
@@ -188,16 +243,10 @@ class Device:
         return resident > 0
 
     def _upload(self) -> None:
-        plan, bar = self.plan, None
-        if plan.bar is not None:
-            bar = np.zeros(-(-plan.steps // 2) * 2)
-            bar[: plan.steps] = plan.reference - plan.bar
-        layout, gpu = self.layout, self.cp.cuda.Device().id
-        spread_ = Spread(layout.threads, layout.per, layout.cluster, layout)
-        self.indices = index_arrays(plan, self.cp, gpu, spread_, self.ensemble.rates, self.parts)
+        plan = self.plan
         self.place(
             plan,
-            bar,
+            plan.bar,
             "c_in",
             c_keys=key_schedule(plan.seed),
             c_port=(plan.port_site * 2 * self.real.itemsize).astype(np.uint32),
@@ -215,48 +264,61 @@ class Device:
         return {prefix + name: value for name, value in constants.items()}
 
     def place(self, plan: Plan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray) -> None:
-        """A network's arrays on the device, which live as long as this object, and constants, in one copy.
+        """A network's numbers to the device, and constants, in one copy.
 
-        inputs: the constant of type `Inputs` that gets the addresses of the arrays.
+        inputs: the constant of type `Inputs` that has the addresses of the arrays.
         """
-        arrays = {name: array for name, array in self.arrays(plan, bar).items() if array is not None and array.size}
-        block = blocks()["Inputs"]
-        room = {inputs: np.empty(len(block.fields), np.uint64)}
-        sent = Bundle.like(self.cp, {**arrays, **constants, **room})
-        place = lambda name: sent.address(name) if name in arrays else 0
-        row = self.layout.rows * self.real.itemsize
-        of_sites = {name: place("sites") + i * row for i, name in enumerate(SITES)}
-        others = {name: place(name) for name in ("kappa", "drive", "incoming", "bar", "modulation")}
-        constants[inputs] = block.packed(**of_sites, **others, **self.indices.of_inputs)
-        sent.fill({**arrays, **constants})
-        self._write(sent, constants)
-        self._keep.append(sent)
+        sent = self._sent.get(inputs)
+        if sent is None:
+            sent = self._sent[inputs] = self._room(plan, bar is not None, inputs, constants)
+        self._fill(sent.host, plan, bar)
+        for name, value in constants.items():
+            sent.host[name][...] = value
+        sent.send()
+        self._write(sent, {**constants, inputs: sent.host[inputs]})
 
-    def arrays(self, plan: Plan, bar: np.ndarray | None) -> dict[str, np.ndarray | None]:
-        """The numbers of a network, as the device has them. sites: those of `SITES`, a row each, and two of `start`."""
-        layout, n = self.layout, plan.sites
-        sites = np.zeros((len(SITES) + 1, layout.rows), self.real)
-        variance = 2 * LN2 * plan.scale.astype(float) ** 2
-        for row, values in zip(sites, (plan.omega, plan.chi, plan.damping, plan.kick, variance), strict=False):
-            row[:n] = values
-        sites[-2:].reshape(-1, 2)[:n] = plan.start
-        kappa = np.append(plan.kappa, self.real.type(0))[layout.bond]  # no bond is the last one: 0
-        drive = modulation = None
+    def _room(self, plan: Plan, bars: bool, inputs: str, constants: dict[str, np.ndarray]) -> Bundle:
+        """What `place` needs of the device's memory. sites: a row each for `SITES`, two for the last, pairs."""
+        rows, real, block = self.layout.rows, self.real, blocks()["Inputs"]
+        shapes: dict[str, Any] = {"sites": (len(SITES) + 1, rows), "kappa": self.layout.bond.shape}
         if plan.drive_rows > 1:
-            drive = np.zeros((plan.drive_rows, layout.rows, 2), self.real)
-            for d, site in enumerate(plan.drive_site):
-                drive[:, site] += plan.drive[:, d]
+            shapes["drive"] = (plan.drive_rows, rows, 2)
+        if plan.incoming_rows > 1:
+            shapes["incoming"] = plan.incoming.shape
+        if bars:
+            shapes["bar"] = (-(-plan.steps // 2) * 2,)
         if plan.harmonics:
-            quadratics = plan.modulation.transpose(0, 2, 1)
-            modulation = np.concatenate([quadratics, np.zeros_like(quadratics[..., :1])], axis=-1)
-        return {
-            "sites": sites,
-            "kappa": kappa,
-            "drive": drive,
-            "incoming": plan.incoming if plan.incoming_rows > 1 else None,
-            "bar": None if bar is None else bar.astype(self.real),
-            "modulation": modulation,
-        }
+            shapes["modulation"] = (len(plan.modulation), 2 * plan.harmonics, 4)
+        arrays = {name: (shape, real) for name, shape in shapes.items()}
+        room = Bundle(
+            self.cp,
+            **arrays,
+            **{name: (value.shape, value.dtype) for name, value in constants.items()},
+            **{inputs: ((len(block.fields),), np.uint64)},
+        )
+        of_sites = {name: room.address("sites") + i * rows * real.itemsize for i, name in enumerate(SITES)}
+        others = {name: room.address(name) if name in arrays else 0 for name in NUMBERS}
+        room.host[inputs][...] = block.packed(**of_sites, **others, **self.indices.of_inputs)
+        return room
+
+    def _fill(self, host: dict[str, np.ndarray], plan: Plan, bar: np.ndarray | None) -> None:
+        """The numbers of a network, where the device will have them."""
+        n, sites = plan.sites, host["sites"]
+        variance = 2 * LN2 * plan.scale.astype(float) ** 2
+        for row, values in enumerate((plan.omega, plan.chi, plan.damping, plan.kick, variance)):
+            sites[row, :n] = values
+        sites[-2:].reshape(-1, 2)[:n] = plan.start
+        host["kappa"][...] = np.append(plan.kappa, self.real.type(0))[self.layout.bond]  # no bond: the last one, 0
+        if plan.drive_rows > 1:
+            host["drive"][...] = 0
+            for d, site in enumerate(plan.drive_site):
+                host["drive"][:, site] += plan.drive[:, d]
+        if plan.incoming_rows > 1:
+            host["incoming"][...] = plan.incoming
+        if bar is not None:
+            host["bar"][: plan.steps] = plan.reference - bar
+        if plan.harmonics:
+            host["modulation"][..., :3] = plan.modulation.transpose(0, 2, 1)
 
     def upload(self, arrays: dict[str, np.ndarray]) -> dict[str, int]:
         """The addresses of copies on the device, which live as long as this object."""
@@ -290,7 +352,7 @@ class Device:
             overflow=((count, self.layout.cluster), np.int32),
         )
         raw = cp.empty((count, self.kinds * n), self.real)
-        part = Part(count, raw, sums, cp.empty((count, records, n, 2), self.real))
+        part = Part(count, raw, sums, cp.empty((count, records, n, 2), self.real) if records else None)
         self.set_constants(c_out=self.outputs(part, of_blocks, address(part.record)))
         blocks_ = (grid * self.layout.cluster,)
         self.kernel(blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
-from fluctua.tcmt.kernel.cuda import Device, address, lay_out, refuse, require_cupy
+from fluctua.tcmt.kernel.cuda import address, borrowed, lay_out, refuse, require_cupy
 from fluctua.tcmt.kernel.cuda_memory import Bundle
 from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of
 from fluctua.tcmt.kernel.options import Binned, Ensemble
@@ -39,6 +39,7 @@ def run(e: Ensemble) -> Sums:
         if second.general or not second.settle():
             second.settle(general=True)
         out.moments, out.samples = second.moments()
+    second.device.give_back()
     return out
 
 
@@ -84,7 +85,7 @@ class Second:
         self.region = -(-buffers // 128) * 128 + 32 if self.together > 1 else buffers
         poly = 3 * plan.bonds * self.real.itemsize if plan.harmonics else 0
         self.replay_bytes = self.together * (self.region + poly)
-        self.device = Device(
+        self.device = borrowed(
             cp,
             first_pass,
             plan,

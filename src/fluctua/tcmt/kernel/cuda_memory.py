@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,24 +50,27 @@ class Bundle:
         self._begin = int(self.memory.data.ptr)
 
     @classmethod
-    def like(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
-        """Room for arrays of the host."""
-        return cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
-
-    @classmethod
     def of(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
         """Copies of arrays of the host."""
-        made = cls.like(cp, arrays)
-        made.fill(arrays)
+        made = cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
+        for name, array in made.host.items():
+            array[...] = arrays[name]
+        made.send()
         return made
 
-    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy all arrays from the host."""
-        if self.memory.size:
-            host = np.empty(self.memory.size, np.uint8)
-            for name, place in self._places.items():
-                place.of(host)[...] = arrays[name]
-            self.memory.set(host)
+    @cached_property
+    def _mirror(self) -> np.ndarray:
+        return np.zeros(self.memory.size, np.uint8)
+
+    @cached_property
+    def host(self) -> dict[str, np.ndarray]:
+        """The same arrays on the host, to be written to before `send`; zeros at first."""
+        return {name: place.of(self._mirror) for name, place in self._places.items()}
+
+    def send(self) -> None:
+        """Copy all arrays to the device."""
+        if self._mirror.size:
+            self.memory.set(self._mirror)
 
     def address(self, name: str) -> int:
         """Of one array on the device."""

@@ -90,13 +90,17 @@ class TwinDevice:
             "TWIN_AT": f"{before}u",
             "TWIN_BLOCKS": blocks,
         }
-        self.device = cuda.Device(cp, e, self.plan, SOURCES, macros, layout, parts=3)
+        self.device = cuda.borrowed(cp, e, self.plan, SOURCES, macros, layout, parts=3)
         self.pass_, self.kinds, self.rows = self.device.module.get_function("twin_pass"), kinds, layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
         if self.shared > 48 * 1024:
             self.pass_.max_dynamic_shared_size_bytes = self.tabulate.max_dynamic_shared_size_bytes = self.shared
         self._upload(kept)
         self._tabulate()
+
+    def give_back(self) -> None:
+        """End of a run."""
+        self.device.give_back()
 
     def _segment(self) -> int:
         if self.twin.rank:

@@ -131,7 +131,8 @@ def plan_of(ensemble: Ensemble) -> Plan:
 
 def pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
     """Complex numbers as pairs of real ones. (...) -> (..., 2)"""
-    return np.ascontiguousarray(np.stack([values.real, values.imag], axis=-1), real)
+    whole = np.ascontiguousarray(values, complex)
+    return whole.view(float).reshape(*whole.shape, 2).astype(real)
 
 
 class Graph(NamedTuple):
