@@ -168,8 +168,7 @@ CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or mo
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CLUSTERS)
+@pytest.mark.parametrize(("case", "dtype"), [*((case, "float64") for case in CLUSTERS), ("modulated", "float32")])
 def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeypatch):
     make, network, options, spread = CLUSTERS[case]
     monkeypatch.setattr(cuda, "spread", lambda *_: spread)
@@ -288,11 +287,9 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_registers_hold_the_sites_of_a_block(dtype, tmp_path):
-    spec = rectangle(64, 64)
-    ensemble = Ensemble(spec, 0, 1000, Options(dtype=dtype), table=np.zeros(65))
-    layout = cuda.lay_out(plan_of(ensemble), *cuda.spread(4096, ensemble.options.real.itemsize, 16))
+def test_registers_hold_the_sites_of_a_block(tmp_path):
+    ensemble = Ensemble(rectangle(64, 64), 0, 1000, Options(), table=np.zeros(65))
+    layout = cuda.lay_out(plan_of(ensemble), *cuda.spread(4096, 4, 16))
     macros = [f"-D{k}={v}" for k, v in cuda.definitions(ensemble, layout, 1, True)]
     (tmp_path / "all.cu").write_text(source(*cuda.SOURCES))
     command = [
