@@ -189,8 +189,10 @@ def explain_overflow(e: Ensemble, trajectory: int, step: int) -> None:
 
 def value_of(e: Ensemble, returns: np.ndarray) -> tuple[float, float]:
     """J and its standard error."""
-    both = returns[::2][: e.count // 2] + returns[1::2]
-    moments = np.array([[returns.sum()], [(returns**2).sum()], [(both**2).sum()]])
+    paired = 0.0  # asked for of antithetic pairs alone
+    if e.options.antithetic:
+        paired = ((returns[::2] + returns[1::2]) ** 2).sum()
+    moments = np.array([[returns.sum()], [(returns**2).sum()], [paired]])
     mean, _, error = statistics(e, moments)
     return float(mean[0]), float(error[0])
 
