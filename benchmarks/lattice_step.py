@@ -262,11 +262,12 @@ def draw(rows: list[Row]) -> None:
                 mine = [row for row in of_system if row.step == step]
                 _curve(axis, step, mine, still, noisy, hidden)
             axis.set(xscale="log", yscale="log", ylabel=label)
-            axis.margins(x=0.12)
+            axis.margins(x=0.15)
             axis.grid(alpha=0.2)
         column[0].set_title(name)
         column[1].set_xlabel("processor ms a trajectory")
-    axes[1, 1].legend(loc="lower left")
+    handles, labels = axes[1, 1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     style.save_png(figure, OUT / "lattice.png")
 
 
@@ -277,15 +278,15 @@ def _curve(axis: Any, step: str, rows: list[Row], still: str, noisy: str, hidden
     look = {"color": COLOUR[step], "ms": 4}
     if noisy == "J" and step == "heun":
         axis.plot(cost(rows), of("half_step", rows), ":", color="0.4", label="the noise of half a step")
-    axis.plot(cost(rows), of(still, rows), "o-", label=f"{step}, no noise", **look)
+    axis.plot(cost(rows), of(still, rows), "o-", label=f"{step.capitalize()}, no noise", **look)
     is_seen = [abs(getattr(row, noisy)) > 2 * getattr(row, hidden) for row in rows]
     seen = [row for row, there in zip(rows, is_seen, strict=True) if there]
     unseen = [row for row, there in zip(rows, is_seen, strict=True) if not there]
     axis.errorbar(cost(seen), of(noisy, seen), of(hidden, seen), fmt="s--", mfc="none", lw=0.8, capsize=2,
-                  label=f"{step}, with noise", **look)  # fmt: skip
+                  label=f"{step.capitalize()}, with noise", **look)  # fmt: skip
     if unseen:
         limit = np.maximum(of(noisy, unseen), 2 * of(hidden, unseen))
-        axis.plot(cost(unseen), limit, "v", mfc="none", label=f"{step}, with noise, at most", **look)
+        axis.plot(cost(unseen), limit, "v", mfc="none", label=f"{step.capitalize()}, with noise, at most", **look)
     for row in rows:
         axis.annotate(f"{row.dt:g}", (1e3 * row.seconds, abs(getattr(row, still))), xytext=(5, 3),
                       textcoords="offset points", fontsize=6, color=COLOUR[step])  # fmt: skip

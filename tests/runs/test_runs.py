@@ -473,3 +473,8 @@ def test_gradient_command_reads_the_final_parameters(finished):
     done = invoke("gradient", "--lattice", "2x3", "--horizon", 0.5, "--dt", 0.005, "--trajectories", 8, "--params",
                   finished / "final.npz")  # fmt: skip
     assert done.exit_code == 0, done.output
+    longer = invoke(
+        "gradient", "--lattice", "2x3", "--horizon", 0.5, "--dt", 0.05, "--step", "heun", "--trajectories", 8
+    )
+    assert "Δt = 0.05 (heun)" in longer.output
+    assert "binned baseline" in invoke("gradient", "--step", "heun", "--baseline", "binned").output
