@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fluctua import insitu
+from fluctua import insitu, tcmt
 from fluctua.insitu.recording import ownership
 from fluctua.insitu.recording.foreign import KNOWN
+from fluctua.insitu.recording.model import task_of, task_tables
 
 T = np.array([0.0, 0.1, 0.3])
 
@@ -25,6 +26,16 @@ def simple(**changes):
 
 
 # ---------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("step", ["euler", "heun"])
+def test_a_recording_says_by_which_steps_its_network_is_meant(step):
+    task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, step=step)
+    head = insitu.Description(t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task))
+    assert ("step" in head.network) == (step == "heun")  # files of before say nothing, and are Euler's
+    assert task_of(head).process == task.process
+    assert task_of(head).objective == task.objective
+
 
 NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
