@@ -524,20 +524,28 @@ def _uniform_step(t: np.ndarray) -> float:
 
 
 def _estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
-    """Means and errors as arrays of JAX, by one transfer: each by itself takes as long as a short run."""
+    """Means and errors as arrays of JAX, by few transfers: each by itself takes as long as a short run.
+
+    On the host they are three programs: XLA wakes its threads for one of more than eight arrays, and waits for them.
+    """
     leaves = tuple((v.size, v.dtype) for v in theta.values())
     wide = functools.reduce(np.promote_types, (dtype for _, dtype in leaves))
-    parts = (result.gradient, result.stderr, result.second_moment)
-    flat = np.concatenate([np.asarray(getattr(part, name), wide) for part in parts for name in theta])
-    *means, value, stderr = _apart(leaves, flat, result.value, result.value_stderr)
-    gradient, error, second = (dict(zip(theta, each, strict=True)) for each in means)
-    return Estimate(gradient, error, second, value, stderr, len(result.returns))
+    flat = lambda part: np.concatenate([np.asarray(getattr(part, name), wide) for name in theta])
+    parts = [flat(part) for part in (result.gradient, result.stderr, result.second_moment)]
+    numbers = (result.value, result.value_stderr)
+    if next(iter(theta.values())).devices().pop().platform == "cpu":
+        *gradient, value, stderr = _apart(leaves, parts[0], *numbers)
+        error, second = (_apart(leaves, part) for part in parts[1:])
+    else:
+        *arrays, value, stderr = _apart(3 * leaves, np.concatenate(parts), *numbers)
+        gradient, error, second = (arrays[i : i + len(leaves)] for i in range(0, len(arrays), len(leaves)))
+    named = [dict(zip(theta, each, strict=True)) for each in (gradient, error, second)]
+    return Estimate(named[0], named[1], named[2], value, stderr, len(result.returns))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apart(leaves: tuple[tuple[int, np.dtype], ...], flat: Array, value: Array, stderr: Array) -> tuple[Any, ...]:
-    """The leaves of gradient, error and second moment, which stand one after the other, and the two numbers."""
-    ends = np.cumsum([size for _ in range(3) for size, _ in leaves])
-    each = [part.astype(dtype) for part, (_, dtype) in zip(jnp.split(flat, ends[:-1]), 3 * leaves, strict=True)]
-    many = len(leaves)
-    return *(each[i * many : (i + 1) * many] for i in range(3)), value, stderr
+def _apart(leaves: tuple[tuple[int, np.dtype], ...], flat: Array, *numbers: Array) -> tuple[Any, ...]:
+    """Leaves that stand one after the other, and some numbers as they are."""
+    ends = np.cumsum([size for size, _ in leaves])
+    each = zip(jnp.split(flat, ends[:-1]), leaves, strict=True)
+    return *(part.astype(dtype) for part, (_, dtype) in each), *numbers

@@ -14,7 +14,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +29,8 @@ from fluctua.tcmt.kernel.cuda_layout import (
     resident_clusters,
     spread,
 )
-from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of, source
+from fluctua.tcmt.kernel.cuda_memory import Bundle, Spread, constant, index_arrays
+from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
 from fluctua.tcmt.kernel.options import Ensemble
 
 LN2 = 0.6931471805599453
@@ -189,7 +188,6 @@ class Device:
     ) -> None:
         self.cp, self.ensemble, self.plan, self.parts, self.key = cp, ensemble, plan, parts, key
         self.real = ensemble.options.real
-        self._keep: list[Bundle] = []
         self._sent: dict[str, Bundle] = {}
         for most in [1] if layout or plan.heun else cluster_limits(cp):  # Heun's step knows of one block
             self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
@@ -209,7 +207,6 @@ class Device:
 
     def give_back(self) -> None:
         """End of a run: another of the same shape may have this, unless it holds too much memory."""
-        self._keep.clear()
         held = sum(bundle.memory.nbytes for bundle in self._sent.values())
         if self.waves is not None:
             held += self.waves.nbytes
@@ -320,11 +317,6 @@ class Device:
         if plan.harmonics:
             host["modulation"][..., :3] = plan.modulation.transpose(0, 2, 1)
 
-    def upload(self, arrays: dict[str, np.ndarray]) -> dict[str, int]:
-        """The addresses of copies on the device, which live as long as this object."""
-        self._keep.append(Bundle.of(self.cp, arrays))
-        return {name: self._keep[-1].address(name) for name in arrays}
-
     def set_constants(self, **values: np.ndarray) -> None:
         """Write arrays into the module's constant memory."""
         changed = {name: value for name, value in values.items() if constant(self.module, name).differs(value)}
@@ -412,57 +404,6 @@ class Device:
         return part._replace(samples=samples)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A layout of a graph, by the numbers that decide it."""
-
-    threads: int
-    per: int
-    cluster: int
-    layout: Layout = field(compare=False)
-
-
-class Indices(NamedTuple):
-    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two lists of raw columns."""
-
-    of_inputs: dict[str, int]
-    first: int
-    second: int
-    memory: Bundle
-
-
-@once_for_a_graph
-def index_arrays(plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int) -> Indices:
-    """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
-    layout = spread_.layout
-    first, second = columns(plan, layout, rates, parts)
-    of_inputs = {
-        "neighbour": layout.neighbour,
-        "bond": layout.wave,
-        "bond_given": plan.bond_given[layout.bonds] if plan.bonds else np.zeros(0, np.int32),
-        "mirror": layout.mirror,
-        "mail": layout.mail,
-    }
-    memory = Bundle.of(cp, {**of_inputs, "first": first, "second": second})
-    places = {name: memory.address(name) if array.size else 0 for name, array in of_inputs.items()}
-    return Indices(places, memory.address("first"), memory.address("second"), memory)
-
-
-def columns(plan: Plan, layout: Layout, rates: bool, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """For every parameter the one or two raw columns that add up to it (−1: none), of so many parts. (parts·P,)"""
-    n, degree = plan.sites, layout.degree
-    site = np.arange(n)
-    of_one = [site, n + site, 2 * n + layout.half[:, 0]]
-    if rates:
-        base = (2 + degree) * n
-        of_one += [base + site, base + n + site, base + 2 * n + plan.drive_site, base + 3 * n + plan.port_site]
-    a = np.concatenate(of_one)
-    b = np.full_like(a, -1)
-    b[2 * n : 2 * n + plan.bonds] = 2 * n + layout.half[:, 1]
-    part = np.arange(parts)[:, None] * (2 + degree + (4 if rates else 0)) * n
-    return (part + a).ravel().astype(np.int32), np.where(b < 0, -1, part + b).ravel().astype(np.int32)
-
-
 def address(array: Any) -> int:
     """Of an array on the device; 0 for None."""
     return 0 if array is None else int(array.data.ptr)
@@ -526,23 +467,6 @@ def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any
 
     options = ("-std=c++17", *(f"-D{k}={v}" for k, v in defines))
     return cp.RawModule(code=source(*names), options=options)
-
-
-class Constant:
-    """A module's constant: where it is, and what was last written there."""
-
-    def __init__(self, pointer: Any) -> None:
-        self.pointer, self.value = pointer, b""
-
-    def differs(self, value: np.ndarray) -> bool:
-        """Whether this is another value, so that it has to be written."""
-        return self.value != value.tobytes()
-
-
-@functools.lru_cache(maxsize=1024)
-def constant(module: Any, name: str) -> Constant:
-    """A constant of a module, by name."""
-    return Constant(module.get_global(name))
 
 
 def key_schedule(seed: int) -> np.ndarray:

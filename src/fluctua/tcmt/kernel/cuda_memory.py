@@ -1,13 +1,21 @@
-"""Arrays that go to the device, or come back, in one copy: each by itself takes as long as a short run."""
+"""What goes to the device, what stays there, and what comes back: each copy takes as long as a short run.
+
+Arrays travel together (`Bundle`), constants are written when they change, and what a graph decides is sent once.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fluctua.tcmt.kernel.cuda_layout import Layout
+from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
 
 ALIGNMENT = 256
 """Bytes: of what the device reads at once, and of CUDA's own allocations."""
@@ -89,3 +97,71 @@ class Bundle:
         """Copy an array on to another place on the device, a pointer of CuPy; in the order of the stream."""
         place = self._places[name]
         target.copy_from_device_async(self.memory.data + place.offset, place.size)
+
+
+class Constant:
+    """A module's constant: where it is, and what was last written there."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer, self.value = pointer, b""
+
+    def differs(self, value: np.ndarray) -> bool:
+        """Whether this is another value, so that it has to be written."""
+        return self.value != value.tobytes()
+
+
+@functools.lru_cache(maxsize=1024)
+def constant(module: Any, name: str) -> Constant:
+    """A constant of a module, by name."""
+    return Constant(module.get_global(name))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A layout of a graph, by the numbers that decide it."""
+
+    threads: int
+    per: int
+    cluster: int
+    layout: Layout = field(compare=False)
+
+
+class Indices(NamedTuple):
+    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two lists of raw columns."""
+
+    of_inputs: dict[str, int]
+    first: int
+    second: int
+    memory: Bundle
+
+
+@once_for_a_graph
+def index_arrays(plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int) -> Indices:
+    """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
+    layout = spread_.layout
+    first, second = columns(plan, layout, rates, parts)
+    of_inputs = {
+        "neighbour": layout.neighbour,
+        "bond": layout.wave,
+        "bond_given": plan.bond_given[layout.bonds] if plan.bonds else np.zeros(0, np.int32),
+        "mirror": layout.mirror,
+        "mail": layout.mail,
+    }
+    memory = Bundle.of(cp, {**of_inputs, "first": first, "second": second})
+    places = {name: memory.address(name) if array.size else 0 for name, array in of_inputs.items()}
+    return Indices(places, memory.address("first"), memory.address("second"), memory)
+
+
+def columns(plan: Plan, layout: Layout, rates: bool, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every parameter the one or two raw columns that add up to it (−1: none), of so many parts. (parts·P,)"""
+    n, degree = plan.sites, layout.degree
+    site = np.arange(n)
+    of_one = [site, n + site, 2 * n + layout.half[:, 0]]
+    if rates:
+        base = (2 + degree) * n
+        of_one += [base + site, base + n + site, base + 2 * n + plan.drive_site, base + 3 * n + plan.port_site]
+    a = np.concatenate(of_one)
+    b = np.full_like(a, -1)
+    b[2 * n : 2 * n + plan.bonds] = 2 * n + layout.half[:, 1]
+    part = np.arange(parts)[:, None] * (2 + degree + (4 if rates else 0)) * n
+    return (part + a).ravel().astype(np.int32), np.where(b < 0, -1, part + b).ravel().astype(np.int32)

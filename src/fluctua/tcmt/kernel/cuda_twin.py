@@ -130,7 +130,8 @@ class TwinDevice:
             assert twin.curvature is not None
             basis = np.zeros((twin.rank, self.rows), complex)
             basis[:, : len(twin.basis)] = twin.basis.T
-            self.quadratic = device.upload({"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)})
+            self.tables = Bundle.of(cp, {"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)})
+            self.quadratic = {name: self.tables.address(name) for name in self.quadratic}
         self.value = cp.zeros(self.segments + 1)
 
     def _trail(self, prefix_sum: int = 0, gained: int = 0) -> np.ndarray:
