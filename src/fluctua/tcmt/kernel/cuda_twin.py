@@ -30,8 +30,9 @@ def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
         own, of_twin = getattr(e.spec, name), getattr(twin, name)
         if len(own) < len(of_twin):
             raise ValueError(f"the twin's `{name}` varies in time and the network's does not. Use backend='cpu'.")
-        same[name] = np.broadcast_to(of_twin, own.shape)
-    return twin.replace(**same)
+        if of_twin.shape != own.shape:
+            same[name] = np.broadcast_to(of_twin, own.shape)
+    return twin.replace(**same) if same else twin
 
 
 def run(e: Ensemble, twin: TwinModel) -> TwinSums:

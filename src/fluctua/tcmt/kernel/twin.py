@@ -130,9 +130,11 @@ def run_twin(
         refuse_step(spec.step, "the twin on the GPU")
     ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
     sigma = spec.sigma_kappa if knows_modulation else 0.0
-    model = (spec if twin is None else _same_graph(spec, twin)).replace(
-        noise=spec.noise, sigma_kappa=sigma, harmonics=spec.harmonics, Omega=spec.Omega
-    )
+    model = spec
+    if twin is not None or sigma != spec.sigma_kappa:
+        model = (spec if twin is None else _same_graph(spec, twin)).replace(
+            noise=spec.noise, sigma_kappa=sigma, harmonics=spec.harmonics, Omega=spec.Omega
+        )
     _check_rank(chosen, model)
     if ensemble.options.backend == "cuda":
         model = cuda_twin.checked(ensemble, model)
