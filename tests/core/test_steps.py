@@ -10,7 +10,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.draws import silent
 from fluctua.core.scores import Gaussian, euler
-from fluctua.core.steps import mean_rate
+from fluctua.core.steps import mean_rate, rate_of, step_at
 from problems import tolerance
 
 SPIRAL = {"k": jnp.array(0.4), "turn": jnp.array(2.0), "push": jnp.array(0.7)}
@@ -101,6 +101,52 @@ def test_an_exponential_step_is_exact_for_a_linear_drift():
             np.testing.assert_allclose(run(jax.random.key(0), theta, 1).x[0, -1], exactly, rtol=1e-12)
 
 
+def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
+    with jax.enable_x64(True):
+        stiff = lambda theta: jnp.array([[-1000.0, 1.0], [0.0, -1.0]])
+        process = fl.Process(lambda theta, x: stiff(theta) @ x, lambda theta, x: ONE, step=fl.Exponential(stiff))
+        x, t = (
+            fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=silent)(jax.random.key(0), SPIRAL, 1).x[0, -1],
+            2.0,
+        )
+        slow = -0.5 * np.exp(-t)  # the fast component follows it: x₀ = x₁/(1000 − 1)
+        np.testing.assert_allclose(x, [slow / 999, slow], rtol=1e-8)
+        # a position goes first, and its velocity decays from there as if that were fixed
+        whole = lambda theta: jnp.array([[0.0, 1.0], [-4.0, -0.5]])
+        leapfrog = fl.Process(
+            lambda theta, x: whole(theta) @ x, lambda theta, x: HALF, silent=(0,), step=fl.Exponential(whole)
+        )
+        x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=silent)(jax.random.key(0), SPIRAL, 1).x[0, -1]
+        position = 1 - 0.5 * 0.7
+        velocity = -0.5 * np.exp(-0.35) - 4 * position * (1 - np.exp(-0.35)) / 0.5
+        np.testing.assert_allclose(x, [position, velocity], rtol=1e-12)
+
+
+def test_a_step_at_other_parameters():
+    inner = fl.Exponential(lambda theta: -theta["k"] * jnp.ones(2))
+    moved = step_at(inner, lambda theta, context: {"k": 2 * theta["k"]})
+    drift = lambda theta, x, t, context: -2 * theta["k"] * x
+    rates = [
+        step(f, theta, START, 0.0, 0.5, None)
+        for step, f, theta in (
+            (moved, drift, SPIRAL),
+            (inner, lambda theta, x, *_: -theta["k"] * x, {"k": 2 * SPIRAL["k"]}),
+        )
+    ]
+    np.testing.assert_array_equal(*rates)
+    assert step_at("heun", None) == "heun"
+
+
+def test_a_twin_takes_the_step_of_what_it_explains():
+    plain = CASES["heun"]._replace(step="euler")
+    run = fl.simulator(plain, START, T, step="heun")
+    errors = [
+        fl.ppgt(plain, OBJECTIVE, run, baseline=twin)(jax.random.key(0), SPIRAL, 50).stderr
+        for twin in (fl.Twin(), fl.Twin(process=plain))
+    ]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *errors))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_score_is_the_derivative_of_the_density(name):
     with jax.enable_x64(True):
@@ -150,6 +196,12 @@ def test_an_estimator_takes_the_step_of_its_simulator():
     assert jax.tree.all(jax.tree.map(np.array_equal, *gradients))
     with pytest.raises(ValueError, match="'heun'.*'rk4'"):
         fl.ppgt(CASES["rk4"], OBJECTIVE, fl.simulator(CASES["heun"], START, T))
+    leapfrog = CASES["leapfrog"]
+    with pytest.raises(ValueError, match=r"silent=\(0,\)"):  # a map that moves all components is another one
+        fl.ppgt(leapfrog, OBJECTIVE, fl.simulator(leapfrog._replace(silent=()), START, T))
+    jumping = lambda process: fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process)
+    with pytest.raises(ValueError, match="'heun'.*'euler'"):
+        fl.ppgt(jumping(plain), OBJECTIVE, fl.simulator(jumping(CASES["heun"]), START, T))
 
 
 def test_the_trapezoid_rule():
@@ -159,6 +211,8 @@ def test_the_trapezoid_rule():
     paths = fl.Trajectories(t, jnp.concatenate([x, x]))
     value = fl.samples_of(process, fl.trapezoidal(objective), jnp.array(0.0), paths, baseline="none").returns
     np.testing.assert_allclose(value, 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
+    plain, halved = map(fl.core.check.objective, (objective, fl.trapezoidal(objective)))
+    assert rate_of(halved) == rate_of(plain) == plain.running
 
 
 def test_a_component_without_noise_is_named():
@@ -167,6 +221,9 @@ def test_a_component_without_noise_is_named():
         unnamed = process._replace(silent=wrong)
         with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
             fl.ppgt(unnamed, OBJECTIVE, fl.simulator(unnamed, START, T))(jax.random.key(0), SPIRAL, 4)
+    jumps = fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(silent=()))
+    with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
+        fl.ppgt(jumps, OBJECTIVE, fl.simulator(jumps, START, T))(jax.random.key(0), SPIRAL, 4)
     slanted = fl.Process(
         lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]), lambda theta, x: jnp.ones((2, 1)), step="heun"
     )
@@ -177,6 +234,9 @@ def test_a_component_without_noise_is_named():
 def test_steps_that_there_are_not():
     with pytest.raises(ValueError, match="'huen'.*heun"):
         fl.simulator(CASES["heun"], START, T, step="huen")
+    scalar = fl.Process(spiral, lambda theta, x: ONE, step=lambda drift, theta, x: jnp.zeros(()))
+    with pytest.raises(ValueError, match=r"\(2,\) of the state; got \(\)"):
+        fl.simulator(scalar, START, T)(jax.random.key(0), SPIRAL, 1)
     with pytest.raises(ValueError, match="Observed"):
         fl.Observed(CASES["heun"], observe=np.eye(2), start=START)
     with pytest.raises(ValueError, match="coloured noise"):

@@ -91,7 +91,8 @@ def process(candidate: Any) -> Any:
     for name, f in (("drift", candidate.drift), ("noise", noise)):
         _in_order(name, f)
     _step(candidate.step)
-    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise)
+    step = candidate.step if isinstance(candidate.step, str) else leading(candidate.step, 6)
+    return candidate._replace(drift=leading(candidate.drift, 4), noise=noise, step=step)
 
 
 def _step(step: Any) -> None:

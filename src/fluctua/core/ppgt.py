@@ -124,8 +124,8 @@ def samples_of(
         theta: the parameters of the gradient.
         trajectories: one record, or an iterable of them.
         block_bytes: how much of the trajectories is held at a time.
-        taken_at: the parameters at which the trajectories were taken, if not `theta`. Each gradient then counts as
-            often as its trajectory is likelier at `theta` (`fluctua.reweighted`).
+        taken_at: the parameters at which the trajectories were taken, if not `theta`: the guard compares residuals at
+            those. Gradients are not weighted by how likely a trajectory is at `theta`; `fluctua.reweighted` does that.
         **choices: `start`, `score`, `baseline` and `initial_baseline` as for `gradient`.
 
     Returns: `Samples`.

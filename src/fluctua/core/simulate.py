@@ -135,15 +135,22 @@ def with_step(process: AnyProcess, step: str | Callable[..., Array] | None) -> A
 
 def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
     """The process of a score with the step of the simulator that it is applied to."""
-    own = substrate.recipe.process if isinstance(substrate, Simulator) else None
-    if not isinstance(own, Process) or not isinstance(process, Process) or process.step == own.step:
+    if not isinstance(substrate, Simulator):
         return process
-    if process.step != "euler":
+    own, scored = (
+        p if isinstance(p, Process) else getattr(p, "diffusion", None) for p in (substrate.recipe.process, process)
+    )
+    if not isinstance(own, Process) or not isinstance(scored, Process):
+        return process
+    if isinstance(process, Process) and scored.step == "euler" != own.step:
+        process = scored = scored._replace(step=own.step, silent=scored.silent or own.silent)
+    if scored.step != own.step or (own.step != "euler" and scored.silent != own.silent):
+        name = lambda p: f"step={p.step!r}" + (f" with silent={p.silent}" if p.silent else "")
         raise ValueError(
-            f"the simulator takes steps {own.step!r} and the process of the score {process.step!r}: the score would be "
-            "that of another process. Give both the same `step`."
+            f"the simulator has {name(own)}, and the process of the score {name(scored)}: that is the score of another "
+            "process. Give both the same `step` and `silent`."
         )
-    return process._replace(step=own.step, silent=process.silent or own.silent)
+    return process
 
 
 def refuse_start(process: AnyProcess, start: Start | None) -> None:

@@ -14,7 +14,8 @@ than it decays, which is where Euler's grow without reason; not where noise and 
 
 A component without noise must not learn of θ within the step: it would be moved by θ, and no noise hides that. Those
 components go first, with Euler's step, and the others follow with their map from there: for a position and a velocity
-this is the leapfrog. They must be named, `Process(..., silent=(0,))`, since the map depends on them.
+this is the leapfrog, its velocities half a step aside. They must be named, `Process(..., silent=(0,))`, since the map
+depends on them.
 
 Running rewards are a left sum, of first order too; `trapezoidal` makes them one of second order.
 """
@@ -30,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.types import STEPS, Array, Objective, OfMeans, Params, Process, PyTree
+from fluctua.core.types import STEPS, Array, Objective, OfMeans, Params, Process, PyTree, Rewards
 
 Rate = Callable[[Callable[..., Array], Params, Array, Array, Array, PyTree], Array]
 """(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) -> μ."""
@@ -96,14 +97,55 @@ def mean_rate(process: Process, theta: Params, x: Array, t: Array, dt: Array, co
     """(m(x, Δt) − x)/Δt of one step of one trajectory: the drift itself for Euler. (M,)"""
     if process.step == "euler":
         return process.drift(theta, x, t, context)
-    rate = MAPS[process.step] if isinstance(process.step, str) else process.step
+    rate: Any = MAPS[process.step] if isinstance(process.step, str) else process.step
     dt = jnp.asarray(dt, x.dtype)
     if not process.silent:
-        return rate(process.drift, theta, x, t, dt, context)
+        return _shaped(rate(process.drift, theta, x, t, dt, context), x)
     quiet = np.isin(np.arange(x.size), process.silent)
+    if isinstance(rate, Exponential):  # what stands still has no linear part
+        rate = Exponential(_Masked(rate.linear, tuple((~quiet).tolist())))
     first = process.drift(theta, x, t, context)
     others = lambda *arguments: jnp.where(quiet, 0, process.drift(*arguments))
-    return jnp.where(quiet, first, rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context))
+    moved = _shaped(rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context), x)
+    return jnp.where(quiet, first, moved)
+
+
+def _shaped(rate: Array, x: Array) -> Array:
+    if jnp.shape(rate) != x.shape:
+        raise ValueError(f"a step must give (m − x)/Δt with the shape {x.shape} of the state; got {jnp.shape(rate)}.")
+    return rate
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A linear part with rows of zeros."""
+
+    linear: Callable[..., Array]
+    keep: tuple[bool, ...]
+
+    def __call__(self, theta: Params, t: Array, context: PyTree) -> Array:
+        part = self.linear(theta, t, context)
+        keep = np.array(self.keep)
+        return jnp.where(keep if part.ndim == 1 else keep[:, None], part, 0)
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A step whose own numbers are those at other parameters, as the drift's already are."""
+
+    step: Callable[..., Array]
+    at: Callable[[Params, PyTree], Params]
+
+    def __call__(
+        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+    ) -> Array:
+        here = lambda _, *rest: drift(theta, *rest)
+        return self.step(here, self.at(theta, context), x, t, dt, context)
+
+
+def step_at(step: str | Callable[..., Array], at: Callable[[Params, PyTree], Params]) -> str | Callable[..., Array]:
+    """The step of a process whose drift was made one of other parameters. at: (theta, context) -> those."""
+    return step if isinstance(step, str) else _Elsewhere(step, at)
 
 
 def refuse_step(process: Process, what: str, instead: str) -> None:
@@ -121,19 +163,23 @@ def _diagonal_phi(z: Array) -> tuple[Array, Array]:
     return one, jnp.where(small, series(2), (jnp.expm1(safe) / safe - 1) / safe)
 
 
-DOUBLINGS, ORDER = 8, 8
+DOUBLINGS, ORDER = 14, 8
+"""Relative errors of the series are (‖LΔt‖/2^d)^ORDER/ORDER!: below 1e-6 for ‖LΔt‖ up to 10,000."""
 
 
 def _phi(z: Array) -> tuple[Array, Array]:
-    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M, M) each"""
+    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M, M) each
+
+    e^z is squared beside them: as 1 + zφ₁ it would carry errors of slow modes into fast ones.
+    """
     eye = jnp.eye(len(z), dtype=z.dtype)
     z = z / 2**DOUBLINGS
     one = two = jnp.zeros_like(z)
     for k in reversed(range(ORDER)):
         one, two = z @ one + eye / factorial(k + 1), z @ two + eye / factorial(k + 2)
+    whole = eye + z @ one
     for _ in range(DOUBLINGS):
-        one, two = one + z @ one @ one / 2, (one @ one + 2 * two) / 4
-        z = 2 * z
+        one, two, whole = (one + whole @ one) / 2, (one @ one + 2 * two) / 4, whole @ whole
     return one, two
 
 
@@ -141,21 +187,37 @@ def _phi(z: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class _Trapezoid:
-    """½(g(x, t) + g(x', t + Δt))Δt, with the reward of the step that there was."""
+class _Half:
+    """½g at the beginning of a step."""
+
+    running: Callable[..., Array]
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        return self.running(theta, x, t, context) / 2
+
+
+@dataclass(frozen=True)
+class _OnArrival:
+    """½g(x', t + Δt)Δt at the end of a step, with the reward of the step that there was."""
 
     running: Callable[..., Array]
     step: Callable[..., Array] | None
 
     def __call__(self, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
-        ends = self.running(theta, x, t, context) + self.running(theta, x_next, t + dt, context)
-        return ends * dt / 2 + (0 if self.step is None else self.step(theta, x, x_next, t, dt, context))
+        half = self.running(theta, x_next, t + dt, context) * dt / 2
+        return half if self.step is None else half + self.step(theta, x, x_next, t, dt, context)
+
+
+def rate_of(rewards: Rewards) -> Callable[..., Array]:
+    """g itself, of an objective whose running reward may be by trapezoids."""
+    return rewards.running.running if isinstance(rewards.running, _Half) else rewards.running
 
 
 def trapezoidal(objective: Objective | OfMeans) -> Any:
-    """The objective with ∫g dt by the trapezoid rule, as a reward of steps, in place of the left sum Σg(X_n)Δt.
+    """The objective with ∫g dt by the trapezoid rule, in place of the left sum Σg(X_n)Δt.
 
     The left sum is off by Δt/2 times the change of g over the horizon, which a better step than Euler's does not mend.
+    One half of g is paid at the beginning of a step, and the other on arrival, as a reward of the step.
 
     Args:
         objective: its running reward is what changes.
@@ -169,4 +231,4 @@ def trapezoidal(objective: Objective | OfMeans) -> Any:
     rewards = check.objective(objective)
     if objective.running is None:
         return objective
-    return objective._replace(running=None, step=_Trapezoid(rewards.running, rewards.step))
+    return objective._replace(running=_Half(rewards.running), step=_OnArrival(rewards.running, rewards.step))

@@ -238,6 +238,8 @@ def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
             "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no `process` at all to use the "
             f"one of the score; got {type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
+    if own.step == "euler" != process.step and isinstance(process.step, str):  # a twin with Euler's errors is a bad one
+        own = own._replace(step=process.step, silent=own.silent or process.silent)
     return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
 
 

@@ -19,6 +19,7 @@ from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
+from fluctua.core.steps import rate_of
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
 from fluctua.insitu.estimating import LAWS, SCORES, Result, blank, blanked, check_events, visible
 from fluctua.insitu.readout import observation_variance, reward_term
@@ -186,7 +187,7 @@ def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
     """The reward whose long-run average is J: a network's is by the length of its recording, others' is a rate."""
     if model.observed is None:
         return model.objective
-    return Objective(running=_Scaled(check.objective(model.objective).running, float(np.ptp(recording.t))))
+    return Objective(running=_Scaled(rate_of(check.objective(model.objective)), float(np.ptp(recording.t))))
 
 
 @dataclass(frozen=True)

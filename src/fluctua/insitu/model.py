@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.steps import step_at
 from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, Rewards, Trajectories
 from fluctua.insitu.instrument.substrate import Head
 
@@ -95,7 +96,10 @@ def corrected(model: Model) -> Model:
 
     noise = process.noise
     noise = noise._replace(product=at(noise.product, 2)) if isinstance(noise, NoiseProduct) else at(noise, 2)
+    step = step_at(process.step, correct)
     return model._replace(
-        process=process._replace(drift=at(process.drift, 2), noise=noise, diffusion=at(process.diffusion, 2)),
+        process=process._replace(
+            drift=at(process.drift, 2), noise=noise, diffusion=at(process.diffusion, 2), step=step
+        ),
         objective=Rewards(*(at(reward, -1) for reward in rewards)),
     )

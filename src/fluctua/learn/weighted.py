@@ -26,6 +26,7 @@ import numpy as np
 
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator
+from fluctua.core.steps import step_at
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Estimator, NoiseProduct, Params, Process
 
@@ -279,7 +280,8 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> C
         own_noise: Any = NoiseProduct(lambda th, *rest: product(at(th), *rest), noise.width)
     else:
         own_noise = lambda th, *rest: noise(at(th), *rest)  # type: ignore[misc]
-    own = Process(lambda th, *rest: drift(at(th), *rest), own_noise, silent=twin.process.silent, step=twin.process.step)
+    step = step_at(twin.process.step, lambda theta, context: at(theta))
+    own = Process(lambda th, *rest: drift(at(th), *rest), own_noise, silent=twin.process.silent, step=step)
     run = substrate._replace(recipe=substrate.recipe._replace(process=own))
     model = method.model._replace(process=own)
     alone = PPGT(method._replace(model=model, twin=twin._replace(theta=None, process=own)), run)

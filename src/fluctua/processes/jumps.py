@@ -13,7 +13,7 @@ step and its Euler–Maruyama kick start from the same state and add up; the sco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.diffusion import with_silent
 from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import one_step
 from fluctua.core.types import Array, Params, Process, PyTree, Step
@@ -164,9 +165,12 @@ class Jumps:
             )
         if known is not None and len(self.changes[0]) != x.size:
             raise ValueError(f"each change must have the {x.size} components of the state; got {len(self.changes[0])}.")
-        if self.diffusion is not None:
-            check.shapes(self.diffusion, theta, x, t, context)
-        return self
+        if self.diffusion is None:
+            return self
+        check.shapes(self.diffusion, theta, x, t, context)
+        named = with_silent(self.diffusion, theta, x, t, context)
+        assert isinstance(named, Process)
+        return replace(self, diffusion=named)
 
 
 def events_on(t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]) -> Events:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.simulate import Counted, Simulator, simulator
+from fluctua.core.steps import trapezoidal
 from fluctua.core.types import Array, Objective, Params, Process, PyTree
 from fluctua.tcmt.coupled_modes import Draw, Drive, Frame, Modulation, abs2, checked_drives, incoming, outgoing, to_psi
 from fluctua.tcmt.network import Network, parameters
@@ -121,40 +121,13 @@ class CrossPower:
         return jnp.asarray(self.weights, x.dtype) @ jnp.real(one * other.conj())
 
 
-@dataclass(frozen=True)
-class Running:
-    """A reward rate by the trapezoid rule, all but its last time: the first one counts half."""
-
-    rate: Callable[..., Array]
-    start: float
-
-    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-        """The rate, or half of it."""
-        return self.rate(theta, x, t, context) * jnp.where(t > self.start, 1.0, 0.5)
-
-
-@dataclass(frozen=True)
-class AtEnd:
-    """What the trapezoid rule counts at the last time: half a step of the rate."""
-
-    rate: Callable[..., Array]
-    end: float
-    dt: float
-
-    def __call__(self, theta: Params, x: Array, context: PyTree) -> Array:
-        """A terminal reward."""
-        return self.rate(theta, x, jnp.asarray(self.end, x.dtype), context) * (self.dt / 2)
-
-
-def accumulated(rate: Callable[..., Array], t: np.ndarray, step: str) -> Objective:
+def accumulated(rate: Callable[..., Array], step: str) -> Objective:
     """∫g dt: the left sum Σg(X_n)Δt of the paper with Euler's step, else of second order as the step, by trapezoids.
 
-    rate: g (theta, x, t, context). t: the grid (T+1,), uniform.
+    rate: g (theta, x, t, context).
     """
-    if step == "euler":
-        return Objective(running=rate)
-    rate, dt = check.leading(rate, 4), float(t[-1] - t[0]) / (len(t) - 1)
-    return Objective(running=Running(rate, float(t[0])), terminal=AtEnd(rate, float(t[-1]), dt))
+    left = Objective(running=rate)
+    return left if step == "euler" else trapezoidal(left)
 
 
 @dataclass(frozen=True)

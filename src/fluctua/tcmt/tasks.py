@@ -233,7 +233,7 @@ def custom(
     return Task(
         network=network,
         process=process(network, drives, frame=frame, modulation=modulation, step=step),
-        objective=accumulated(running, t, step),
+        objective=accumulated(running, step),
         t=t,
         condition=condition(network),
         simulated=network,
@@ -289,7 +289,7 @@ def assembled(
     return Task(
         network=network,
         process=Process(drift, noise, step=step),
-        objective=accumulated(reward, t, step),
+        objective=accumulated(reward, step),
         t=t,
         condition=of_device,
         simulated=simulated,

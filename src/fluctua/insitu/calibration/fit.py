@@ -162,7 +162,7 @@ def calibrate(
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
     report = gradient = defect = None
-    if transition == "euler" and not model.hidden and not noise.observation_seen:
+    if transition == "euler" and process.step == "euler" and not model.hidden and not noise.observation_seen:
         defect = euler_defect(recording, process, theta, noise.quadratic_variation)
     guard = None
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None

@@ -115,7 +115,11 @@ def fit_noise(
     silent = np.isin(np.arange(sums["rate"].shape[1]), process.silent)
     _noisy(np.where(silent, 1, sums["rate"].mean(axis=0)))
     sums["e2"] = np.where(silent, 1, sums["e2"])  # which may be nothing at all, and is no unit for the rest
-    mixed = None if transition is euler else spreading(process, theta, next(pieces(source, BATCH)))
+    mixed = (
+        None
+        if transition is euler and process.step == "euler"
+        else spreading(process, theta, next(pieces(source, BATCH)))
+    )
     mask = np.ones(sums["rate"].shape[1], bool) if usable is None else np.asarray(usable, bool)
     fit = _reduced(sums, cross, transitions, mixed, mask, silent)
     fit = fit if mask.all() else _only(fit, mask, sums["model"].mean(axis=0))

@@ -25,6 +25,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.scores import euler
+from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import to_go
 from fluctua.core.types import (
     Array,
@@ -160,7 +161,7 @@ def euler_defect(
 
     Args:
         source: trajectories.
-        process: its drift is taken for right.
+        process: its drift is taken for right, and its step for Euler's.
         theta: parameters as they were set.
         diffusion: Q (M,), for the weights.
 
@@ -284,7 +285,8 @@ def _biases(
             return w * dt * diffusion_at(process, theta, x, t, context).solve(b.astype(x.dtype)) / 2
 
         cotangent = jax.vmap(push)(x[:-1], times.t[:-1], times.dt, weight)
-        mu = lambda th: jax.vmap(lambda x, t: process.drift(th, x, t, context))(x[:-1], times.t[:-1])
+        rate = lambda th: lambda x, t, dt: mean_rate(process, th, x, t, dt, context)
+        mu = lambda th: jax.vmap(rate(th))(x[:-1], times.t[:-1], times.dt)
         return ravel_pytree(jax.grad(lambda th: jnp.sum(cotangent * mu(th)))(theta))[0]
 
     return jax.vmap(one)(x, context, beta, weight)

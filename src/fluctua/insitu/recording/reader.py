@@ -332,7 +332,7 @@ def _first_line(error: BaseException) -> str:
 def with_silent_named(source: RecordingFile | Trajectories, process: Process, theta: Params) -> Process:
     """The process, checked, with its silent components named, as they are at the first state that was recorded."""
     process = check.process(process)
-    if process.silent:
+    if process.silent and process.step == "euler":
         return process
     _, x, context, *_ = next(pieces(source, 1))
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], context)
