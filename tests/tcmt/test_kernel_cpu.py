@@ -141,7 +141,7 @@ def test_overflow_names_the_first_trajectory_and_its_step():
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({"omega": np.zeros(11)}, {}, "`kappa`|`chi`|`bonds`"),
+        ({"omega": np.zeros(11)}, {}, "`omega`.*12.*11"),
         ({"noise": np.zeros(12)}, {}, "site 0 has no noise"),
         ({"steps": 0}, {}, "`steps`"),
         ({"bonds": np.array([[0, 0]]), "kappa": np.ones(1)}, {}, "itself"),

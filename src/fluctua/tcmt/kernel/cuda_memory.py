@@ -39,11 +39,7 @@ class Bundle:
         cp: CuPy.
         arrays: shape and type of each, by name.
 
-    >>> out = Bundle(cp, returns=((1000,), float), overflow=((1000,), np.int32))
-    >>> out.address("overflow")  # for a kernel that writes there
-    >>> out.get()["returns"].shape
-    (1000,)
-
+    `address(name)` is for a kernel that writes there, `get()` brings all of them to the host in one copy.
     """
 
     def __init__(self, cp: Any, **arrays: tuple[tuple[int, ...], Any]) -> None:
