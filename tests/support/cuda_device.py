@@ -1,5 +1,6 @@
 """A GPU where there is one, and its emulation everywhere: what tests of CUDA kernels run on."""
 
+import functools
 import sys
 
 import pytest
@@ -26,6 +27,7 @@ def device(request, monkeypatch):
     else:
         monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
         monkeypatch.setattr(cuda, "_free", {})
-        monkeypatch.setattr(cuda, "compiled", cuda.compiled.__wrapped__)
+        # of its own, but one module for all that share its constants, as on a GPU
+        monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled.__wrapped__))
         monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
     return request.param

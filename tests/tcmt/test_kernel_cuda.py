@@ -1,6 +1,5 @@
 """The CUDA kernel against the CPU kernel, on a GPU where there is one and emulated everywhere."""
 
-import functools
 import re
 import shutil
 import subprocess
@@ -76,13 +75,7 @@ def test_any_degree(device):
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
 
 
-@pytest.fixture
-def keeps_modules(device, monkeypatch):
-    """With the emulated device, too, a module and its constants are the same from run to run."""
-    monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled))
-
-
-def test_the_order_in_which_bonds_are_given_is_of_the_noise(keeps_modules):
+def test_the_order_in_which_bonds_are_given_is_of_the_noise(device):
     """What is kept of a graph between runs is not that of the same graph in another order."""
     spec = rectangle(2, 3, sigma_kappa=0.2, steps=20)
     turned = spec.replace(bonds=spec.bonds[::-1], kappa=spec.kappa[::-1])
@@ -91,7 +84,7 @@ def test_the_order_in_which_bonds_are_given_is_of_the_noise(keeps_modules):
         assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
 
 
-def test_drives_ports_and_rates_of_one_graph_are_told_apart(keeps_modules):
+def test_drives_ports_and_rates_of_one_graph_are_told_apart(device):
     spec = rectangle(2, 3, steps=20)
     driven, seen = (spec.drive_sites + 1) % 6, (spec.port_sites + 2) % 6
     louder = spec.replace(drive=1.5 * spec.drive, port_gain=0.5 * spec.port_gain)
@@ -104,7 +97,7 @@ def test_drives_ports_and_rates_of_one_graph_are_told_apart(keeps_modules):
 
 
 @pytest.mark.parametrize("baseline", ["none", "table", "binned", "twin"])
-def test_a_second_run_of_the_same_shape_has_its_own_numbers(keeps_modules, baseline):
+def test_a_second_run_of_the_same_shape_has_its_own_numbers(device, baseline):
     spec = rectangle(2, 3, lab=baseline == "table", sigma_kappa=0.1, steps=14)
     other = spec.replace(
         omega=spec.omega + 0.3,
