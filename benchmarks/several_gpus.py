@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from fluctua.tcmt.kernel import cuda
+from fluctua.tcmt.kernel import cuda, gpus
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin
@@ -39,25 +39,24 @@ def main():
     options.add_argument("--steps", type=int, default=1000)
     asked = options.parse_args()
     cp = cuda.require_cupy()
-    gpus = [0] * asked.pretend if asked.pretend else cuda.visible(cp)
+    numbers = [0] * asked.pretend if asked.pretend else gpus.visible(cp)
     spec, table = paper_lattice(steps=asked.steps), np.linspace(0.2, 0, asked.steps + 1)
     cases = {
         "time-only, 100,000": lambda: kernel.run(spec, 1, 100_000, baseline=table, backend="cuda"),
         "twin, 40,000": lambda: run_twin(spec, 1, 40_000, table=0 * table, backend="cuda"),
         "binned, 16,384": lambda: kernel.run(spec, 1, 16_384, baseline=Binned(20, 50), backend="cuda"),
     }
-    print(
-        f"11 × 13 resonators, {asked.steps:,} steps; {len(gpus)} GPUs" + " (one stands for all)" * bool(asked.pretend)
-    )
-    every, piece = cuda.visible, cuda.PIECE
+    pretended = " (one stands for all)" * bool(asked.pretend)
+    print(f"11 × 13 resonators, {asked.steps:,} steps; {len(numbers)} GPUs{pretended}")
+    every, piece = gpus.visible, gpus.PIECE
     for name, run in cases.items():
-        cuda.visible = lambda cp: gpus[:1]
+        gpus.visible = lambda cp: numbers[:1]
         one, alone = timed(run)
-        cuda.PIECE = 2**40
+        gpus.PIECE = 2**40
         _, whole = timed(run)
-        cuda.PIECE, cuda.visible = piece, lambda cp: gpus
+        gpus.PIECE, gpus.visible = piece, lambda cp: numbers
         several, shared = timed(run)
-        cuda.visible = every
+        gpus.visible = every
         bits = "the same bits" if same(one, several) else "OTHER BITS"
         print(
             f"  {name:20} one launch {whole:6.3f} s, pieces {alone:6.3f} s, on all {shared:6.3f} s: {bits}", flush=True

@@ -22,12 +22,14 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from matplotlib.ticker import NullFormatter
 
 import fluctua as fl
 from fluctua.cli.common import machine
 from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.core import check
 from fluctua.core.steps import mean_rate
+from fluctua.plot.style import LOOK, save_png
 
 LINEAR = {
     "genes": fl.Exponential(lambda theta: -jnp.concatenate([jnp.ones(3), theta["decay"]])),
@@ -198,10 +200,41 @@ def table(name: str, rows: dict[str, list[Bias]], value: float, cost: dict[str, 
     yield ""
 
 
-def figure(results: dict[str, tuple[Any, Any, dict[str, float]]]) -> plt.Figure:
-    """Bias of the gradient against seconds a trajectory, a panel a process."""
-    chart, panels = plt.subplots(1, len(results), figsize=(3.1 * len(results), 3.2), layout="constrained")
-    for axes, (name, (rows, _, cost)) in zip(np.atleast_1d(panels), results.items(), strict=True):
+def read(text: str) -> dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]:
+    """What `table` wrote, of every process."""
+    results: dict[str, Any] = {}
+    for line in text.splitlines():
+        words = line.replace("±", "").split()
+        if line and not line.startswith(" ") and ": J = " in line:
+            name, value = line.split(": J = ")
+            results[name] = ({}, float(value), {})
+            continue
+        if not results or not words or words[0] in ("step", "at") or "times" in words:
+            continue
+        rows, _, cost = results[name]
+        first = next(i for i, word in enumerate(words) if word[0].isdigit())
+        if first:
+            label = " ".join(words[:first])
+            rows[label], cost[label.split()[0]] = [], float(words[first])
+            first += 1
+        numbers = [float(word) for word in words[first:]]
+        dt, value, value_error, slope, slope_error = (
+            numbers if len(numbers) == 5 else (*numbers[:2], 0.0, numbers[2], 0.0)
+        )
+        rows[label].append(Bias(dt, value, value_error, slope, slope_error))
+    return results
+
+
+def figure(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]) -> plt.Figure:
+    """Bias of the gradient against the time of a trajectory, a panel a process."""
+    with plt.rc_context(LOOK):
+        return _drawn(results)
+
+
+def _drawn(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, float]]]) -> plt.Figure:
+    chart, panels = plt.subplots(2, 3, figsize=(7.2, 4.6), layout="constrained")
+    panels = panels.ravel()
+    for axes, (name, (rows, _, cost)) in zip(panels, results.items(), strict=False):
         own = PROCESSES[name]()
         for label, some in rows.items():
             if label not in COLOURS:
@@ -209,11 +242,16 @@ def figure(results: dict[str, tuple[Any, Any, dict[str, float]]]) -> plt.Figure:
             seen = [row for row in some if row.gradient > 2 * row.gradient_error]
             microseconds = [cost[label] * own.dt * own.steps / row.dt / 1e3 for row in seen]
             axes.errorbar(microseconds, [row.gradient for row in seen], [row.gradient_error for row in seen],
-                          color=COLOURS[label], marker="o", ms=4, lw=1.4, label=label)  # fmt: skip
+                          color=COLOURS[label], marker="o", ms=4, lw=1.4)  # fmt: skip
         axes.set(xscale="log", yscale="log", title=name, xlabel="µs a trajectory")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.spines[["top", "right"]].set_visible(False)
-    np.atleast_1d(panels)[0].set_ylabel("bias of the gradient, relative")
-    np.atleast_1d(panels)[0].legend(frameon=False)
+    for axes in panels[::3]:
+        axes.set_ylabel("bias of the gradient, relative")
+    for axes in panels[len(results) :]:
+        axes.set_axis_off()
+    handles = [plt.Line2D([], [], color=colour, marker="o", ms=4, lw=1.4) for colour in COLOURS.values()]
+    panels[-1].legend(handles, COLOURS, frameon=False, loc="center", title="step")
     return chart
 
 
@@ -225,7 +263,11 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=20_000, help="trajectories of a timed call")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, help="a folder")
+    parser.add_argument("--figure-only", action="store_true", help="the figure again, from own.txt of that folder")
     options = parser.parse_args()
+    if options.figure_only:
+        save_png(figure(read((options.out / "own.txt").read_text())), options.out / "own.png")
+        return
     jax.config.update("jax_enable_x64", True)
     lines, results = [machine("cpu"), ""], {}
     for name in options.only:
@@ -238,7 +280,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "own.txt").write_text("\n".join(lines))
-        figure(results).savefig(options.out / "own.png", dpi=130)
+        save_png(figure(results), options.out / "own.png")
 
 
 if __name__ == "__main__":

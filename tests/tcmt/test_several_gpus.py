@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluctua.tcmt.kernel import cuda, cuda_binned, cuda_twin
+from fluctua.tcmt.kernel import cuda, cuda_binned, cuda_twin, gpus
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin
@@ -28,13 +28,13 @@ def assert_same_bits(one, several):
 @pytest.fixture
 def on(device, monkeypatch):
     """Run something with so many GPUs, in pieces of 8; -> its result and how many of them it was laid out on."""
-    monkeypatch.setattr(cuda, "PIECE", 8)
+    monkeypatch.setattr(gpus, "PIECE", 8)
 
     def run(many, function, kind=cuda.Device):
         made = []
         begin = kind.__init__
         with monkeypatch.context() as patch:
-            patch.setattr(cuda, "visible", lambda cp: [0] * many)
+            patch.setattr(gpus, "visible", lambda cp: [0] * many)
             patch.setattr(cuda, "_free", {})  # nothing is laid out before
             patch.setattr(kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k))
             return function(), len(made)
@@ -73,15 +73,15 @@ def test_groups_of_the_binned_baseline(on):
 @pytest.mark.parametrize("count", [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1])
 @pytest.mark.parametrize("most", [100, 50_000, 10**6])
 def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):
-    piece = cuda.piece_of(count, most)
+    piece = gpus.piece_of(count, most)
     assert piece % 2 == 0
     assert piece <= max(2, most)
-    if count <= cuda.PIECE or most <= cuda.PIECE:
+    if count <= gpus.PIECE or most <= gpus.PIECE:
         assert piece == max(2, min(count, most) // 2 * 2)  # as memory alone has it
     else:
         pieces = -(-count // piece)
-        assert pieces == max(-(-count // cuda.PIECE), -(-count // most))
-        assert piece <= cuda.PIECE
+        assert pieces == max(-(-count // gpus.PIECE), -(-count // most))
+        assert piece <= gpus.PIECE
         assert count - (pieces - 1) * piece > piece - 2 * pieces
 
 
@@ -91,8 +91,8 @@ def test_every_gpu_is_used_the_current_one_first(device, monkeypatch):
     cp = cuda.require_cupy()
     monkeypatch.setattr(cp.cuda.runtime, "getDeviceCount", lambda: 3)
     with cp.cuda.Device(2):
-        assert cuda.visible(cp) == [2, 0, 1]
+        assert gpus.visible(cp) == [2, 0, 1]
     seen = []
-    results = cuda.over_gpus(lambda item: seen.append(item) or item**2, range(7))
+    results = gpus.over_gpus(lambda item: seen.append(item) or item**2, range(7))
     assert results == [n**2 for n in range(7)]
     assert sorted(seen) == list(range(7))

@@ -1,24 +1,19 @@
 """The one-pass kernel on NVIDIA GPUs: lays out the network, compiles for it at run time, launches.
 
 A trajectory is a block and a site a thread, and a cluster of blocks for more than 1,024 sites; see
-`native/cuda/lattice.cu`. Compilation takes a second and is kept
-for every shape of network: new parameter values, seeds and drives of the same network do not compile again.
-
-A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the number of GPUs, and
-what they leave is added in their order on the host: one GPU and eight give the same bits, if they are of one kind.
+`native/cuda/lattice.cu`. Compilation takes a second and is kept for every shape of network: new parameter values, seeds
+and drives of the same network do not compile again.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fluctua.compiled.cuda import require_cupy
+from fluctua.tcmt.kernel import gpus
 from fluctua.tcmt.kernel.cpu import Sums
 from fluctua.tcmt.kernel.cuda_layout import (
     Layout,
@@ -41,8 +36,6 @@ NUMBERS = ("kappa", "drive", "incoming", "bar", "modulation")
 SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
 """Sums of single trajectories held at a time; more trajectories go in several launches."""
-PIECE = 2**15
-"""Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to share out."""
 
 
 def run(e: Ensemble) -> Sums:
@@ -51,7 +44,7 @@ def run(e: Ensemble) -> Sums:
     refuse(e)
     plan, out = plan_of(e), Sums.empty(e)
     launch = lambda device, begin, end: device.with_moments(device.launch(e.first + begin, end - begin, e.records))
-    for begin, end, _, part in in_turn(cp, e.count, lambda: borrowed(cp, e, plan), launch):
+    for begin, end, _, part in gpus.in_turn(cp, e.count, lambda: borrowed(cp, e, plan), launch):
         sums = part.sums.get()
         out.returns[begin:end] = sums["returns"]
         out.reward_sum += sums["reward_sum"]
@@ -65,63 +58,6 @@ def run(e: Ensemble) -> Sums:
         if out.record is not None:
             out.record[begin:end] = part.record.get()
     return out
-
-
-def visible(cp: Any) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, the current one first."""
-    count, current = cp.cuda.runtime.getDeviceCount(), cp.cuda.Device().id
-    return [(current + i) % count for i in range(count)]
-
-
-def in_turn(
-    cp: Any, count: int, make: Callable[[], Any], launch: Callable[[Any, int, int], Any]
-) -> Iterator[tuple[int, int, Any, Any]]:
-    """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in order.
-
-    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`; given back at the end.
-    launch: (device, begin, end), asynchronous. What follows is done with the GPU of the piece as the current one.
-    """
-    gpus, made = visible(cp), [make()]
-    edges = [*range(0, count, made[0].chunk), count]
-    pieces = list(itertools.pairwise(edges))
-    try:
-        for start in range(0, len(pieces), len(gpus)):
-            launched = []
-            for slot, (begin, end) in enumerate(pieces[start : start + len(gpus)]):
-                with cp.cuda.Device(gpus[slot]):
-                    if slot == len(made):
-                        made.append(make())
-                    launched.append((slot, begin, end, launch(made[slot], begin, end)))
-            for slot, begin, end, part in launched:
-                with cp.cuda.Device(gpus[slot]):
-                    yield begin, end, made[slot], part
-    finally:
-        for device in made:
-            device.give_back()
-
-
-def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """function(item) of every item, on all visible GPUs at once; results in the order of the items."""
-    cp = require_cupy()
-    gpus = visible(cp)[: len(items)]
-    if len(gpus) < 2:
-        return [function(item) for item in items]
-
-    def share(slot: int) -> list[Any]:
-        with cp.cuda.Device(gpus[slot]):
-            return [function(item) for item in items[slot :: len(gpus)]]
-
-    with ThreadPoolExecutor(len(set(gpus))) as threads:
-        shares = list(threads.map(share, range(len(gpus))))
-    return [shares[i % len(gpus)][i // len(gpus)] for i in range(len(items))]
-
-
-def piece_of(count: int, most: int) -> int:
-    """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number of GPUs."""
-    if min(count, most) > PIECE:
-        many = -(-count // PIECE)
-        most = min(most, -(-count // many) + 1)
-    return int(max(2, min(count, most) // 2 * 2))
 
 
 class Part(NamedTuple):
@@ -152,7 +88,7 @@ def borrowed(
     arrays = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
     shape = (plan.sites, plan.steps, plan.dt, plan.heun, plan.harmonics, plan.modulation_steps, plan.bar is None)
     tables = (plan.drive_rows, plan.incoming_rows, e.count, e.options)
-    limits = (cp, cp.cuda.Device().id, CHUNK_BYTES, PIECE)
+    limits = (cp, cp.cuda.Device().id, CHUNK_BYTES, gpus.PIECE)
     key = (*limits, shape, tables, *(a.tobytes() for a in arrays), sources, tuple((macros or {}).items()), parts)
     try:
         device = _free[key].pop()
@@ -193,7 +129,7 @@ class Device:
             self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
             self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
             per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
-            self.chunk = piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
+            self.chunk = gpus.piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
             if self._compile(SOURCES + sources, macros or {}):
                 break
         where = Spread(self.layout.threads, self.layout.per, self.layout.cluster, self.layout)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.tcmt.kernel import cuda
+from fluctua.tcmt.kernel import cuda, gpus
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.cuda import Part, address
 from fluctua.tcmt.kernel.cuda_memory import Bundle
@@ -40,7 +40,7 @@ def run(e: Ensemble, twin: TwinModel) -> TwinSums:
     cp = cuda.require_cupy()
     out, p = TwinSums.empty(e), e.width
     launch = lambda device, begin, end: device.launch(e.first + begin, end - begin)
-    for begin, end, device, part in cuda.in_turn(cp, e.count, lambda: TwinDevice(cp, e, twin), launch):
+    for begin, end, device, part in gpus.in_turn(cp, e.count, lambda: TwinDevice(cp, e, twin), launch):
         sums = part.sums.get()
         if not device.tabulated(sums["ends"]):
             out.overflow[1] = e.first
@@ -75,7 +75,7 @@ class TwinDevice:
         cuda.refuse_beyond(self.shared, f"{self.plan.sites} resonators and their twins", attributes)
         kinds = 2 + layout.degree + (4 if e.rates else 0)
         each = 3 * item * self.plan.sites * kinds
-        self.chunk = cuda.piece_of(e.count, cuda.CHUNK_BYTES // each)
+        self.chunk = gpus.piece_of(e.count, cuda.CHUNK_BYTES // each)
         blocks = _blocks(attributes, layout.threads, item, self.shared, self.chunk)
         self.segment = self._segment()
         self.segments = -(-self.steps // self.segment)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel import cpu, cuda, cuda_binned
+from fluctua.tcmt.kernel import cpu, cuda, cuda_binned, gpus
 from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
 from fluctua.tcmt.kernel.layout import neighbours
 from fluctua.tcmt.kernel.options import Binned, Ensemble, KernelSpec, Options
@@ -90,7 +90,7 @@ def run(
     groups = _groups(ensemble)
     of_group = lambda part: result(part, _sums(part))
     on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
-    return _combined(cuda.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups])
+    return _combined(gpus.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups])
 
 
 def _groups(e: Ensemble) -> list[Ensemble]:
