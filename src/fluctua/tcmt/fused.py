@@ -279,6 +279,7 @@ class OfLosses:
         self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int = 1, readout: float = 0.0
     ) -> Evidence:
         """What they say about the unknowns."""
+        refuse_step(self.fused.task.step, "the calibration of losses")
         p, slope = measured.at_point(at, theta, u)
         spec = kernel_spec(self.fused.task, p, self.fused.s_plus)
         return measured.evidence(self.fused.task, spec, at, theta, u, trajectories, every, readout, slope)
