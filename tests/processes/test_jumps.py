@@ -10,6 +10,7 @@ from fluctua.core.draws import philox
 from fluctua.core.guard import examine
 from fluctua.core.ppgt import samples_of
 from fluctua.core.sources import run_and_pilot
+from fluctua.processes import jumps
 from fluctua.processes.jumps import Jumps, Sized, events_on
 
 T = jnp.linspace(0.0, 2.0, 11)
@@ -179,6 +180,16 @@ def test_a_rate_that_turns_bad_on_the_way_is_not_averaged(key, death):
     process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * death(x[0])]), [[1.0], [-1.0]])
     with pytest.raises((ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"):
         fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
+
+
+@pytest.mark.parametrize("backend", ["jax", "cpu"])
+def test_a_process_that_explodes_ends(key, monkeypatch, backend):
+    """Pairs give birth: from ten on, infinitely many within a time of about 0.1."""
+    monkeypatch.setattr(jumps, "MOST_EVENTS", 500)
+    process = fl.Jumps(lambda theta, x: theta * x * (x - 1), [[1.0]])
+    run = fl.simulator(process, jnp.array([10.0]), jnp.linspace(0, 1, 3), backend=backend)
+    with pytest.raises(FloatingPointError, match="time index 0, from x = .10.0.*explodes"):
+        fl.ppgt(process, fl.Objective(terminal=lambda theta, x: x[0]), run)(key, jnp.array(1.0), 4)
 
 
 def test_states_in_single_precision_on_a_grid_in_double(key):

@@ -15,6 +15,7 @@ import numpy as np
 from fluctua.compiled.events import Inner
 from fluctua.compiled.graph import LEAVES, TIME, Graph
 from fluctua.compiled.trace import Program
+from fluctua.processes import jumps
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
          "and": "&", "or": "|", "xor": "^"}  # fmt: skip
@@ -220,7 +221,8 @@ def _events(program: Program, layout: Layout, inner: Inner, scores: bool) -> str
     events = [function(program, layout, "event", next_one, declared)]
     if scores:
         events.append(function(program, layout, "event_scores", scored, declared))
-    return "\n".join([f"#define EVENT_SCORES {len(inner.scores)}", *events, native("events.hpp")])
+    numbers = [f"#define EVENT_SCORES {len(inner.scores)}", f"#define MOST_EVENTS {jumps.MOST_EVENTS}"]
+    return "\n".join([*numbers, *events, native("events.hpp")])
 
 
 def function(

@@ -574,7 +574,8 @@ def check_path(
             process.check(theta, x[0, n], substrate.t[n], one, where)
             raise FloatingPointError(
                 f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that is not finite: the "
-                "time step is too large, or a rate was negative or not finite within it."
+                "time step is too large, a rate was negative or not finite within it, or it has a million events and "
+                "more (a process that explodes)."
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
             check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")

@@ -38,6 +38,10 @@ class Sized(NamedTuple):
     log_density: Callable[..., Array]
 
 
+MOST_EVENTS = 2**20
+"""Of one step of one trajectory. With more it counts as one that explodes, and ends in a state that is not finite."""
+
+
 class Events(NamedTuple):
     """The events within each step, in order; K is the most that any step has.
 
@@ -324,7 +328,8 @@ def _run(process: Jumps, theta: Params, x: Array, t: Array, dt: Array, context: 
 
     none = Events(jnp.zeros(most, x.dtype), jnp.full(most, -1), jnp.zeros((most, x.size), x.dtype))
     begin = _Run(x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none)
-    return jax.lax.while_loop(lambda run: run.time < dt, one, begin)
+    run = jax.lax.while_loop(lambda run: (run.time < dt) & (run.count < MOST_EVENTS), one, begin)
+    return run._replace(x=jnp.where(run.time < dt, jnp.nan, run.x))
 
 
 def _log_size(
