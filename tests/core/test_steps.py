@@ -10,7 +10,8 @@ import pytest
 import fluctua as fl
 from fluctua.core.draws import silent
 from fluctua.core.scores import Gaussian, euler
-from fluctua.core.steps import mean_rate, rate_of, step_at
+from fluctua.core.steps import MAPS, _diagonal_phi, _phi, mean_rate, rate_of, step_at
+from fluctua.core.types import STEPS
 from problems import tolerance
 
 SPIRAL = {"k": jnp.array(0.4), "turn": jnp.array(2.0), "push": jnp.array(0.7)}
@@ -122,6 +123,20 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
         np.testing.assert_allclose(x, [position, velocity], rtol=1e-12)
 
 
+def test_the_functions_of_an_exponential_step():
+    """φ₁ and φ₂ as ∫e^{(1−s)z}ds and ∫e^{(1−s)z}s ds, on either side of where the series ends, and of a matrix."""
+    z = jnp.array([-20.0, -0.11, -0.09, 0.0, 0.05, 0.3])
+    s, weight = np.polynomial.legendre.leggauss(40)
+    s, weight = (s + 1) / 2, weight / 2
+    expected = [np.exp(np.outer(z, 1 - s)) @ weight, np.exp(np.outer(z, 1 - s)) @ (weight * s)]
+    np.testing.assert_allclose(_diagonal_phi(z), expected, rtol=1e-12)
+    np.testing.assert_allclose([jnp.diag(phi) for phi in _phi(jnp.diag(z))], expected, rtol=1e-12)
+
+
+def test_every_name_has_a_map():
+    assert {"euler", *MAPS} == set(STEPS)
+
+
 def test_a_step_at_other_parameters():
     inner = fl.Exponential(lambda theta: -theta["k"] * jnp.ones(2))
     moved = step_at(inner, lambda theta, context: {"k": 2 * theta["k"]})
@@ -213,6 +228,9 @@ def test_the_trapezoid_rule():
     np.testing.assert_allclose(value, 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
     plain, halved = map(fl.core.check.objective, (objective, fl.trapezoidal(objective)))
     assert rate_of(halved) == rate_of(plain) == plain.running
+    assert fl.trapezoidal(halved) == halved
+    terminal = fl.Objective(terminal=lambda theta, x: x[0])
+    assert fl.trapezoidal(terminal) == terminal
 
 
 def test_a_component_without_noise_is_named():

@@ -82,16 +82,6 @@ def test_antithetic_pairs_and_the_skeleton():
     assert still.gradient is None
 
 
-def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
-    spec = heun(sigma_kappa=0.1)
-    whole = kernel.run(spec, 5, 70, threads=1, samples=True)
-    again = kernel.run(spec, 5, 70, threads=3, samples=True)
-    part = kernel.run(spec, 5, 30, first_trajectory=40, samples=True)
-    np.testing.assert_array_equal(whole.gradient.kappa, again.gradient.kappa)
-    np.testing.assert_array_equal(whole.mean_return_to_go, again.mean_return_to_go)
-    np.testing.assert_array_equal(whole.samples.kappa[40:], part.samples.kappa)
-
-
 def wrong(spec):
     return spec.replace(omega=1.05 * spec.omega + 0.01, kappa=0.95 * spec.kappa, chi=1.2 * spec.chi)
 

@@ -31,15 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.types import STEPS, Array, Objective, OfMeans, Params, Process, PyTree, Rewards
+from fluctua.core.types import Array, Objective, OfMeans, Params, Process, PyTree, Rewards
 
 Rate = Callable[[Callable[..., Array], Params, Array, Array, Array, PyTree], Array]
 """(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) -> μ."""
-
-
-def euler(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """μ."""
-    return drift(theta, x, t, context)
 
 
 def heun(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
@@ -90,7 +85,8 @@ class Exponential:
         return of(one, here) + of(two, change)
 
 
-MAPS: dict[str, Rate] = dict(zip(STEPS, (euler, heun, rk4), strict=True))
+MAPS: dict[str, Rate] = {"heun": heun, "rk4": rk4}
+"""By name, Euler's apart; another one is also named in `fluctua.core.types.STEPS`."""
 
 
 def mean_rate(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
@@ -229,6 +225,6 @@ def trapezoidal(objective: Objective | OfMeans) -> Any:
     if isinstance(objective, OfMeans):
         return objective._replace(parts=tuple(map(trapezoidal, objective.parts)))
     rewards = check.objective(objective)
-    if objective.running is None:
+    if objective.running is None or isinstance(rewards.running, _Half):  # nothing to do, or done before
         return objective
     return objective._replace(running=_Half(rewards.running), step=_OnArrival(rewards.running, rewards.step))
