@@ -255,6 +255,9 @@ def test_steps_that_there_are_not():
     scalar = fl.Process(spiral, lambda theta, x: ONE, step=lambda drift, theta, x: jnp.zeros(()))
     with pytest.raises(ValueError, match=r"\(2,\) of the state; got \(\)"):
         fl.simulator(scalar, START, T)(jax.random.key(0), SPIRAL, 1)
+    bare = scalar._replace(step=fl.Exponential(lambda theta: jnp.nan * ONE))
+    with pytest.raises(FloatingPointError, match="`step` of the process.*trajectory 0 at time index 0"):
+        fl.ppgt(bare, OBJECTIVE, fl.simulator(bare, START, T))(jax.random.key(0), SPIRAL, 4)
     with pytest.raises(ValueError, match="Observed"):
         fl.Observed(CASES["heun"], observe=np.eye(2), start=START)
     with pytest.raises(ValueError, match="coloured noise"):

@@ -34,6 +34,7 @@ from fluctua.core.simulate import (
     seen,
     transition,
 )
+from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model, Sums, Tables, silenced
 from fluctua.core.types import (
     AnyProcess,
@@ -578,7 +579,14 @@ def check_path(
                 "more (a process that explodes)."
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
-            check_finite(process, theta, x[0, n], substrate.t[n], one, f"on trajectory {j} at time index {n}")
+            where = f"on trajectory {j} at time index {n}"
+            check_finite(process, theta, x[0, n], substrate.t[n], one, where)
+            rate = mean_rate(process, theta, x[0, n], substrate.t[n], substrate.times.dt[n], one)
+            if not bool(jnp.isfinite(rate).all()):
+                raise FloatingPointError(
+                    f"the `step` of the process is not finite {where}, x = {np.asarray(x[0, n]).tolist()}, though its "
+                    "drift and noise are: Δt is too large for it, or a number of its own is at fault."
+                )
     check.finite_simulation(last, substrate.t, offset)
 
 
