@@ -21,10 +21,10 @@ import pytest
 
 from cuda_device import device  # noqa: F401
 from fluctua.compiled import backend
-from processes import COMPILE_QUICKLY
+from processes import compile_quickly
 
 backend.WORTHWHILE = 10**18  # large calls of other tests stay on JAX: none waits for a compiler of C++
-os.environ.setdefault("XLA_FLAGS", COMPILE_QUICKLY)  # read by JAX when it first looks for devices
+compile_quickly()  # before JAX first looks for devices
 jax.config.update("jax_enable_x64", True)
 
 

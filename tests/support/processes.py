@@ -1,6 +1,8 @@
 """Python processes that tests start, and waiting for what they do."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,15 +10,39 @@ from pathlib import Path
 import pytest
 
 # XLA optimises code that tests run once; without that their time is halved.
-COMPILE_QUICKLY = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+QUICK_FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
+QUICK = "FLUCTUA_TESTS_COMPILE_QUICKLY"
+"""Marks, in the environment, that XLA_FLAGS is set by the tests."""
+
+
+def compile_quickly():
+    """Set XLA_FLAGS, unless it is set, to those of `QUICK_FLAGS` that the installed JAX accepts."""
+    if "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = " ".join(accepted_flags(QUICK_FLAGS))
+        os.environ[QUICK] = "1"
+
+
+def accepted_flags(flags):
+    """Return the flags that XLA accepts. JAX ends its process at an unknown one, so another process tries."""
+    if not flags or _is_accepted(flags):
+        return flags
+    return tuple(flag for flag in flags if len(flags) > 1 and _is_accepted((flag,)))
+
+
+def _is_accepted(flags):
+    environment = {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    return subprocess.run(command, env=environment, capture_output=True).returncode == 0
 
 
 def environment_of_a_user(**variables):
     """The environment with the compiler as users have it, for numbers to all digits and for memory."""
-    quick = os.environ.get("XLA_FLAGS") == COMPILE_QUICKLY
-    return {name: v for name, v in os.environ.items() if not (quick and name == "XLA_FLAGS")} | variables
+    hidden = {"XLA_FLAGS", QUICK} if QUICK in os.environ else set()
+    return {name: v for name, v in os.environ.items() if name not in hidden} | variables
 
 
 def environment_to_die_in(folder, **variables):
