@@ -70,6 +70,31 @@ def test_groups_of_the_binned_baseline(on):
     assert_same_bits(one, several)
 
 
+def test_more_trajectories_than_the_gpu_can_sort_are_split(device, monkeypatch):
+    """The same numbers as groups of the largest size, asked for one by one."""
+    limit = cuda.require_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    monkeypatch.setattr(cuda_binned, "SORT_RESERVE", limit - 4 * 40)  # leaves keys for 32
+    spec = rectangle(2, 2, steps=12)
+    whole = kernel.run(spec, SEED, 90, backend="cuda", baseline=Binned(3, 4, 10**6), samples=True)
+    for first in (0, 30, 60):
+        part = kernel.run(spec, SEED, 30, backend="cuda", baseline=Binned(3, 4), samples=True, first_trajectory=first)
+        rows = slice(first, first + 30)
+        np.testing.assert_array_equal(whole.returns[rows], part.returns)
+        np.testing.assert_array_equal(whole.samples.kappa[rows], part.samples.kappa)
+
+
+def test_a_large_binned_ensemble_fits_a_real_gpu(device):
+    """40,000 trajectories share one baseline on the CPU and two on the GPU: the means agree within errors."""
+    if device != "gpu":
+        pytest.skip("the emulation is too slow for 40,000 trajectories; the test above splits fewer")
+    spec = rectangle(2, 3, steps=200)
+    on_gpu = kernel.run(spec, SEED, 40_000, backend="cuda", baseline=Binned(20, 20, 10**6))
+    on_cpu = kernel.run(spec, SEED, 40_000, baseline=Binned(20, 20, 10**6))
+    np.testing.assert_allclose(on_gpu.returns, on_cpu.returns, rtol=1e-3)
+    # the same noise: what differs is the baseline's own noise, far below the standard error
+    assert (np.abs(on_gpu.gradient.kappa - on_cpu.gradient.kappa) < on_cpu.stderr.kappa).all()
+
+
 @pytest.mark.parametrize("count", [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1])
 @pytest.mark.parametrize("most", [100, 50_000, 10**6])
 def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):

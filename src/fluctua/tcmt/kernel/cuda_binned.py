@@ -27,6 +27,16 @@ MOST_MEMBERS = 8
 """Of a bin, in the registers of one lane."""
 SHARED_SCORES = 40 * 1024
 BIN_BLOCKS = 2
+SORT_RESERVE = 4096
+"""Shared memory of a block that sorts, besides the keys of its trajectories."""
+
+
+def largest_group(e: Ensemble) -> int:
+    """Most trajectories that share bins on the current GPU: their keys are sorted in the memory of one block."""
+    limit = require_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    keys = (limit - SORT_RESERVE) // e.options.real.itemsize
+    power_of_two = 1 << (keys.bit_length() - 1)
+    return min(power_of_two, (2**31 - 1) // e.width)  # places in the buffers are 31-bit numbers
 
 
 def run(e: Ensemble) -> Sums:
@@ -57,19 +67,12 @@ class Second:
         self.size = 1 << (e - 1).bit_length()
         attributes = cp.cuda.Device().attributes
         self.sort_bytes = max(self.size * self.real.itemsize, 32 * bins * 4)
-        if self.sort_bytes + 4096 > attributes["MaxSharedMemoryPerBlockOptin"]:
-            raise ValueError(
-                f"{e} trajectories are more than the GPU can sort into bins at once. Estimate in parts with "
-                "`first_trajectory`, or use a time-only baseline or backend='cpu'."
-            )
         self.threads = min(512 if e <= 2048 else 1024, 32 * -(-e // 32))
         each = -(-e // self.threads)
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
         self.slots = int(np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, self.binned.every, plan.steps)))
-        if max(self.slots * n, 2 * n + plan.bonds) * e >= 2**31:
-            raise ValueError(f"{e} trajectories of {n} resonators are too many at once. Estimate in parts.")
         self.copies = int(np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4)))
         self.column_bytes = weights if self.weights_shared else 0
         # A warp owns a bin: registers for an even share of the trajectories, and a few more for ties.

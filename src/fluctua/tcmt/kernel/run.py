@@ -94,8 +94,13 @@ def run(
 
 
 def _groups(e: Ensemble) -> list[Ensemble]:
-    """Parts that have bins of their own."""
-    groups = 1 if e.binned is None else -(-e.count // e.binned.group)
+    """Parts that have bins of their own, of at most `Binned.group` trajectories and as many as the GPU can sort."""
+    if e.binned is None:
+        return [e]
+    group = e.binned.group
+    if e.options.backend == "cuda":
+        group = min(group, cuda_binned.largest_group(e))
+    groups = -(-e.count // group)
     if groups == 1:
         return [e]
     edges = np.linspace(0, e.count, groups + 1).astype(int).tolist()
