@@ -75,6 +75,7 @@ def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
 
 def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):
     monkeypatch.setattr(cpu, "compiler", lambda: None)
+    monkeypatch.setattr(backend.cuda, "available", lambda: False)
     backend._made.cache_clear()
     expected = estimator(backend="jax").samples(jax.random.key(0), THETA, 8)
     with caplog.at_level(logging.WARNING, logger="fluctua"):

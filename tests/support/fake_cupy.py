@@ -63,6 +63,10 @@ def asarray(value, dtype=None):
     return np.array(value, dtype).view(FakeArray)
 
 
+def from_dlpack(array):
+    return asarray(np.asarray(array))
+
+
 class Kernel:
     def __init__(self, function):
         self.function = function

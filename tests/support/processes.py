@@ -45,6 +45,20 @@ def environment_of_a_user(**variables):
     return {name: v for name, v in os.environ.items() if name not in hidden} | variables
 
 
+def numbers_printed_by(script):
+    """Run a script in a process of its own, with the compiler as users have it; return the numbers that it prints."""
+    environment = environment_of_a_user(PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", script]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return [float(word) for word in out.split()]
+
+
+def peak_memory():
+    """Most memory that this process has held, in bytes. `getrusage` would report the peak of its parent."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
 def environment_to_die_in(folder, **variables):
     """The environment for processes that are killed: half of a compiled function that they leave is theirs alone."""
     return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), **variables}
