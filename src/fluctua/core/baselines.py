@@ -5,7 +5,8 @@ A baseline is admissible when it is independent of the kick it multiplies. Those
 leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin membership uses the
 state *before* the kick.
 
-Writing another one takes a function of a `Kick` that returns (E, P), or anything that broadcasts to it.
+Writing another one takes a function of a `Kick` that returns (E, P), or anything that broadcasts to it. It is tried
+once (`fluctua.core.admissible`) and refused if it depends on the return or the score of its own trajectory.
 
 Every door of the library (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the command line) takes a
 name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name what it does not serve (`chosen`).
@@ -322,6 +323,11 @@ def quantile_bins(sorted_values: Array, bins: int) -> Array:
     count = sorted_values.shape[0]
     edges = sorted_values[(np.arange(1, bins) * count) // bins]
     return jnp.searchsorted(edges, sorted_values, side="right")
+
+
+def is_library(of: Callable[[Kick], Array]) -> bool:
+    """Whether a function of a `Kick` is one of this module, which tests have found independent of the kick."""
+    return isinstance(of, Bins) or of in (_none, _time_only, of_other_half, _mean, _optimal)
 
 
 def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, sources, twin_sweep
+from fluctua.core.admissible import Setting, check_admissible
 from fluctua.core.baselines import (
     Baseline,
     Twin,
@@ -250,6 +251,8 @@ class PPGT(NamedTuple):
         if self.method.twin:
             return total(self.split(key, theta, count, first=first or 0))
         plans = _plans(self.method)
+        start = lambda: first_state(self.substrate, run_and_pilot(key)[0], theta)
+        _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
         flat, returns = sources.streamed_samples(
             self.method.model, _tables(plans), plans, self.substrate, key, theta, count, first, table
         )
@@ -272,6 +275,8 @@ class PPGT(NamedTuple):
         if not isinstance(self.substrate, Simulator):
             return self.recorded(theta, self.substrate(k_run, theta, count), table)
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
+        start = lambda: first_state(self.substrate, k_run, theta)
+        _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
         return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first))
 
     def source(self, theta: Params) -> str:
@@ -394,6 +399,8 @@ def _recorded(
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
     for plan in _plans(method):
         check_baseline(plan, recording.count, recording.t)
+    start = lambda: (recording.first, recording.context)
+    _check_baselines(method, Setting(theta, recording.t, recording.count, start))
     if not any(plan.needs_returns for plan in _plans(method)):
         parts = [samples for _, samples in _by_pieces(method, theta, trajectories, recording.count, block_bytes, None)]
         joined = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: end_to_end(leaves), *parts)
@@ -497,6 +504,8 @@ def _recorded_split(
     recording = Recording(trajectories, theta)
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
     model, numbers, batch = _with_twin(method, theta, table, recording.count, recording.t)
+    start = lambda: (recording.first, recording.context)
+    _check_baselines(method, Setting(theta, recording.t, recording.count, start))
     return _parts(theta, twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes))
 
 
@@ -531,6 +540,12 @@ def _guard(
 def _plans(method: Method) -> tuple[Baseline, ...]:
     """The baselines that are used: the initial one only where the start is drawn from a density."""
     return method[1:3] if random_start(method.model) else method[1:2]
+
+
+def _check_baselines(method: Method, setting: Setting) -> None:
+    check_admissible(method.baseline, setting)
+    if random_start(method.model):
+        check_admissible(method.initial_baseline, setting, of_start=True)
 
 
 def _tables(plans: tuple[Baseline, ...]) -> Tables:
