@@ -263,7 +263,7 @@ def test_bounds_that_cross():
 
 def test_comparison_needs_two_samples_of_each():
     run = fl.simulator(PROCESS, jnp.zeros(2), T)
-    with pytest.raises(ValueError, match=r"costs 6 trajectories per sample; 10 trajectories buy 1.*trajectories=12"):
+    with pytest.raises(ValueError, match=r"costs 7 trajectories per sample; 10 trajectories buy 1.*trajectories=14"):
         fl.compare(KEY, THETA, {"fd": fl.finite_differences(OBJECTIVE, run)}, trajectories=10, reference="fd")
     with pytest.raises(ValueError, match="reference `x` is not among the estimators: spsa"):
         fl.compare(KEY, THETA, {"spsa": fl.spsa(OBJECTIVE, run)}, trajectories=10, reference="x", repeats=1)

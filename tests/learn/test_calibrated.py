@@ -299,9 +299,18 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=3, **options)
     rest = fl.resume(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=5, **options)
     assert np.array_equal(flat(whole.theta), flat(rest.theta))
-    state = made()
-    state.restore({})
-    assert state.state == {}
+
+
+def test_an_empty_state_is_that_before_the_first_call():
+    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    begin = estimator.state
+    before = estimator(jax.random.key(0), THETA, 4)
+    estimator(jax.random.key(1), THETA, 4)
+    estimator.restore(begin)
+    again = estimator(jax.random.key(0), THETA, 4)
+    assert begin == {}
+    assert np.array_equal(flat(before.gradient), flat(again.gradient))
+    assert estimator.calibration.trajectories == 4
 
 
 def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path):

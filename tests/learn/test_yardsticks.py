@@ -57,7 +57,7 @@ def test_cost_counts_trajectories():
     assert {name: estimator.cost(THETA) for name, estimator in ESTIMATORS.items()} == {
         "ppgt": 1,
         "pathwise": 1,
-        "finite differences": 6,
+        "finite differences": 7,
         "spsa": 2,
     }
 
@@ -66,11 +66,61 @@ def test_cost_counts_trajectories():
 def test_comparison_is_at_equal_cost_and_prints():
     result = fl.compare(jax.random.key(0), THETA, ESTIMATORS, trajectories=600, reference=EXACT, repeats=4)
     rows = {row.name: row for row in result.rows}
-    assert [row.trajectories for row in result.rows] == [600] * 4
-    assert rows["finite differences"].samples == 100
+    assert [row.trajectories for row in result.rows] == [600, 600, 595, 600]
+    assert rows["finite differences"].samples == 85
+    assert rows["ppgt"].samples == 600 - 128
     noisy = [rows[name] for name in ("ppgt", "spsa")]
     assert all(np.abs(row.z).max() < 4 for row in noisy)
     assert rows["pathwise"].variance.mean() < rows["ppgt"].variance.mean()
     text = str(result)
     assert "the exact gradient" in text
     assert all(name in text for name in ESTIMATORS)
+
+
+class Remembering:
+    """Its first call runs a pilot, and every call adds to what the next one knows. A stand-in: nothing is run."""
+
+    def __init__(self, forgets=True):
+        self.forgets, self.seen, self.pilot, self.calls = forgets, 0, 0, []
+
+    def cost(self, theta):
+        return 1
+
+    @property
+    def state(self):
+        return {"seen": np.array(self.seen)} if self.seen else {}
+
+    def restore(self, state, theta):
+        if self.forgets or state:
+            self.seen = int(state.get("seen", 0))
+
+    def __call__(self, key, theta, count):
+        self.pilot = 0 if self.seen else 30
+        self.calls.append((self.seen, count))
+        self.seen += count
+        each = jax.tree.map(lambda leaf: jnp.full((count,), leaf) + jnp.arange(count), theta)
+        return fl.reduce_samples(fl.Samples(each, jnp.arange(float(count))))
+
+
+def test_a_comparison_counts_the_pilot_and_begins_every_repeat_with_the_state_it_came_with():
+    fresh = Remembering()
+    result = fl.compare(jax.random.key(0), THETA, {"fresh": fresh}, trajectories=100, reference=EXACT, repeats=3)
+    assert fresh.calls == [(0, 100), (0, 70), (0, 70), (0, 70), (0, 70)]  # two to warm up: the pilot is new to it
+    assert (result.rows[0].samples, result.rows[0].trajectories) == (70, 100)
+    assert fresh.state == {}
+
+    used = Remembering()
+    used.seen = 5
+    result = fl.compare(jax.random.key(0), THETA, {"used": used}, trajectories=100, reference=EXACT, repeats=2)
+    assert used.calls == [(5, 100)] * 3
+    assert (result.rows[0].trajectories, used.seen) == (100, 5)
+
+
+def test_a_comparison_refuses_what_cannot_be_reset():
+    with pytest.raises(ValueError, match=r"`a` remembers.*`restore\(state\)`"):
+        fl.compare(jax.random.key(0), THETA, {"a": Remembering(False)}, trajectories=100, reference=EXACT)
+
+
+def test_a_pilot_larger_than_the_budget_is_named():
+    with pytest.raises(ValueError, match=r"`a` costs 1 .* and 128 for its pilot; 100 .*trajectories=130"):
+        fl.compare(jax.random.key(0), THETA, {"a": ESTIMATORS["ppgt"]}, trajectories=100, reference=EXACT)

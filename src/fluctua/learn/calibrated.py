@@ -261,8 +261,13 @@ class Calibrated:
         return {name: np.array(value) for name, value in (*zip(SUMS, values, strict=True), *remembered.items())}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
-        """Put a `state` back. theta: not needed here."""
+        """Put a `state` back; an empty one is that before the first call. theta: not needed here."""
         if not state:
+            self.belief = self.belief.faded(0.0)
+            self.sums = {}
+            self._trajectories = self._calls = self._last = 0
+            self._surprise = (0.0, 0)
+            self._turn_to(self._task_of(0))
             return
         missing = sorted(set(SUMS) - set(state))
         if missing:

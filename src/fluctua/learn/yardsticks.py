@@ -84,11 +84,13 @@ def finite_differences(objective: Objective | OfMeans, substrate: Simulator, *, 
         substrate: a `simulator`; a `Density` start is drawn from the same key on both legs.
         step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not given.
 
-    Returns: an estimator that runs two trajectories a sample for every parameter.
+    Returns: an estimator that runs two trajectories per sample for every parameter, and one for the value.
 
     """
     simulated = _simulated(substrate, "finite_differences")
-    return Yardstick(_differences, _two_each, check.objective_or_means(objective), simulated, (_positive(step),))
+    return Yardstick(
+        _differences, _two_each_and_one, check.objective_or_means(objective), simulated, (_positive(step),)
+    )
 
 
 def spsa(objective: Objective | OfMeans, substrate: Simulator, *, step: float | None = None) -> Yardstick:
@@ -115,8 +117,8 @@ def _two(theta: Params) -> int:
     return 2
 
 
-def _two_each(theta: Params) -> int:
-    return 2 * ravel_pytree(theta)[0].size
+def _two_each_and_one(theta: Params) -> int:
+    return 2 * ravel_pytree(theta)[0].size + 1
 
 
 # ---------------------------------------------------------------------------------------- checks
@@ -277,6 +279,7 @@ def _spsa(
 class Row(NamedTuple):
     """One estimator. Arrays are over the P parameters, in flattened order.
 
+    trajectories: all that one call runs, pilot included.
     z: (mean over repeats − reference) / standard error, the bias in standard errors.
     variance: of the gradient per trajectory spent, so that rows compare at equal cost.
     spread: standard deviation over repeats / claimed standard error; 1 where the error bars are honest.
@@ -346,10 +349,11 @@ def compare(
         key: of all noise.
         theta: where the gradient is estimated.
         estimators: by the names that the table shows.
-        trajectories: for one call of each; an estimator that costs c trajectories per sample gets trajectories // c
-            samples.
+        trajectories: for one call of each, all included: an estimator whose pilot takes p and whose samples cost c
+            trajectories gets (trajectories − p) // c samples.
         reference: the exact gradient, an `Estimate`, or the name of the estimator to trust.
-        repeats: independent calls, from which bias and the honesty of the error bars are judged.
+        repeats: independent calls, from which bias and the honesty of the error bars are judged. An estimator that
+            remembers begins each of them, and is left, with the state that it came with.
 
     Returns: a `Comparison`, which prints itself as a table.
 
@@ -360,55 +364,97 @@ def compare(
     if repeats < 1:
         raise ValueError(f"`repeats` must be at least 1; got {repeats}.")
     theta = check.parameters(theta)
-    runs = {}
-    for index, (name, candidate) in enumerate(estimators.items()):
-        estimator = as_estimator(candidate)
-        cost = estimator.cost(theta)
-        samples = trajectories // cost
-        if samples < 2:
-            raise ValueError(
-                f"`{name}` costs {cost:,} trajectories per sample; {trajectories:,} trajectories buy {samples}, and an "
-                f"error bar needs 2. Use trajectories={2 * cost} or more."
-            )
-        runs[name] = (
-            samples,
-            cost,
-            _repeat(jax.random.fold_in(key, index), theta, estimator, samples, repeats),
+    runs = {
+        name: _repeat(
+            jax.random.fold_in(key, index), theta, _Candidate(name, as_estimator(candidate)), trajectories, repeats
         )
-
+        for index, (name, candidate) in enumerate(estimators.items())
+    }
     truth, error, label = _reference(reference, runs)
     rows = []
-    for name, (samples, cost, (g, stderr, seconds)) in runs.items():
-        pooled = np.sqrt(np.mean(stderr**2, axis=0))  # of one call
+    for name, run in runs.items():
+        g = run.gradients
+        pooled = np.sqrt(np.mean(run.errors**2, axis=0))  # of one call
         total = np.sqrt(pooled**2 / repeats + (0.0 if name == reference else error**2))
         z = np.where(total > 0, (g.mean(axis=0) - truth) / np.where(total > 0, total, 1), 0.0)
         spread = g.std(axis=0, ddof=1) / np.where(pooled > 0, pooled, 1) if repeats > 1 else np.ones_like(z)
-        rows.append(Row(name, samples, samples * cost, z, pooled**2 * samples * cost, spread, seconds))
+        rows.append(Row(name, run.samples, run.trajectories, z, pooled**2 * run.trajectories, spread, run.seconds))
     return Comparison(tuple(rows), label, repeats)
 
 
-def _repeat(
-    key: Array, theta: Params, estimator: Estimator, samples: int, repeats: int
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Gradients and errors (repeats, P), and the seconds of the fastest call."""
+class _Candidate(NamedTuple):
+    """An estimator under the name that the table shows."""
+
+    name: str
+    estimator: Estimator
+
+    def share(self, theta: Params, trajectories: int) -> int:
+        """Samples that a call can have, with the pilot that it ran last."""
+        cost = self.estimator.cost(theta)
+        pilot = self.estimator.pilot
+        samples = max(trajectories - pilot, 0) // max(cost, 1)  # 0: its last call measured nothing
+        if samples < 2:
+            besides = f" and {pilot:,} for its pilot" if pilot else ""
+            raise ValueError(
+                f"`{self.name}` costs {cost:,} trajectories per sample{besides}; {trajectories:,} trajectories buy "
+                f"{samples}, and an error bar needs 2. Use trajectories={2 * cost + pilot} or more."
+            )
+        return samples
+
+    def reset(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Put the state back that it came with."""
+        self.estimator.restore(state, theta)
+        now = self.estimator.state
+        if now.keys() != state.keys() or any(now[name].tobytes() != state[name].tobytes() for name in state):
+            raise ValueError(
+                f"`{self.name}` remembers what it has seen: `restore(state)` does not bring back the state that it "
+                "came with, so that its repeats are not independent."
+            )
+
+
+class _Repeats(NamedTuple):
+    """Gradients and errors (repeats, P), what one call runs, and the seconds of the fastest."""
+
+    gradients: np.ndarray
+    errors: np.ndarray
+    samples: int
+    trajectories: int
+    seconds: float
+
+
+def _repeat(key: Array, theta: Params, candidate: _Candidate, trajectories: int, repeats: int) -> _Repeats:
+    estimator = candidate.estimator
+    begin = {name: np.array(value) for name, value in estimator.state.items()}
+    samples = candidate.share(theta, trajectories)
     estimator(key, theta, samples)  # compiles
+    known = candidate.share(theta, trajectories)  # one that remembers knows its pilot after a call
+    if known != samples:
+        samples = known
+        candidate.reset(begin, theta)
+        estimator(key, theta, samples)
+    spent = samples * estimator.cost(theta) + estimator.pilot
     gradients, errors, seconds = [], [], []
     for repeat in range(repeats):
+        candidate.reset(begin, theta)
         begun = time.perf_counter()
         estimate = estimator(jax.random.fold_in(key, repeat + 1), theta, samples)
         jax.block_until_ready(estimate.gradient)
         seconds.append(time.perf_counter() - begun)
         gradients.append(np.asarray(ravel_pytree(estimate.gradient)[0], float))
         errors.append(np.asarray(ravel_pytree(estimate.stderr)[0], float))
-    return np.array(gradients), np.array(errors), min(seconds)
+    candidate.reset(begin, theta)
+    return _Repeats(np.array(gradients), np.array(errors), samples, spent, min(seconds))
 
 
-def _reference(reference: Params | Estimate | str, runs: Mapping) -> tuple[np.ndarray, np.ndarray | float, str]:
+def _reference(
+    reference: Params | Estimate | str, runs: Mapping[str, _Repeats]
+) -> tuple[np.ndarray, np.ndarray | float, str]:
     if isinstance(reference, str):
         if reference not in runs:
             raise ValueError(f"the reference `{reference}` is not among the estimators: {', '.join(runs)}.")
-        _, _, (g, stderr, _) = runs[reference]
-        return g.mean(axis=0), np.sqrt(np.mean(stderr**2, axis=0) / len(g)), f"`{reference}`"
+        run = runs[reference]
+        error = np.sqrt(np.mean(run.errors**2, axis=0) / len(run.errors))
+        return run.gradients.mean(axis=0), error, f"`{reference}`"
     if isinstance(reference, Estimate):
         flat = lambda tree: np.asarray(ravel_pytree(tree)[0], float)
         return flat(reference.gradient), flat(reference.stderr), "the given estimate"
