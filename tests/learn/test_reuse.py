@@ -281,6 +281,38 @@ def test_a_batch_that_is_worth_nothing_is_refused_with_the_numbers():
     assert fl.reweighted(PUSHED, SQUARE, far, [(OLD, pushed(count=200))], fewest=0).ess < 10
 
 
+def test_plain_weights_keep_their_value_and_lose_their_error_bar():
+    """What is discarded for its large weights would be missing from the mean."""
+    paths, far = pushed(count=100), jnp.array(1.4)
+    found = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain")
+    known = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain", fewest=0)
+    assert found.ess < 20
+    assert (found.estimate.value, found.estimate.gradient) == (known.estimate.value, known.estimate.gradient)
+    assert np.isfinite(known.estimate.stderr)
+    assert np.isnan([found.estimate.stderr, found.estimate.value_stderr, *found.estimate.interval]).all()
+    assert "too few for an error bar" in repr(found)
+    assert "± ?" in repr(found)
+    assert "too few" not in repr(known)
+
+
+@pytest.mark.long
+def test_plain_weights_are_unbiased_over_all_batches_and_not_over_those_with_an_error_bar():
+    """KL = 1, 100 trajectories: ESS is below 20 for some of the batches, those with the largest weights."""
+    seeds, count, far = 100, 100, OLD + SIGMA
+    paths = pushed(seed=8, count=seeds * count)
+    x = np.asarray(paths.x).reshape(seeds, count, *paths.x.shape[1:])
+    found = [
+        fl.reweighted(PUSHED, SQUARE, far, [(OLD, fl.Trajectories(paths.t, batch))], weights="plain") for batch in x
+    ]
+    gradients = np.array([one.estimate.gradient for one in found])
+    kept = np.array([one.ess >= 20 for one in found])
+    exact = 2 * float(far) * HORIZON**2
+    z = lambda g: (g.mean() - exact) / (g.std(ddof=1) / np.sqrt(len(g)))
+    assert 0.4 < kept.mean() < 0.9
+    assert abs(z(gradients)) < 4
+    assert z(gradients[kept]) < -8
+
+
 def test_trajectories_of_other_parameters_than_said_are_warned_of():
     """Here the force is 20 σ/√Δt from what it is said to be: the residual guard looks where they were taken."""
     with pytest.warns(RuntimeWarning, match="not those of the process"):

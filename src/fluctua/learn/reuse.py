@@ -7,6 +7,9 @@ A trajectory X of a batch taken at θ_b counts at θ as often as it is likelier 
 with n_b of the N trajectories in batch b: the balance heuristic (Veach and Guibas), for one batch the ratio itself.
 E[w] = 1, and E[w G] = ∇J(θ) for the gradient G of each trajectory at θ. What that is worth is the effective number of
 trajectories, ESS = (Σw)²/Σw², which falls about as N exp(−2 KL): see `results/reuse`.
+
+A large weight makes ESS small. To discard batches whose ESS is small is therefore to discard large weights, and what is
+left has another mean: "plain" weights, the mean of wG, keep their value however small ESS is, and lose their error bar.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ from fluctua.core.types import (
 from fluctua.learn.clip import Clip, RatioOfStep, clipped_samples
 
 FEWEST = 20.0
-"""Effective trajectories below which nothing is said of θ: error bars from fewer do not cover."""
+"""Effective trajectories below which error bars do not cover."""
 
 Batch = tuple[Params, Trajectories | Iterable[Trajectories]]
 
@@ -60,8 +63,9 @@ Batch = tuple[Params, Trajectories | Iterable[Trajectories]]
 class Reweighted(NamedTuple):
     """An estimate at θ from trajectories that were taken elsewhere, and what they were worth there.
 
-    estimate: J(θ) and ∇J(θ); its second moment is of what a trajectory adds, weight included. ess: (Σw)²/Σw², of
-    `estimate.count` trajectories. kl: KL(old ‖ θ) of each batch, in nats a path. weights: w of every trajectory.
+    estimate: J(θ) and ∇J(θ); its second moment is of what a trajectory adds, weight included. Its errors and intervals
+    are NaN where "plain" weights are worth too little for them. ess: (Σw)²/Σw², of `estimate.count` trajectories.
+    kl: KL(old ‖ θ) of each batch, in nats per path. weights: w of every trajectory.
     clipped: share of the steps that a `Clip` held.
     """
 
@@ -77,6 +81,8 @@ class Reweighted(NamedTuple):
         line = (
             f"worth {self.ess:.1f} of {self.estimate.count:,} trajectories; KL from where they were taken: {far}{held}"
         )
+        if np.isnan(self.estimate.value_stderr):
+            line += ";\ntoo few for an error bar. Averages over batches keep all of them: see `reweighted`"
         return f"{line}\n{self.estimate!r}"
 
 
@@ -106,7 +112,10 @@ def reweighted(
         theta: where J and its gradient are wanted.
         batches: (θ_old, trajectories) pairs on one time grid; trajectories as `gradient` takes them.
         weights: "normalised" (Σw = N: a bias of order 1/ESS, less variance), "plain" (unbiased), or a `Clip`.
-        fewest: effective trajectories, below which a `ValueError` says how far θ is. 0 lets everything pass.
+        fewest: effective trajectories below which there is no error bar. "normalised" weights then raise a
+            `ValueError` that says how far θ is. "plain" ones return their value with errors of NaN: it is unbiased on
+            average over all batches, and not over those that have an error bar, since large weights make ESS small.
+            0 lets everything pass.
         start: as in `gradient`.
         score: as in `gradient`; it says which law the ratios are of.
         baseline: as in `gradient`; with several batches or a `Clip`, "time" or "none".
@@ -149,16 +158,16 @@ def reweighted(
         ]
         estimate = reduce_samples(_joined([samples for samples, _ in runs]))
         return Reweighted(estimate, ess, kl, weight, float(np.average([share for _, share in runs], weights=count)))
-    if not ess >= fewest:
+    normalised = weights == "normalised"
+    if normalised and not ess >= fewest:
         raise ValueError(
             f"the {count.sum():,} trajectories are worth {ess:.3g} at these parameters, and `fewest` is {fewest:g}: "
             f"KL = {', '.join(f'{v:.3g}' for v in kl)} from where they were taken. Take new ones there, or go less far."
         )
     options = {"start": start, "score": score, "initial_baseline": initial_baseline, "block_bytes": block_bytes}
     samples = _samples(process, objective, theta, pairs, baseline, options)
-    normalised = weights == "normalised"
     estimate = reduce_samples(_weighted(samples, relative if normalised else weight, normalised))
-    return Reweighted(estimate, ess, kl, weight)
+    return Reweighted(estimate if ess >= fewest else _without_errors(estimate), ess, kl, weight)
 
 
 # ------------------------------------------------------------------------------------- checks
@@ -324,6 +333,15 @@ def _log_weights(log: np.ndarray, count: np.ndarray) -> np.ndarray:
     share = np.log(count / count.sum()) - log  # ln (n_b/N) p_b/p_θ
     most = share.max(axis=1)
     return np.where(np.isinf(most), -np.inf, -most - np.log(np.exp(share - most[:, None]).sum(axis=1)))
+
+
+def _without_errors(estimate: Estimate) -> Estimate:
+    """The estimate with NaN for every error and interval."""
+    nothing = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), estimate.gradient)
+    number = jnp.full_like(estimate.value, jnp.nan)
+    return estimate._replace(
+        stderr=nothing, value_stderr=number, interval=(nothing, nothing), value_interval=(number, number)
+    )
 
 
 def _joined(samples: list[Samples]) -> Samples:
