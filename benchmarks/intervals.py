@@ -20,7 +20,7 @@ from fluctua.processes.stationary import of_batches
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
 PROBLEMS = {"Ornstein–Uhlenbeck": ornstein_uhlenbeck, "non-normal": non_normal, "multiplicative noise": multiplicative}
-SIZES = (50, 200, 2000)
+SIZES = (2, 3, 5, 10, 20, 50, 200, 2000)
 
 
 def cover(make, size, repeats, seed=0):

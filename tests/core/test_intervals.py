@@ -1,4 +1,7 @@
-"""Intervals of 95 % cover 93 to 97 % at ensembles of 50, 200 and 2,000, where ±1.96 standard errors cover 86 to 88."""
+"""Intervals of 95 % cover 93 to 97 % at ensembles of 50, 200 and 2,000, where ±1.96 standard errors cover 86 to 88.
+
+Below 50 they are widened, and cover 92 % at least on average over the components of the same problems.
+"""
 
 from functools import cache
 
@@ -9,10 +12,11 @@ import pytest
 from scipy import stats
 
 import fluctua as fl
-from fluctua.core.estimate import RunningSums, Samples, _moments, _student, interval, reduce_samples
+from fluctua.core.estimate import Moments, RunningSums, Samples, _moments, _student, interval, reduce_samples
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
-REPEATS = {50: 400, 200: 400, 2000: 100}
+REPEATS = {2: 2000, 3: 2000, 5: 2000, 10: 1000, 20: 1000, 50: 400, 200: 400, 2000: 100}
+FEW = (2, 3, 5, 7, 10, 20)
 
 
 @cache
@@ -46,6 +50,32 @@ def test_cover(size):
         assert plain < 0.93
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3, 5, 10, 20])
+def test_cover_of_few_trajectories(size):
+    """Before they were widened it was 0.81, 0.89, 0.87, 0.89 and 0.91; some components are as skewed as 26."""
+    parts = [inside(make, size) for make in (ornstein_uhlenbeck, non_normal, multiplicative)]
+    assert np.mean([part[0].mean() for part in parts]) > 0.92
+    assert min(part[0].mean(axis=0).min() for part in parts) > 0.75
+
+
+SKEWED = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "score and return": lambda rng, size: rng.normal(size=size) * (0.5 + rng.normal(size=size)),
+    "exponential": lambda rng, size: rng.exponential(size=size) - 1,
+    "square": lambda rng, size: rng.normal(size=size) ** 2 - 1,
+}
+
+
+@pytest.mark.parametrize("kind", SKEWED)
+@pytest.mark.parametrize("size", FEW)
+def test_few_samples_are_covered(kind, size):
+    """4,000 intervals know their cover to 0.4 %; it was 0.72 for two squares and 0.85 for two normal numbers."""
+    v = jnp.asarray(SKEWED[kind](np.random.default_rng(size), (size, 4000)))
+    low, high = interval(_moments(v), size)
+    assert np.mean((low < 0) & (high > 0)) > 0.92
+
+
 def test_normal_samples_have_the_interval_of_student():
     z = np.random.default_rng(0).normal(size=(20_000, 1))
     e = reduce_samples(Samples(jnp.asarray(z), jnp.asarray(z[:, 0])))
@@ -53,9 +83,18 @@ def test_normal_samples_have_the_interval_of_student():
     assert (high - low) / (2 * float(e.stderr[0])) == pytest.approx(1.96, rel=0.01)
 
 
-@pytest.mark.parametrize("nu", [2, 3, 5, 20, 1e6])
+@pytest.mark.parametrize("nu", [2 / 3, 1, 2, 3, 5, 20, 1e6])
 def test_quantiles_of_student(nu):
-    assert float(_student(nu)) == pytest.approx(stats.t.ppf(0.975, nu), rel=0.04)
+    assert float(_student(nu)) == pytest.approx(stats.t.ppf(0.975, nu), rel=3e-4)
+
+
+def test_widths_meet_where_nothing_is_added():
+    """From 50 samples on the interval of normal numbers is Student's, and below it grows without a jump."""
+    none = jnp.zeros(())
+    width = lambda n: float(interval(Moments(none, none + 1, none, none), n)[1]) * np.sqrt(n)
+    assert width(50) == pytest.approx(stats.t.ppf(0.975, 49), rel=1e-4)
+    assert width(49) / width(50) == pytest.approx(1, abs=0.003)
+    assert all(width(n) > width(n + 1) for n in range(2, 60))
 
 
 def test_sums_of_chunks_have_the_interval_of_the_whole():
@@ -71,9 +110,17 @@ def test_sums_of_chunks_have_the_interval_of_the_whole():
 
 
 def test_the_text_says_how_they_were_made():
-    samples = Samples({"a": jnp.arange(10.0)[:, None]}, jnp.arange(10.0))
+    samples = Samples({"a": jnp.arange(50.0)[:, None]}, jnp.arange(50.0))
     text = repr(reduce_samples(samples))
     assert "95 %, corrected for skewness" in text
     assert "[" in text.splitlines()[0]
     assert "95 %" not in repr(reduce_samples(samples)._replace(interval=None))
+
+
+def test_the_text_says_that_samples_are_few():
+    samples = Samples({"a": jnp.arange(5.0)[:, None]}, jnp.arange(5.0))
+    few = reduce_samples(samples)
+    assert "widened, because 5 samples show little" in repr(few)
+    assert "fewer than 50" in repr(few)
+    assert "fewer than 50 samples ±1.96 of it" in repr(few._replace(interval=None))
     assert fl.Estimate(*reduce_samples(samples)[:6]).interval is None

@@ -9,6 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+SURE = 50
+"""Samples from which intervals of 95 % are known to cover (`benchmarks/intervals.py`); with fewer they are widened."""
+
 
 def with_error(value: float, error: float) -> str:
     """`0.3121 ± 0.0042`: as many digits as two figures of the error justify.
@@ -61,8 +64,15 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
     if estimate.groups is not None and intervals:
         degrees = len(estimate.groups.group) - 1
         lines.append(f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} degrees of freedom")
+    elif intervals and estimate.count < SURE:
+        lines.append(
+            f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show little of their skewness "
+            f"and tails.\n  Of very skewed ones fewer than {SURE} cover less: take more"
+        )
     elif intervals:
         lines.append("  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples (Hall, Student)")
+    elif 0 < estimate.count < SURE:
+        lines.append(f"  ±: standard error; with fewer than {SURE} samples ±1.96 of it can hold as little as 60 %")
     return "\n".join(lines)
 
 

@@ -283,9 +283,10 @@ class Estimate(NamedTuple):
     *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
     and its standard error. count: trajectories averaged. interval: (low, high), each with the structure of θ, that hold
     the gradient with 95 %; value_interval: the same of the value. None where only means and errors are known, as from
-    the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few. natural: F⁻¹ times the
-    gradient, of estimators made by `natural`; else None. groups: where trajectories were of several devices; errors are
-    then those of the mean over all devices of which these are a sample.
+    the fused kernels; ±1.96 stderr is then right for many trajectories and too narrow for few. Below 50 trajectories
+    intervals are widened, and say so in print: samples so few tell little of their skewness and tails. natural: F⁻¹
+    times the gradient, of estimators made by `natural`; else None. groups: where trajectories were of several devices;
+    errors are then those of the mean over all devices of which these are a sample.
     """
 
     gradient: Params
