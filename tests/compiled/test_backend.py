@@ -2,16 +2,19 @@
 
 import logging
 import stat
+from itertools import islice
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fluctua as fl
 from fluctua.compiled import backend, cpu
 from fluctua.compiled.scalar import Unsupported
+from fluctua.scale.distributed import distributed
 
 T = jnp.linspace(0, 1, 5)
 THETA = {"rate": jnp.array(0.7), "rest": jnp.array([0.2, -0.1])}
@@ -117,6 +120,56 @@ def test_a_step_of_jumps_counts_for_several(monkeypatch):
         SimpleNamespace(count=count, substrate=fl.simulator(process, jnp.ones(2), T))
     )
     assert [left(jumps, 99), left(jumps, 100), left(PROCESS, 100)] == [True, False, True]
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """Keys of the calls that "auto" gives to a kernel; JAX does them all the same. Ten calls of 8 × 4 steps pay."""
+    monkeypatch.setattr(backend, "WORTHWHILE", 10 * 8 * 4)
+    monkeypatch.setattr(backend, "_logged", set())
+    calls = []
+
+    def decline(call, place):
+        calls.append(jax.random.key_data(call.key).tolist())
+        raise Unsupported("test", "this kernel only counts")
+
+    monkeypatch.setattr(backend, "_samples", decline)
+    return calls
+
+
+def ascend(subject, most=12, **options):
+    return list(islice(fl.train(jax.random.key(0), THETA, subject, optax.sgd(1e-3), count=8, **options), most))
+
+
+@pytest.mark.parametrize("shards", [0, 1])
+def test_auto_weighs_all_iterations_of_a_training(kernel_calls, shards):
+    subject = estimator()
+    if shards:
+        subject = distributed(subject, None, shards=shards)
+    ascend(subject, iterations=9)
+    assert not kernel_calls
+    ascend(subject, iterations=10)
+    assert len(kernel_calls) == 10
+
+
+def test_auto_decides_alike_wherever_a_training_was_interrupted(kernel_calls):
+    whole = ascend(estimator(), iterations=10)
+    at_once = list(kernel_calls)
+    kernel_calls.clear()
+    first = ascend(estimator(), most=4, iterations=10)
+    rest = ascend(estimator(), iterations=10, resume=first[-1])
+    assert kernel_calls == at_once
+    assert [float(r.estimate.value) for r in first + rest] == [float(r.estimate.value) for r in whole]
+
+
+def test_auto_counts_the_iterations_so_far_where_no_number_is_planned(kernel_calls):
+    ascend(estimator())
+    assert len(kernel_calls) == 3  # the tenth, eleventh and twelfth
+    kernel_calls.clear()
+    ascend(estimator(), iterations=12, planned=6)
+    assert len(kernel_calls) == 3
+    estimator()(jax.random.key(0), THETA, 8)  # one call alone is one call
+    assert len(kernel_calls) == 3
 
 
 def test_an_unknown_backend_is_refused():

@@ -41,8 +41,8 @@ from fluctua.core.types import AnyProcess, Array, Params, PyTree
 from fluctua.processes.jumps import Jumps
 
 WORTHWHILE = 4_000_000
-"""Trajectories times steps of a call from which on "auto" takes a kernel. A rule of sizes alone: the same call gives
-the same bits, whatever has been compiled before."""
+"""Trajectories times steps, over all calls of a training, from which on "auto" takes a kernel. A rule of sizes alone:
+the same training gives the same bits, whatever has been compiled before and wherever it was interrupted."""
 
 STEP_OF_JUMPS = 16
 """Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more for it."""
@@ -83,8 +83,8 @@ def simulator(
             faster than it decays; `Exponential`. Estimators follow; `trapezoidal` is for their rewards.
         backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the score and the reward
             with the system's C++ compiler, "cuda" one for an NVIDIA GPU through CuPy; "jax" does not; "auto" compiles
-            for large calls of what kernels can do, for the GPU where there is one, and logs one line where they cannot.
-            The noise is the same, and gradients are equal to rounding.
+            where a call, or a training with all its iterations, is large and kernels can do it, for the GPU where there
+            is one, and logs one line where they cannot. The noise is the same, and gradients are equal to rounding.
 
     Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
 
@@ -124,10 +124,11 @@ class Compiled(NamedTuple):
             return None
 
     def _leaves(self, call: Call | TwinCall) -> bool:
-        """Whether the call is too small for "auto" to compile a kernel for it."""
+        """Whether all calls of the training together are too small for "auto" to compile a kernel."""
         substrate = call.substrate
         each = STEP_OF_JUMPS if isinstance(substrate.recipe.process, Jumps) else 1
-        return self.choice == "auto" and call.count * len(substrate.times.dt) * each < WORTHWHILE
+        work = simulate.planned_calls() * call.count * len(substrate.times.dt) * each
+        return self.choice == "auto" and work < WORTHWHILE
 
     def _refused(self, problem: Unsupported) -> None:
         if self.choice != "auto":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -61,6 +63,27 @@ class Backend(Protocol):
 
     def source(self, call: Any) -> str:
         """The program that is generated for a `Call` or a `TwinCall`."""
+
+
+_planned_calls: ContextVar[int] = ContextVar("planned_calls", default=1)
+
+
+@contextmanager
+def plan_calls(calls: int) -> Iterator[None]:
+    """Announce that the estimate made inside is one of `calls` alike, so that a backend can weigh the whole run.
+
+    It must be a function of what was asked for, never of time: the choice of a backend is visible in the last bits.
+    """
+    token = _planned_calls.set(calls)
+    try:
+        yield
+    finally:
+        _planned_calls.reset(token)
+
+
+def planned_calls() -> int:
+    """Number of estimates of the run that the present one belongs to; 1 outside of `plan_calls`."""
+    return _planned_calls.get()
 
 
 class Simulator(NamedTuple):

@@ -13,6 +13,7 @@ import optax
 
 from fluctua.core import check
 from fluctua.core.estimate import as_estimator
+from fluctua.core.simulate import plan_calls
 from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
@@ -52,6 +53,7 @@ def train(
     iterations: int | None = None,
     project: Callable[[Params], Params] | None = None,
     resume: Record | Iterate | None = None,
+    planned: int | None = None,
 ) -> Iterator[Record]:
     """Ascend the expected return: θ ← Π[θ + update(∇θJ)] with any optax optimiser and any estimator.
 
@@ -68,6 +70,8 @@ def train(
         iterations: how many; None goes on until the caller stops iterating.
         project: Π, e.g. `box(0, 2)`.
         resume: the record to go on from.
+        planned: iterations whose work decides whether a simulator with backend="auto" runs a kernel; `iterations` if
+            not given. Beyond it, and without either, the iterations so far decide.
     Returns: an iterator of `Record`s.
 
     >>> for record in train(key, theta, estimator, optax.adam(0.05), count=200, iterations=50):
@@ -86,7 +90,23 @@ def train(
     else:
         theta = theta if project is None else project(theta)
         now = Iterate(0, theta, rule.init(theta))
-    return _iterate(key, now, as_estimator(estimator), rule, count, project, iterations)
+    length = _Length(iterations, (iterations or 0) if planned is None else planned)
+    return _iterate(key, now, as_estimator(estimator), rule, count, project, length)
+
+
+class _Length(NamedTuple):
+    """How far a training goes. iterations: None for no end. planned: those whose work decides about kernels."""
+
+    iterations: int | None
+    planned: int
+
+    def ends_at(self, iteration: int) -> bool:
+        """Whether `iteration` is not run any more."""
+        return self.iterations is not None and iteration >= self.iterations
+
+    def calls(self, iteration: int) -> int:
+        """Calls of the estimator that `iteration` is one of: a function of the plan, wherever the training began."""
+        return max(self.planned, iteration + 1)
 
 
 def _iterate(
@@ -96,13 +116,14 @@ def _iterate(
     rule: optax.GradientTransformationExtraArgs,
     count: int | Callable[[int], int],
     project: Callable[[Params], Params] | None,
-    iterations: int | None,
+    length: _Length,
 ) -> Iterator[Record]:
     iteration, theta, state, spent = now
-    while iterations is None or iteration < iterations:
+    while not length.ends_at(iteration):
         begun = time.perf_counter()
         size = count(iteration) if callable(count) else count
-        estimate = estimator(jax.random.fold_in(key, iteration), theta, size)
+        with plan_calls(length.calls(iteration)):
+            estimate = estimator(jax.random.fold_in(key, iteration), theta, size)
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(estimate.gradient)):
             raise FloatingPointError(
                 f"the gradient of iteration {iteration} is not finite. The record before it is intact: lower the "

@@ -13,13 +13,14 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.ppgt import PPGT
+from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
 from fluctua.learn.weighted import Weighted
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
 from fluctua.scale.parts import estimate_of, total
-from fluctua.scale.ranges import served
+from fluctua.scale.ranges import Shared, served
 from fluctua.tcmt.fused import Carried, Fused
 
 SHARDS = 64
@@ -55,7 +56,7 @@ class Distributed:
         carried = self.estimator if isinstance(self.estimator, Carried) else None
         table = carried.table if carried else None
         if table is None and self.ranged.estimator.pilot:
-            shared = self.pool.put((key, theta, None))
+            shared = self.pool.put(Shared(key, theta, None, planned_calls()))
             table = gathered(self.pool, [Call(0, "table", (shared,))])[0]
         if carried:
             carried.pilot = carried.fused.pilot if carried.table is None else 0
@@ -105,7 +106,7 @@ class Distributed:
     def _of_shards(self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None) -> list[Any]:
         """The shards' results in order."""
         edges = self.ranged.edges(count, self.shards)
-        shared = self.pool.put((key, theta, table))
+        shared = self.pool.put(Shared(key, theta, table, planned_calls()))
         calls = [Call(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
         self._lost, self.event = 0, ""
         physical = self.ranged.physical

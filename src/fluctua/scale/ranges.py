@@ -15,7 +15,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.ppgt import PPGT
-from fluctua.core.simulate import Simulator
+from fluctua.core.simulate import Simulator, plan_calls
 from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Params
@@ -29,8 +29,16 @@ LEAST = LANES
 """Trajectories that a shard has at least, if there are so many: a vector of the CPU kernels."""
 
 
-Shared = tuple[Array, Params, np.ndarray | None]
-"""What all shards of an ensemble are told: key, θ, and λ̄ (T+1,) where it is known."""
+class Shared(NamedTuple):
+    """What all shards of an ensemble have in common. table: λ̄ (T+1,) where it is known. calls: of `planned_calls`.
+
+    A worker is another process: what it does not get from here, it does not know.
+    """
+
+    key: Array
+    theta: Params
+    table: np.ndarray | None
+    calls: int
 
 
 class Ranged(NamedTuple):
@@ -66,17 +74,15 @@ class Ranged(NamedTuple):
 
     def table(self, shared: Shared) -> np.ndarray | None:
         """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None without one."""
-        key, theta, _ = shared
-        table = self.estimator.pilot_table(key, theta)
+        table = self.estimator.pilot_table(shared.key, shared.theta)
         return None if table is None else np.asarray(table)
 
     def part(self, shared: Shared, first: int, count: int) -> Part:
         """What these trajectories add to the estimate."""
-        e, (key, theta, table) = self.estimator, shared
+        e, (key, theta, table, calls) = self.estimator, shared
         if isinstance(e, PPGT):
-            if e.method.twin:
-                return of_samples(e.samples(key, theta, count, first=first))
-            return of_samples(e.samples(key, theta, count, first=first, table=table))
+            with plan_calls(calls):
+                return of_samples(e.samples(key, theta, count, first=first, table=None if e.method.twin else table))
         theta = check.parameters(theta)
         result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
         if result.samples is not None:
@@ -87,8 +93,9 @@ class Ranged(NamedTuple):
 
     def split(self, shared: Shared, first: int, count: int) -> TwinSamples:
         """Both parts of the twin correction, trajectory by trajectory."""
-        key, theta, table = shared
-        return self.estimator.split(key, theta, count, table, first=first)
+        key, theta, table, calls = shared
+        with plan_calls(calls):
+            return self.estimator.split(key, theta, count, table, first=first)
 
 
 def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool = False) -> Part:
