@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,32 @@ def test_going_on_after_giving_up(tmp_path):
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
     assert loop.read_plan(tmp_path / "run").iterations == 4
     assert rest[-1][0].trajectories == 100  # calibrated once, and the calibration was kept
+
+
+def test_going_on_with_another_model_is_refused_by_name(tmp_path):
+    folder = tmp_path / "run"
+    with server.background(Bench(SHEET)) as port:
+        connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
+        list(loop.begin(connect, small_model(), small_plan(iterations=1), folder, estimator=Slope))
+        model = small_model()
+        stiff = model.process._replace(drift=lambda settings, x, t, context: -x)
+        for other, estimator, name in (
+            (model._replace(process=stiff), Slope, "`process.drift`"),
+            (model._replace(lower={"omega": -1.0, "kappa": 0.0}), Slope, "`lower`"),
+            (model, None, "`estimator`"),
+        ):
+            with pytest.raises(ValueError, match=name):
+                loop.resume(connect, other, folder, iterations=2, estimator=estimator)
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps(plan | {"learning_rate": math.inf}))
+        with pytest.raises(ValueError, match="`learning_rate` was 0.1 and is inf"):
+            loop.resume(connect, model, folder, estimator=Slope)
+        old = {name: value for name, value in plan.items() if name not in ("checksum", "parts", "made_with")}
+        (folder / "plan.json").write_text(json.dumps(old))
+        incidents = []
+        options = {"iterations": 2, "estimator": Slope, "report": incidents.append}
+        assert len(list(loop.resume(connect, small_model(), folder, **options))) == 1
+    assert "no fingerprints" in incidents[0].message
 
 
 @pytest.mark.parametrize("kind", ["dead", "random", "frozen"])

@@ -60,6 +60,22 @@ def test_a_configuration_that_was_cut_off_is_refused_wherever_it_was_cut(run_cop
         runs.resume(run_copy, MORE)
 
 
+@pytest.mark.parametrize("edit", [("sigma_w = 0.5", "sigma_w = 0.6"), ("rows = ", "rows = 1")])
+def test_an_edited_configuration_is_noticed_by_every_command_that_computes_with_it(run_copy, tmp_path, edit):
+    path = run_copy / "config.toml"
+    path.write_text(path.read_text().replace(*edit, 1))
+    for arguments in (
+        ("evaluate", run_copy),
+        ("evaluate", run_copy / "final.npz"),
+        ("train", "--resume", run_copy),
+        ("train", "--from", run_copy, "--out", tmp_path / "branch"),
+    ):
+        answer = invoke(*arguments)
+        assert answer.exit_code == 2
+        assert "the keys in" in answer.output
+    assert not (tmp_path / "branch").exists()
+
+
 @pytest.mark.parametrize("name", ["config.toml", "history.csv", "parameters.h5", "checkpoints"])
 def test_a_file_of_another_run_is_refused(run_copy, tmp_path, name):
     other = tmp_path / "other"

@@ -18,6 +18,7 @@ import pytest
 
 import fluctua as fl
 import trap
+from fluctua.core.simulate import planned_calls
 from fluctua.store import checkpoint, history
 from fluctua.store import folder as runfolder
 from processes import environment_to_die_in
@@ -166,6 +167,90 @@ def test_what_may_not_change(whole):
     ):
         with pytest.raises(ValueError, match=name):
             fl.resume(folder, estimator, *arguments, **{**trap.OPTIONS, **options})
+
+
+def other_training(**changes):
+    """The trap of `trap.py` with another drift, noise, reward or time grid."""
+    drift = changes.get("drift", lambda th, x: th["f"] - x)
+    process = fl.Process(drift, lambda th, x: changes.get("noise", 0.3) * jnp.ones_like(x))
+    objective = fl.Objective(terminal=lambda th, x: -((x[0] - changes.get("target", 1)) ** 2))
+    substrate = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, changes.get("horizon", 2), 21))
+    return fl.ppgt(process, objective, substrate, baseline=changes.get("baseline")), trap.THETA
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "name"),
+    [
+        ({"drift": lambda th, x: th["f"] - 1.01 * x}, {}, "`process.drift`"),
+        ({"noise": 0.31}, {}, "`process.noise`"),
+        ({"target": 1.1}, {}, "`objective.terminal`"),
+        ({"horizon": 2.1}, {}, "`times`"),
+        ({"baseline": "mean"}, {}, "`baseline.name` was 'time' and is 'mean'"),
+        ({}, {"rate": 0.11}, "`optimiser`"),
+        ({}, {"project": fl.box(-1.0, 1.0)}, "`project`"),
+    ],
+)
+def test_other_code_is_refused_by_name(whole, changes, options, name):
+    rule = optax.adam(options.pop("rate", 0.1))
+    with pytest.raises(ValueError, match=name):
+        fl.resume(whole[0], *other_training(**changes), rule, **{**trap.OPTIONS, **options})
+
+
+def test_the_same_training_in_other_words_goes_on(copy):
+    report = lambda text: pytest.fail(text)
+    fl.resume(copy, *other_training(), optax.adam(0.1), **{**trap.OPTIONS, "iterations": 41}, report=report)
+
+
+def test_a_count_that_is_a_function_is_compared_by_its_values(tmp_path):
+    go = lambda how, count, iterations: how(
+        tmp_path / "run", *trap.arguments(), count=count, iterations=iterations, seed=3
+    )
+    go(fl.run, lambda iteration: 2 + iteration, 3)
+    go(fl.resume, lambda step: step + 2, 4)
+    with pytest.raises(ValueError, match="`count`"):
+        go(fl.resume, lambda iteration: 3 + iteration, 4)
+
+
+def edit_settings(folder, change):
+    path = folder / "run.json"
+    settings = json.loads(path.read_text())
+    change(settings)
+    path.write_text(json.dumps(settings))
+
+
+def test_a_run_without_fingerprints_goes_on_with_a_warning(copy):
+    edit_settings(copy, lambda settings: [settings.pop(name) for name in ("parts", "made_with", "planned")])
+    lines = []
+    changed = other_training(target=1.1)
+    options = {**trap.OPTIONS, "iterations": 41}
+    fl.resume(copy, *changed, optax.adam(0.1), **options, report=lines.append)
+    assert "no fingerprints" in lines[0]
+    with pytest.raises(ValueError, match="`objective.terminal`"):  # from now on it has them
+        fl.resume(copy, *trap.arguments(), **options)
+
+
+def test_with_another_version_of_jax_only_numbers_are_refused(copy):
+    edit_settings(copy, lambda settings: settings["made_with"].update(jax="0.0.1"))
+    lines = []
+    with pytest.raises(ValueError, match="`times`"):
+        fl.resume(copy, *other_training(horizon=2.1), optax.adam(0.1), **trap.OPTIONS)
+    fl.resume(copy, *other_training(target=1.1), optax.adam(0.1), **trap.OPTIONS, report=lines.append)
+    assert "`objective.terminal` cannot be compared" in lines[0]
+    assert f"jax 0.0.1 → {jax.__version__}" in lines[0]
+
+
+def test_kernels_are_chosen_by_the_iterations_that_were_first_asked_for(tmp_path, monkeypatch):
+    planned = []
+
+    def estimator(key, theta, count):
+        planned.append(planned_calls())
+        return fl.Estimate(theta, theta, theta, jnp.asarray(1.0), jnp.asarray(0.1), count)
+
+    arguments = (tmp_path / "run", estimator, jnp.ones(1), optax.sgd(0.1))
+    fl.run(*arguments, count=2, iterations=3)
+    fl.resume(*arguments, count=2, iterations=6)
+    assert planned == [3, 3, 3, 4, 5, 6]
+    assert planned_calls() == 1
 
 
 def test_bad_numbers_are_refused_before_a_folder_is_made(tmp_path):

@@ -76,7 +76,7 @@ def evaluate(
 
 def _find(what: Path, config: str | None) -> tuple[Path, Config]:
     """The parameters, and the configuration they belong to."""
-    from fluctua.runs.config import load, named
+    from fluctua.runs.config import load_unedited, named
 
     if what.is_dir():
         what = what / "final.npz"
@@ -85,7 +85,7 @@ def _find(what: Path, config: str | None) -> tuple[Path, Config]:
     beside = what.parent / "config.toml"
     if config is not None:
         return what, named(config)
-    return what, load(beside) if beside.exists() else named("paper")
+    return what, load_unedited(beside) if beside.exists() else named("paper")
 
 
 def _print(path: Path, measured: list[Measurement]) -> None:

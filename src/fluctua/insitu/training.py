@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import secrets
 import threading
 import time
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,22 +38,25 @@ from fluctua.core.baselines import chosen
 from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
 from fluctua.core.text import close_match
-from fluctua.core.types import Estimator, Groups, Params
+from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument, Refused
 from fluctua.insitu.instrument.substrate import Incident, Measured, Retry
-from fluctua.insitu.model import Model, corrected
+from fluctua.insitu.model import Model, Unknown, corrected
+from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
 from fluctua.learn.calibrated import Calibrated
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
 from fluctua.store.checkpoint import State, after
 from fluctua.store.checkpoint import begin as begin_state
+from fluctua.store.fingerprint import describe
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, Keep, Step
+from fluctua.store.parts import Parts, describe_record, refuse_other_parts, stamp_parts
 
 Rows = Iterator[tuple[Row, Record]]
 Connect = Callable[[], Instrument]
@@ -123,21 +128,37 @@ class Plan:
         if self.share not in SHARES:
             raise ValueError(f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}.")
         for name, least in (("iterations", 0), ("trajectories", 2), ("probes", 2), ("probe_trajectories", 2),
-                            ("batch", 1), ("attempts", 1), ("measure_every", 1)):  # fmt: skip
+                            ("batch", 1), ("seed", 0), ("attempts", 1), ("points", 2),
+                            ("measure_every", 1)):  # fmt: skip
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+                raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2⁶³; got {value!r}.")
         chosen(self.baseline, door="in-situ training", serves=BASELINES)
         if self.calibration not in CALIBRATIONS:
             raise ValueError(
                 f"`calibration` is one of {', '.join(map(repr, CALIBRATIONS))}; got {self.calibration!r}."
                 + close_match(self.calibration, CALIBRATIONS)
             )
+        for name in ("learning_rate", "most_omega", "most_kappa"):
+            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be positive and finite; got {getattr(self, name)!r}.")
+        for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "memory"):
+            if not _is_number(getattr(self, name)) or not getattr(self, name) >= 0:
+                raise ValueError(f"`{name}` must be finite and not negative; got {getattr(self, name)!r}.")
         if self.memory and not self.memory >= 1:
             raise ValueError(f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}.")
-        for name in ("learning_rate", "most_omega", "most_kappa"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` must be positive; got {getattr(self, name)!r}.")
+        if self.readout != "measured" and not (_is_number(self.readout) and float(self.readout) >= 0):
+            raise ValueError(f"`readout` must be finite and not negative, or 'measured'; got {self.readout!r}.")
+        if not all(_is_number(rate) and rate > 0 for rate in self.rates):
+            raise ValueError(f"`rates` must be positive and finite; got {list(self.rates)!r}.")
+        for name, kind in (("record", bool), ("kerr", bool), ("renew", bool), ("address", str)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"`{name}` must be a {kind.__name__}; got {getattr(self, name)!r}.")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def begin(
@@ -165,7 +186,7 @@ def begin(
     place, run = _place(folder), secrets.token_hex(8)
     session = _Session(connect, model, plan, estimator, place, report)
     book = journal.create(
-        place, _settings(plan, run), run, session.beginning(), journal.named_leaves, need=_space(plan), keep=KEEP
+        place, session.settings(run), run, session.beginning(), journal.named_leaves, need=_space(plan), keep=KEEP
     )
     session.open()
     return _rows(session, book, session.beginning())
@@ -183,7 +204,8 @@ def resume(
     """Go on after a stop, a kill or a failure.
 
     The iteration that was cut off is measured again; what it had recorded stays in recordings/. With another number of
-    iterations the learning rate follows the cosine of that number from here on.
+    iterations the learning rate follows the cosine of that number from here on. A plan.json that was edited by hand,
+    and another process, objective, start, bound or estimator than the run began with, are refused by name.
 
     Args:
         connect: opens the instrument, or each of several, in the same order.
@@ -197,18 +219,20 @@ def resume(
     """
     place = runfolder.existing(folder, _place(folder))
     with runfolder.holding(place) as lock:
-        plan, run = _read(place)
+        entries = read_entries(place)
+        plan, run = _plan_of(place, entries), entries.get("run", "")
         if iterations is not None:
             plan = dataclasses.replace(plan, iterations=iterations)
         session = _Session(connect, model, plan, estimator, place, report)
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
         run = run or secrets.token_hex(8)
+        refuse_other_parts(place.settings, entries, session.stamp, lambda text: session.note(Incident("plan", 0, text)))
         state = journal.standing(place, run, session.beginning(), warn)
         if state.row == 0 and place.history.exists() and len(history.read(place.history)) > 1:
             name = checkpoint.set_aside(place.history)  # an instrument does not repeat itself
             warn(f"no checkpoint is left: calibrated and trained anew; the rows so far are kept as {name}")
         book = journal.reopen(
-            place, lock, _settings(plan, run), run, state, journal.named_leaves, keep=KEEP, report=warn
+            place, lock, session.settings(run), run, state, journal.named_leaves, keep=KEEP, report=warn
         )
         session.open()
         return _rows(session, book, state)
@@ -216,24 +240,19 @@ def resume(
 
 def read_plan(folder: str | Path) -> Plan:
     """The plan of a run."""
-    return _read(runfolder.existing(folder, _place(folder)))[0]
+    place = runfolder.existing(folder, _place(folder))
+    return _plan_of(place, read_entries(place))
 
 
 def _place(folder: str | Path) -> RunFolder:
     return RunFolder(Path(folder), "plan.json", "fluctua insitu train --resume {folder}")
 
 
-def _read(place: RunFolder) -> tuple[Plan, str]:
-    """The plan and the fingerprint of a run; runs of earlier versions have none."""
+def _plan_of(place: RunFolder, entries: dict[str, Any]) -> Plan:
     try:
-        tree = json.loads(place.settings.read_text())
-        return Plan(**{name: value for name, value in tree.items() if name != "run"}), tree.get("run", "")
-    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return Plan(**get_fields(entries))
+    except TypeError as error:
         raise ValueError(f"{place.settings} is no plan of an in-situ run, or damaged ({error}).") from None
-
-
-def _settings(plan: Plan, run: str) -> bytes:
-    return json.dumps({**dataclasses.asdict(plan), "run": run}, indent=1).encode()
 
 
 def _space(plan: Plan) -> int:
@@ -244,6 +263,21 @@ def _space(plan: Plan) -> int:
 def _by_family(steps: Params, updates: Params, theta: Params | None) -> Params:
     """Updates with the factor of each family."""
     return jax.tree.map(lambda factor, family: jax.tree.map(lambda v: factor * v, family), steps, updates)
+
+
+COMPUTED = ("process", "objective", "start", "lower", "upper", "follow", "correct", "unknown", "steps")
+"""Fields of a model that what a run computes depends on; the others serve its first calibration and its files."""
+
+
+def _describe(model: Model, make: MakeEstimator) -> Parts:
+    """Fingerprints of what a run computes with beside its plan."""
+    parts = {"estimator": describe(make)}
+    for name in COMPUTED:
+        value = getattr(model, name)
+        named = isinstance(value, Process | Objective | Rewards | Unknown)
+        # no shapes to trace at: the size of the state is known once it is measured
+        parts |= describe_record(name, value, None) if named else {name: describe(value)}
+    return parts
 
 
 def _check_share(plan: Plan, model: Model, devices: int) -> None:
@@ -310,6 +344,11 @@ class _Session:
             rule = optax.chain(rule, optax.stateless(partial(_by_family, model.steps)))
         self.rule = optax.with_extra_args_support(rule)
         self.project = box(model.lower, model.upper)
+        self.stamp = stamp_parts(_describe(model, self.make))
+
+    def settings(self, run: str) -> bytes:
+        """The content of plan.json."""
+        return write_plan(dataclasses.asdict(self.plan), run, self.stamp)
 
     def beginning(self) -> State:
         """Before the first row."""
@@ -423,6 +462,7 @@ class _Session:
     def arrays(self) -> dict[str, np.ndarray]:
         """Calibrations, counts and what is known of the instruments, for a checkpoint."""
         kept = {name: array for device in self.devices for name, array in device.arrays().items()}
+        kept |= hold_plan(dataclasses.asdict(self.plan))
         if isinstance(self.substrate, DeviceArray):
             kept |= self.substrate.memory() | {"counts": np.array(json.dumps(self.substrate.counts))}
         return kept

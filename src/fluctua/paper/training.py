@@ -21,7 +21,7 @@ from fluctua import tcmt
 from fluctua.core.types import Params
 from fluctua.learn.train import box, train
 from fluctua.runs.build import FAMILIES, make_network, make_task
-from fluctua.runs.config import load, named
+from fluctua.runs.config import load_unedited, named
 from fluctua.runs.evaluate import load_parameters
 from fluctua.runs.reading import Run, find_runs, read_run, rolling_mean
 from fluctua.store import tables
@@ -270,7 +270,7 @@ def from_runs(folder: Path, iteration: int | None = None) -> list[Lattice]:
 def from_file(path: Path, config: str = "paper") -> list[Lattice]:
     """The parameters of an .npz on the lattice of a preset or configuration file; the run's own if it lies in one."""
     beside = path.parent / "config.toml"
-    settings = load(beside) if beside.exists() else named(config)
+    settings = load_unedited(beside) if beside.exists() else named(config)
     theta = load_parameters(path, make_network(settings))
     return [Lattice(make_task(settings), theta, settings.task.sigma_kappa, -1, path.name)]
 

@@ -278,6 +278,16 @@ def read_stamp(path: Path) -> str:
     return stamp[1]
 
 
+def load_unedited(path: Path) -> Config:
+    """The configuration of a run, to compute with its parameters; an error if its keys were edited since.
+
+    A file without a stamp, which is not of a run, is read as it is.
+    """
+    config = load(path)
+    read_stamp(path)
+    return config
+
+
 # ------------------------------------------------------------------------------------------ helpers
 
 RETIRED = {"baseline.twin_error": 0.0}

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from fluctua.learn.train import Record, train
 from fluctua.store import folder as runfolder
 from fluctua.store import history, journal
 from fluctua.store.checkpoint import State, after, begin, checksum, replace
+from fluctua.store.fingerprint import describe
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 from fluctua.store.journal import Journal, Keep, Step
+from fluctua.store.parts import Parts, describe_training, refuse_other_parts, stamp_parts
 from fluctua.store.summary import course_of, fallen, line_of_peak, lines_of_J, on_the_grid
 
 OnRow = Callable[[Row, Record], None]
@@ -58,6 +61,7 @@ class Task:
     seed: int
     project: Callable[[Params], Params] | None
     keep: Keep
+    planned: int
 
     @property
     def start(self) -> State:
@@ -138,8 +142,12 @@ def resume(
 ) -> Result:
     """Go on with a `run` from its newest good checkpoint, to the bit as if it had not been cut off.
 
-    Estimator, optimiser and `project` are code, which a folder does not hold: they are taken as they are given. A run
-    that is complete is read and returned.
+    The folder holds fingerprints of estimator, optimiser and `project`: another drift, reward, noise, time grid,
+    baseline or learning rate is refused by name. Where JAX, optax or Python has another version, a function that looks
+    different may be the same: that is reported and not refused. A run that is complete is read and returned.
+
+    Whether "auto" runs kernels is decided by the iterations that `run` was given, and beyond those by the iterations so
+    far.
 
     Args:
         folder: of the run.
@@ -147,7 +155,7 @@ def resume(
         theta: parameters that the run started from.
         optimiser: as it was.
         on_row: is given every row of the history with its `Record`, once it is written.
-        report: is told of damaged files.
+        report: called with a line of text about damaged files and about what cannot be compared.
         **options: those of `run`, as they were; `iterations`, those before included, may be more.
 
     Returns: a `Result`: θ after the last step, and the summary.
@@ -155,8 +163,10 @@ def resume(
     task = _task(folder, estimator, theta, optimiser, **options)
     place = runfolder.existing(folder, task.place)
     with runfolder.holding(place) as lock:
+        began = _read(place)
+        task = dataclasses.replace(task, planned=int(began.get("planned", began["iterations"])))
         settings, identity = _settings(task)
-        _refuse_changes(place, settings)
+        _refuse_changes(place, began, settings, report)
         runfolder.room(place, _space(task))
         state = journal.standing(place, identity, task.start, report)
         over = task.finished(state)
@@ -207,7 +217,7 @@ def _task(
     theta = theta if project is None else project(theta)
     place = RunFolder(Path(folder), "run.json", 'fluctua.resume("{folder}", …) with the same arguments', "replace=True")
     rule = optax.with_extra_args_support(optimiser)
-    return Task(place, as_estimator(estimator), theta, rule, count, iterations, seed, project, keep)
+    return Task(place, as_estimator(estimator), theta, rule, count, iterations, seed, project, keep, iterations)
 
 
 def _settings(task: Task) -> tuple[dict[str, Any], str]:
@@ -220,26 +230,46 @@ def _settings(task: Task) -> tuple[dict[str, Any], str]:
         "start": checksum(leaves).hex()[:16],
     }
     identity = runfolder.fingerprint(json.dumps(asked).encode())
-    return {"run": identity, "iterations": task.iterations, **asked}, identity
+    extent = {"iterations": task.iterations, "planned": task.planned}
+    return {"run": identity, **extent, **asked, **stamp_parts(_parts(task))}, identity
+
+
+def _parts(task: Task) -> Parts:
+    """Fingerprints of the code of a run."""
+    parts = describe_training(task.estimator, task.theta, task.rule, task.project)
+    if callable(task.count):
+        parts["count"] = describe([int(task.count(iteration)) for iteration in range(task.planned)])
+    return parts
 
 
 def _written(settings: dict[str, Any]) -> bytes:
     return (json.dumps(settings, indent=1) + "\n").encode()
 
 
-def _refuse_changes(place: RunFolder, settings: dict[str, Any]) -> None:
+def _read(place: RunFolder) -> dict[str, Any]:
+    """What run.json says."""
     try:
         began = json.loads(place.settings.read_text())
-        other = [name for name in settings if name not in ("run", "iterations") and began[name] != settings[name]]
-    except (ValueError, KeyError, TypeError) as error:
+        missing = {"seed", "count", "parameters", "start", "iterations"} - set(began)
+        if missing:
+            raise ValueError(f"`{min(missing)}` is missing")
+        return began
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{place.settings} is damaged ({error}); it is written by `fluctua.run`.") from None
-    if other:
-        name = other[0]
-        which = "`theta`, the start" if name == "start" else f"`{name}`"
-        raise ValueError(
-            f"a run goes on as it began: {which} was {began[name]} and is {settings[name]}. Only `iterations` can "
-            "change; for another training begin another run."
-        )
+
+
+def _refuse_changes(
+    place: RunFolder, began: dict[str, Any], settings: dict[str, Any], report: Callable[[str], None]
+) -> None:
+    """Raise if numbers or code of a run are not those that it began with."""
+    for name in ("seed", "count", "parameters", "start"):
+        if began[name] != settings[name]:
+            which = "`theta`, the start" if name == "start" else f"`{name}`"
+            raise ValueError(
+                f"a run goes on as it began: {which} was {began[name]} and is {settings[name]}. Only `iterations` can "
+                "change; for another training begin another run."
+            )
+    refuse_other_parts(place.settings, began, settings, report)
 
 
 def _space(task: Task) -> int:
@@ -254,7 +284,7 @@ def _complete(task: Task, book: Journal, state: State, on_row: OnRow | None) -> 
     key, estimator = jax.random.key(task.seed), task.estimator
     records = lambda state: train(
         key, state.now.theta, estimator, task.rule, count=task.count, iterations=task.iterations, project=task.project,
-        resume=state.now._replace(trajectories=state.spent),
+        resume=state.now._replace(trajectories=state.spent), planned=task.planned,
     )  # fmt: skip
     stands = [state]
 
