@@ -20,7 +20,7 @@ and less where the states were simulated in coarser steps: nothing, if the steps
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -30,8 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.diffusion import depends, diffusion_at, diffusion_matrix, has_fewer_noises, q_matrix
-from fluctua.core.scores import Gaussian, euler, local_linear, residual
+from fluctua.core.diffusion import depends, diffusion_matrix, q_matrix
+from fluctua.core.residuals import alternatives
+from fluctua.core.residuals.alternatives import KNOWN, Finding, Limits
+from fluctua.core.residuals.causes import describe
+from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, standardise
+from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -64,11 +68,14 @@ SLACK = 2.0
 ROUNDING = 4
 """Units in the last place by which a state that follows its drift exactly may be off."""
 
+MOST_LINEARISED = 16
+"""Components up to which a deviation is compared with the locally linear law too."""
+
+MOST_FINDINGS = 5
+
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 MOST_BEND = 0.01
 MOST_SWAPS = 6  # components of which every pair is tried
-
-Transition = Callable[[Process, Params, Step], Gaussian]
 
 
 class Residuals(NamedTuple):
@@ -118,51 +125,237 @@ def examine(
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
     """
+    return examine_batch(process, theta, trajectories, transition=transition, readout=readout, most=most).residuals
+
+
+class Batch(NamedTuple):
+    """What a batch says. sums: of its tests with those of the batches before, for the next; None where there are none.
+
+    findings: deviations of the residuals that neither chance nor the interval explains, the most likely first.
+    """
+
+    residuals: Residuals
+    sums: alternatives.Table | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def examine_batch(
+    process: AnyProcess,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    *,
+    transition: Transition = euler,
+    readout: Any = None,
+    most: int = TRANSITIONS,
+    limits: Limits = KNOWN,
+    earlier: alternatives.Table | None = None,
+) -> Batch:
+    """`examine` for a run of batches, whose small deviations add up.
+
+    Args:
+        process: drift and noise.
+        theta: the parameters at which the trajectories were taken.
+        trajectories: one record or chunks, of which the first is looked at.
+        transition: the law of one step.
+        readout: variance of the measurement.
+        most: transitions to look at.
+        limits: deviations that pass however certain they are.
+        earlier: `Batch.sums` of the batches before.
+
+    Returns: a `Batch`.
+
+    """
     process, theta = check.process(process), check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     if isinstance(process, Remembering):
-        return _examine_samples(process, theta, data, most)
+        return Batch(_examine_samples(process, theta, data, most), earlier)
     if isinstance(process, Counting):
-        return _examine_counts(process, theta, data, most)
+        return Batch(_examine_counts(process, theta, data, most), earlier)
     assert isinstance(process, Process)
+    sample = _take(process, theta, data, transition, readout, most)
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond the precision are wrong, and named
+        made = _standardise(sample, sample.law, sample.x, sample.t)
+        v, stderr = _variances(sample, made, sample.x, sample.t)
+        residuals = Residuals(v, stderr, sample.x.shape[0] * (sample.x.shape[1] - 1), silent=sample.silent)
+        table = _collect(sample, made)
+        sums = alternatives.add(earlier, table)
+        findings = _find(sample, made, table, sums, limits)
+        if residuals.wrong.size:
+            residuals = _explain(residuals, sample, data, findings)
+        elif findings:
+            residuals = residuals._replace(cause=describe(findings[0], sample.components))
+    return Batch(residuals, sums, tuple(findings[:MOST_FINDINGS]))
+
+
+class _Law(NamedTuple):
+    """Of one step. transition: None for Euler steps with independent noise."""
+
+    process: Process
+    transition: Transition | None
+
+
+class _Sample(NamedTuple):
+    """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what law.
+
+    components: those with noise of their own; the others are silent. last_place: rounding of a state (M,).
+    """
+
+    law: _Law
+    theta: Params
+    rows: np.ndarray
+    x: np.ndarray
+    t: np.ndarray
+    context: PyTree
+    readout: Array
+    silent: tuple[int, ...]
+    last_place: np.ndarray
+
+    @property
+    def components(self) -> np.ndarray:
+        """With noise of their own."""
+        return np.setdiff1d(np.arange(self.x.shape[2]), self.silent)
+
+    @property
+    def blurred(self) -> bool:
+        """Whether samples have noise of a readout."""
+        return bool(np.any(np.asarray(self.readout) > 0))
+
+
+def _take(
+    process: Process, theta: Params, data: Trajectories, transition: Transition, readout: Any, most: int
+) -> _Sample:
     plain = transition is euler and _is_diagonal(process, theta, data)
     silent = _silent(process, theta, data)
     if not plain or silent:  # a few solves of M × M matrices a transition
         most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = _spread(data, most)
-    x = _only(data.x, rows)
-    x, t = np.asarray(x, working_dtype(theta, x)), np.asarray(data.t, np.float64)
-    context = jax.tree.map(lambda leaf: put(_only(leaf, rows)), data.context)
+    raw = _only(data.x, rows)
+    x = np.asarray(raw, working_dtype(theta, raw))
     variance = np.asarray(0.0 if readout is None else readout, float)
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
-    s = put(np.full(x.shape[2:], variance, x.dtype))
-    last_place = ROUNDING * float(np.finfo(_only(data.x, rows[:1]).dtype).eps) * np.abs(x).max(axis=(0, 1))
+    return _Sample(
+        law=_Law(process, None if plain else transition),
+        theta=theta,
+        rows=rows,
+        x=x,
+        t=np.asarray(data.t, np.float64),
+        context=jax.tree.map(lambda leaf: put(_only(leaf, rows)), data.context),
+        readout=put(np.full(x.shape[2:], variance, x.dtype)),
+        silent=silent,
+        last_place=ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float),
+    )
+
+
+def _standardise(sample: _Sample, law: _Law, x: np.ndarray, t: np.ndarray) -> Standardised:
+    """Residuals of every step in units of their noise, in double precision. (n, M) each"""
+    times = check.grid(t)
+    begins = put(np.asarray(times.t)[:-1])
+    made = standardise(
+        *law, sample.silent, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
+    )  # fmt: skip
+    v, z, drift = (np.asarray(part, np.float64) for part in made)
+    # squared here: a residual beyond 1e19 of its noise has no square in single precision
+    return Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
+
+
+def _variances(sample: _Sample, made: Standardised, x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """v and its standard error; of components without noise by what an Euler step leaves out. (M,) each"""
+    v, stderr = _mean(made.v)
+    if not sample.silent:
+        return v, stderr
+    times = check.grid(t)
+    begins = put(np.asarray(times.t)[:-1])
+    transition = sample.law.transition or euler
+    left = leave_out(
+        sample.law.process, transition, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
+    )
+    square, expected = (np.asarray(part, np.float64) for part in left)
+    mean, spread = _mean(square)
+    allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
+    is_silent = np.isin(np.arange(len(v)), sample.silent)
+    quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
+    return np.where(is_silent, quiet, v), np.where(is_silent, spread / allowed, stderr)
+
+
+def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over the first axis."""
+    return values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
+
+
+def _collect(sample: _Sample, made: Standardised) -> alternatives.Table:
+    """The sums of a batch; empty where it is too small, or where nothing has noise."""
+    there = sample.components
+    z = made.z[:, there]
+    if len(z) < alternatives.FEWEST_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
+        return {}
+    count, times = sample.x.shape[:2]
+    states = np.asarray(sample.x[:, :-1, there], np.float64)
+    return alternatives.collect(z.reshape(count, times - 1, -1), states, sample.blurred)
+
+
+def _find(
+    sample: _Sample,
+    made: Standardised,
+    table: alternatives.Table,
+    sums: alternatives.Table,
+    limits: Limits,
+) -> list[Finding]:
+    """Deviations of a batch (`table`) and of it with those before (`sums`) that the interval does not explain."""
+    drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
+    find = lambda tables: [one for each in tables for one in alternatives.judge(each, drift, limits)]
+    found = find((table, sums))
+    law = _finer(sample)
+    if found and law is not None:
+        other = _collect(sample, _standardise(sample, law, sample.x, sample.t))
+        found = find([alternatives.leave_unexplained(each, table, other) for each in (table, sums)])
+    return sorted(found, key=lambda one: -abs(one.statistic))
+
+
+def _finer(sample: _Sample) -> _Law | None:
+    """The law of a process that moves on within an interval, where the one at hand is of a single Euler step.
+
+    A device does, and its residuals against Euler's step deviate by what that leaves out. Locally linear, or for large
+    states the noise-free path alone: their covariance changes less than `Limits.variance`.
+    """
+    process, transition = sample.law
+    if transition not in (None, euler) or process.step != "euler":
+        return None
+    if sample.x.shape[2] <= MOST_LINEARISED:
+        return _Law(process, local_linear)
+    return None if sample.silent else _Law(process._replace(step="rk4"), transition)
+
+
+def _explain(residuals: Residuals, sample: _Sample, data: Trajectories, findings: list[Finding]) -> Residuals:
+    """The cause of a v that is not 1."""
+    if not (np.isfinite(residuals.v).all() and np.isfinite(residuals.stderr).all()):
+        which = np.flatnonzero(~(np.isfinite(residuals.v) & np.isfinite(residuals.stderr)))
+        return residuals._replace(
+            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.few(which)} are not finite: the drift or "
+            f"the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
+        )
 
     def measure(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        times = check.grid(t)
-        kind, states, begins = None if plain else transition, put(x), put(np.asarray(times.t)[:-1])
-        v, stderr = _moments(process, kind, silent, theta, states, begins, times.dt, context, s)
-        v, stderr = np.asarray(v, float), np.asarray(stderr, float)
-        if silent:
-            left = _left_out(process, transition, theta, states, begins, times.dt, context, s)
-            square, spread, expected = (np.asarray(part, float) for part in left)
-            expected = np.maximum(expected + last_place**2, np.finfo(float).tiny)
-            is_silent = np.isin(np.arange(len(v)), silent)
-            with np.errstate(over="ignore"):  # where another unit is tried
-                v = np.where(is_silent, np.where(square <= SLACK * expected, 1, square / expected), v)
-                stderr = np.where(is_silent, spread / expected, stderr)
-        return v, stderr
+        return _variances(sample, _standardise(sample, sample.law, x, t), x, t)
 
-    residuals = Residuals(*measure(x, t), x.shape[0] * (x.shape[1] - 1), silent=silent)
-    if (
-        not residuals.wrong.size or not np.isfinite(residuals.v).all()
-    ):  # singular noise is located by the estimate itself
-        return residuals
+    x, t = sample.x, sample.t
     residuals = residuals._replace(doubled=measure(x[:, ::2], t[::2])[0] if x.shape[1] > 2 else None)
-    whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(context)
-    turned = np.asarray(data.x).swapaxes(0, 1)[rows].astype(x.dtype) if whole else None
-    return residuals._replace(cause=_cause(residuals, x, t, turned, measure))
+    whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(sample.context)
+    turned = np.asarray(data.x).swapaxes(0, 1)[sample.rows].astype(x.dtype) if whole else None
+    fits = [what for what, (other, times) in _changes(x, t, turned) if not _wrong(*measure(other, times)).any()]
+    if fits:
+        return residuals._replace(cause=f"They fit {' or '.join(fits)}.")
+    named = [one for one in findings if _accounts(one, residuals.v[sample.components], residuals.steps)]
+    return residuals._replace(cause=describe(named[0], sample.components) if named else _cause(residuals))
+
+
+def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
+    """Whether a term that the drift lacks is most of what makes v too large: T²/V of n(v − 1)."""
+    if finding.family not in alternatives.OF_MEAN:
+        return False
+    excess = v[finding.row] - 1
+    # T²/V is in units of the residuals' own variance v
+    return excess > 0 and finding.statistic**2 * v[finding.row] > steps * excess / 2
 
 
 def _examine_samples(process: Remembering, theta: Params, data: Trajectories, most: int) -> Residuals:
@@ -174,7 +367,7 @@ def _examine_samples(process: Remembering, theta: Params, data: Trajectories, mo
     each = np.asarray(checked.residuals(theta, check.grid(data.t), x, context), float)
     v, count = each.mean(axis=(0, 1)), each.shape[0] * each.shape[1]
     residuals = Residuals(v, each.std(axis=(0, 1)) / np.sqrt(count), count)
-    if not residuals.wrong.size or not np.isfinite(v).all():
+    if not residuals.wrong.size:
         return residuals
     return residuals._replace(
         cause=f"The innovations of channel{'s' * (len(residuals.wrong) > 1)} {check.few(residuals.wrong)} have not the "
@@ -315,103 +508,14 @@ def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, .
     return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _left_out(
-    process: Process,
-    transition: Transition,
-    theta: Params,
-    x: Array,
-    t: Array,
-    dt: Array,
-    context: PyTree,
-    readout: Array,
-) -> tuple[Array, Array, Array]:
-    """E[r²] with its standard error, and E[d²], along x (E, T+1, M), r by the transition that is used. (M,) each"""
-
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        step = Step(x, x_next, t, dt, context)
-        mean, covariance = local_linear(process, theta, step)
-        used = lambda x: transition(process, theta, step._replace(x=x)).mean
-        blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
-        return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
-
-    square, expected = _along(one, x, t, dt, context)
-    return square.mean(axis=0), square.std(axis=0) / np.sqrt(square.shape[0]), expected.mean(axis=0)
-
-
-def _along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTree) -> Any:
-    """`one(x, x', t, Δt, context)` of every step of x (E, T+1, M), a few at a time; leaves (E·T, …)."""
-    count, steps = x.shape[0], t.shape[0]
-    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
-    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
-    return jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _moments(
-    process: Process,
-    transition: Transition | None,
-    silent: tuple[int, ...],
-    theta: Params,
-    x: Array,
-    t: Array,
-    dt: Array,
-    context: PyTree,
-    readout: Array,
-) -> tuple[Array, Array]:
-    """Mean and standard error of r (C⁻¹r) over all steps. transition: None for Euler steps with diagonal noise.
-
-    silent: components without noise, which are left to `_left_out`; the law of the others is that without them.
-    """
-
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
-        step = Step(x, x_next, t, dt, context)
-        if transition is None:
-            q = diffusion_at(process, theta, x, t, context)
-            expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
-            # a component without noise has an identity instead: `_left_out`
-            return jnp.where(
-                expected > 0, residual(process, theta, step) ** 2 / jnp.where(expected > 0, expected, 1), 1
-            )
-        mean, covariance = transition(process, theta, step)
-        whole = covariance + 2 * jnp.diag(readout)
-        if transition is euler and has_fewer_noises(process, theta, x, t, context):
-            return _on_range(whole, x_next - mean)
-        if silent:
-            slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
-            whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
-            others = np.setdiff1d(np.arange(x.size), silent)
-            r = (x_next - mean)[others]
-            return jnp.ones_like(x).at[others].set(r * jnp.linalg.solve(whole[np.ix_(others, others)], r))
-        still = jnp.diagonal(whole) <= 0
-        r = jnp.where(still, 0, x_next - mean)
-        return jnp.where(still, 1, r * jnp.linalg.solve(whole + jnp.diag(still.astype(whole.dtype)), r))
-
-    values = _along(one, x, t, dt, context)
-    return values.mean(axis=0), values.std(axis=0) / np.sqrt(values.shape[0])
-
-
-def _on_range(covariance: Array, r: Array) -> Array:
-    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that have noise. (M,)"""
-    scale, vectors = jnp.linalg.eigh(covariance)
-    there = scale > r.size * jnp.finfo(r.dtype).eps * scale[-1]
-    share = jnp.sum(jnp.where(there, vectors**2, 0), axis=1)
-    solved = vectors @ jnp.where(there, vectors.T @ r / jnp.where(there, scale, 1), 0)
-    seen = share > r.size * jnp.finfo(r.dtype).eps
-    return jnp.where(seen, r * solved / jnp.where(seen, share, 1), 1)
-
-
 def _wrong(v: np.ndarray, stderr: np.ndarray) -> np.ndarray:
-    return ~(np.abs(v - 1) <= np.maximum(TOLERANCE, CERTAIN * stderr))  # a NaN is wrong
+    """Components whose v is not 1. What is not finite is wrong, an error too: it excuses nothing."""
+    known = np.isfinite(v) & np.isfinite(stderr)
+    return ~(known & (np.abs(v - 1) <= np.maximum(TOLERANCE, CERTAIN * np.where(known, stderr, 0))))
 
 
-def _cause(
-    residuals: Residuals, x: np.ndarray, t: np.ndarray, turned: np.ndarray | None, measure: Callable[..., Any]
-) -> str:
-    """What makes the residuals fit when it is changed; else how they deviate."""
-    fits = [what for what, (other, times) in _changes(x, t, turned) if not _wrong(*measure(other, times)).any()]
-    if fits:
-        return f"They fit {' or '.join(fits)}."
+def _cause(residuals: Residuals) -> str:
+    """How v deviates."""
     parts, v = residuals.wrong, residuals.v
     unmoved = [i for i in parts if i in residuals.silent]
     if unmoved:

@@ -1,0 +1,1 @@
+"""Residuals of trajectories against a process: their standardised form, and tests of it against common faults."""

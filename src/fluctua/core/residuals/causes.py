@@ -1,0 +1,138 @@
+"""What a deviation of the residuals most likely comes from, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fluctua.core.residuals.alternatives import Finding
+
+Words = Callable[[Finding, int, int], str]
+
+
+def describe(finding: Finding, components: np.ndarray) -> str:
+    """One sentence. components: numbers of the components that the tests were of."""
+    family = finding.family.split(" ")[0]
+    if finding.family in ("pairs", "v of all") or family == "step":
+        return WORDS[finding.family](finding, finding.row, finding.column)
+    i = int(components[finding.row])
+    j = int(components[finding.column]) if finding.column < len(components) else finding.column
+    return WORDS.get(finding.family, WORDS.get(family, WORDS["linear"]))(finding, i, j)
+
+
+def _sized(finding: Finding) -> str:
+    return f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of the drift)"
+
+
+def _offset(finding: Finding, i: int, j: int) -> str:
+    return f"The drift of component {i} has a constant part that the process does not have {_sized(finding)}."
+
+
+def _linear(finding: Finding, i: int, j: int) -> str:
+    if i == j:
+        return f"Component {i} returns at another rate than its drift says {_sized(finding)}."
+    return (
+        f"The drift of component {i} depends on component {j} in another way than the process says "
+        f"{_sized(finding)}: channels that are swapped, rotated, conjugated, of another sign or gain, a delay, or a "
+        "coupling that is missing."
+    )
+
+
+def _bent(degree: str) -> Words:
+    def words(finding: Finding, i: int, j: int) -> str:
+        return (
+            f"The drift of component {i} has a {degree} term in component {j} that the process does not have "
+            f"{_sized(finding)}: the structure of the drift is another."
+        )
+
+    return words
+
+
+def _moved(finding: Finding, i: int, j: int) -> str:
+    own = "its own" if i == j else f"component {j}'s"
+    return (
+        f"Component {i} depends on {own} last {finding.family.split(' ')[1]} samples {_sized(finding)}: "
+        "a channel is delayed or shifted against the others, or filtered."
+    )
+
+
+def _gain(finding: Finding, i: int, j: int) -> str:
+    v = 1 + np.sign(finding.statistic) * finding.effect
+    which = "every component" if finding.family == "v of all" else f"component {i}"
+    return (
+        f"The noise amplitude of {which} is {np.sqrt(max(v, 0)):.3g} times what `noise` says "
+        f"({abs(finding.statistic):.1f} standard errors): the gain of a detector, a unit, or the noise is another."
+    )
+
+
+def _variance(finding: Finding, i: int, j: int) -> str:
+    return (
+        f"The noise of component {i} depends on component {j} in another way than `noise` says "
+        f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of its variance): multiplicative "
+        "noise, or a channel that saturates."
+    )
+
+
+def _together(finding: Finding, i: int, j: int) -> str:
+    return (
+        f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): crosstalk, rotated "
+        "channels, or noise that they share."
+    )
+
+
+def _lag(finding: Finding, i: int, j: int) -> str:
+    samples = finding.family.split(" ")[1]
+    if i != j:
+        return (
+            f"Kicks of component {i} follow those of component {j} after {samples} samples "
+            f"({_correlation(finding)}): a delay between the channels, or crosstalk."
+        )
+    why = (
+        "noise of the readout, which is no part of the process (give it as `readout`)"
+        if finding.statistic < 0
+        else "a filter or an average in the detector, or noise that is not white"
+    )
+    return f"Kicks of component {i} repeat after {samples} samples ({_correlation(finding)}): {why}."
+
+
+def _correlation(finding: Finding) -> str:
+    return (
+        f"correlation {np.sign(finding.statistic) * finding.effect:.2g}, {abs(finding.statistic):.1f} standard errors"
+    )
+
+
+def _step(finding: Finding, i: int, j: int) -> str:
+    return (
+        f"Component {i} jumps at step {j} of the trajectories, by {finding.effect:.2g} times its noise on average: a "
+        "record that is shifted or cut together, or a glitch."
+    )
+
+
+def _step_variance(finding: Finding, i: int, j: int) -> str:
+    held = finding.statistic < 0
+    return f"The noise of component {i} is another at step {j} of the trajectories: " + (
+        "a channel that is held, stuck, delayed or clipped." if held else "a glitch, or a record that is cut together."
+    )
+
+
+def _pairs(finding: Finding, i: int, j: int) -> str:
+    return f"Trajectories {i} and {j} of those looked at have the same noise: a buffer that was read twice."
+
+
+WORDS: dict[str, Words] = {
+    "offset": _offset,
+    "linear": _linear,
+    "square": _bent("quadratic"),
+    "cube": _bent("cubic"),
+    "radial": _bent("cubic"),
+    "moved": _moved,
+    "v": _gain,
+    "v of all": _gain,
+    "variance": _variance,
+    "together": _together,
+    "lag": _lag,
+    "step": _step,
+    "step v": _step_variance,
+    "pairs": _pairs,
+}

@@ -1,0 +1,122 @@
+"""Residuals of every step in units of their noise, along trajectories.
+
+With C = LLᵀ the covariance of a step, z = L⁻¹r is N(0, 1) in each component where the process is right, and r(C⁻¹r) has
+the mean 1. A component without noise of its own has r² beside what an Euler step leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from fluctua.core.diffusion import diffusion_at, has_fewer_noises
+from fluctua.core.scores import Gaussian, euler, local_linear
+from fluctua.core.steps import mean_rate
+from fluctua.core.types import Array, Params, Process, PyTree, Step
+
+Transition = Callable[[Process, Params, Step], Gaussian]
+
+
+class Standardised(NamedTuple):
+    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step. (E·T, M) each"""
+
+    v: Array
+    z: Array
+    drift: Array
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def standardise(
+    process: Process,
+    transition: Transition | None,
+    silent: tuple[int, ...],
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    readout: Array,
+) -> Standardised:
+    """Residuals of x (E, T+1, M) in units of their noise. transition: None for Euler steps with independent noise.
+
+    silent: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of the others is that
+    without them.
+    """
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Standardised:
+        step = Step(x, x_next, t, dt, context)
+        if transition is None:
+            q = diffusion_at(process, theta, x, t, context)
+            expected = 2 * dt * q.apply(theta, jnp.ones_like(x)) + 2 * readout
+            noisy = expected > 0
+            root = jnp.sqrt(jnp.where(noisy, expected, 1))
+            move = mean_rate(process, theta, x, t, dt, context) * dt
+            z = jnp.where(noisy, (x_next - x - move) / root, 0)
+            return Standardised(jnp.where(noisy, z**2, 1), z, jnp.where(noisy, move / root, 0))
+        mean, covariance = transition(process, theta, step)
+        r = x_next - mean
+        whole = covariance + 2 * jnp.diag(readout)
+        if transition is euler and has_fewer_noises(process, theta, x, t, context):
+            return Standardised(_on_range(whole, r), jnp.zeros_like(x), jnp.zeros_like(x))
+        others = np.setdiff1d(np.arange(x.size), silent)
+        if silent:
+            slope = jax.jacfwd(lambda x: transition(process, theta, step._replace(x=x)).mean)(x)
+            whole = covariance + jnp.diag(readout) + (slope * readout) @ slope.T
+        whole = whole[np.ix_(others, others)]
+        still = jnp.diagonal(whole) <= 0
+        r = jnp.where(still, 0, r[others])
+        whole = whole + jnp.diag(still.astype(whole.dtype))
+        v = jnp.where(still, 1, r * jnp.linalg.solve(whole, r))
+        both = jnp.stack([r, jnp.where(still, 0, (mean - x)[others])], axis=1)
+        z, move = solve_triangular(jnp.linalg.cholesky(whole), both, lower=True).T
+        put = lambda values, rest: jnp.full_like(x, rest).at[others].set(values)
+        return Standardised(put(v, 1), put(z, 0), put(move, 0))
+
+    return along(one, x, t, dt, context)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def leave_out(
+    process: Process,
+    transition: Transition,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    readout: Array,
+) -> tuple[Array, Array]:
+    """r² by the transition that is used, and d² that an Euler step leaves out, along x (E, T+1, M). (E·T, M) each"""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+        step = Step(x, x_next, t, dt, context)
+        mean, covariance = local_linear(process, theta, step)
+        used = lambda x: transition(process, theta, step._replace(x=x)).mean
+        blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
+        return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
+
+    return along(one, x, t, dt, context)
+
+
+def along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTree) -> Any:
+    """`one(x, x', t, Δt, context)` of every step of x (E, T+1, M), a few at a time; leaves (E·T, …)."""
+    count, steps = x.shape[0], t.shape[0]
+    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
+    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
+    return jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
+
+
+def _on_range(covariance: Array, r: Array) -> Array:
+    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that have noise. (M,)"""
+    scale, vectors = jnp.linalg.eigh(covariance)
+    there = scale > r.size * jnp.finfo(r.dtype).eps * scale[-1]
+    share = jnp.sum(jnp.where(there, vectors**2, 0), axis=1)
+    solved = vectors @ jnp.where(there, vectors.T @ r / jnp.where(there, scale, 1), 0)
+    seen = share > r.size * jnp.finfo(r.dtype).eps
+    return jnp.where(seen, r * solved / jnp.where(seen, share, 1), 1)
