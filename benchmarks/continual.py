@@ -156,7 +156,8 @@ class Lattice:
         """An estimator that knows the structure."""
         unknown = {"gain": jnp.ones(len(self.gain)), "offset": jnp.zeros(len(self.offset))}
         model = lambda call: self.models[self.output(call)]
-        return fl.Calibrated(model, self.device, settings, unknown, ERROR, samples=0, every=20, **options)
+        options = {"samples": 0, "every": 20, "on_doubt": "continue", **options}  # changes are the point here
+        return fl.Calibrated(model, self.device, settings, unknown, ERROR, **options)
 
 
 def settings(theta: Any, phi: Any) -> Any:

@@ -112,7 +112,8 @@ def lattice(seed: int) -> Problem:
         if options is None:
             return OnDevice(task.estimator("cpu", baseline="carried", threads=1), parameters, gain)
         unknown = {"gain": jnp.ones(bonds), "offset": jnp.zeros(sites)}
-        return fl.Calibrated(twin(), Device(task, parameters), Settings(), unknown, 0.2, samples=0, every=20, **options)
+        options = {"samples": 0, "every": 20, "on_doubt": "continue", **options}
+        return fl.Calibrated(twin(), Device(task, parameters), Settings(), unknown, 0.2, **options)
 
     value = lambda theta: float(run(jax.random.key(2**31 - 1), parameters(theta), 64, scores=False).value)
     start = {"omega": jnp.zeros(sites), "kappa": jnp.ones(bonds), "chi": jnp.zeros(sites)}
@@ -173,7 +174,8 @@ def double_well(seed: int, sigma: float, *, quadratic: bool, skew: float) -> Pro
         if options is None:
             return Pulled(fl.ppgt(true_process, objective, true, baseline="mean"), of_device)
         unknown = {"gain": jnp.ones(PUSHES), "tilt": jnp.zeros(())}
-        return fl.Calibrated(model, device, effective, unknown, 0.3, samples=0, **options)
+        options = {"samples": 0, "on_doubt": "continue", **options}  # the model may lack what the device has
+        return fl.Calibrated(model, device, effective, unknown, 0.3, **options)
 
     value = lambda theta: float(fl.evaluate(true, of_device(theta), objective=objective, count=4000).J)
     return Problem(jnp.zeros(PUSHES), made, value, fl.box(-3.0, 3.0), 0.05, 16, 96)

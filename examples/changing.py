@@ -42,8 +42,9 @@ class Device:
 if __name__ == "__main__":
     for memory, renew in ((jnp.inf, False), (20, True)):
         estimator = fl.Calibrated(
-            model, Device(), effective, nominal, spread=0.5, samples=0, memory=memory, renew=renew
-        )
+            model, Device(), effective, nominal, spread=0.5, samples=0, memory=memory, renew=renew,
+            on_doubt="continue",  # the first one is shown what becomes of it
+        )  # fmt: skip
         print(f"memory={memory}, renew={renew}")
 
         def show(row, record):

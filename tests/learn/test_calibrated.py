@@ -160,7 +160,9 @@ def test_forgetting_follows_a_device_that_drifts():
     errors = {}
     for memory in (np.inf, 6):
         hidden = dict(NOMINAL)
-        estimator = fl.Calibrated(MODEL, device_of(hidden), effective, NOMINAL, 0.5, memory=memory, samples=0)
+        estimator = fl.Calibrated(
+            MODEL, device_of(hidden), effective, NOMINAL, 0.5, memory=memory, samples=0, on_doubt="continue"
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the one that forgets nothing says so
             for i in range(30):
@@ -250,7 +252,7 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
     model = fl.ppgt(CUBIC, OBJECTIVE, simulate, baseline=fl.Twin())
     device = device_of(hidden, CUBIC, richer)
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
-    made = lambda watch: fl.Calibrated(model, device, richer, start, 0.5, watch=watch, samples=0)
+    made = lambda watch: fl.Calibrated(model, device, richer, start, 0.5, watch=watch, samples=0, on_doubt="continue")
     watching, fitting = made(["cubic"]), made([])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)

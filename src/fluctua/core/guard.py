@@ -28,14 +28,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_matrix, q_matrix
 from fluctua.core.residuals import alternatives
 from fluctua.core.residuals.alternatives import KNOWN, Finding, Limits
 from fluctua.core.residuals.causes import describe
-from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, standardise
-from fluctua.core.scores import euler, local_linear
+from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, spread_noise, standardise
+from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
+from fluctua.core.steps import Substeps
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -45,6 +47,7 @@ from fluctua.core.types import (
     Process,
     PyTree,
     Remembering,
+    Score,
     Step,
     Trajectories,
     put,
@@ -68,10 +71,16 @@ SLACK = 2.0
 ROUNDING = 4
 """Units in the last place by which a state that follows its drift exactly may be off."""
 
+UNKNOWN = 10.0
+"""Factor in v that passes where the noise is not known."""
+
 MOST_LINEARISED = 16
 """Components up to which a deviation is compared with the locally linear law too."""
 
 MOST_FINDINGS = 5
+
+LAWS: dict[Score, Transition] = {full_score: euler, drift_score: euler, local_linear_score: local_linear}
+"""The law of a step that goes with a score. A score of one's own may know another one: it is not examined."""
 
 UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
 MOST_BEND = 0.01
@@ -128,6 +137,10 @@ def examine(
     return examine_batch(process, theta, trajectories, transition=transition, readout=readout, most=most).residuals
 
 
+class DoubtError(RuntimeError):
+    """A run that stops because its trajectories are not those of its model, or its model is not what is measured."""
+
+
 class Batch(NamedTuple):
     """What a batch says. sums: of its tests with those of the batches before, for the next; None where there are none.
 
@@ -149,6 +162,8 @@ def examine_batch(
     most: int = TRANSITIONS,
     limits: Limits = KNOWN,
     earlier: alternatives.Table | None = None,
+    start: Array | None = None,
+    known_noise: bool = True,
 ) -> Batch:
     """`examine` for a run of batches, whose small deviations add up.
 
@@ -161,6 +176,9 @@ def examine_batch(
         most: transitions to look at.
         limits: deviations that pass however certain they are.
         earlier: `Batch.sums` of the batches before.
+        start: the state (M,) from which every trajectory begins, where there is one.
+        known_noise: whether the amplitude of the noise is what `process` says; else it is that of the trajectories, up
+            to a factor of ten in v.
 
     Returns: a `Batch`.
 
@@ -175,23 +193,32 @@ def examine_batch(
     sample = _take(process, theta, data, transition, readout, most)
     with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond the precision are wrong, and named
         made = _standardise(sample, sample.law, sample.x, sample.t)
+        scale = np.ones(sample.x.shape[2]) if known_noise else np.clip(made.v.mean(axis=0), 1 / UNKNOWN, UNKNOWN)
+        made = _divide(made, scale)
         v, stderr = _variances(sample, made, sample.x, sample.t)
         residuals = Residuals(v, stderr, sample.x.shape[0] * (sample.x.shape[1] - 1), silent=sample.silent)
         table = _collect(sample, made)
         sums = alternatives.add(earlier, table)
-        findings = _find(sample, made, table, sums, limits)
+        findings = _find(sample, made, table, sums, limits, scale)
         if residuals.wrong.size:
             residuals = _explain(residuals, sample, data, findings)
         elif findings:
             residuals = residuals._replace(cause=describe(findings[0], sample.components))
+        elif start is not None:
+            residuals = residuals._replace(cause=_compare_start(sample, start, scale))
     return Batch(residuals, sums, tuple(findings[:MOST_FINDINGS]))
 
 
 class _Law(NamedTuple):
-    """Of one step. transition: None for Euler steps with independent noise."""
+    """Of one step. transition: None for Euler steps with independent noise.
+
+    mixed: whether that noise spreads over the components within an interval; its correlations are taken from the
+    locally linear law at the mean state.
+    """
 
     process: Process
     transition: Transition | None
+    mixed: bool = False
 
 
 class _Sample(NamedTuple):
@@ -235,7 +262,7 @@ def _take(
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
     return _Sample(
-        law=_Law(process, None if plain else transition),
+        law=_Law(process, None if plain else transition, plain and isinstance(process.step, Substeps)),
         theta=theta,
         rows=rows,
         x=x,
@@ -252,9 +279,16 @@ def _standardise(sample: _Sample, law: _Law, x: np.ndarray, t: np.ndarray) -> St
     times = check.grid(t)
     begins = put(np.asarray(times.t)[:-1])
     made = standardise(
-        *law, sample.silent, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
+        *law[:2], sample.silent, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
     )  # fmt: skip
     v, z, drift = (np.asarray(part, np.float64) for part in made)
+    if law.mixed and not sample.silent:
+        middle = put(x.mean(axis=(0, 1)))
+        context = jax.tree.map(lambda leaf: leaf[0], sample.context)
+        step = Step(middle, middle, begins[0], times.dt[0], context)
+        root = np.asarray(spread_noise(law.process, sample.theta, step, sample.readout), np.float64)
+        z, drift = (scipy.linalg.solve_triangular(root, each.T, lower=True).T for each in (z, drift))
+        v = z**2
     # squared here: a residual beyond 1e19 of its noise has no square in single precision
     return Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
 
@@ -276,6 +310,12 @@ def _variances(sample: _Sample, made: Standardised, x: np.ndarray, t: np.ndarray
     is_silent = np.isin(np.arange(len(v)), sample.silent)
     quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
     return np.where(is_silent, quiet, v), np.where(is_silent, spread / allowed, stderr)
+
+
+def _divide(made: Standardised, variance: np.ndarray) -> Standardised:
+    """Residuals in units of a noise whose variance is so many times as large. variance: (M,)"""
+    root = np.sqrt(variance)
+    return Standardised(made.v / variance, made.z / root, made.drift / root)
 
 
 def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -300,6 +340,7 @@ def _find(
     table: alternatives.Table,
     sums: alternatives.Table,
     limits: Limits,
+    scale: np.ndarray,
 ) -> list[Finding]:
     """Deviations of a batch (`table`) and of it with those before (`sums`) that the interval does not explain."""
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
@@ -307,7 +348,7 @@ def _find(
     found = find((table, sums))
     law = _finer(sample)
     if found and law is not None:
-        other = _collect(sample, _standardise(sample, law, sample.x, sample.t))
+        other = _collect(sample, _divide(_standardise(sample, law, sample.x, sample.t), scale))
         found = find([alternatives.leave_unexplained(each, table, other) for each in (table, sums)])
     return sorted(found, key=lambda one: -abs(one.statistic))
 
@@ -316,14 +357,40 @@ def _finer(sample: _Sample) -> _Law | None:
     """The law of a process that moves on within an interval, where the one at hand is of a single Euler step.
 
     A device does, and its residuals against Euler's step deviate by what that leaves out. Locally linear, or for large
-    states the noise-free path alone: their covariance changes less than `Limits.variance`.
+    states the noise-free path with one covariance for all steps.
     """
-    process, transition = sample.law
+    process, transition, _ = sample.law
     if transition not in (None, euler) or process.step != "euler":
         return None
     if sample.x.shape[2] <= MOST_LINEARISED:
         return _Law(process, local_linear)
-    return None if sample.silent else _Law(process._replace(step="rk4"), transition)
+    return None if sample.silent else _Law(process._replace(step="rk4"), transition, transition is None)
+
+
+def _compare_start(sample: _Sample, start: Array, scale: np.ndarray) -> str:
+    """What is wrong where the first samples are further from the start than the kicks of one step; empty if nothing.
+
+    A record of an autonomous process that begins some samples late is one of the same process: nothing else shows it.
+    """
+    one = jax.tree.map(lambda leaf: leaf[0], sample.context)
+    q = np.asarray(q_matrix(sample.law.process, sample.theta, put(np.asarray(start, sample.x.dtype)), sample.t[0], one))
+    q = (q if q.ndim == 1 else np.diagonal(q))[sample.components]
+    readout = np.asarray(sample.readout, np.float64)[sample.components]
+    expected = (2 * q * (sample.t[1] - sample.t[0]) + 2 * readout) * scale[sample.components]
+    away = (sample.x[:, 0] - np.asarray(start))[:, sample.components].astype(np.float64)
+    square = away[:, expected > 0] ** 2 / expected[expected > 0]
+    if not square.size:
+        return ""
+    # noise of the readout is half of what is expected at most: one sample has it once
+    chance = scipy.stats.chi2.isf(alternatives.CHANCE, square.size) / square.size / 2 if readout.any() else 0.0
+    if not square.mean() > max(1.0, chance):
+        return ""
+    i = int(sample.components[expected > 0][np.argmax(square.mean(axis=0))])
+    return (
+        f"The trajectories do not begin where the process does: component {i} starts "
+        f"{np.sqrt(square.mean(axis=0).max()):.3g} kicks of one step away. The record begins late or early (a shift of "
+        "the time axis), or the start is another."
+    )
 
 
 def _explain(residuals: Residuals, sample: _Sample, data: Trajectories, findings: list[Finding]) -> Residuals:

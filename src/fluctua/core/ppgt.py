@@ -26,8 +26,8 @@ from fluctua.core.baselines import (
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
-from fluctua.core.guard import check_linearisation, warn_of_residuals
-from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
+from fluctua.core.guard import LAWS, check_linearisation, warn_of_residuals
+from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.sweep import Model, Tables, random_start, silenced
@@ -297,15 +297,20 @@ class PPGT(NamedTuple):
         plans = _plans(self.method)
         return backend.source(sources.Call(model, plans, _tables(plans), substrate, key, theta, 1))
 
-    def recorded(self, theta: Params, trajectories: Trajectories, table: Array | None = None) -> TwinSamples:
-        """The two parts of measured trajectories, of an estimator with a `Twin`."""
+    def recorded(
+        self, theta: Params, trajectories: Trajectories, table: Array | None = None, *, examined: bool = False
+    ) -> TwinSamples:
+        """The two parts of measured trajectories, of an estimator with a `Twin`.
+
+        table: λ̄ as in `split`. examined: whether the residual guard has seen the trajectories already.
+        """
         if trajectories.group is not None:
             several = len(np.unique(np.asarray(trajectories.group)))
             raise ValueError(
                 f"trajectories of {several} devices have errors between devices, which the two parts of a twin do not "
                 "keep apart: call the estimator itself."
             )
-        return _recorded_split(self.method, theta, trajectories, table, BLOCK_BYTES)
+        return _recorded_split(self.method, theta, trajectories, table, BLOCK_BYTES, examined=examined)
 
 
 def total(parts: TwinSamples) -> Samples:
@@ -499,10 +504,11 @@ def _recorded_split(
     table: Array | None,
     block_bytes: int,
     taken_at: Params | None = None,
+    examined: bool = False,
 ) -> TwinSamples:
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
-    _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
+    _guard(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
     model, numbers, batch = _with_twin(method, theta, table, recording.count, recording.t)
     start = lambda: (recording.first, recording.context)
     _check_baselines(method, Setting(theta, recording.t, recording.count, start))
@@ -522,7 +528,11 @@ def _with_twin(
 
 
 def _guard(
-    method: Method, theta: Params, trajectories: Trajectories | Iterable[Trajectories], recording: Recording
+    method: Method,
+    theta: Params,
+    trajectories: Trajectories | Iterable[Trajectories],
+    recording: Recording,
+    examined: bool = False,
 ) -> None:
     """Whether the residuals are the noise of the process. A score of one's own may know another law: not asked."""
     process, objective, score = method.model[:3]
@@ -530,10 +540,10 @@ def _guard(
     counted = isinstance(process, Counting) and jax.tree.leaves(recording.events(0, 1))  # none: the score says so
     if isinstance(process, Remembering) or counted:
         warn_of_residuals(process, theta, trajectories, stacklevel=4)
-    law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
+    law = LAWS.get(score)
     if law is local_linear and isinstance(process, Process):
         check_linearisation(process, theta, trajectories)
-    if law is not None and isinstance(process, Process):
+    if law is not None and isinstance(process, Process) and not examined:
         warn_of_residuals(process, theta, trajectories, transition=law, stacklevel=4)
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from math import factorial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -83,6 +84,25 @@ class Exponential:
         move = of(one, here) * dt
         change = drift(theta, x + move, t + dt, context) - here - of(part, move)
         return of(one, here) + of(two, change)
+
+
+@dataclass(frozen=True)
+class Substeps:
+    """Several Euler steps of the drift in one interval, for samples that are some steps of a model apart."""
+
+    count: int
+
+    def __call__(
+        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+    ) -> Array:
+        """The mean of μ along the path without noise."""
+        part = dt / self.count
+
+        def step(moved: Array, n: Array) -> tuple[Array, None]:
+            return moved + drift(theta, x + moved, t + n * part, context) * part, None
+
+        moved, _ = jax.lax.scan(step, jnp.zeros_like(x), jnp.arange(self.count, dtype=x.dtype))
+        return moved / dt
 
 
 MAPS: dict[str, Rate] = {"heun": heun, "rk4": rk4}

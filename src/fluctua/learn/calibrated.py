@@ -10,7 +10,8 @@ With these unknowns φ the model's parameters are p(θ, φ), and every call
 
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ and Λ the precision
 of φ̂, and two readings say when not to trust it: the score of new trajectories has mean zero where the model is right,
-and so has that of unknowns that are watched and not fitted.
+and so has that of unknowns that are watched and not fitted. The residuals at φ̂ are examined beside them
+(`fluctua.core.guard`): against a structure that the unknowns cannot express, whatever the correction.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.guard import DoubtError
 from fluctua.core.ppgt import PPGT
+from fluctua.core.residuals import alternatives
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import close_match, names
 from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
@@ -46,11 +49,25 @@ SETTLED = 1e-2
 FROM_BATCHES = "measured"
 """The readout's noise as every batch has it."""
 
+RENEWED = "renewed"
+"""Begins the event of a call before which everything was forgotten."""
+
 NEW_TASK = "new task"
 """The event of a call whose model is another than that of the call before."""
 
 WEIGHTS = "correction_"
 """Marks what the weights of the correction remember, in a state."""
+
+ON_DOUBT = ("stop", "continue")
+
+DOUBT = "doubt"
+"""The reason of a doubt, in a state."""
+
+TESTS = "residuals_"
+"""Marks the sums of the residual tests, in a state."""
+
+MOST_TESTS = 5000
+"""Sums of residual tests that are kept from call to call; larger systems have enough steps in each call."""
 
 SUMS = ("information", "vector", "trajectories", "calls", "surprise")
 
@@ -98,8 +115,11 @@ class Calibrated:
         every: steps of which one counts for the information; see `evidence`.
         readout: standard deviation of the measurement on each component of a sample, or "measured", which takes it from
             every batch. What it would do to the calibration is taken off; see `evidence`.
+        on_doubt: "stop" refuses the call after one whose trajectories are not those of the model (`DoubtError`), before
+            anything is measured; "continue" goes on with a warning. The history of a run has the event in both.
 
-    `calibration` says what is known. It has a state; put it back to go on where another left off.
+    `calibration` says what is known, `doubt` why not to trust it, if so. It has a state; put it back to go on where
+    another left off.
 
     >>> model, device = fl.ppgt(process, objective, simulator, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
@@ -125,8 +145,11 @@ class Calibrated:
         measure_every: int = 1,
         every: int = 1,
         readout: float | str = 0.0,
+        on_doubt: str = "stop",
     ):
         _check_options(correction, memory, steps, readout, simulated, samples, measure_every, every)
+        if on_doubt not in ON_DOUBT:
+            raise ValueError(f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {on_doubt!r}.")
         unknown = check.parameters(unknown)
         leaves, tree = jax.tree.flatten(unknown)
         size = sum(leaf.size for leaf in leaves)
@@ -138,7 +161,8 @@ class Calibrated:
         self.memory, self.correction, self.simulated, self.samples = memory, correction, simulated, samples
         self.steps, self.sums = steps, dict[str, np.ndarray]()
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
-        self.readout = readout
+        self.readout, self.on_doubt, self.doubt = readout, on_doubt, ""
+        self._tests: alternatives.Table | None = None
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
@@ -157,6 +181,7 @@ class Calibrated:
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ, from `count` new trajectories and all before them."""
+        self.check_doubt()
         check.count(count, 2 if self.correction in MEASURED else 1)
         theta = check.parameters(theta)
         k_device, k_model, k_error = jax.random.split(key, 3)
@@ -211,7 +236,7 @@ class Calibrated:
                 self._surprise, first = after.surprise(news), False
                 if beyond(*self._surprise):
                     renewed = self.renew and before.information.any()
-                    text = "{} χ² {:.4g} of {}".format("renewed" if renewed else "unexpected", *self._surprise)
+                    text = "{} χ² {:.4g} of {}".format(RENEWED if renewed else "unexpected", *self._surprise)
                     self.event = f"{self.event}; {text}" if self.event else text
                     if renewed:
                         before = before.faded(0.0)
@@ -229,7 +254,16 @@ class Calibrated:
                 stacklevel=3,
             )
         self.belief, self._trajectories = after, self._trajectories + len(trajectories.x)
+        self._examine(theta, trajectories, readout, fade)
         self._warn()
+
+    def check_doubt(self) -> None:
+        """Raise `DoubtError` where the model is in doubt and a run was not asked to go on."""
+        if self.doubt and self.on_doubt == "stop":
+            raise DoubtError(
+                f"the model is in doubt: {self.doubt} What was measured is kept. Mend the model or the instrument, or "
+                'go on with on_doubt="continue".'
+            )
 
     @property
     def calibration(self) -> Calibration:
@@ -258,6 +292,9 @@ class Calibrated:
         numbers = (self._trajectories, self._calls, self._surprise)
         values = (self.belief.information, self.belief.vector, *(np.asarray(v, np.float64) for v in numbers))
         remembered = {f"{WEIGHTS}{name}": value for name, value in self.sums.items()}
+        remembered |= {f"{TESTS}{name}": _pack(sums) for name, sums in (self._tests or {}).items()}
+        if self.doubt:
+            remembered[DOUBT] = np.array(self.doubt)
         return {name: np.array(value) for name, value in (*zip(SUMS, values, strict=True), *remembered.items())}
 
     def restore(self, state: Mapping[str, np.ndarray], theta: Params = None) -> None:
@@ -283,6 +320,9 @@ class Calibrated:
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
         marked = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
         self.sums = {name: np.array(value) for name, value in marked.items()}
+        tests = {name.removeprefix(TESTS): _unpack(v) for name, v in state.items() if name.startswith(TESTS)}
+        self._tests = tests or None
+        self.doubt = str(state.get(DOUBT, ""))
         self._turn_to(self._task_of(max(self._calls - 1, 0)))
 
     def _turn_to(self, task: Any) -> None:
@@ -342,14 +382,35 @@ class Calibrated:
             total += ((direct + made.worth * correction).mean(axis=0) - made.gradient) ** 2
         return total if whole else total / self.samples
 
+    def _examine(self, theta: Params, trajectories: Trajectories, readout: float, fade: float) -> None:
+        """Compare the residuals at the calibrated model with common faults, of this call and of all together.
+
+        At the posterior mean, which has taken in these trajectories, sums of residuals scatter no more than at the
+        truth: what the unknowns can express is gone.
+        """
+        if RENEWED in self.event:
+            self._tests = None
+        p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
+        residuals, sums, _ = self.model.examine(p, trajectories, readout, alternatives.fade(self._tests, fade))
+        few = sums is not None and sum(one.total.size for one in sums.values()) <= MOST_TESTS
+        self._tests = sums if few else None
+        if residuals.cause:
+            self._raise_doubt(f"the trajectories are not those of the model. {residuals.cause}", stacklevel=5)
+
+    def _raise_doubt(self, reason: str, stacklevel: int) -> None:
+        """Warn, and keep the reason: for the history, and for the call after this one."""
+        self.doubt = self.doubt or reason
+        short = reason.split(" (")[0].replace(",", "")
+        self.event = "; ".join(filter(None, (self.event, f"{DOUBT}: {short}")))
+        warnings.warn(reason, RuntimeWarning, stacklevel=stacklevel + 1)
+
     def _warn(self) -> None:
         chi2, degrees = self._surprise
-        if beyond(chi2, degrees) and "renewed" not in self.event:
-            warnings.warn(
+        if beyond(chi2, degrees) and RENEWED not in self.event:
+            self._raise_doubt(
                 f"the calibrated model did not expect what was measured: χ² of the score is {chi2:.4g} with {degrees} "
                 "degrees of freedom. The device has changed (give `memory` or `renew`), the prior is too narrow "
                 "(`spread`), or the structure of the model is wrong (`watch` what it leaves out).",
-                RuntimeWarning,
                 stacklevel=4,
             )
         if self.belief.free.all():
@@ -360,11 +421,10 @@ class Calibrated:
             watched = np.asarray(known.watched)
             z = (flat(known.unknown) - self.belief.start)[watched] / flat(known.stderr)[watched]
             worst = np.flatnonzero(watched)[int(np.argmax(np.abs(z)))]
-            warnings.warn(
+            self._raise_doubt(
                 f"the structure of the model is wrong: what it leaves out is there, with χ² = {known.watched_chi2:.4g} "
                 f"for {known.watched_degrees} degrees of freedom, most of all {names(self.unknown)[worst]} "
                 f"({np.max(np.abs(z)):.1f} standard errors). Take it out of `watch` to have it fitted.",
-                RuntimeWarning,
                 stacklevel=4,
             )
 
@@ -378,11 +438,21 @@ def _size(belief: Belief, moved: np.ndarray) -> float:
     return float(np.sqrt(away @ (belief.posterior_precision @ away) / max(away.size, 1)))
 
 
+def _pack(sums: alternatives.Sums) -> np.ndarray:
+    """One array. (4, rows, columns)"""
+    return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.count)])
+
+
+def _unpack(packed: np.ndarray) -> alternatives.Sums:
+    total, variance, third, count = np.asarray(packed, np.float64)
+    return alternatives.Sums(total, variance, third, float(count.flat[0]))
+
+
 def _check_model(model: Any) -> None:
     if isinstance(model, PPGT) and (model.method.twin is None or not isinstance(model.substrate, Simulator)):
         raise TypeError("the model of a `Calibrated` simulates and has a twin: ppgt(..., simulator, baseline=Twin()).")
     model = General(model) if isinstance(model, PPGT) else model
-    lacking = [name for name in ("split", "recorded", "returns", "evidence") if not hasattr(model, name)]
+    lacking = [name for name in ("split", "recorded", "returns", "evidence", "examine") if not hasattr(model, name)]
     if lacking:
         raise TypeError(
             "`Calibrated` needs a model that simulates and has a twin, such as ppgt(process, objective, simulator, "

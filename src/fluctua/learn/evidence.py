@@ -24,8 +24,11 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
+from fluctua.core.guard import LAWS, Batch, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
+from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.scores import CorrectedScore, local_linear, local_linear_score, without_readout
+from fluctua.core.simulate import Simulator
 from fluctua.core.sources import returns_of
 from fluctua.core.steps import mean_rate
 from fluctua.core.twin import TwinSamples
@@ -205,6 +208,8 @@ def measured_readout(trajectories: Trajectories) -> float:
 
 # ------------------------------------------------------------------------------------------ models
 
+NOT_EXAMINED = Batch(Residuals(np.ones(0), np.zeros(0), 0))
+
 
 class CalibratedModel(Protocol):
     """What `Calibrated` asks of a model in the parameters p: an estimator with a twin, such as that of `ppgt`."""
@@ -223,6 +228,9 @@ class CalibratedModel(Protocol):
     ) -> Evidence:
         """What they say about the unknowns. readout: standard deviation of the measurement."""
 
+    def examine(self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None) -> Batch:
+        """Whether they are those of the process at p, with what batches before them left (`Batch.sums`)."""
+
 
 @dataclass(frozen=True)
 class General:
@@ -236,7 +244,7 @@ class General:
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of measured trajectories."""
-        return self.estimator.recorded(theta, trajectories)
+        return self.estimator.recorded(theta, trajectories, examined=True)
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """Their returns. (E,)"""
@@ -249,3 +257,15 @@ class General:
         model = self.estimator.method.model
         assert isinstance(model.process, Process)  # it has a twin
         return evidence(model.process, model.score, at, theta, u, trajectories, every, readout)
+
+    def examine(self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None) -> Batch:
+        """Whether they are those of the process at p; a score of one's own may know another law: not asked."""
+        model, simulator = self.estimator.method.model, self.estimator.substrate
+        law = LAWS.get(model.score)
+        if law is None:
+            return NOT_EXAMINED
+        start = simulator.x0 if isinstance(simulator, Simulator) and simulator.recipe.fixed else None
+        return examine_batch(
+            model.process, theta, trajectories, transition=law, readout=readout**2, limits=FITTED, earlier=earlier,
+            start=start,
+        )  # fmt: skip

@@ -30,9 +30,9 @@ from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.core.guard import TRANSITIONS, warn_of_residuals
+from fluctua.core.guard import LAWS, TRANSITIONS, warn_of_residuals
 from fluctua.core.ppgt import score_of
-from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
+from fluctua.core.scores import full_score
 from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error
 from fluctua.core.types import (
@@ -276,7 +276,7 @@ def _interval(recording: Recording) -> float:
 
 def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectories) -> None:
     """Whether the residuals of the beginning are the noise of the process."""
-    law = {full_score: euler, drift_score: euler, local_linear_score: local_linear}.get(score)
+    law = LAWS.get(score)
     if law is None or not isinstance(process, Process):
         return
     few = max(2, min(len(record.t), TRANSITIONS // len(record.x) + 1))

@@ -192,4 +192,5 @@ def make_calibrated(config: Config, task: tcmt.Task, make: Callable[[tcmt.Networ
         measure_every=c.measure_every,
         every=EVERY,
         readout=d.readout if c.readout else 0.0,
+        on_doubt="continue",  # what the model leaves out is left out on purpose
     )

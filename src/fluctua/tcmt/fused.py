@@ -22,9 +22,12 @@ from fluctua.core import check
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.guard import Batch, examine_batch
 from fluctua.core.ppgt import ppgt
+from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
+from fluctua.core.steps import Substeps
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params, Trajectories, on_host
 from fluctua.learn.evidence import At, Evidence, evidence
@@ -171,11 +174,29 @@ class Fused:
         is_served = self.task.step == "euler" and len(trajectories.t) == len(self.task.t)
         if self.task.copies > 1 or self.task.modulation or not is_served or not set(theta) <= set(measured.KNOWN):
             general = ppgt(self.task.process, self.task.objective, self.task.simulator(), baseline=Twin())
-            return general.recorded(theta, trajectories)
+            return general.recorded(theta, trajectories, examined=True)
         spec = kernel_spec(self.task, theta, self.s_plus)
         parts = measured.recorded(self.task, spec, expected_lambda(spec), trajectories)
         mine = lambda each: {name: each[name] for name in theta}
         return parts._replace(direct=mine(parts.direct), correction=mine(parts.correction))
+
+    def examine(
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        readout: float,
+        earlier: Table | None,
+        known_noise: bool = True,
+    ) -> Batch:
+        """Whether they are those of the network at θ, by the model's own steps from each sample to the next."""
+        process = self.task.process
+        stride = measured.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
+        if stride > 1 and process.step == "euler":
+            process = process._replace(step=Substeps(stride))
+        return examine_batch(
+            process, theta, trajectories, readout=readout**2, limits=FITTED, earlier=earlier, start=self.task.start,
+            known_noise=known_noise,
+        )  # fmt: skip
 
     def run(
         self,
@@ -283,6 +304,10 @@ class OfLosses:
         p, slope = measured.at_point(at, theta, u)
         spec = kernel_spec(self.fused.task, p, self.fused.s_plus)
         return measured.evidence(self.fused.task, spec, at, theta, u, trajectories, every, readout, slope)
+
+    def examine(self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None) -> Batch:
+        """Whether they are those of the network at θ, whose noise is not what calibrated its losses."""
+        return self.fused.examine(theta, trajectories, readout, earlier, known_noise=False)
 
 
 def next_table(result: KernelResult | TwinResult) -> np.ndarray:

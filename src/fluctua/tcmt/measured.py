@@ -259,8 +259,12 @@ def _weakened(score: np.ndarray, information: Any, scatter: np.ndarray) -> tuple
 
 
 def _stride(spec: KernelSpec, t: np.ndarray) -> int:
+    return count_steps(spec.dt, t)
+
+
+def count_steps(dt: float, t: np.ndarray) -> int:
     """Steps of the model between two samples; 0 where that is no whole number, the same for all."""
-    steps = np.diff(np.asarray(t, np.float64)) / spec.dt
+    steps = np.diff(np.asarray(t, np.float64)) / dt
     stride = round(float(steps[0]))
     return stride if stride >= 1 and np.allclose(steps, stride, rtol=0, atol=1e-3) else 0
 

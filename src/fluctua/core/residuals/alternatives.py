@@ -20,8 +20,8 @@ and where it matters: `Limits` has how large it must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -38,14 +38,20 @@ DELAYS = (3, 20)
 MOST_BINS = 1000
 """Steps or groups of them that are looked at one by one."""
 
+WORK = 1e8
+"""Products of pairs of components that a family may take; of longer records short runs are looked at."""
+
+RUN = 4
+"""Neighbouring steps of such a run: as many as the lags need."""
+
+MOST_PAIRED = 300
+"""Trajectories that are compared with each other."""
+
 SKEW_OF_SQUARE = 2**1.5
 """E[((z² − 1)/√2)³]."""
 
 SKEW_OF_KICK = 1.0
 """Skewness of single kicks that passes where few are averaged: steps of multiplicative noise are not quite Gaussian."""
-
-MOST_KEPT = 5000
-"""Sums that are worth adding up over batches; larger systems have enough steps in each."""
 
 
 class Limits(NamedTuple):
@@ -106,85 +112,138 @@ def collect(z: np.ndarray, x: np.ndarray, blurred: bool = False) -> Table:
         blurred: whether the samples have noise of a readout, which is in z and x at once.
 
     """
-    if blurred:  # a sample and the residuals on both of its sides share its noise: f is one sample older
-        z, x = z[:, 1:], x[:, :-1]
-    count, steps, size = z.shape
-    flat = z.reshape(-1, size)
-    scaled = _scale(x.reshape(-1, size))
-    lines = np.concatenate([np.ones((len(scaled), 1)), scaled], axis=1)
-    beyond = _projector(lines)
-    table = dict(_of_mean(flat, scaled, lines, beyond))
+    runs = _choose_runs(z.shape, 1 if blurred else 0)
+    kicks = z[:, runs]
+    # a sample and the residuals on both of its sides share its noise: f is one sample older then
+    now = runs - 1 if blurred else runs
+    states = {"now": x[:, now]}
     for delay in DELAYS:
-        if steps > 2 * delay:
-            moved = np.zeros_like(x)
-            moved[:, delay:] = x[:, delay:] - x[:, :-delay]
-            table[f"moved {delay}"] = _sum(flat, beyond(_scale(moved.reshape(-1, size))))
-    table |= dict(_of_variance(flat, scaled))
-    table |= dict(_products(z, blurred))
-    excess = np.maximum(1, np.mean(flat**2, axis=0))
+        if z.shape[1] > 2 * delay:
+            late = (now >= delay)[..., None]
+            states[f"moved {delay}"] = np.where(late, x[:, now] - x[:, np.maximum(now - delay, 0)], 0)
+    table: Table = {}
+    for mine, other in _folds(*kicks.shape[:3]):
+        own = {name: _rows(values[mine]) for name, values in states.items()}
+        theirs = {name: _rows(values[other]) for name, values in states.items()}
+        table = add(table, dict(_of_states(_rows(kicks[mine]), own, _rows(kicks[other]), theirs)))
+    table |= dict(_of_variance(_rows(kicks)))
+    table |= dict(_products(kicks, blurred))
+    excess = np.maximum(1, np.mean(_rows(kicks) ** 2, axis=1))
     # noise that is larger than it should be is found by v, and must not raise everything else
     table = {name: _widen(name, sums, excess, blurred) for name, sums in table.items()}
     table |= dict(_of_steps(z))
-    if count > 1:
+    if len(z) > 1:
         table["pairs"] = _pairs(z)
     return table
 
 
+def _rows(values: np.ndarray) -> np.ndarray:
+    """(..., M) as (M, n), one component after the other."""
+    return np.ascontiguousarray(values.reshape(-1, values.shape[-1]).T)
+
+
+def _folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
+    """Places of (E, R, L) to sum over, each with others that say what its features are centred on.
+
+    A mean of the same trajectories knows their noise, and Σ z(x − x̄) is not zero on average then: for a random walk it
+    is −1 or −2 of its standard deviations, and adds up over batches. The other half of the trajectories knows nothing
+    of it; of one trajectory the first half serves the second.
+    """
+    if count > 1:
+        return [(np.s_[0::2], np.s_[1::2]), (np.s_[1::2], np.s_[0::2])]
+    if runs > 1:
+        return [(np.s_[:, runs // 2 :], np.s_[:, : runs // 2])]
+    return [(np.s_[:, :, length // 2 :], np.s_[:, :, : length // 2])]
+
+
+def _choose_runs(shape: tuple[int, ...], first: int) -> np.ndarray:
+    """Numbers of the steps to look at in runs of neighbours: all in one, or short runs evenly over time. (R, L)"""
+    count, steps, size = shape
+    most = int(WORK / size**2 / count)
+    if steps - first <= max(most, 2 * RUN):
+        return np.arange(first, steps)[None]
+    begins = np.linspace(first, steps - RUN, max(2, most // RUN)).astype(int)
+    return begins[:, None] + np.arange(RUN)
+
+
 def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
-    """Sums of the columns of a factor (n, M) with those of f (n, K). (M, K)"""
-    total = factor.T @ f
-    variance = np.broadcast_to(np.sum(f**2, axis=0), total.shape)
-    third = np.broadcast_to(skew * np.sum(np.abs(f) ** 3, axis=0), total.shape) if skew else np.zeros_like(total)
-    return Sums(total, variance.copy(), third.copy(), float(len(f)))
+    """Sums of the rows of a factor (M, n) with those of f (K, n). (M, K)"""
+    total = factor @ f.T
+    square = f * f
+    variance = np.broadcast_to(square.sum(axis=1), total.shape).copy()
+    third = np.zeros_like(total)
+    if skew:
+        third += skew * np.einsum("kn,kn->k", square, np.abs(f))
+    return Sums(total, variance, third, float(f.shape[1]))
 
 
-def _scale(x: np.ndarray) -> np.ndarray:
-    """Columns about their mean in units of their spread; zero where they do not vary."""
-    away = x - x.mean(axis=0)
-    spread = away.std(axis=0)
-    return np.where(spread > 0, away / np.where(spread > 0, spread, 1), 0)
+class _Scale(NamedTuple):
+    """Features about a mean (M, 1) in units of a spread (M, 1); zero where there is none."""
+
+    mean: np.ndarray
+    spread: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.where(self.spread > 0, (x - self.mean) / np.where(self.spread > 0, self.spread, 1), 0)
 
 
-def _projector(lines: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """f -> f less what is linear in the states, which has tests of its own."""
-    inverse = np.linalg.pinv(lines.T @ lines, rcond=1e-10, hermitian=True)
-    return lambda f: f - lines @ (inverse @ (lines.T @ f))
+def _scale(x: np.ndarray) -> _Scale:
+    return _Scale(x.mean(axis=1, keepdims=True), x.std(axis=1, keepdims=True))
 
 
-def _of_mean(
-    z: np.ndarray, scaled: np.ndarray, lines: np.ndarray, beyond: Callable[[np.ndarray], np.ndarray]
+def _of_states(
+    z: np.ndarray, states: dict[str, np.ndarray], z_other: np.ndarray, other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, Sums]]:
-    yield "offset", _sum(z, lines[:, :1])
-    yield "linear", _sum(z, scaled)
-    yield "square", _sum(z, beyond(scaled**2))
-    yield "cube", _sum(z, beyond(scaled**3))
-    if scaled.shape[1] > 1:
-        yield "radial", _sum(z, beyond(scaled * np.mean(scaled**2, axis=1, keepdims=True)))
+    """Families of functions of the state, of the rows (M, n) of one half with means of the other."""
+    scale = _scale(other["now"])
+    x, x_other = scale(states["now"]), scale(other["now"])
+    lines = np.concatenate([np.ones((1, x.shape[1])), x])
+    lines_other = np.concatenate([np.ones((1, x_other.shape[1])), x_other])
+    inverse = np.linalg.pinv(lines_other @ lines_other.T, rcond=1e-10, hermitian=True)
+
+    def bend(f: np.ndarray, f_other: np.ndarray) -> np.ndarray:
+        """f less what is linear in the states, which has tests of its own."""
+        return f - (f_other @ lines_other.T @ inverse) @ lines
+
+    square, square_other = x * x, x_other * x_other
+    yield "offset", _sum(z, lines[:1])
+    yield "linear", _sum(z, x)
+    yield "square", _sum(z, bend(square, square_other))
+    yield "cube", _sum(z, bend(x * square, x_other * square_other))
+    if len(x) > 1:
+        yield "radial", _sum(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0)))
+    for name in [name for name in other if name != "now"]:
+        of = _scale(other[name])
+        yield name, _sum(z, bend(of(states[name]), of(other[name])))
+    excess = np.mean(z_other * z_other - 1, axis=1, keepdims=True)  # v has a test of its own
+    w = (z * z - 1 - excess) / np.sqrt(2)
+    yield "variance linear", _sum(w, x, SKEW_OF_SQUARE)
+    yield "variance square", _sum(w, square - 1, SKEW_OF_SQUARE)
 
 
-def _of_variance(z: np.ndarray, scaled: np.ndarray) -> Iterator[tuple[str, Sums]]:
-    w = (z**2 - 1) / np.sqrt(2)
-    one = np.ones((len(z), 1))
-    yield "v", _sum(w, one, SKEW_OF_SQUARE)
-    if z.shape[1] > 1:
-        yield "v of all", _sum(w.reshape(-1, 1), np.ones((w.size, 1)), SKEW_OF_SQUARE)
-    centred = w - w.mean(axis=0)  # v has a test of its own
-    yield "variance linear", _sum(centred, scaled, SKEW_OF_SQUARE)
-    yield "variance square", _sum(centred, scaled**2 - 1, SKEW_OF_SQUARE)
+def _of_variance(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
+    """v of every component, rows of z (M, n), and of all together."""
+    total = np.sum(z * z - 1, axis=1) / np.sqrt(2)
+    yield "v", _constant(total[:, None], float(z.shape[1]))
+    if len(z) > 1:
+        yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(z.size))
+
+
+def _constant(total: np.ndarray, count: float) -> Sums:
+    """Sums of squares without a factor, f = 1."""
+    return Sums(total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count)
 
 
 def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
-    size = z.shape[2]
-    flat = z.reshape(-1, size)
+    """Of kicks (E, R, L, M), R runs of L neighbours."""
+    size = z.shape[3]
     if size > 1:
-        together = _sum(flat, flat)
+        together = _sum(_rows(z), _rows(z))
         above = np.triu(np.ones((size, size), bool), 1)
-        yield "together", together._replace(total=np.where(above, together.total, 0))
+        yield "together", together._replace(variance=np.where(above, together.variance, 0))
     for lag in (1, 2, 3):
-        if z.shape[1] <= 2 * lag or (blurred and lag == 1):
-            continue
-        now, before = z[:, lag:].reshape(-1, size), z[:, :-lag].reshape(-1, size)
-        yield f"lag {lag}", _sum(now, before)
+        if z.shape[2] > lag and not (blurred and lag == 1):
+            yield f"lag {lag}", _sum(_rows(z[:, :, lag:]), _rows(z[:, :, :-lag]))
 
 
 def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
@@ -198,23 +257,30 @@ def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
 
 
 def _of_steps(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
-    """Mean and variance of every step, or of neighbouring ones together where there are many. (M, bins)"""
-    count, steps, _ = z.shape
+    """Mean and variance of every step, or of neighbouring ones together where there are many. (M, bins)
+
+    Squares of few are far from Gaussian: (χ²/n)^⅓ is nearly so (Wilson and Hilferty), in both tails.
+    """
+    count, steps, size = z.shape
     bins = min(steps, MOST_BINS)
     edges = np.linspace(0, steps, bins + 1).round().astype(int)
+    add_up = lambda values: np.add.reduceat(values, edges[:-1], axis=0).T
     each = np.diff(edges) * float(count)
-    variance = np.broadcast_to(each, (z.shape[2], bins)).copy()
-    for name, values, skew in (("step", z, SKEW_OF_KICK), ("step v", (z**2 - 1) / np.sqrt(2), SKEW_OF_SQUARE)):
-        total = np.add.reduceat(values.sum(axis=0), edges[:-1], axis=0).T
-        yield name, Sums(total, variance, skew * variance, float(each.mean()))
+    whole = np.broadcast_to(each, (size, bins)).copy()
+    yield "step", Sums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
+    v = add_up(np.einsum("etm,etm->tm", z, z)) / each
+    for name, ratio, n in (("step v", v, each), ("step v of all", v.mean(axis=0, keepdims=True), size * each)):
+        score = (np.cbrt(ratio) - (1 - 2 / (9 * n))) / np.sqrt(2 / (9 * n))
+        more = np.where(ratio > 1, SKEW_OF_KICK * n, 0)
+        yield name, Sums(score * np.sqrt(n), np.broadcast_to(n, ratio.shape).copy(), more, float(n.mean()))
 
 
 def _pairs(z: np.ndarray) -> Sums:
     """Sums over two trajectories, each with every later one. (E, E)"""
-    flat = z.reshape(len(z), -1)
-    above = np.triu(np.ones((len(z), len(z)), bool), 1)
+    flat = z[:MOST_PAIRED].reshape(len(z[:MOST_PAIRED]), -1)
+    above = np.triu(np.ones((len(flat), len(flat)), bool), 1)
     total = np.where(above, flat @ flat.T, 0)
-    variance = np.outer(np.sum(flat**2, axis=1), np.ones(len(z)))
+    variance = np.outer(np.sum(flat * flat, axis=1), np.ones(len(flat)))
     return Sums(total, np.where(above, variance, 0), np.zeros_like(total), float(flat.shape[1]))
 
 
@@ -249,7 +315,7 @@ def _effect(
     if family == "pairs":
         return np.where(statistic > 0, size, 0), limits.step
     if family.startswith("step"):
-        return size * (np.sqrt(2) if family == "step v" else 1), limits.step
+        return size * (np.sqrt(2) if family.startswith("step v") else 1), limits.step
     if family.startswith("v"):
         return size * np.sqrt(2), limits.variance
     if family.startswith(("lag", "together")):
@@ -259,7 +325,7 @@ def _effect(
 
 def add(before: Table | None, news: Table, fade: float = 1.0) -> Table:
     """The sums of two batches; those of steps and pairs are of one batch alone and stay out."""
-    kept = {name: sums for name, sums in news.items() if name not in ("step", "step v", "pairs")}
+    kept = {name: sums for name, sums in news.items() if not name.startswith(("step", "pairs"))}
     return {**(before or {}), **{name: _add((before or {}).get(name), sums) for name, sums in kept.items()}}
 
 

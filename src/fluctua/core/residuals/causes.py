@@ -14,10 +14,10 @@ Words = Callable[[Finding, int, int], str]
 def describe(finding: Finding, components: np.ndarray) -> str:
     """One sentence. components: numbers of the components that the tests were of."""
     family = finding.family.split(" ")[0]
-    if finding.family in ("pairs", "v of all") or family == "step":
+    if finding.family in ("pairs", "v of all", "step v of all"):
         return WORDS[finding.family](finding, finding.row, finding.column)
     i = int(components[finding.row])
-    j = int(components[finding.column]) if finding.column < len(components) else finding.column
+    j = finding.column if family == "step" else int(components[finding.column])
     return WORDS.get(finding.family, WORDS.get(family, WORDS["linear"]))(finding, i, j)
 
 
@@ -111,7 +111,8 @@ def _step(finding: Finding, i: int, j: int) -> str:
 
 def _step_variance(finding: Finding, i: int, j: int) -> str:
     held = finding.statistic < 0
-    return f"The noise of component {i} is another at step {j} of the trajectories: " + (
+    which = "the states" if finding.family == "step v of all" else f"component {i}"
+    return f"The noise of {which} is another at step {j} of the trajectories: " + (
         "a channel that is held, stuck, delayed or clipped." if held else "a glitch, or a record that is cut together."
     )
 
@@ -134,5 +135,6 @@ WORDS: dict[str, Words] = {
     "lag": _lag,
     "step": _step,
     "step v": _step_variance,
+    "step v of all": _step_variance,
     "pairs": _pairs,
 }

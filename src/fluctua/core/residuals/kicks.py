@@ -104,6 +104,18 @@ def leave_out(
     return along(one, x, t, dt, context)
 
 
+@partial(jax.jit, static_argnums=0)
+def spread_noise(process: Process, theta: Params, step: Step, readout: Array) -> Array:
+    """L of the correlations LLᵀ that independent noise has after an interval, by the locally linear law. (M, M)
+
+    In units of its amplitudes at the start of the interval, those of the readout included.
+    """
+    covariance = local_linear(process, theta, step).covariance + 2 * jnp.diag(readout)
+    q = diffusion_at(process, theta, step.x, step.t, step.context)
+    amplitude = jnp.sqrt(2 * step.dt * q.apply(theta, jnp.ones_like(step.x)) + 2 * readout)
+    return jnp.linalg.cholesky(covariance / jnp.outer(amplitude, amplitude))
+
+
 def along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTree) -> Any:
     """`one(x, x', t, Δt, context)` of every step of x (E, T+1, M), a few at a time; leaves (E·T, …)."""
     count, steps = x.shape[0], t.shape[0]
