@@ -3,16 +3,19 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fluctua as fl
 from chaos import Chaos
 from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.insitu import pooling
 from fluctua.insitu.estimating import estimate_model
 from fluctua.insitu.pooling import Reading, estimate_files
+from fluctua.insitu.recording.model import find_difference
 
 NETWORK = tcmt.rectangular(1, 2, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(1, 0.5)])
 TASK = tcmt.transmission(NETWORK, horizon=0.5, dt=0.01)
@@ -58,7 +61,7 @@ def test_the_same_bits_whoever_reads(files, monkeypatch):
 
 
 def test_other_settings_are_refused(files):
-    with pytest.raises(ValueError, match=r"`kappa` .*3\.nc"):
+    with pytest.raises(ValueError, match=r"`kappa\[0\]` is .* in .*0\.nc and .* in .*3\.nc"):
         estimate_files([files[0], files[3]])
 
 
@@ -76,3 +79,80 @@ def test_the_command_pools(files, tmp_path):
     refused = CliRunner().invoke(app, ["estimate", *map(str, files[:2]), "--continuing"])
     assert refused.exit_code != 0
     assert "--continuing" in refused.output
+
+
+# ------------------------------------------------------------------------------- θ in the model and in the file
+
+MODEL = """
+import fluctua as fl, jax.numpy as jnp
+process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
+objective = fl.Objective(terminal=lambda th, x: x[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def traps(tmp_path_factory):
+    """Recordings of a trap at k = 0.5, 1, 2 and 4, and models: none.py without `theta`, k1.py with k = 1."""
+    folder, t = tmp_path_factory.mktemp("traps"), np.linspace(0, 1, 21)
+    process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
+    run = fl.simulator(process, jnp.ones(1), jnp.asarray(t))
+    for k in (0.5, 1, 2, 4):
+        x = np.asarray(run(jax.random.key(1), {"k": jnp.array(float(k))}, 40).x)
+        head = insitu.Description(t, ("x",), parameters={"k": float(k)}, settings={"laser": 10.0 * k})
+        insitu.save(folder / f"{k}.nc", head, x)
+    insitu.save(folder / "bare.nc", insitu.Description(t, ("x",)), x)
+    insitu.save(folder / "bare_50.nc", insitu.Description(t, ("x",), settings={"laser": 50.0}), x)
+    insitu.save(folder / "bare_60.nc", insitu.Description(t, ("x",), settings={"laser": 60.0}), x)
+    (folder / "none.py").write_text(MODEL)
+    (folder / "k1.py").write_text(MODEL + 'theta = {"k": jnp.array(1.0)}\n')
+    np.savez(folder / "k1.npz", k=1.0)
+    return folder
+
+
+def invoke(folder, command, names, *options):
+    return CliRunner().invoke(app, [command, *(str(folder / name) for name in names), *options])
+
+
+@pytest.mark.parametrize("command", ["estimate", "calibrate", "advise"])
+def test_a_model_does_not_override_the_parameters_of_a_recording(traps, command):
+    done = invoke(traps, command, ["2.nc"], "--model", str(traps / "k1.py"))
+    assert done.exit_code == 2
+    words = " ".join(done.output.split())
+    assert "`k` is 2.0 in" in words
+    assert "and 1.0 in the `theta` of" in words
+
+
+def test_a_model_that_agrees_with_its_recording_is_read(traps):
+    """1.0 in single precision is 1.0 in double; a recording without parameters has those of the model."""
+    answers = [
+        json.loads(invoke(traps, "estimate", ["1.nc"], "--model", str(traps / model), "--json").stdout)
+        for model in ("k1.py", "none.py")
+    ]
+    assert answers[0]["gradient"] == answers[1]["gradient"]
+    with insitu.open_recording(traps / "bare.nc") as recording:
+        assert insitu.model_of(recording, traps / "k1.py").theta == {"k": 1.0}
+
+
+@pytest.mark.parametrize("options", [["--model", "k1.py"], ["--model", "none.py", "--params", "k1.npz"]])
+def test_four_settings_are_not_pooled(traps, options):
+    options = [str(traps / option) if "." in option else option for option in options]
+    done = invoke(traps, "estimate", ["1.nc", "0.5.nc", "2.nc", "4.nc"], *options)
+    assert done.exit_code == 2
+    words = "".join(done.output.split())  # paths are broken across lines
+    assert "`k`is0.5in" in words or "`k`is1.0in" in words
+    assert "0.5.nc" in words
+
+
+def test_other_actuators_are_not_pooled(traps):
+    """Files without parameters that have those of the model: what the actuators were set to still differs."""
+    files = [traps / "bare_50.nc", traps / "bare_60.nc"]
+    with pytest.raises(ValueError, match=r"`laser` is 50\.0 in .*bare_50\.nc and 60\.0 in .*bare_60\.nc"):
+        estimate_files(files, Reading(model=traps / "k1.py"))
+    assert estimate_files([files[0], traps / "bare.nc"], Reading(model=traps / "k1.py")).result.estimate.count == 80
+
+
+def test_values_are_compared_in_the_lower_precision():
+    assert find_difference("k", np.float32(0.1), 0.1) is None
+    assert find_difference("k", 0.1, 0.1 + 2e-17 + 1e-16) is not None
+    assert find_difference("w", np.array([1, 2]), np.array([1.0, 3.0])) == ("w[1]", "2.0", "3.0")
+    assert find_difference("k", "left", "right") == ("k", "'left'", "'right'")

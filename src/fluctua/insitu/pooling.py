@@ -19,7 +19,7 @@ from fluctua.core.types import Params
 from fluctua.insitu.calibration.table import apply_calibration
 from fluctua.insitu.estimating import CHUNK_BYTES, Result, blank, estimate_model
 from fluctua.insitu.hidden import Visibility
-from fluctua.insitu.recording.model import model_of
+from fluctua.insitu.recording.model import find_difference, model_of, name_leaves
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import Call, Here, Pool, gathered
@@ -29,7 +29,10 @@ DOUBLE = ("float64", "complex128")
 
 
 class OfFile(NamedTuple):
-    """What one recording says. The fields are those of `Result` and `Applied`; theta: parameters that it is of."""
+    """What one recording says. The fields are those of `Result` and `Applied`; theta: parameters that it is of.
+
+    parameters, settings: as they are stored in the file.
+    """
 
     path: Path
     part: Part
@@ -38,6 +41,8 @@ class OfFile(NamedTuple):
     residuals: Residuals | None
     score: str
     notes: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
 
 class Pooled(NamedTuple):
@@ -82,7 +87,11 @@ class Reading(NamedTuple):
         )  # fmt: skip
         assert result.part is not None
         theta = jax.tree.map(np.asarray, applied.model.theta)
-        return OfFile(path, result.part, theta, result.view, result.residuals, result.score, tuple(applied.notes))
+        head = recording.description
+        return OfFile(
+            path, result.part, theta, result.view, result.residuals, result.score, tuple(applied.notes),
+            dict(head.parameters), dict(head.settings),
+        )  # fmt: skip
 
 
 def estimate_files(
@@ -128,14 +137,20 @@ def estimate_files(
 
 def _refuse_others(first: OfFile, other: OfFile) -> None:
     """Trajectories at other settings are of another gradient."""
-    if set(first.theta) != set(other.theta):
+    one, another = name_leaves(first.theta), name_leaves(other.theta)
+    if set(one) != set(another):
         raise ValueError(
-            f"{other.path} has the parameters {', '.join(other.theta)}, {first.path} has {', '.join(first.theta)}: "
+            f"{other.path} has the parameters {', '.join(another)}, {first.path} has {', '.join(one)}: "
             "only recordings of one system are pooled."
         )
-    for name in first.theta:
-        if not np.array_equal(first.theta[name], other.theta[name]):
-            raise ValueError(
-                f"`{name}` was set otherwise in {other.path} than in {first.path}: only recordings at the same "
-                "settings are pooled. --params FILE.npz says what they all were."
-            )
+    # what the files hold counts even where --params takes its place
+    pairs = ((first.parameters, other.parameters), (first.settings, other.settings), (one, another))
+    for left, right in pairs:
+        for name in left:
+            difference = find_difference(name, left[name], right[name]) if name in right else None
+            if difference is not None:
+                raise ValueError(
+                    f"`{difference.component}` is {difference.first} in {first.path} and {difference.second} in "
+                    f"{other.path}: they are of different gradients. Only recordings at the same settings are pooled; "
+                    "estimate each by itself."
+                )

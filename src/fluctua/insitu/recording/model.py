@@ -134,8 +134,8 @@ def model_of(recording: RecordingFile, source: Path | None = None, changes: Para
 
     Args:
         recording: an open one.
-        source: a Python file with `process`, `objective` and, if the recording has no parameters, `theta`. Without one,
-            the recording's own `network`.
+        source: a Python file with `process`, `objective` and, if the recording has no parameters,
+            `theta`; where both have a parameter, they must agree. Without a file, the recording's own `network`.
         changes: parameters that take the place of the recording's.
 
     Returns: process, objective and θ.
@@ -145,7 +145,7 @@ def model_of(recording: RecordingFile, source: Path | None = None, changes: Para
     if source is not None:
         module = _loaded(source)
         if changes is None and hasattr(module, "theta"):
-            theta = module.theta
+            theta = _merge_recorded(recording, module.theta, source)
         model = RecordingModel(module.process, module.objective, theta)
     else:
         task = task_of(d)
@@ -159,6 +159,62 @@ def model_of(recording: RecordingFile, source: Path | None = None, changes: Para
     if source is not None and recording.count:
         _try(recording, model, source)
     return model
+
+
+class Difference(NamedTuple):
+    """The first component in which two values of one parameter differ, and both values as text."""
+
+    component: str
+    first: str
+    second: str
+
+
+def find_difference(name: str, first: Any, second: Any) -> Difference | None:
+    """Compare two values of a parameter in the lower precision of the two. None if they agree.
+
+    >>> find_difference("k", 0.8, np.array([0.8, 0.9])).second
+    'shape (2,)'
+    """
+    if isinstance(first, str) or isinstance(second, str):
+        return None if first == second else Difference(name, repr(first), repr(second))
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape:
+        return Difference(name, f"shape {a.shape}", f"shape {b.shape}")
+    # an integer is as exact as float64
+    precisions = [v.dtype if v.dtype.kind == "f" else np.dtype(np.float64) for v in (a, b)]
+    lower = min(precisions, key=lambda precision: precision.itemsize)
+    a, b = a.astype(lower), b.astype(lower)
+    differing = np.argwhere(~((a == b) | (np.isnan(a) & np.isnan(b))))
+    if not len(differing):
+        return None
+    index = tuple(differing[0].tolist())
+    component = f"{name}{list(index)}" if index else name
+    return Difference(component, str(a[index]), str(b[index]))
+
+
+def name_leaves(theta: Params) -> dict[str, Any]:
+    """Leaves of θ by name; those of nested tables as `drift.k`."""
+    leaves = jax.tree_util.tree_leaves_with_path(theta)
+    return {_name_path(path): leaf for path, leaf in leaves}
+
+
+def _name_path(path: Any) -> str:
+    return str(jax.tree_util.keystr(path, simple=True, separator="."))
+
+
+def _merge_recorded(recording: RecordingFile, theta: Params, source: Path) -> Params:
+    """θ of a model file with the values in the recording, where it has them. A difference is refused."""
+    recorded = recording.description.parameters
+    for name, value in name_leaves(theta).items():
+        difference = find_difference(name, recorded[name], value) if name in recorded else None
+        if difference is not None:
+            raise ValueError(
+                f"`{difference.component}` is {difference.first} in {recording.path} and {difference.second} in the "
+                f"`theta` of {source}. The score needs the parameters at which the file was recorded: remove `theta` "
+                "from the model, or, if the file is wrong, give the right ones with --params FILE.npz."
+            )
+    known = recording.description.theta
+    return jax.tree_util.tree_map_with_path(lambda path, value: known.get(_name_path(path), value), theta)
 
 
 def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
