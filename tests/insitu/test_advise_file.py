@@ -162,7 +162,7 @@ def test_the_command_in_words(recording):
     ("options", "message"),
     [
         (["--sigma-w", "0.1"], "a recording has the noise that it has"),
-        (["--score", "exact"], "one of euler, local-linear"),
+        (["--score", "exact"], "one of auto, euler, local-linear"),
     ],
 )
 def test_what_is_wrong_is_said(recording, options, message):

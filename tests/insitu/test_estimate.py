@@ -295,7 +295,7 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     looked = run.invoke(app, ["inspect", path, "--json"])
     assert looked.exit_code == 0, looked.output
     assert json.loads(looked.output)["trajectories"] == 8
-    report = json.loads(run.invoke(app, ["estimate", path, "--json"]).output)
+    report = json.loads(run.invoke(app, ["estimate", path, "--json"]).stdout)
     assert len(report["gradient"]["kappa"]) == 2
     assert report["refused"] == []
     assert run.invoke(app, ["estimate", path, "--score", "exact"]).exit_code == 2

@@ -41,7 +41,9 @@ def advise(
     pilot: Annotated[int, _of_lattice(help="trajectories at each amplitude")] = 400,
     config: Annotated[str, _of_lattice(help="for PARAMS.npz: the preset or file with its lattice")] = "paper",
     backend: Annotated[str, _of_lattice(help="auto, cpu or cuda")] = "auto",
-    score: Annotated[str, _of_recording(help="euler, or local-linear for samples far apart")] = "euler",
+    score: Annotated[
+        str, _of_recording(help="euler, local-linear for samples far apart, or auto: as the file was calibrated")
+    ] = "auto",
     continuing: Annotated[
         bool, _of_recording("--continuing", help="one long record of a steady state, or a few")
     ] = False,
@@ -209,22 +211,27 @@ def advise_from(
     as_json: bool,
 ) -> None:
     """Measure and print."""
-    from fluctua.insitu.advice import advise_file
+    from fluctua.insitu.advice import advise_file, is_stepped
+    from fluctua.insitu.estimating import resolve_score
     from fluctua.insitu.recording.description import counted
     from fluctua.insitu.recording.model import model_of
     from fluctua.insitu.recording.reader import open_recording
 
     with open_recording(source, mapping(map_)) as recording, bar("reading", show=not as_json) as progress:
         precision(recording.description.dtype)
+        m = model_of(recording, model, parameters(params))
+        score = resolve_score(recording, m.process, score)
         advice = advise_file(
             recording,
-            model_of(recording, model, parameters(params)),
+            m,
             continuing=continuing,
             error=error,
             score=score,
             progress=progress,
         )
-        d, shape, network = recording.description, recording.x.shape, model is None
+        d, shape = recording.description, recording.x.shape
+        network = model is None
+        stepped = is_stepped(recording)
     if as_json:
         numbers = advice._asdict()
         if advice.stretches is not None and advice.continuing is not None:
@@ -240,7 +247,7 @@ def advise_from(
     many = _repetitions(advice, rate) if advice.continuing is None else _how_long(advice, d.time_units)
     for line in (*advice.notes, "", *many, "", *_readout(advice, d.components, d.units)):
         typer.echo(line)
-    for line in ("", *_interval(advice, d.time_units, score, network, int(d.simulation.get("every", 0)) == 1)):
+    for line in ("", *_interval(advice, d.time_units, score, network, stepped)):
         typer.echo(line)
 
 

@@ -35,6 +35,7 @@ from fluctua.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from fluctua.insitu.advice import Sampling
     from fluctua.insitu.estimating import Result
     from fluctua.insitu.pooling import Reading
     from fluctua.insitu.recording.model import RecordingModel
@@ -50,7 +51,9 @@ def estimate(
     only: Annotated[
         list[str] | None, typer.Option("--parameter", help="that must be estimated, omega[3] or omega; may be repeated")
     ] = None,
-    score: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    score: Annotated[
+        str, typer.Option(help="euler, local-linear for samples far apart, or auto: as the file was calibrated")
+    ] = "auto",
     baseline: Annotated[str, typer.Option(help="none, time, mean, optimal or twin")] = "time",
     noise: Annotated[
         str, typer.Option(help="whose diffusion Q: auto, file (its calibration) or nominal (the model's)")
@@ -87,9 +90,10 @@ def estimate(
     is that of a filter; what no filter can help is refused by name. Several files at the same settings give one
     estimate, each with a baseline of its own.
     """
+    from fluctua.insitu.advice import judge_euler
     from fluctua.insitu.calibration.table import apply_calibration
     from fluctua.insitu.continuing import estimate_continuing
-    from fluctua.insitu.estimating import FILTER, SCORES, estimate_model
+    from fluctua.insitu.estimating import FILTER, estimate_model, resolve_score
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.pooling import Reading
     from fluctua.insitu.recording.model import model_of
@@ -97,8 +101,6 @@ def estimate(
     begun = time.perf_counter()
     file = files[0]
     try:
-        if score not in SCORES:
-            raise ValueError(f"--score must be one of {', '.join(SCORES)}; got {score!r}.")
         if chunk_mb < 1:
             raise ValueError(f"--chunk-mb must be 1 or more; got {chunk_mb}.")
         if observation_noise is not None and not (observation_noise >= 0 and np.isfinite(observation_noise)):
@@ -126,6 +128,7 @@ def estimate(
             )
             m, variance = applied.model, applied.observation_variance
             asked = _asked(only or [], m.theta)
+            score = resolve_score(recording, m.process, score)
             if observation_noise is not None:
                 variance = np.array(observation_noise**2) if observation_noise else None
             with warnings.catch_warnings():  # told below, in colour
@@ -140,6 +143,7 @@ def estimate(
                         recording, m, score=score, baseline=baseline, observation_noise=variance,
                         chunk_bytes=chunk_mb * 2**20, progress=progress,
                     )  # fmt: skip
+            judged = judge_euler(recording, m, variance) if score == "euler" else None
             label = _component_names(recording.description.channels, m)
         if result.view is not None:
             refuse(result.view, asked, label)
@@ -155,7 +159,9 @@ def estimate(
             "theta": theta,
             "said": applied.notes,
         }
-        typer.echo(json.dumps(plain({**_numbers(result, seconds), "used": used})))
+        how = {"transition": score, "sampling": judged}
+        typer.echo(json.dumps(plain({**_numbers(result, seconds), **how, "used": used})))
+        _warn_of_euler(judged)
         refuse_if(strict, result.residuals)
         _refuse_change(strict, result)
         return
@@ -167,6 +173,7 @@ def estimate(
     of_filter = " of a filter" if result.score == FILTER else ""
     written = f"; written to {out}" if out else ""
     typer.echo(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")
+    _warn_of_euler(judged)
     refuse_if(strict, result.residuals)
     _refuse_change(strict, result)
 
@@ -193,10 +200,16 @@ def _several(
     seconds = time.perf_counter() - begun
     _write(out, result)
     residuals = [one.residuals for one in each]
+    samplings = [one.sampling for one in each]
     if as_json:
-        of_files = [{"path": str(f.path), "trajectories": f.part.count, "residuals": f.residuals} for f in each]
+        of_files = [
+            {"path": str(f.path), "trajectories": f.part.count, "residuals": f.residuals, "transition": f.transition,
+             "sampling": f.sampling}
+            for f in each
+        ]  # fmt: skip
         numbers = {**_numbers(result, seconds), "files": of_files, "used": {"said": list(each[0].notes)}}
         typer.echo(json.dumps(plain(numbers)))
+        _warn_of_euler(*samplings)
         refuse_if(strict, *residuals)
         return
     _print(result, str)
@@ -204,9 +217,9 @@ def _several(
         typer.echo(line)
     where = f" on the cluster at {cluster}" if cluster else ""
     written = f"; written to {out}" if out else ""
-    typer.echo(
-        f"{seconds:.1f} s, {len(files)} files{where}, {reading.score} score, {reading.baseline} baseline{written}"
-    )
+    transitions = " and ".join(sorted({one.transition for one in each}))
+    typer.echo(f"{seconds:.1f} s, {len(files)} files{where}, {transitions} score, {reading.baseline} baseline{written}")
+    _warn_of_euler(*samplings)
     refuse_if(strict, *residuals)
 
 
@@ -239,6 +252,21 @@ def _refuse_change(strict: bool, result: Result) -> None:
     typer.secho(f"→ the record is not in a steady state: {change!r}", err=True, fg=typer.colors.YELLOW)
     if strict:
         raise typer.Exit(1)
+
+
+def _warn_of_euler(*judged: Sampling | None) -> None:
+    """Say on stderr that Euler's score does not suit the interval, by the worst of the files."""
+    unsuitable = [one for one in judged if one is not None and not one.euler_suits]
+    if not unsuitable:
+        return
+    worst = max(unsuitable, key=lambda one: one.euler)
+    allowed = worst.euler * worst.longest / worst.interval
+    typer.secho(
+        f"→ Euler's score does not suit samples {worst.interval:.2g} apart: it biases the gradient by about "
+        f"{worst.euler:.0%} (a rule of thumb; {allowed:.0%} at {worst.longest:.2g}). Use --score local-linear, or "
+        "sample faster. It is exact only for a simulation with Euler steps of this interval. More: fluctua advise FILE",
+        err=True, fg=typer.colors.YELLOW,
+    )  # fmt: skip
 
 
 def _numbers(result: Result, seconds: float) -> dict[str, Any]:

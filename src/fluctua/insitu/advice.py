@@ -17,7 +17,7 @@ score takes Euler's limit away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import matrix_balance
@@ -26,10 +26,10 @@ from fluctua.core import check
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Params, Process, Trajectories
 from fluctua.insitu.calibration.fit import only_diffusions
-from fluctua.insitu.calibration.noise import fit_noise, jacobians
+from fluctua.insitu.calibration.noise import fit_noise, jacobians, mean_diffusion
 from fluctua.insitu.calibration.table import apply_calibration, read_noise
 from fluctua.insitu.continuing import Stretches, estimate_continuing, stretches
-from fluctua.insitu.estimating import CHUNK_BYTES, SCORES, estimate_model
+from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, estimate_model, resolve_score
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
@@ -63,7 +63,7 @@ def advise_file(
     continuing: bool = False,
     error: float = 0.1,
     share: float = 0.9,
-    score: str = "euler",
+    score: str = AUTO,
     baseline: str = "time",
     noise: str = "auto",
     theta: str = "set",
@@ -79,7 +79,7 @@ def advise_file(
             repetitions are batches.
         error: wanted of the gradient, relative.
         share: of the components, each to that error.
-        score: "euler" or "local-linear".
+        score: "euler" or "local-linear"; "auto" for the transition of the calibration in the file, or Euler's.
         baseline: a name.
         noise: as for `apply_calibration`.
         theta: as for `apply_calibration`.
@@ -91,8 +91,7 @@ def advise_file(
     >>> with open_recording("run.nc") as recording:
     ...     advise_file(recording, model_of(recording), error=0.2).repetitions.whole
     """
-    if score not in SCORES:
-        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
+    score = resolve_score(recording, model.process, score)
     if baseline not in ("time", "none"):
         raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
     only_diffusions(model.process, "advice from a recording is on the interval and the noise")
@@ -103,15 +102,14 @@ def advise_file(
         )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
     m, notes, bound = applied.model, list(applied.notes), None
-    process, objective = check.process(m.process), m.objective
+    process = _show_observed(m)
     usable = None
     if m.hidden:
         assert m.observed is not None
         assert m.size is not None
         rows = recording.trajectories(0, 1, load=True).context
         one = None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
-        usable = visibility(process, None, m.theta, m.observed, m.size, context=one).usable[m.observed]
-        process, objective = observed_model(process, objective, tuple(map(int, m.observed)), m.size)
+        usable = visibility(check.process(m.process), None, m.theta, m.observed, m.size, context=one).usable[m.observed]
     pieces = stretches(recording, m) if continuing else None
     cut = recording if pieces is None else pieces.recording
     some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
@@ -154,6 +152,43 @@ FROZEN = 0.25
 """wΔ up to which local linearisation was found good where the drift is not linear (docs/calibration.md)."""
 
 
+def _show_observed(model: RecordingModel) -> Process:
+    """The process of the components that the file has; hidden ones are at zero."""
+    process = check.process(model.process)
+    if model.hidden:
+        assert model.observed is not None
+        assert model.size is not None
+        process, _ = observed_model(process, model.objective, tuple(map(int, model.observed)), model.size)
+    return process
+
+
+def is_stepped(recording: RecordingFile) -> bool:
+    """Whether the recording has every step of a simulation, so that its transition is the simulator's own."""
+    return int(recording.description.simulation.get("every", 0)) == 1
+
+
+def judge_euler(recording: RecordingFile, model: RecordingModel, observation_variance: Any = None) -> Sampling | None:
+    """Judge the interval of a recording for Euler's score, as `advise_file` does, with the model's own Q.
+
+    Args:
+        recording: an open one.
+        model: as it is used, with the noise of the calibration.
+        observation_variance: s², a number or (M,).
+
+    Returns: a `Sampling`; see `euler_suits`. None where the score is exact, in a simulation recorded step by step, or
+        not Euler's: that of another integrator, or of events.
+
+    >>> judge_euler(recording, model_of(recording)).euler_suits
+    True
+    """
+    whole = check.process(model.process)
+    if is_stepped(recording) or not isinstance(whole, Process) or whole.step != "euler":
+        return None
+    process, some = _show_observed(model), recording.trajectories()
+    q = mean_diffusion(process, check.parameters(model.theta), some)
+    return sampling(process, model.theta, some, q, observation_variance)
+
+
 class Sampling(NamedTuple):
     """interval: Δ, the median one. rate: w, the fastest of the system. euler: bias of Euler's score, relative.
 
@@ -170,6 +205,11 @@ class Sampling(NamedTuple):
     longest: float
     frozen: float
     verdict: str
+
+    @property
+    def euler_suits(self) -> bool:
+        """Whether the bias of Euler's score is at most half of the wanted error."""
+        return self.interval <= self.longest
 
     @property
     def readout_dominates(self) -> bool:

@@ -21,7 +21,7 @@ from fluctua.core.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.steps import rate_of
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
-from fluctua.insitu.estimating import LAWS, SCORES, Result, blank, blanked, check_events, visible
+from fluctua.insitu.estimating import AUTO, LAWS, SCORES, Result, blank, blanked, check_events, resolve_score, visible
 from fluctua.insitu.readout import observation_variance, reward_term
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
@@ -112,7 +112,7 @@ def estimate_continuing(
     model: RecordingModel,
     *,
     window: float | str = "auto",
-    score: str = "euler",
+    score: str = AUTO,
     baseline: str | Twin | None = None,
     observation_noise: Any = None,
 ) -> Result:
@@ -122,15 +122,14 @@ def estimate_continuing(
         recording: an open one; it need not have a prepared start.
         model: of `model_of(recording)`. Of a network J is the return of a steady record of that length.
         window: time over which a kick is remembered, or "auto".
-        score: a name of `SCORES`.
+        score: as for `resolve_score`.
         baseline: "time" or "twin".
         observation_noise: variance of the measurement, a number or (M,), to correct for.
 
     Returns: a `Result`, whose `continuing` has the window and what it leaves out.
 
     """
-    if score not in SCORES:
-        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
+    score = resolve_score(recording, model.process, score)
     if not recording.count:
         raise ValueError(f"{recording.path} has 0 complete trajectories: there is nothing to estimate from.")
     theta, used = check.parameters(model.theta), SCORES[score]

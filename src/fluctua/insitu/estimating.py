@@ -29,6 +29,8 @@ from fluctua.scale.parts import Part, of_estimate, of_running
 CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
 """By the transition that they are of."""
+AUTO = "auto"
+"""In place of a name in `SCORES`: the transition with which the file was calibrated, or else Euler's."""
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a recording can serve."""
 
@@ -186,14 +188,39 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
         )
 
 
-def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = "euler", **options: Any) -> Result:
-    """`estimate` with a recording's model, hidden channels and all. score: a name of `SCORES`.
+def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AUTO) -> str:
+    """Name of the transition whose score is used, in `SCORES`.
+
+    Args:
+        recording: an open one; its `noise` table has the transition of its calibration.
+        process: of the model.
+        score: a name, or "auto" for the transition of the calibration, and Euler's where there is none.
+
+    Returns: the name.
+
+    """
+    if score in SCORES:
+        return score
+    if score != AUTO:
+        raise ValueError(f"`score` must be one of {', '.join([AUTO, *SCORES])}; got {score!r}.")
+    if not isinstance(process, Process):
+        return "euler"  # it has a score of its own
+    calibrated = str(recording.description.noise.get("transition", "euler"))
+    if calibrated not in SCORES:
+        raise ValueError(
+            f"`noise.transition` of {recording.path} must be one of {', '.join(SCORES)}; it is {calibrated!r}. "
+            "Calibrate again (fluctua calibrate --write), or give --score."
+        )
+    return calibrated
+
+
+def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = AUTO, **options: Any) -> Result:
+    """`estimate` with a recording's model, hidden channels and all. score: as for `resolve_score`.
 
     >>> estimate_model(recording, model_of(recording), score="local-linear").estimate
     """
-    if score not in SCORES:
-        raise ValueError(f"`score` must be one of {', '.join(SCORES)}; got {score!r}.")
     m = model
+    score = resolve_score(recording, m.process, score)
     return estimate(
         recording, m.process, m.objective, m.theta, score=SCORES[score], observed=m.observed, size=m.size, **options
     )

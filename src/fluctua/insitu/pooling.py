@@ -16,8 +16,9 @@ import numpy as np
 
 from fluctua.core.guard import Residuals
 from fluctua.core.types import Params
+from fluctua.insitu.advice import Sampling, judge_euler
 from fluctua.insitu.calibration.table import apply_calibration
-from fluctua.insitu.estimating import CHUNK_BYTES, Result, blank, estimate_model
+from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, Result, blank, estimate_model, resolve_score
 from fluctua.insitu.hidden import Visibility
 from fluctua.insitu.recording.model import find_difference, model_of, name_leaves
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
@@ -31,7 +32,8 @@ DOUBLE = ("float64", "complex128")
 class OfFile(NamedTuple):
     """What one recording says. The fields are those of `Result` and `Applied`; theta: parameters that it is of.
 
-    parameters, settings: as they are stored in the file.
+    transition: whose score was used. sampling: of Euler's score, whether it suits; else None. parameters, settings: as
+    they are stored in the file.
     """
 
     path: Path
@@ -40,6 +42,8 @@ class OfFile(NamedTuple):
     view: Visibility | None
     residuals: Residuals | None
     score: str
+    transition: str
+    sampling: Sampling | None
     notes: tuple[str, ...]
     parameters: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -57,7 +61,7 @@ class Reading(NamedTuple):
 
     model: Path | None = None
     params: Mapping[str, np.ndarray] | None = None
-    score: str = "euler"
+    score: str = AUTO
     baseline: str = "time"
     noise: str = "auto"
     theta: str = "set"
@@ -81,16 +85,18 @@ class Reading(NamedTuple):
         variance = applied.observation_variance
         if self.observation_noise is not None:
             variance = np.array(self.observation_noise**2) if self.observation_noise else None
+        transition = resolve_score(recording, applied.model.process, self.score)
         result = estimate_model(
-            recording, applied.model, score=self.score, baseline=self.baseline, observation_noise=variance,
+            recording, applied.model, score=transition, baseline=self.baseline, observation_noise=variance,
             chunk_bytes=self.chunk_bytes,
         )  # fmt: skip
         assert result.part is not None
+        judged = judge_euler(recording, applied.model, variance) if transition == "euler" else None
         theta = jax.tree.map(np.asarray, applied.model.theta)
         head = recording.description
         return OfFile(
-            path, result.part, theta, result.view, result.residuals, result.score, tuple(applied.notes),
-            dict(head.parameters), dict(head.settings),
+            path, result.part, theta, result.view, result.residuals, result.score, transition, judged,
+            tuple(applied.notes), dict(head.parameters), dict(head.settings),
         )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Whether Euler's interval is why a calibration complains, and errors from few trajectories."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.insitu.calibration.residuals import euler_defect
+from problems import tolerance
 
 PROCESS = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
 FREE = fl.Process(lambda th, x: 0.0 * th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
@@ -73,3 +76,77 @@ def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
     assert CliRunner().invoke(app, [*coarse, "--dt", "0.002", "--every", "30"]).exit_code == 0
     done = CliRunner().invoke(app, ["calibrate", path])
     assert "The cause is Euler's interval" in done.output
+
+
+# --------------------------------------------------------------------------------- the score of `estimate`
+
+MODEL = """
+import fluctua as fl, jax.numpy as jnp
+process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
+objective = fl.Objective(terminal=lambda th, x: x[0] ** 2)
+"""
+
+
+def write(folder, name, dt, steps, count=2000):
+    """Exact samples of the process, saved as a recording. Returns the options that read it."""
+    data = ornstein_uhlenbeck(np.random.default_rng(5), count, dt, steps)
+    insitu.save(folder / name, insitu.Description(data.t, ("x",), parameters=THETA), data.x)
+    (folder / "model.py").write_text(MODEL)
+    return [str(folder / name), "--model", str(folder / "model.py")]
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
+    """E[X_T²] = e^{−2kT} + (1 − e^{−2kT})/8k: samples 1 apart put 8 standard errors on Euler's gradient."""
+    file = write(tmp_path, "r.nc", 1.0, 10, count=20_000)
+    k, duration = 1.0, 10.0
+    decay = np.exp(-2 * k * duration)
+    exact = -2 * duration * decay * (1 - 1 / (8 * k)) - (1 - decay) / (8 * k**2)
+    before = json.loads(run("estimate", *file, "--json").stdout)
+    assert before["transition"] == "euler"
+    assert abs(before["gradient"]["k"] - exact) > 8 * before["stderr"]["k"]
+    insitu.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "local-linear"})
+    after = json.loads(run("estimate", *file, "--json").stdout)
+    assert (after["transition"], after["sampling"]) == ("local-linear", None)
+    assert abs(after["gradient"]["k"] - exact) < tolerance(1) * after["stderr"]["k"]
+
+
+def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
+    file = write(tmp_path, "r.nc", 0.5, 10, count=40)
+    run("calibrate", *file, "--transition", "local-linear", "--write", "--no-bias")
+    one = run("estimate", *file)
+    assert "local-linear score" in one.stdout
+    assert "does not suit" not in one.stderr
+    pooled = json.loads(run("estimate", file[0], *file, "--json").stdout)
+    assert [each["transition"] for each in pooled["files"]] == ["local-linear"] * 2
+    assert json.loads(run("advise", *file, "--json").stdout)["sampling"]["verdict"] == "faster"  # wΔ = 0.5 > 0.25
+    assert "does not suit" in run("estimate", *file, "--score", "euler").stderr
+    insitu.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "exact"})
+    assert "`noise.transition`" in CliRunner().invoke(app, ["estimate", *file]).output
+
+
+def test_estimate_warns_where_advice_says_that_euler_does_not_suit(tmp_path):
+    """K + Kᵀ = −2: a bias of 3Δ by the rule of thumb, 5 % at Δ = 0.0167."""
+    for dt, suits in ((0.016, True), (0.018, False)):
+        file = write(tmp_path, f"{dt}.nc", dt, 20)
+        done = run("estimate", *file, "--json")
+        judged = json.loads(done.stdout)["sampling"]
+        advised = json.loads(run("advise", *file, "--json").stdout)["sampling"]
+        assert judged["verdict"] == advised["verdict"] == ("good" if suits else "faster")
+        assert ("Euler's score does not suit" in done.stderr) is not suits
+    assert "5% at 0.017" in done.stderr
+    assert "does not suit" in run("estimate", file[0], *file).stderr
+    assert "does not suit" not in run("estimate", *file, "--score", "local-linear").stderr
+
+
+def test_a_simulation_step_by_step_suits_euler(tmp_path):
+    path = str(tmp_path / "r.nc")
+    options = ["record", path, "--lattice", "1x2", "--horizon", "2", "--trajectories", "4", "--replace", "--dt", "0.05"]
+    for every, suits in ((1, True), (2, False)):
+        run(*options, "--every", str(every))
+        assert ("does not suit" in run("estimate", path).stderr) is not suits

@@ -31,6 +31,7 @@ import scipy
 from scipy.linalg import expm, toeplitz
 
 from fluctua.core import check
+from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.scores import euler
 from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
 from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
@@ -326,16 +327,46 @@ def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
     return Spreading(*(np.mean(part, axis=0) for part in zip(*parts, strict=True)))
 
 
-def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
-    """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
+class State(NamedTuple):
+    """A recorded state (M,), its time, the interval after it, and the context of its trajectory."""
+
+    x: Array
+    t: Array
+    interval: float
+    context: PyTree
+
+
+def draw_states(data: Trajectories) -> list[State]:
+    """`STATES` states of `data`, the same ones at every call."""
     rng, dtype = np.random.default_rng(0), jnp.result_type(float)
-    slope = jax.jit(jax.jacfwd(lambda x, t, context: process.drift(theta, x, t, context)))
-    matrices = []
+    states = []
     for j, n in zip(rng.integers(len(data.x), size=STATES), rng.integers(len(data.t) - 1, size=STATES), strict=True):
         context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
-        at = slope(jnp.asarray(data.x[j, n], dtype), jnp.asarray(data.t[n], dtype), context)
-        matrices.append((np.asarray(at, np.float64), float(data.t[n + 1] - data.t[n])))
-    return matrices
+        x = jnp.asarray(data.x[j, n], dtype)
+        states.append(State(x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context))
+    return states
+
+
+def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
+    """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
+    states = draw_states(data)
+    return [(np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval) for s in states]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slope(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    return jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
+
+
+def mean_diffusion(process: Process, theta: Params, data: Trajectories) -> np.ndarray:
+    """Diagonal of the model's Q, averaged over `STATES` states drawn from `data`. (M,)"""
+    each = [_diagonal(process, theta, s.x, s.t, s.context) for s in draw_states(data)]
+    return np.mean(np.asarray(each, np.float64), axis=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _diagonal(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    return jnp.diagonal(diffusion_matrix(process, theta, x, t, context))
 
 
 def _over(jacobian: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ SHARED = 0.05
 FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
 TOO_FAR = (
     "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} ± {:.2f}; 1 if so). "
-    "Use --transition local-linear, and estimate --score local-linear, or sample faster."
+    "Use --transition local-linear (with --write estimate follows; else --score local-linear), or sample faster."
 )
 NOT_FAR = "It is not Euler's interval: what its step leaves out does not predict the residuals (slope {:.2f} ± {:.2f})."
 
