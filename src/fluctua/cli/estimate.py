@@ -169,7 +169,7 @@ def estimate(
     for line in applied.notes:
         typer.echo(line)
     if observation_noise is not None:
-        typer.echo(f"observation noise: {observation_noise:g}, as given")
+        typer.echo(f"observation noise: {observation_noise:g}, as given, corrected for in J and its gradient")
     of_filter = " of a filter" if result.score == FILTER else ""
     written = f"; written to {out}" if out else ""
     typer.echo(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")

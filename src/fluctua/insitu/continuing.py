@@ -22,7 +22,13 @@ from fluctua.core.scores import CorrectedScore
 from fluctua.core.steps import rate_of
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
 from fluctua.insitu.estimating import AUTO, LAWS, SCORES, Result, blank, blanked, check_events, resolve_score, visible
-from fluctua.insitu.readout import observation_variance, reward_term
+from fluctua.insitu.readout import (
+    correct_objective,
+    measure_remainder,
+    observation_variance,
+    reward_term,
+    warn_of_remainder,
+)
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.learn.repetitions import PARTS
@@ -124,7 +130,7 @@ def estimate_continuing(
         window: time over which a kick is remembered, or "auto".
         score: as for `resolve_score`.
         baseline: "time" or "twin".
-        observation_noise: variance of the measurement, a number or (M,), to correct for.
+        observation_noise: variance of the measurement, a number or (M,), to correct J and its gradient for.
 
     Returns: a `Result`, whose `continuing` has the window and what it leaves out.
 
@@ -158,7 +164,7 @@ def estimate_continuing(
         residuals = examine(process, theta, beginning(recording), transition=LAWS[used], readout=noise)
     answer = stationary(
         process,
-        reward,
+        reward if noise is None else correct_objective(reward, noise),
         theta,
         recording.trajectories(),
         window=window,
@@ -167,6 +173,8 @@ def estimate_continuing(
     )
     if noise is not None and isinstance(process, Process):
         answer = _without_shared_noise(answer, recording, process, reward, used, noise, theta)
+        remainder = measure_remainder(reward, noise, theta, recording, average=True)
+        warn_of_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
         missing, error = (blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr))
         answer = answer._replace(estimate=blank(answer.estimate, view[0]), missing=missing, missing_stderr=error)

@@ -19,7 +19,14 @@ from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.hidden import PartialScore, Visibility, filter_of, observed_model, visibility
-from fluctua.insitu.readout import observation_variance, reward_term, subtract
+from fluctua.insitu.readout import (
+    correct_objective,
+    measure_remainder,
+    observation_variance,
+    reward_term,
+    subtract,
+    warn_of_remainder,
+)
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 from fluctua.learn.repetitions import PARTS
@@ -89,7 +96,7 @@ def estimate(
         observed: the components of the state that the file holds, if some are hidden. Parameters that need those have
             the score of a filter (`fluctua.Observed`), if the record begins with empty resonators.
         size: how many components there are then.
-        observation_noise: variance of the measurement, a number or (M,), for the filter.
+        observation_noise: variance of the measurement, a number or (M,), to correct J and its gradient for.
         chunk_bytes: of states held at a time.
         progress: called with (trajectories read, to read).
 
@@ -106,6 +113,7 @@ def estimate(
             "long record of a steady state use --continuing (in Python, insitu.estimate_continuing)."
         )
     law, view, residuals, note = LAWS.get(score), None, None, ""
+    rewards, readout = objective, None  # the reward of the states, and the variance of their measurement
     if not isinstance(process, Process):
         law = None
         check_events(recording, process, observation_noise)
@@ -113,7 +121,7 @@ def estimate(
             residuals = examine(process, theta, recording.trajectories())
     else:
         if observation_noise is not None:
-            observation_noise = observation_variance(observation_noise, recording.x.shape[2])
+            observation_noise = readout = observation_variance(observation_noise, recording.x.shape[2])
         partial = visible(recording, process, objective, theta, observed, size)
         if observation_noise is not None or (partial is not None and (score is not full_score or partial[0].missing)):
             if law is None:
@@ -121,7 +129,8 @@ def estimate(
             filtered = filter_of(recording, process, objective, theta, law, observed, size, observation_noise)
             note = FILTER if filtered.process else filtered.why
             if filtered.process is not None:
-                process, objective = filtered.process, filtered.objective
+                process, rewards = filtered.process, filtered.objective
+                objective = rewards if readout is None else correct_objective(rewards, readout)
                 score, partial, observation_noise = full_score, None, None
         if partial is not None:
             if score is not full_score or observation_noise is not None:
@@ -145,6 +154,8 @@ def estimate(
             warnings.warn(f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2)
         sums = _by_chunks(recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress)
         result, parts, part = sums.estimate(), sums.by_parts(), of_running(sums)
+    if readout is not None:
+        warn_of_remainder(measure_remainder(rewards, readout, theta, recording), float(result.value_stderr))
     return Result(result if view is None else blank(result, view), view, parts, residuals, score=note, part=part)
 
 
@@ -251,8 +262,9 @@ def _by_chunks(
     s: np.ndarray | None = noise
     used = score if s is None else CorrectedScore(score, tuple(s.tolist()))
     sums = RunningSums(theta, PARTS)
+    measured = objective if s is None else correct_objective(objective, s)
     for chunk, samples in chunked_samples(
-        process, objective, theta, recording.trajectories(), recording.count,
+        process, measured, theta, recording.trajectories(), recording.count,
         score=used, baseline=baseline, block_bytes=chunk_bytes, progress=read,
     ):  # fmt: skip
         if s is not None:

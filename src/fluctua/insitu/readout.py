@@ -1,16 +1,23 @@
 """Noise of the measurement itself: y = x + ε, ε ~ N(0, S) on every sample, S diagonal.
 
-The estimator computed from y in place of x gains three terms, all derivatives at y:
+A reward of y has another mean than that of x, E[g(y) | x] = g(x) + ½ Tr[S ∂²g(x)] + O(S²). The reward of what is
+measured is therefore
+
+    g̃(y) = g(y) − ½ Tr[S ∂²g(y)],     E[g̃(y) | x] = g(x) up to O(S² ∂⁴g): exact up to the third degree
+
+(`correct_objective`). It takes the place of g in the return, in the baseline and in ∂θg, so that J and its gradient are
+those of the states. With the score of a filter, which is that of y itself, nothing else is due: the theorem holds for
+any reward of y. Without a filter the score is that of x, and at y the estimator gains two terms, derivatives at y:
 
     (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)            ε sits twice in the score, through the residual and through ∂μ
     (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt      ε of sample n+1 sits in the residual of step n and in
-                                                g(y_{n+1})
-    (c)  U_n ½ Tr[S ∂²g]                        not a bias: the gradient of the reward as it is measured
+                                                g̃(y_{n+1}); the later ones are independent of U_n
 
 (a) is taken off the score (`fluctua.core.scores.CorrectedScore`) and (b) off each trajectory's gradient. Exact where U
-and g are at most quadratic in the state, as for a linear network and the amplitudes of its noise: Cov[g, U] is then
-∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true states, and ∇gᵀS∂U at noisy ones is larger by Tr[S∂²g S∂²U] on average. The second
-part of (b) matters for parameters of the noise alone, whose score is quadratic in the residual.
+and g are at most quadratic in the state, as for a linear network and the amplitudes of its noise: g̃ and g then differ
+by a constant, Cov[g̃, U] = Cov[g, U] is ∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true states, and ∇gᵀS∂U at noisy ones is larger
+by Tr[S∂²g S∂²U] on average. The second part of (b) matters for parameters of the noise alone, whose score is quadratic
+in the residual.
 
 Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q + S/Δt, shrinks the
 whole gradient (`fluctua.insitu.calibration.noise` separates the two).
@@ -21,15 +28,146 @@ The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes tra
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core.types import Array, Params, Process, Rewards, Score, Step, Trajectories
+from fluctua.core import check
+from fluctua.core.scores import without_readout
+from fluctua.core.text import with_error
+from fluctua.core.types import Array, Objective, Params, Process, Rewards, Score, Step, Trajectories, working_dtype
+
+
+@dataclass(frozen=True)
+class CorrectedReward:
+    """g − ½ Tr[S ∂²g] of a reward of measured states: on average the reward of the states themselves.
+
+    variance: S (M,). states: how many of its arguments after θ are states.
+    """
+
+    reward: Callable[..., Array]
+    variance: tuple[float, ...]
+    states: int = 1
+
+    def __call__(self, theta: Params, *rest: Any) -> Array:
+        """g̃, a scalar."""
+        z = jnp.concatenate(rest[: self.states])
+        return without_readout(self.joined(theta, *rest[self.states :]), self.spread(z))(z)
+
+    def joined(self, theta: Params, *others: Any) -> Callable[[Array], Array]:
+        """g as a function of all its states end to end, (states · M,)."""
+        return lambda z: self.reward(theta, *jnp.split(z, self.states), *others)
+
+    def spread(self, z: Array) -> Array:
+        """S of all its states end to end."""
+        return jnp.tile(jnp.asarray(self.variance, z.dtype), self.states)
+
+
+def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
+    """The objective of states as one of measured states with noise of variance S (M,) on them."""
+    rewards, s = check.objective(objective), tuple(np.asarray(variance, float).tolist())
+    corrected = {}
+    for name in Objective._fields:
+        if getattr(objective, name) is not None:
+            corrected[name] = CorrectedReward(getattr(rewards, name), s, 2 if name == "step" else 1)
+    return Objective(**corrected)
+
+
+class Remainder(NamedTuple):
+    """What a correction leaves in J: an estimate with its error, and the sum of absolute values."""
+
+    value: float
+    stderr: float
+    bound: float
+
+
+SAMPLED = 4096
+"""States at which the correction of a reward is compared with an average over the readout noise."""
+
+
+def measure_remainder(
+    objective: Objective, variance: np.ndarray, theta: Params, recording: Any, *, average: bool = False
+) -> Remainder:
+    """What `correct_objective` leaves in J, where the reward bends on the scale of the readout noise.
+
+    The average over ε is by three points for each component, 0 and ±√3 s, right to the fifth degree.
+
+    Args:
+        objective: of the states.
+        variance: S (M,).
+        theta: θ.
+        recording: an open one; a sample of its states is read.
+        average: whether J is the long-run average of the running reward.
+
+    Returns: a `Remainder`.
+
+    """
+    t, steps = np.asarray(recording.t, float), len(recording.t) - 1
+    rows = min(recording.count, max(1, SAMPLED // min(steps, 16)))
+    every = max(1, rows * steps // SAMPLED)
+    here = slice(0, steps, every)
+    used = {"running": (here,), "step": (here, slice(1, steps + 1, every))}
+    used |= {"initial": (slice(0, 1),), "terminal": (slice(steps, steps + 1),)}
+    context = jax.tree.map(lambda leaf: leaf[:rows], recording.context)
+    dt = np.diff(t)[::every]
+    length = 1.0 if average else float(t[-1] - t[0])
+    total, bound = np.zeros(rows), 0.0
+    for name, corrected in correct_objective(objective, variance)._asdict().items():
+        if corrected is None:
+            continue
+        x = [recording.x[:rows, times] for times in used[name]]
+        states = tuple(jnp.asarray(part, working_dtype(theta, part)) for part in x)
+        each = np.asarray(_remainders(corrected, name, theta, states, t[:steps:every], dt, context), float)
+        weight = {"running": dt * length / dt.sum(), "step": np.full(len(dt), steps / len(dt))}.get(name, np.ones(1))
+        total += each.sum(axis=2) @ weight
+        bound += float(np.mean(np.abs(each).sum(axis=2) @ weight))
+    error = total.std(ddof=1) / np.sqrt(rows) if rows > 1 else np.inf
+    return Remainder(float(total.mean()), float(error), bound)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _remainders(
+    corrected: CorrectedReward, name: str, theta: Params, states: tuple[Array, ...], t: Array, dt: Array, context: Any
+) -> Array:
+    """E[g(z + ε_i)] − g(z) − ½ S_ii ∂²g/∂z_i² of each component. Returns (E, N, states · M)."""
+
+    def one(states: tuple[Array, ...], t: Array, dt: Array, context: Any) -> Array:
+        others = {"running": (t, context), "step": (t, dt, context)}.get(name, (context,))
+        z = jnp.concatenate(states)
+        reward, s = corrected.joined(theta, *others), corrected.spread(z)
+
+        def along(i: Array) -> Array:
+            moved = lambda h: reward(z.at[i].add(h))
+            zero, far = jnp.zeros((), z.dtype), jnp.sqrt(3 * s[i])
+            second = jax.jvp(lambda h: jax.jvp(moved, (h,), (jnp.ones_like(h),))[1], (zero,), (jnp.ones_like(zero),))[1]
+            return (moved(far) - 2 * moved(zero) + moved(-far)) / 6 - s[i] * second / 2
+
+        return jax.lax.map(along, jnp.arange(len(z)))
+
+    many = states[0].shape[1]
+    times = (t[:many], dt[:many])
+    along_time = jax.vmap(one, in_axes=(0, 0, 0, None))
+    return jax.vmap(along_time, in_axes=(0, None, None, 0))(states, *times, context)
+
+
+def warn_of_remainder(remainder: Remainder, value_stderr: float, stacklevel: int = 2) -> None:
+    """Warn where the correction of the reward may leave more in J than its standard error."""
+    if remainder.bound > value_stderr:
+        warnings.warn(
+            "the reward bends on the scale of the readout noise, so that its correction to second order leaves "
+            f"{with_error(remainder.value, remainder.stderr)} in J, and at most {remainder.bound:.2g} (J is known to "
+            f"{value_stderr:.2g}). The gradient is that of the corrected reward. Make the readout quieter or the "
+            "reward smoother.",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -361,7 +361,7 @@ def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | Non
     line += f", each known to {known:.1%}" if known is not None else ""
     if variance is None:
         return line + "; no observation noise"
-    return line + f"; observation noise of {np.sqrt(np.mean(variance)):.3g} (rms) corrected for"
+    return line + f"; observation noise of {np.sqrt(np.mean(variance)):.3g} (rms), corrected for in J and its gradient"
 
 
 def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> list[str]:
