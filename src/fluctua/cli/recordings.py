@@ -258,7 +258,7 @@ def convert(
     except EXPECTED as error:
         fail(str(error))
     typer.echo(f"{out}: {counted(done.kept, 'trajectory')} of {file} ({kind})")
-    for what, numbers in (("dropped, not finite", done.dropped), ("lost, unreadable", done.lost)):
+    for what, numbers in (("dropped, not finite", done.dropped), ("lost, damaged", done.lost)):
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
             typer.echo(f"{what}: {counted(len(numbers), 'trajectory')} ({shown})")

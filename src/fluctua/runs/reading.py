@@ -133,7 +133,7 @@ def read_course(path: Path) -> Course:
             if lacking:
                 raise ValueError(f"{path} lacks {', '.join(lacking)}.")
             arrays = {name: file[name][:] for name in datasets}
-            attributes = {name: float(value) for name, value in file.attrs.items() if name != RUN}
+            attributes = {name: float(file.attrs[name]) for name in file.attrs if name != RUN}
             return Course(**arrays, attributes=attributes)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}).") from None

@@ -51,7 +51,7 @@ def create(
             width = max(int(array.size), 1)
             chunks = (max(1, 2**16 // width), *(max(n, 1) for n in array.shape))
             file.create_dataset(name, (0, *array.shape), array.dtype, maxshape=(None, *array.shape), chunks=chunks)
-        file.attrs[RUN] = run
+        file.attrs[RUN] = np.bytes_(run)  # of fixed length: a damaged heap of variable ones hangs HDF5
         if describe is not None:
             describe(file)
     replace(path, memory.getvalue())
@@ -96,7 +96,8 @@ def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> Non
 def owner(path: Path) -> str:
     """The fingerprint of the run that a file belongs to; empty for one without."""
     with _opened(path) as file:
-        return str(file.attrs.get(RUN, ""))
+        run = file.attrs.get(RUN, "")
+        return run.decode() if isinstance(run, bytes) else str(run)
 
 
 def _opened(path: Path, memory: io.BytesIO | None = None) -> h5py.File:

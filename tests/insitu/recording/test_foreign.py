@@ -146,7 +146,7 @@ def test_convert_saves_what_is_whole(tmp_path):
     path.write_bytes(data)
     done = run("convert", path, tmp_path / "copy.nc")
     assert done.exit_code == 0, done.output
-    assert "lost, unreadable: 1 trajectory (3)" in done.output
+    assert "lost, damaged: 1 trajectory (3)" in done.output
     np.testing.assert_array_equal(opened(tmp_path / "copy.nc")[1], X[[0, 1, 2, 4, 5]])
 
 

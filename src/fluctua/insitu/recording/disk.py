@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fluctua.insitu.recording.description import GROUPS, Description
-from fluctua.insitu.recording.layout import chunk_rows
+from fluctua.insitu.recording.layout import PAGE, chunk_rows
 
 HEAD = 44 * 2**10
 """Bytes of an empty recording and of the first chunks of its numbers; measured 10 to 20 kB, and 8 kB each."""
@@ -28,22 +28,27 @@ KEPT = 0.01
 """Share of the disk's free space that is left to others."""
 
 
-def expected_bytes(description: Description, count: int) -> int:
+def expected_bytes(description: Description, count: int, *, aligned: bool = False) -> int:
     """The size of a recording of `count` trajectories, from above by a few per cent.
+
+    aligned: whether chunks of a page or more begin with a page, as in durable recordings.
 
     >>> expected_bytes(Description(np.arange(1001.0), ("a", "b"), "complex64"), 1000)
     """
     d = description
     tables = sum(np.asarray(v).nbytes for group in GROUPS for v in getattr(d, group).values() if not isinstance(v, str))
-    return count * trajectory_bytes(d) + HEAD + 2 * tables + d.t.nbytes
+    return count * trajectory_bytes(d, aligned=aligned) + HEAD + 2 * tables + d.t.nbytes
 
 
-def trajectory_bytes(description: Description) -> int:
+def trajectory_bytes(description: Description, *, aligned: bool = False) -> int:
     """What one trajectory takes, with its share of the index."""
     d = description
     rows = chunk_rows(d)
     chunks = -(-len(d.t) // rows)
-    states = chunks * (rows * len(d.channels) * np.dtype(d.dtype).itemsize + 40)
+    chunk = rows * len(d.channels) * np.dtype(d.dtype).itemsize + 4
+    if aligned and chunk >= PAGE:
+        chunk = -(-chunk // PAGE) * PAGE
+    states = chunks * (chunk + 36)
     context = sum(8 * max(1, int(np.prod(shape))) for shape in (d.context or {}).values())
     return states + context + 72
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from fluctua.insitu.recording import texts
 from fluctua.insitu.recording.description import Description
 from fluctua.processes.jumps import Events
 
@@ -119,8 +120,7 @@ def create_group(file: h5py.File, d: Description, attach: Callable[..., None], d
     assert d.events is not None
     group = file.create_group("events")
     group.attrs["still"] = int(d.events.still)
-    text = h5py.string_dtype("utf-8")
-    attach(group, group.create_dataset("name", data=np.array(d.events.names, dtype=object), dtype=text), 0)
+    attach(group, texts.write_texts(group, "name", d.events.names), 0)
     if d.events.changes is not None:
         attach(group, group.create_dataset("changes", data=d.events.changes), 0)
     for name, kind in (("count", "i8"), ("checksum", "u8")):

@@ -15,7 +15,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import h5py
 import numpy as np
 
 from fluctua.core.text import close_match
+from fluctua.insitu.recording import texts
 from fluctua.insitu.recording.description import Description
 
 TABLES = ("parameters", "settings", "drive", "noise", "context")
@@ -150,11 +151,21 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def read_hdf5(path: Path, file: h5py.File, mapping: Mapping[str, str], units: Units) -> Contents:
-    """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping."""
+def read_hdf5(
+    path: Path, file: h5py.File, mapping: Mapping[str, str], units: Units, unreadable: Sequence[str] = ()
+) -> Contents:
+    """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping.
+
+    unreadable: data sets of texts that are left out, because HDF5 would hang on them.
+    """
     matlab = file.userblock_size >= 128 and _userblock(path).startswith(b"MATLAB 7.3")
     places: list[str] = []
-    file.visititems(lambda name, item: places.append(name) if isinstance(item, h5py.Dataset) else None)
+
+    def collect(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and f"/{name}" not in unreadable and not texts.is_dimension(item):
+            places.append(name)
+
+    file.visititems(collect)
     shown = [name for name in places if not name.startswith("#")]
     mapped = _find(path, shown, mapping, separator="/", needs_times=units.dt is None)
     text: Callable[[Any], Any] = (lambda d: _matlab_text(file, d)) if matlab else (lambda d: d[()])

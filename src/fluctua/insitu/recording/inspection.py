@@ -7,11 +7,13 @@ clipped, channels that never move, a mean that wanders while the measurement run
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 
+from fluctua.insitu.recording import layout
 from fluctua.insitu.recording.description import counted
 from fluctua.insitu.recording.reader import RecordingFile
 
@@ -61,13 +63,15 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     d = recording.description
     findings = _whole(recording) + _grid(d.t)
     seen = _Seen(recording.x.shape[2], recording.rails)
-    if recording.count:
-        try:
-            for chunk in recording.chunks(recording.chunk_size(chunk_bytes)):
-                seen.add(np.asarray(chunk.x))
-        except (OSError, ValueError) as error:
-            text = f"what follows trajectory {seen.count} cannot be read: the file is damaged ({error})."
-            findings.append(Finding("damaged", True, text))
+    lost: dict[int, str] = {}
+    for first, x in _read_sound(recording, chunk_bytes, lost):
+        seen.add(x, first)
+    if lost:
+        text = (
+            f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what follows is of the "
+            f"others: {layout.name_trajectories(list(lost))} ({next(iter(lost.values()))})"
+        )
+        findings.append(Finding("damaged", True, text))
     if seen.count:
         findings += [*_finite(seen), *_stuck(seen, d.components)]
         if d.events is None or not d.events.still:  # a state that only events change repeats itself, and its extremes
@@ -98,6 +102,25 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     return Inspection(summary, findings, *seen.moments())
 
 
+def _read_sound(recording: RecordingFile, chunk_bytes: int, lost: dict[int, str]) -> Iterator[tuple[int, np.ndarray]]:
+    """Chunks of states with the number of their first trajectory.
+
+    A chunk that cannot be read is tried trajectory by trajectory; those that cannot are added to `lost`, with why.
+    """
+    size = recording.chunk_size(chunk_bytes)
+    for first in range(0, recording.count, size):
+        try:
+            yield first, np.asarray(recording.trajectories(first, first + size, load=True).x)
+        except (OSError, ValueError):
+            for n in range(first, min(first + size, recording.count)):
+                try:
+                    one = np.asarray(recording.trajectories(n, n + 1, load=True).x)
+                except (OSError, ValueError) as error:
+                    lost[n] = str(error)
+                    continue
+                yield n, one
+
+
 def _events(recording: RecordingFile) -> dict[str, Any] | None:
     """How many of each kind."""
     kinds, reader = recording.description.events, recording.events
@@ -122,16 +145,16 @@ class _Seen:
         self.means: list[np.ndarray] = []
         self.top, self.bottom = _Extreme(size), _Extreme(size)
 
-    def add(self, x: np.ndarray) -> None:
+    def add(self, x: np.ndarray, first: int) -> None:
         bad = ~np.isfinite(x)
         for j in np.flatnonzero(bad.any(axis=(1, 2))):
             n, i = np.argwhere(bad[j])[0]
-            self.bad.append((self.count + int(j), int(n), int(i)))
+            self.bad.append((first + int(j), int(n), int(i)))
         self.bad_count += int(bad.sum())
         same = (x[:, 1:] == x[:, :-1]).all(axis=2)
         moving = (x[:, 1:] != 0).any(axis=2)  # all zero is a system at rest, not a sample held
         held = (same & moving).sum(axis=1)
-        self.repeats += [(self.count + int(j), int(held[j])) for j in np.flatnonzero(held)]
+        self.repeats += [(first + int(j), int(held[j])) for j in np.flatnonzero(held)]
         later = np.where(bad, np.nan, x)[:, 1:].astype(np.float64)  # a prepared start is one value on purpose
         each = later.reshape(-1, x.shape[2])
         if self.shift is None:
@@ -200,6 +223,12 @@ def _whole(recording: RecordingFile) -> list[Finding]:
     if recording.incomplete:
         text = f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the others are whole."
         findings.append(Finding("incomplete", False, text))
+    if recording.kind == "recording" and not recording.has_checksums:
+        text = (
+            "the file was written before trajectories had checksums: its states are taken as they are, and damage to "
+            "them may pass. `fluctua convert` makes a copy with checksums."
+        )
+        findings.append(Finding("no checksums", False, text))
     if not recording.description.parameters:
         text = "the parameters that were set are not in the file: pass them to `estimate` (--params)."
         findings.append(Finding("no parameters", False, text))

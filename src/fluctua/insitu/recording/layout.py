@@ -15,55 +15,67 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import event_rows
+from fluctua.insitu.recording import event_rows, texts
 from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 
-FORMAT, VERSION = "fluctua-recording", 1
-LIBVER = ("v110", "v110")
+FORMAT = "fluctua-recording"
+VERSION = 2
+"""2: texts of fixed length, and checksums always. 1: texts of variable length; the first files had no checksums."""
+WRITING: dict[str, Any] = {"libver": ("v110", "v110")}
 """HDF5 1.10's format: the first that can be read while it is written, and after its writer was killed."""
+PAGE = 4096
+"""Bytes that a disk writes whole."""
+ALIGNED: dict[str, Any] = {
+    **WRITING,
+    "meta_block_size": PAGE,
+    "alignment_threshold": PAGE,
+    "alignment_interval": PAGE,
+}
+"""The same with no small part of the index across two pages, where a power cut could tear it."""
 CHUNK_BYTES = 64 * 2**10
 CHECKSUM = "checksum"
 DEFLATE, SPARE = 1032, 64 * 2**20
 """As much as compression can shrink data, and bytes that may be declared and not be there."""
 UNWRITTEN = (-1, 0)
 """In place of a number that was not written: what HDF5 fills with, and a page that a power cut kept from the disk."""
-_TEXT = h5py.string_dtype("utf-8")
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable. {:10d}"
 
 
 def write_head(file: h5py.File, description: Description) -> None:
     """Everything but the trajectories, of which there are none yet."""
     d = description
-    attributes = {"format": FORMAT, "format_version": VERSION, "software": d.software, "created": d.created}
+    attributes = {"format": FORMAT, "software": d.software, "created": d.created}
     attributes |= {"provenance": d.provenance, "Conventions": "netCDF-4"}
     for name, value in attributes.items():
-        file.attrs[name] = value
+        texts.write_attribute(file, name, value)
+    file.attrs["format_version"] = VERSION
     # No checksum where one chunk holds several trajectories: it is written again with each of them, and a kill in the
     # middle would leave a wrong one. Without, the bytes of earlier trajectories are the same before and after.
     # What such chunks hold is checked by `checksum`, an entry a trajectory.
     trajectory = file.create_dataset("trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1)
     checksum = file.create_dataset("checksum", (0,), maxshape=(None,), chunks=(1024,), dtype="u8")
     time = file.create_dataset("time", data=d.t)
-    channel = file.create_dataset("channel", data=np.array(d.channels, dtype=object), dtype=_TEXT)
+    channel = texts.write_texts(file, "channel", d.channels)
     for scale in (trajectory, time, channel):
         scale.make_scale(scale.name.strip("/"))
-    time.attrs["units"] = d.time_units
+    texts.write_attribute(time, "units", d.time_units)
     checksum.dims[0].attach_scale(trajectory)
     for data in (time, channel):
-        data.attrs[CHECKSUM] = digest({data.name: data.asstr()[:] if data is channel else data[:]})
+        values = data.asstr()[:] if data is channel else data[:]
+        texts.write_attribute(data, CHECKSUM, digest({data.name: values}))
     steps, width = len(d.t), len(d.channels)
     dtype, rows = np.dtype(d.dtype), chunk_rows(d)
     x = file.create_dataset(
         "x", (0, steps, width), maxshape=(None, steps, width), chunks=(1, rows, width), dtype=dtype, fletcher32=True
     )
-    x.attrs["units"] = d.units
+    texts.write_attribute(x, "units", d.units)
     for axis, scale in enumerate((trajectory, time, channel)):
         x.dims[axis].attach_scale(scale)
     if d.context is not None:
@@ -76,7 +88,7 @@ def write_head(file: h5py.File, description: Description) -> None:
             _attach(group, data, 1)
     if d.events is not None:
         event_rows.create_group(file, d, _attach, _DIMENSION)
-        file["events"].attrs[CHECKSUM] = digest(_kinds_table(file["events"]))
+        texts.write_attribute(file["events"], CHECKSUM, digest(_kinds_table(file["events"])))
     for name in GROUPS:
         table = getattr(d, name)
         if table:
@@ -92,10 +104,10 @@ def write_table(group: h5py.Group, table: Any) -> None:
     """Arrays and texts as variables with named dimensions."""
     for name, value in table.items():
         if isinstance(value, str):
-            group.create_dataset(name, data=value, dtype=_TEXT)
+            texts.write_texts(group, name, value)
         else:
             _attach(group, group.create_dataset(name, data=value), 0)
-    group.attrs[CHECKSUM] = digest(read_table(group))
+    texts.write_attribute(group, CHECKSUM, digest(read_table(group)))
 
 
 def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
@@ -110,33 +122,32 @@ def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
 
 def read_head(file: h5py.File, path: Path) -> Description:
     """The description in an open file, whose format is checked first."""
-    if file.attrs.get("format") != FORMAT:
+    if texts.read_attribute(file, "format") != FORMAT:
         raise ValueError(
             f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If it holds "
             "trajectories, say where: --map x=PATH --map t=PATH (in Python, mapping={'x': ..., 't': ...})."
         )
-    if int(file.attrs["format_version"]) > VERSION:
-        raise ValueError(
-            f"{path} has format version {file.attrs['format_version']}; this fluctua reads up to {VERSION}. Update it."
-        )
-    missing = [name for name in ("x", "time", "channel", "trajectory") if name not in file]
+    version = int(file.attrs["format_version"])
+    if version > VERSION:
+        raise ValueError(f"{path} has format version {version}; this fluctua reads up to {VERSION}. Update it.")
+    needed = ("x", "time", "channel", "trajectory") + (("checksum",) if version > 1 else ())
+    missing = [name for name in needed if name not in file]
     if missing:
         raise ValueError(f"{path} is damaged: {', '.join(missing)} missing. It was cut short while it was created.")
     tables = {name: read_table(file[name]) if name in file else {} for name in GROUPS}
     context = None
     if "context" in file:
         context = {name: d.shape[1:] for name, d in _variables(file["context"]).items()}
-    text = lambda where, name: str(where.attrs.get(name, ""))
     return Description(
         t=file["time"][:],
         channels=tuple(file["channel"].asstr()[:]),
         dtype=file["x"].dtype.name,
-        units=text(file["x"], "units"),
-        time_units=text(file["time"], "units"),
+        units=texts.read_attribute(file["x"], "units"),
+        time_units=texts.read_attribute(file["time"], "units"),
         context=context,
-        provenance=text(file, "provenance"),
-        software=text(file, "software"),
-        created=text(file, "created"),
+        provenance=texts.read_attribute(file, "provenance"),
+        software=texts.read_attribute(file, "software"),
+        created=texts.read_attribute(file, "created"),
         events=_read_kinds(file),
         **tables,
     )
@@ -165,8 +176,7 @@ def read_table(group: h5py.Group) -> dict[str, Any]:
 
 def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
     """Its data sets, without those that are nothing but a dimension."""
-    only = lambda d: d.is_scale and bytes(d.attrs.get("NAME", b"")).startswith(b"This is a netCDF dimension")
-    return {name: d for name, d in group.items() if isinstance(d, h5py.Dataset) and not only(d)}
+    return {name: d for name, d in group.items() if isinstance(d, h5py.Dataset) and not texts.is_dimension(d)}
 
 
 class Completeness(NamedTuple):
@@ -191,6 +201,9 @@ def complete(file: h5py.File) -> Completeness:
     damage += [f"and {len(wrong) - 3} more of its entries"] if len(wrong) > 3 else []
     lengths = {data.name: data.shape[0] for data in _growing(file) if data.name not in ("/trajectory", "/checksum")}
     whole, begun = min(lengths.values()), max(len(index), *lengths.values())
+    checks = file["checksum"].shape[0] if "checksum" in file else count
+    if checks < count:
+        damage.append(f"/trajectory counts {count} trajectories and /checksum has {checks}")
     if count > whole:
         short = min(lengths, key=lambda name: lengths[name])
         damage.append(f"/trajectory counts {count} trajectories and {short} has {whole}")
@@ -222,6 +235,16 @@ def _whole_states(file: h5py.File, n: int) -> bool:
         return False
 
 
+def read_checksums(file: h5py.File, count: int) -> np.ndarray | None:
+    """Of the first `count` trajectories, 0 where one is missing; None of files without them. (E,)"""
+    if "checksum" not in file:
+        return None
+    known = np.zeros(count, np.uint64)
+    there = file["checksum"][:count]
+    known[: len(there)] = there
+    return known
+
+
 def checksum(number: int, context: Mapping[str, Any], x: np.ndarray) -> int:
     """CRC-32 of the states, and 2³² times that of number and context (`context_checksum`)."""
     return context_checksum(number, context) << 32 | zlib.crc32(np.ascontiguousarray(x).tobytes())
@@ -233,6 +256,12 @@ def context_checksum(number: int, context: Mapping[str, Any]) -> int:
     for name in sorted(context):
         crc = zlib.crc32(np.asarray(context[name], "<f8").tobytes(), crc)
     return crc
+
+
+def name_trajectories(numbers: Sequence[int]) -> str:
+    """`trajectory 3`, or `trajectories 0, 4, 5`; the first ten."""
+    shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10:,} more" if len(numbers) > 10 else "")
+    return f"{'trajectory' if len(numbers) == 1 else 'trajectories'} {shown}"
 
 
 def digest(table: Mapping[str, Any]) -> str:
@@ -256,8 +285,16 @@ def damaged_tables(file: h5py.File) -> list[str]:
     return [
         f"/{name} is not what was written (its checksum differs)"
         for name, table in values.items()
-        if CHECKSUM in file[name].attrs and file[name].attrs[CHECKSUM] != digest(table)
+        if CHECKSUM in file[name].attrs and texts.read_attribute(file[name], CHECKSUM) != digest(table)
     ]
+
+
+def damaged_dimensions(found: texts.Unreadable) -> list[str]:
+    """What is lost with the names of the axes, which only other programs use."""
+    if not found.dimensions:
+        return []
+    shown = ", ".join(found.dimensions[:3]) + (", …" if len(found.dimensions) > 3 else "")
+    return [f"the axes of {shown} have lost their names, and netCDF programs may hang on them"]
 
 
 def resize(file: h5py.File, count: int) -> None:

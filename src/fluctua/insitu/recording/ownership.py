@@ -52,7 +52,8 @@ class Unmarked(io.RawIOBase):
     def __init__(self, path: Path):
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by `close`
         self._size = os.fstat(self._file.fileno()).st_size
-        self._head = _without_mark(self._file.read(LENGTH) or b"", self._size)
+        head = _head(path)
+        self._head = _without_mark(head, self._size) if head is not None and head[11] else b""
         self._at = 0
 
     def readable(self) -> bool:
@@ -71,7 +72,7 @@ class Unmarked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         self._file.seek(self._at)
         count = self._file.readinto(buffer) or 0
-        patched = max(0, min(LENGTH - self._at, count))
+        patched = max(0, min(len(self._head) - self._at, count))
         memoryview(buffer)[:patched] = self._head[self._at : self._at + patched]
         self._at += count
         return count

@@ -18,7 +18,8 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.diffusion import with_silent
 from fluctua.core.types import Params, Process, Trajectories, working_dtype
-from fluctua.insitu.recording import foreign, layout, ownership
+from fluctua.insitu.recording import foreign, layout, ownership, texts
+from fluctua.insitu.recording.checked import CheckedStates
 from fluctua.insitu.recording.description import Description, counted
 from fluctua.insitu.recording.event_rows import EventReader
 
@@ -113,6 +114,11 @@ class RecordingFile:
             self.events = EventReader(file["events"], description, count, self.x, path)
 
     @property
+    def has_checksums(self) -> bool:
+        """Whether trajectories are compared with their checksums when they are read."""
+        return self._checksums is not None
+
+    @property
     def t(self) -> np.ndarray:
         """(T+1,)"""
         return self.description.t
@@ -147,7 +153,7 @@ class RecordingFile:
         rows = {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
         for n, known in enumerate([] if self._checksums is None else self._checksums[first:stop], first):
             one = {name: values[n - first] for name, values in rows.items()}
-            if known and layout.context_checksum(n, one) != int(known) >> 32:
+            if layout.context_checksum(n, one) != int(known) >> 32:
                 raise ValueError(f"{self.path} is damaged: the context of trajectory {n} is not what was written.")
         return rows
 
@@ -231,35 +237,39 @@ def open_recording(
         return _foreign(path, foreign.read_npz(path, mapping or {}, units))
     if not _is_hdf5(path):
         return _foreign(path, _plain_file(path, mapping or {}, units))
+    unreadable = texts.find_unreadable(path)
+    if not mapping:
+        texts.refuse_unreadable(unreadable, path)
     file, marked = open_hdf5(path)
     try:
         layout.refuse_elsewhere(file, path)
-        if mapping or file.attrs.get("format") != layout.FORMAT:
-            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}, units), file)
+        if mapping or texts.read_attribute(file, "format") != layout.FORMAT:
+            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}, units, unreadable.texts), file)
         if units != foreign.Units():
             raise ValueError(
                 f"{path} is a recording, with its own times and units; leave --dt, --rate and --scale out."
             )
         description = layout.read_head(file, path)
         (count, damage), begun = layout.complete(file), file["x"].shape[0]
-        damage = (*damage, *layout.damaged_tables(file))
+        damage = (*damage, *layout.damaged_tables(file), *layout.damaged_dimensions(unreadable))
         if damage and not damaged:
             raise ValueError(
                 f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` says what is whole, "
                 f"and `fluctua convert {path} OUT.nc` copies it."
             )
         context = {name: file["context"][name] for name in description.context} if description.context else None
+        checksums = layout.read_checksums(file, count)
         return RecordingFile(
             path,
             "recording",
             description,
-            file["x"],
+            CheckedStates(file["x"], checksums, path, numbers=context is None),
             count,
             context,
             incomplete=begun - count,
             interrupted=marked,
             damage=damage,
-            checksums=file["checksum"][:count] if "checksum" in file else None,
+            checksums=checksums,
             file=file,
         )
     except (KeyError, OSError, RuntimeError) as error:

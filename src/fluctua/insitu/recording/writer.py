@@ -27,7 +27,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluctua.insitu.recording import event_rows, layout, ownership
+from fluctua.insitu.recording import event_rows, layout, ownership, texts
 from fluctua.insitu.recording.description import GROUPS, Description, table_value
 from fluctua.insitu.recording.disk import (
     HEAD,
@@ -145,7 +145,7 @@ class Writer:
         an index. Where a file system has no room, or a file may not grow further, it says so here.
         """
         end = self._file.id.get_filesize()
-        each = trajectory_bytes(self.description) + more + GROWTH + end // 128
+        each = trajectory_bytes(self.description, aligned=bool(self.durable)) + more + GROWTH + end // 128
         if end + each > self._reserved:
             try:
                 check_limit(self.path, end + each)
@@ -210,11 +210,11 @@ def create(
         raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
-        check_room(path, expected_bytes(description, trajectories), FEWER, freed=freed)
+        check_room(path, expected_bytes(description, trajectories, aligned=bool(durable)), FEWER, freed=freed)
     make_folder(path)
     claim = _claimed(path)
     try:
-        _begin(path, description, [], {})
+        _begin(path, description, [], {}, durable=durable)
         return _growing(path, description, durable, claim)
     except BaseException:
         claim.release()
@@ -258,15 +258,16 @@ def _begin(
     states: list[np.ndarray],
     context: Mapping[str, np.ndarray],
     happened: Sequence[event_rows.Rows | None] = (),
+    durable: bool | float = False,
 ) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     draft = _draft(path)
     pairs = [({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)]
     try:
         check_limit(path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened)))
-        with h5py.File(draft, "w", libver=layout.LIBVER) as file:
+        with h5py.File(draft, "w", **_options(durable)) as file:
             layout.write_head(file, description)
-            file.attrs["writer"] = ownership.this_process()
+            texts.write_attribute(file, "writer", ownership.this_process())
             layout.resize(file, len(states))  # which makes room as well
             together = max(1, BLOCK // max(1, states[0].nbytes)) if states else 1
             for j in range(0, len(states), together):  # a call of HDF5 for each would take longer than all the rest
@@ -301,7 +302,7 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
     try:
         description, count = _trimmed(path)
         more = max(0, (trajectories or 0) - count)
-        check_room(path, expected_bytes(description, more) if more else 0, FEWER)
+        check_room(path, expected_bytes(description, more, aligned=bool(durable)) if more else 0, FEWER)
         return _growing(path, description, durable, claim)
     except BaseException:
         claim.release()
@@ -338,9 +339,10 @@ def _claimed(path: Path, *, force: bool = False) -> Claim:
     claim = Claim(path)
     try:
         if path.exists() and ownership.mark(path) and not killed and not force:
+            texts.refuse_unreadable(texts.find_unreadable(path), path)
             file, _ = open_hdf5(path)
             with file:
-                writer = str(file.attrs.get("writer", ""))
+                writer = texts.read_attribute(file, "writer")
             if ownership.alive(writer):
                 raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
     except BaseException as error:
@@ -365,7 +367,7 @@ def _trimmed(path: Path) -> tuple[Description, int]:
     with h5py.File(path, "r") as file:
         numbers = file["trajectory"][:]
     if left or len(numbers) != count or (count and numbers[-1] != count - 1):
-        with h5py.File(path, "r+", libver=layout.LIBVER) as file:
+        with h5py.File(path, "r+", **layout.WRITING) as file:
             layout.resize(file, count)
             if count:
                 layout.write_number(file, count - 1)
@@ -379,11 +381,16 @@ def _draft(path: Path) -> Path:
 
 def _growing(path: Path, description: Description, durable: bool | float, claim: Claim) -> Writer:
     try:
-        file = h5py.File(path, "r+", libver=layout.LIBVER)
+        file = h5py.File(path, "r+", **_options(durable))
     except BlockingIOError:
         raise ValueError(f"{path} is open in another program. Close it there, or wait for it.") from None
     file.swmr_mode = True
     return Writer(path, file, description, claim, durable)
+
+
+def _options(durable: bool | float) -> dict[str, Any]:
+    """How HDF5 lays out what it writes."""
+    return layout.ALIGNED if durable else layout.WRITING
 
 
 def _checked(durable: bool | float) -> None:
@@ -469,7 +476,7 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         check_limit(path, size + HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values()))
         shutil.copy2(path, draft)
         _trimmed(draft)
-        with h5py.File(draft, "r+", libver=layout.LIBVER) as file:
+        with h5py.File(draft, "r+", **layout.WRITING) as file:
             if name in file:
                 del file[name]
             layout.write_table(file.create_group(name), values)
