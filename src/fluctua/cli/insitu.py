@@ -142,6 +142,9 @@ def train(
     points: Annotated[int, typer.Option(help="samples of a trajectory")] = 601,
     attempts: Annotated[int, typer.Option(help="failures in a row before giving up")] = 8,
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 30.0,
+    time_limit: Annotated[
+        float | None, typer.Option(help="seconds that one acquisition may take", show_default="300, or as before")
+    ] = None,
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk")] = True,
     share: Annotated[
         str,
@@ -187,6 +190,7 @@ def train(
                 calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
                 readout=readout if readout == "measured" else _number("readout", readout),
                 most_omega=most_omega, most_kappa=most_kappa,
+                time_limit=300.0 if time_limit is None else time_limit,
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -203,7 +207,7 @@ def train(
         model = _model_of(sheet, plan)
         if resume is not None:
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
-            rows = loop.resume(connect, model, resume, iterations=iterations, report=_tell)
+            rows = loop.resume(connect, model, resume, iterations=iterations, time_limit=time_limit, report=_tell)
         else:
             typer.echo(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
@@ -231,13 +235,13 @@ def _refuse_changes(context: typer.Context) -> None:
     changed = [
         f"--{name.replace('_', '-')}"
         for name in context.params
-        if name not in ("resume", "address", "iterations", "timeout")
+        if name not in ("resume", "address", "iterations", "timeout", "time_limit")
         and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
     if changed:
         raise ValueError(
             f"{', '.join(changed)} cannot be changed with --resume, which keeps to the plan in the folder; "
-            "--iterations, --timeout and the address can. For another plan begin another run: --out."
+            "--iterations, --timeout, --time-limit and the address can. For another plan begin another run: --out."
         )
 
 

@@ -73,7 +73,7 @@ class Device:
         self.text = folder / (f"calibration-{place}.txt" if place else "calibration.txt")
         inner = f"{recordings}/device-{place}" if place else recordings
         self.substrate = measured(
-            connect, batch=batch, retry=retry, guard=guard, report=self.note,
+            connect, batch=batch, retry=retry, guard=guard, channels=model.channels, report=self.note,
             archive=None if inner is None else Archive(folder / inner, model.head),
         )  # fmt: skip
 

@@ -47,7 +47,8 @@ class Model(NamedTuple):
     be estimated and calibrated by themselves; without one they hold states and settings. correct: (θ, values of a
     device) -> the settings at which it does θ, for arrays of devices that share parameters; see `corrected`.
     unknown: for a training that calibrates as it goes; None if there is only the calibration at probes. steps: factors
-    on the learning rate, a prefix of the settings, where some are of another size; None for one rate.
+    on the learning rate, a prefix of the settings, where some are of another size; None for one rate. channels:
+    components of a sample; None takes those of the first batch.
     """
 
     process: Process
@@ -63,6 +64,7 @@ class Model(NamedTuple):
     correct: Callable[[Params, dict[str, Array]], Params] | None = None
     unknown: Unknown | None = None
     steps: Params | None = None
+    channels: int | None = None
 
 
 @dataclass(frozen=True)

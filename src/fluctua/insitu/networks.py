@@ -111,6 +111,7 @@ def network_model(
         calibrate=calibrate,
         follow=follow if rate > 0 else None,
         points=points,
+        channels=2 * sites,
         head=head,
         correct=correct,
         steps=None if chi is None else {"omega": 1.0, "kappa": 1.0, "chi": KERR_STEP},

@@ -23,12 +23,13 @@ CHECKSUM = "checksum"
 BESIDE = ("run", CHECKSUM, PARTS, VERSIONS)
 """Entries of plan.json that are no fields of a plan."""
 
-ADJUSTABLE = ("iterations",)
+ADJUSTABLE = ("iterations", "time_limit")
 """What may change when a run goes on."""
 
 OFFICIAL = (
-    "A run goes on as it began; only `iterations` can change, with --iterations on the command line "
-    "or resume(..., iterations=). For another plan begin another run."
+    "A run goes on as it began; only `iterations` and `time_limit` can change, with --iterations and "
+    "--time-limit on the command line or resume(..., iterations=, time_limit=). For another plan "
+    "begin another run."
 )
 
 

@@ -82,9 +82,10 @@ class Plan:
 
     trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
     batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
-    baseline: one of `BASELINES`. attempts, first_pause, longest_pause: see `Retry`. record: whether every batch is
-    kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by spaces. noise,
-    sigma_kappa, kerr: injected noise, modulation of the couplings, and whether χ has knobs, for the same purpose.
+    baseline: one of `BASELINES`. attempts, first_pause, longest_pause, time_limit: see `Retry`. record: whether every
+    batch is kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by
+    spaces. noise, sigma_kappa, kerr: injected noise, modulation of the couplings, and whether χ has knobs, for the same
+    purpose.
 
     Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
     each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
@@ -122,6 +123,7 @@ class Plan:
     readout: float | str = 0.0
     most_omega: float = 2.0
     most_kappa: float = 1.5
+    time_limit: float = 300.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
@@ -139,7 +141,7 @@ class Plan:
                 f"`calibration` is one of {', '.join(map(repr, CALIBRATIONS))}; got {self.calibration!r}."
                 + close_match(self.calibration, CALIBRATIONS)
             )
-        for name in ("learning_rate", "most_omega", "most_kappa"):
+        for name in ("learning_rate", "most_omega", "most_kappa", "time_limit"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be positive and finite; got {getattr(self, name)!r}.")
         for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "memory"):
@@ -198,6 +200,7 @@ def resume(
     folder: str | Path,
     *,
     iterations: int | None = None,
+    time_limit: float | None = None,
     estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
@@ -212,6 +215,7 @@ def resume(
         model: of the instrument.
         folder: of the run.
         iterations: how many in all, if not as planned.
+        time_limit: of one acquisition in seconds, if not as planned.
         estimator: in place of the plan's `baseline`.
         report: is told of every incident.
     Returns: a generator of each row of the history with its `Record`.
@@ -221,8 +225,8 @@ def resume(
     with runfolder.holding(place) as lock:
         entries = read_entries(place)
         plan, run = _plan_of(place, entries), entries.get("run", "")
-        if iterations is not None:
-            plan = dataclasses.replace(plan, iterations=iterations)
+        changes = {"iterations": iterations, "time_limit": time_limit}
+        plan = dataclasses.replace(plan, **{name: value for name, value in changes.items() if value is not None})
         session = _Session(connect, model, plan, estimator, place, report)
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
         run = run or secrets.token_hex(8)
@@ -253,6 +257,10 @@ def _plan_of(place: RunFolder, entries: dict[str, Any]) -> Plan:
         return Plan(**get_fields(entries))
     except TypeError as error:
         raise ValueError(f"{place.settings} is no plan of an in-situ run, or damaged ({error}).") from None
+
+
+def _retry(plan: Plan) -> Retry:
+    return Retry(plan.attempts, plan.first_pause, plan.longest_pause, plan.time_limit)
 
 
 def _space(plan: Plan) -> int:
@@ -363,7 +371,7 @@ class _Session:
             Device(
                 one, model, guard.another(), probes=(plan.probes, plan.probe_trajectories, plan.seed),
                 folder=self.place.path, recordings="recordings" if plan.record else None, place=several and k + 1,
-                batch=plan.batch, retry=Retry(plan.attempts, plan.first_pause, plan.longest_pause), report=self.note,
+                batch=plan.batch, retry=_retry(plan), report=self.note,
             )
             for k, one in enumerate(self.connects)
         ]  # fmt: skip

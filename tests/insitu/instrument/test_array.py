@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import threading
 
 import jax
 import numpy as np
@@ -145,6 +146,43 @@ def test_a_silent_device_is_made_up_for_and_comes_back():
     assert incidents[-1].kind == "device back"
     assert sum(b.shots for b in benches) == substrate.counts["good"] == 150
     assert [h.up for h in substrate.health()] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(lambda batch: None, "returned None"), (lambda batch: batch._replace(samples=batch.samples[..., :3]), "3 came")],
+)
+def test_the_others_go_on_without_a_driver_that_answers_wrong(wrong, message):
+    benches, incidents = [Bench(sheet) for sheet in SHEETS[:3]], []
+
+    class Wrong(Direct):
+        def acquire(self):
+            batch = super().acquire()
+            return wrong(batch) if self.bench is benches[1] and self.bench.shots > 10 else batch
+
+    connects = [functools.partial(Wrong, bench) for bench in benches]
+    substrate = array(connects, rates=[1] * 3, retry=Retry(2), report=incidents.append, sleep=lambda seconds: None)
+    substrate(None, model().start, 30)
+    assert list(np.bincount(substrate(None, model().start, 30).group, minlength=3)) == [15, 0, 15]
+    assert [incident.kind for incident in incidents] == ["failure", "failure", "device down"]
+    assert message in incidents[-1].message
+
+
+def test_the_others_go_on_without_a_driver_that_hangs():
+    benches, incidents, never = [Bench(sheet) for sheet in SHEETS[:3]], [], threading.Event()
+
+    def hang():
+        return benches[1].shots > 0 and never.wait()
+
+    substrate = an_array(benches, {1: hang}, report=incidents.append, retry=Retry(limit=60))
+    settings = model().start
+    substrate(None, settings, 30)
+    substrate.retry = Retry(limit=0.5)
+    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [15, 0, 15]
+    assert [incident.kind for incident in incidents][-1] == "device down"
+    assert "did not return within 0.5 s" in incidents[-1].message
+    substrate.close()
+    never.set()
 
 
 def test_an_array_ends_when_nobody_answers():

@@ -3,6 +3,10 @@
 import contextlib
 import functools
 import socket
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -289,6 +293,140 @@ def test_a_batch_without_a_range_is_refused(full_scale):
     batch = Batch(np.arange(3.0), np.ones((2, 3, 1)), full_scale=full_scale)
     with pytest.raises(Refused, match=f"full_scale.*{full_scale}"):
         measured(lambda: Still(batch), batch=2, sleep=pytest.fail)(None, {}, 2)
+
+
+class Faulty:
+    """A driver of two channels. acquire: its `acquire` of the acquisitions from the second on."""
+
+    acquisitions = 0
+
+    def __init__(self, acquire, health=Health):
+        self.wrong, self.health = acquire, health
+
+    set = lambda self, settings: None
+    close = lambda self: None
+
+    def arm(self, count):
+        self.count = count
+
+    def acquire(self):
+        Faulty.acquisitions += 1
+        x = np.random.default_rng(Faulty.acquisitions).normal(size=(self.count, 3, 2))
+        good = Batch(np.arange(3.0), x)
+        return self.wrong(good) if Faulty.acquisitions > 1 else good
+
+
+ANSWERS = {
+    "nothing": (lambda good: None, "`acquire` of the driver returned None"),
+    "an array": (lambda good: good.samples, "`acquire` of the driver returned a ndarray"),
+    "one channel more": (lambda good: good._replace(samples=np.ones((2, 3, 3))), "2 channels; 3 came"),
+    "a channel less": (lambda good: good._replace(samples=good.samples[..., :1]), "2 channels; 1 came"),
+    "a trajectory less": (lambda good: good._replace(samples=good.samples[:1]), r"samples of shape \(1, 3, 2\)"),
+    "no times": (lambda good: good._replace(t=None), r"times of shape \(\)"),
+    "complex": (lambda good: good._replace(samples=1j * good.samples), "real numbers; their type is complex128"),
+    "no samples": (lambda good: good._replace(samples=None), "real numbers; their type is object"),
+    "context": (lambda good: good._replace(context={"drive": np.ones(5)}), r"'drive' must have 2 rows.*\(5,\)"),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_an_answer_of_a_driver_that_is_none_is_an_incident(what, monkeypatch):
+    acquire, message = ANSWERS[what]
+    monkeypatch.setattr(Faulty, "acquisitions", 0)
+    incidents = []
+    substrate = measured(
+        lambda: Faulty(acquire), batch=2, retry=Retry(attempts=3), report=incidents.append, sleep=lambda seconds: None
+    )
+    with pytest.raises(InstrumentError, match=f"failed 3 times in a row.*{message}"):
+        substrate(None, {}, 4)
+    assert [incident.kind for incident in incidents] == ["failure"] * 3
+    assert substrate.counts == {"good": 2, "failures": 3}
+
+
+def test_a_wrong_count_of_channels_is_an_incident_from_the_first_batch_on():
+    batch = Batch(np.arange(3.0), np.ones((2, 3, 5)))
+    incidents = []
+    substrate = measured(lambda: Still(batch), batch=2, channels=8, retry=Retry(attempts=1), report=incidents.append)
+    with pytest.raises(InstrumentError, match="8 channels; 5 came"):
+        substrate(None, {}, 2)
+    assert len(incidents) == 1
+
+
+def test_a_health_that_is_none_is_an_incident():
+    substrate = measured(lambda: Faulty(lambda good: good, health=lambda: None), retry=Retry(attempts=1))
+    with pytest.raises(InstrumentError, match="`health` of the driver returned None"):
+        substrate(None, {}, 2)
+
+
+def test_settings_read_back_in_another_number_are_others():
+    health = lambda: Health(settings={"kappa": np.ones(3)})
+    substrate = measured(lambda: Faulty(lambda good: good, health=health), retry=Retry(attempts=1))
+    with pytest.raises(InstrumentError, match="at other settings"):
+        substrate(None, {"omega": np.zeros(2), "kappa": np.ones(3)}, 2)
+
+
+def test_a_driver_that_hangs_is_given_up(monkeypatch):
+    """Within the time limit, twice; what came before is kept, and closing does not wait for it either."""
+    monkeypatch.setattr(Faulty, "acquisitions", 0)
+    never, incidents, closed = threading.Event(), [], []
+    monkeypatch.setattr(Faulty, "close", lambda self: closed.append(1))
+    substrate = measured(
+        lambda: Faulty(lambda good: never.wait()), batch=2, retry=Retry(limit=0.2), report=incidents.append,
+        sleep=lambda seconds: None,
+    )  # fmt: skip
+    begun = time.monotonic()
+    trajectories, failure = substrate.gather({}, 4)
+    substrate.close()
+    assert time.monotonic() - begun < 5
+    assert len(trajectories.x) == 2
+    assert "did not return within 0.2 s" in str(failure)
+    assert "raise the time limit" in str(failure)
+    assert [incident.kind for incident in incidents] == ["failure"] * 2
+    wait_until(lambda: len(closed) == 2)
+    never.set()
+
+
+def test_an_instrument_that_opens_too_late_is_closed():
+    late, closed = threading.Event(), threading.Event()
+
+    class Late:
+        close = lambda self: closed.set()
+
+        def __init__(self):
+            late.wait()
+
+    with pytest.raises(InstrumentError, match=r"within 0\.1 s"):
+        measured(Late, retry=Retry(attempts=1, limit=0.1))(None, {}, 2)
+    late.set()
+    assert closed.wait(10)
+
+
+HANGING = """
+import threading
+from fluctua.insitu import Health, Retry, measured
+
+class Hanging:
+    set = arm = lambda self, what: None
+    close = lambda self: None
+    health = Health
+    acquire = lambda self: threading.Event().wait()
+
+try:
+    measured(Hanging, retry=Retry(limit=0.1), sleep=lambda seconds: None)(None, {}, 2)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_driver_that_hangs_does_not_keep_the_process():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
+    assert "did not return within 0.1 s" in done.stdout
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, np.nan])
+def test_a_time_limit_that_is_none_is_refused(limit):
+    with pytest.raises(ValueError, match=f"limit.*{limit}"):
+        measured(lambda: None, retry=Retry(limit=limit))
 
 
 def test_every_kind_of_fault_has_a_test():

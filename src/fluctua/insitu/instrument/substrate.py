@@ -19,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Array, Params, Trajectories
+from fluctua.insitu.instrument.connection import Connection, Hung
 from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
-from fluctua.insitu.instrument.protocol import Batch, Health, Instrument, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import open_recording
 from fluctua.insitu.recording.writer import save
@@ -35,6 +37,8 @@ from fluctua.insitu.recording.writer import save
 SELECTION_WARNING = 0.01
 """Share of clipped or odd trajectories above which their removal is a selection that biases the estimate."""
 CLIPPED, REPEATED, UNLIKE = "clipped", "repeated", "unlike the calibration"
+HANGS = 2
+"""Acquisitions in a row that may hang before an instrument is given up: each has cost the whole time limit."""
 IDENTITY, REPEATS, NOISE = "instrument/identity", "instrument/repeats", "instrument/noise"
 ADVICE = {
     CLIPPED: "Leaving them out prefers runs with small amplitudes, which biases J and its gradient: raise the range of "
@@ -52,11 +56,16 @@ class Incident(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles the last."""
+    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles the last.
+
+    limit: seconds that one acquisition may take, from setting to reading back, opening included. A driver that has not
+    returned by then is left behind and opened anew; after `HANGS` such in a row it is given up.
+    """
 
     attempts: int = 8
     first: float = 0.1
     longest: float = 30.0
+    limit: float = 300.0
 
     def pause(self, failures: int) -> float:
         """After so many failures in a row."""
@@ -79,13 +88,15 @@ class Measured:
         archive: Archive | None,
         context: Callable[[int], Any] | None,
         guard: ResidualGuard | None,
+        channels: int | None,
         report: Callable[[Incident], None],
         sleep: Callable[[float], None],
     ):
+        self.channels = channels
         self.connect, self.batch, self.retry, self.archive = connect, batch, retry, archive
         self.context, self.guard, self.report, self.sleep = context, guard, report, sleep
         self.counts: Counter[str] = Counter()
-        self.instrument: Instrument | None = None
+        self.connection: Connection | None = None
         self.identity = ""
         self.repeats = Repeats()
         self.warned: set[str] = set()
@@ -156,52 +167,44 @@ class Measured:
 
     def close(self) -> None:
         """Let go of the instrument."""
-        if self.instrument is not None:
-            self.instrument.close()
-            self.instrument = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def _acquire(self, settings: Params, size: int) -> tuple[Batch, np.ndarray]:
         """One batch and which of its trajectories are usable (E,), after as many attempts as it takes."""
-        failures = 0
+        failures = hangs = 0
         while True:
             try:
-                if self.instrument is None:
-                    self.instrument = self.connect()
-                begun = time.perf_counter()
-                self.instrument.set(settings)
-                self.instrument.arm(size)
-                armed = time.perf_counter()
-                batch = self.instrument.acquire()
-                ran = time.perf_counter()
-                health = self.instrument.health()
-                self.seconds["run"] += ran - armed
-                self.seconds["visit"] += time.perf_counter() - ran + armed - begun
+                if self.connection is None:
+                    self.connection = Connection(self.connect)
+                visit = self.connection.use(partial(_visit, settings, size), self.retry.limit)
+                self.seconds["run"] += visit.ran
+                self.seconds["visit"] += visit.took - visit.ran
                 self.visits, self.ran = self.visits + 1, self.ran + size
-                return batch, self._judge(batch, settings, size, health)
+                return visit.batch, self._judge(visit.batch, settings, size, visit.health)
             except Refused:
                 self.close()
                 raise
             except (InstrumentError, OSError) as error:
                 self.close()
                 failures += 1
+                hangs = hangs + 1 if isinstance(error, Hung) else 0
                 self.counts["failures"] += 1
                 self.report(Incident("failure", 0, str(error)))
-                if failures >= self.retry.attempts:
+                if failures >= self.retry.attempts or hangs >= HANGS:
                     raise InstrumentError(
                         f"the instrument failed {failures} times in a row, at last with: {error}. Everything "
                         "acquired so far is kept; mend it and go on with the run."
+                        + (" If an acquisition may take that long, raise the time limit." if hangs else "")
                     ) from error
                 self.sleep(self.retry.pause(failures))
 
     def _judge(self, batch: Batch, settings: Params, size: int, health: Health) -> np.ndarray:
         """Which trajectories may be averaged. (E,)"""
+        _check_answers(batch, health, size, self.channels)
         x = batch.x
-        if x.ndim != 3 or len(x) != size or x.shape[1] != len(batch.t):
-            raise InstrumentError(
-                f"{size} trajectories of {len(batch.t)} times were asked for; samples of shape {x.shape} came"
-            )
-        if not batch.full_scale > 0:
-            raise Refused(f"`full_scale` of a batch must be positive (np.inf if unknown); got {batch.full_scale!r}")
+        self.channels = x.shape[2]
         self._recognise(health.identity)
         good = np.ones(size, bool)
         reasons = []
@@ -278,6 +281,8 @@ class Measured:
         self.repeats = Repeats(arrays.get(REPEATS, ()))
         if self.guard is not None:
             self.guard.noise = arrays.get(NOISE)
+        if NOISE in arrays:
+            self.channels = len(arrays[NOISE])
 
 
 def measured(
@@ -288,6 +293,7 @@ def measured(
     archive: Archive | None = None,
     context: Callable[[int], Any] | None = None,
     guard: ResidualGuard | None = None,
+    channels: int | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Measured:
@@ -296,10 +302,11 @@ def measured(
     Args:
         connect: opens it; called again after every failure.
         batch: trajectories an acquisition, all that a failure can cost.
-        retry: how often and after which pauses a failed acquisition is made again.
+        retry: how often and after which pauses a failed acquisition is made again, and how long one may take.
         archive: where everything acquired is kept.
         context: E -> the context of E trajectories, such as the calibration of the day.
         guard: sets aside what is not the calibrated noise.
+        channels: components of a sample; those of the first batch if not given.
         report: told of every incident.
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
@@ -311,18 +318,69 @@ def measured(
     """
     if batch < 1:
         raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")
+    retry = retry or Retry()
+    if not retry.limit > 0:
+        raise ValueError(f"`limit` of a `Retry` must be a positive number of seconds; got {retry.limit!r}.")
     return Measured(
-        connect, batch=batch, retry=retry or Retry(), archive=archive, context=context, guard=guard, report=report,
-        sleep=sleep,
+        connect, batch=batch, retry=retry, archive=archive, context=context, guard=guard, channels=channels,
+        report=report, sleep=sleep,
     )  # fmt: skip
+
+
+class _Visit(NamedTuple):
+    """What an instrument returned. took: seconds in all. ran: of these, running and fetching."""
+
+    batch: Batch
+    health: Health
+    took: float
+    ran: float
+
+
+def _visit(settings: Params, size: int, instrument: Instrument) -> _Visit:
+    """Set, arm, acquire, and read back."""
+    begun = time.perf_counter()
+    instrument.set(settings)
+    instrument.arm(size)
+    armed = time.perf_counter()
+    batch = instrument.acquire()
+    acquired = time.perf_counter()
+    health = instrument.health()
+    return _Visit(batch, health, time.perf_counter() - begun, acquired - armed)
+
+
+def _check_answers(batch: Batch, health: Health, size: int, channels: int | None) -> None:
+    """Refuse what is not `size` trajectories of so many channels, whatever a driver returns."""
+    for method, expected, answer in (("acquire", Batch, batch), ("health", Health, health)):
+        if not isinstance(answer, expected):
+            came = "None" if answer is None else f"a {type(answer).__name__}"
+            raise Garbled(f"`{method}` of the driver returned {came}, where a `{expected.__name__}` was expected")
+    samples = np.asarray(batch.samples)
+    if samples.dtype.kind not in "fiu":
+        raise Garbled(f"the samples of a batch must be real numbers; their type is {samples.dtype}")
+    times = np.shape(batch.t)
+    if len(times) != 1 or samples.ndim != 3 or samples.shape[:2] != (size, *times):
+        raise Garbled(
+            f"samples must be ({size} trajectories, times, channels); samples of shape {samples.shape} came, and times "
+            f"of shape {times}"
+        )
+    if samples.shape[2] != (channels or samples.shape[2]):
+        raise Garbled(f"a sample has {channels} channels; {samples.shape[2]} came")
+    for name, values in (batch.context or {}).items():
+        if np.shape(values)[:1] != (size,):
+            raise Garbled(f"the context {name!r} must have {size} rows, one per trajectory; got {np.shape(values)}")
+    if not batch.full_scale > 0:
+        raise Refused(f"`full_scale` of a batch must be positive (np.inf if unknown); got {batch.full_scale!r}")
 
 
 def _same(asked: Params, answered: Params | None) -> bool:
     """Settings read back are those that were sent, to the rounding of a decimal number."""
     if answered is None:
         return True
-    pairs = zip(jax.tree.leaves(asked), jax.tree.leaves(answered), strict=True)
-    return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs)
+    sent, read = jax.tree.leaves(asked), jax.tree.leaves(answered)
+    pairs = zip(sent, read, strict=False)
+    return len(sent) == len(read) and all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs
+    )
 
 
 # ------------------------------------------------------------------------------------------ archive
