@@ -80,6 +80,11 @@ class Belief:
         spread[:, self.free] = scipy.linalg.solve_triangular(factor, rows.T, trans="T", lower=True).T
         return spread
 
+    def in_deviations(self, gradient: np.ndarray) -> float:
+        """|Λ⁻¹ gradient (F,)| in standard deviations, the root mean square over the unknowns."""
+        square = gradient @ scipy.linalg.cho_solve(self._factor, gradient)
+        return float(np.sqrt(square / max(gradient.size, 1)))
+
     def surprise(self, news: Evidence) -> tuple[float, int]:
         """χ² of the score that was taken in last, against the belief before it, and its degrees of freedom.
 

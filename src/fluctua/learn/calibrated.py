@@ -5,7 +5,7 @@ A device is set to θ and does something else: a detuning has an offset, a coupl
 With these unknowns φ the model's parameters are p(θ, φ), and every call
 
 1. measures some trajectories at θ, which are rewarded;
-2. takes a Gauss–Newton step of their likelihood (`fluctua.learn.evidence`), on top of all that was measured before;
+2. finds the φ̂ that is most probable, given them and all that was measured before (`fluctua.learn.fit`);
 3. asks the model at p(θ, φ̂) for ∂J/∂p and hands on (∂p/∂θ)ᵀ ∂J/∂p.
 
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ and Λ the precision
@@ -35,17 +35,13 @@ from fluctua.core.simulate import Simulator
 from fluctua.core.text import close_match, names
 from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
 from fluctua.learn.belief import Belief, Calibration, beyond, chosen, like, prior_precision
-from fluctua.learn.evidence import At, CalibratedModel, General, measured_readout
+from fluctua.learn.evidence import At, CalibratedModel, Evidence, General, measured_readout
+from fluctua.learn.fit import BENT, SETTLED, Fit, Likelihood, fit_map, measure_bend
+from fluctua.learn.kept import Kept, pack, restore_kept
 from fluctua.learn.weighted import Weighed, weigh
 
 CORRECTIONS = ("none", "simulated", "measured", "weighted")
 MEASURED = ("measured", "weighted")
-MOST_STEPS = 20
-"""Gauss–Newton steps a call, where the drift is not linear in the unknowns."""
-
-SETTLED = 1e-2
-"""Standard deviations of the posterior that one more of them would move, the root mean square over the unknowns."""
-
 FROM_BATCHES = "measured"
 """The readout's noise as every batch has it."""
 
@@ -119,7 +115,8 @@ class Calibrated:
             anything is measured; "continue" goes on with a warning. The history of a run has the event in both.
 
     `calibration` says what is known, `doubt` why not to trust it, if so. It has a state; put it back to go on where
-    another left off.
+    another left off. Trajectories of a model that is not linear in φ are part of it until a Gaussian describes them
+    (`fluctua.learn.kept`).
 
     >>> model, device = fl.ppgt(process, objective, simulator, baseline=fl.Twin()), simulator
     >>> effective = lambda theta, phi: {**theta, "k": theta["k"] + phi}
@@ -167,6 +164,7 @@ class Calibrated:
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
         self.belief = Belief(start, prior_precision(spread, unknown), empty, np.zeros(size), ~chosen(unknown, watch))
+        self._kept = Kept(self.belief)
         self._trajectories = self._calls = self._last = 0
         self._surprise = (0.0, 0)
 
@@ -188,6 +186,7 @@ class Calibrated:
         task, self.event = self._task_of(self._calls), ""
         if task is not self._task:
             self._turn_to(task)
+            self._kept = Kept(self.belief)  # trajectories of another task are of another model
             self.event = NEW_TASK
         measured, before = None, self.belief
         if self._calls % self.measure_every == 0:
@@ -220,42 +219,55 @@ class Calibrated:
 
     def learn(self, theta: Params, trajectories: Trajectories) -> None:
         """Refine the calibration by trajectories that were taken at θ, of the device or of a recording."""
-        fade = 0.0 if self.memory == 1 else 1 - 1 / self.memory
-        before = self.belief if fade == 1 else self.belief.faded(fade)
-        u, first, step = before.mean, True, np.inf
+        share = 1 - 1 / self.memory
+        before = self.belief if share == 1 else self.belief.faded(share)
+        kept = self._kept if share == 1 else self._kept.faded(share)
         readout = measured_readout(trajectories) if isinstance(self.readout, str) else self.readout
-        for _ in range(MOST_STEPS):
-            u = np.asarray(u, jnp.result_type(float)).astype(np.float64)  # what the model is given, in its precision
-            news = self.model.evidence(self.at, theta, u, trajectories, self.every, readout)
-            if not (np.isfinite(news.score).all() and np.isfinite(news.information).all()):
-                raise FloatingPointError(
-                    "the score of the measured trajectories is not finite at the calibrated model."
-                )
-            after = before.with_evidence(news, u)
-            if first:
-                self._surprise, first = after.surprise(news), False
-                if beyond(*self._surprise):
-                    renewed = self.renew and before.information.any()
-                    text = "{} χ² {:.4g} of {}".format(RENEWED if renewed else "unexpected", *self._surprise)
-                    self.event = f"{self.event}; {text}" if self.event else text
-                    if renewed:
-                        before = before.faded(0.0)
-                        after = before.with_evidence(news, u)
-            away, u = u, after.mean
-            moved = _size(after, u - away)
-            if news.linear or moved * min(1.0, moved / step) <= SETTLED:  # what the next step would be
-                break
-            step = moved
-        else:
-            warnings.warn(
-                f"the calibration has not settled after {MOST_STEPS} Gauss–Newton steps: the drift bends strongly in "
-                "the unknowns. Begin nearer to the device, with a smaller `spread`.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        self.belief, self._trajectories = after, self._trajectories + len(trajectories.x)
-        self._examine(theta, trajectories, readout, fade)
+        tree = jax.tree.structure((theta, trajectories))
+        latest = self._likelihood(theta, trajectories, readout)
+        likelihoods = [self._likelihood(*batch.unpack(tree), batch.readout, batch.weight) for batch in kept.batches]
+        likelihoods.append(latest)
+        fit = fit_map(likelihoods, kept.belief, before.mean)
+        self._surprise = fit.surprise()
+        if beyond(*self._surprise):
+            renewed = self.renew and before.information.any()
+            self._add_event("{} χ² {:.4g} of {}".format(RENEWED if renewed else "unexpected", *self._surprise))
+            if renewed:
+                likelihoods = [latest]
+                kept = Kept(before.faded(0.0))
+                fit = fit_map(likelihoods, kept.belief, fit.point)
+        self.belief = fit.posterior
+        self._kept = Kept(fit.posterior)
+        if not _is_gaussian(fit, likelihoods, kept.belief):
+            longer = kept.add(pack(theta, trajectories, readout))
+            self._kept = self._kept if longer.is_full else longer
+        self._trajectories += len(trajectories.x)
+        self._examine(theta, trajectories, readout, share)
         self._warn()
+        if not fit.converged:
+            self._warn_unsettled(fit)
+
+    def _likelihood(self, theta: Params, trajectories: Trajectories, readout: float, weight: float = 1.0) -> Likelihood:
+        """u -> what trajectories say there, with a weight."""
+
+        def evidence(u: np.ndarray) -> Evidence:
+            score, information, linear = self.model.evidence(self.at, theta, u, trajectories, self.every, readout)
+            return Evidence(weight * score, weight * information, linear)
+
+        return evidence
+
+    def _add_event(self, text: str) -> None:
+        self.event = f"{self.event}; {text}" if self.event else text
+
+    def _warn_unsettled(self, fit: Fit) -> None:
+        self._add_event("calibration not settled")
+        warnings.warn(
+            "the calibration has not settled: the next Gauss–Newton step would move the unknowns by "
+            f"{fit.step_size:.2g} standard deviations, and {SETTLED:g} was expected. The model bends strongly in them. "
+            "Begin nearer to the device (`unknown`), with a smaller `spread`, or measure more trajectories per call.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def check_doubt(self) -> None:
         """Raise `DoubtError` where the model is in doubt and a run was not asked to go on."""
@@ -291,7 +303,7 @@ class Calibrated:
             return {}
         numbers = (self._trajectories, self._calls, self._surprise)
         values = (self.belief.information, self.belief.vector, *(np.asarray(v, np.float64) for v in numbers))
-        remembered = {f"{WEIGHTS}{name}": value for name, value in self.sums.items()}
+        remembered = {f"{WEIGHTS}{name}": value for name, value in self.sums.items()} | self._kept.arrays()
         remembered |= {f"{TESTS}{name}": _pack(sums) for name, sums in (self._tests or {}).items()}
         if self.doubt:
             remembered[DOUBT] = np.array(self.doubt)
@@ -301,6 +313,9 @@ class Calibrated:
         """Put a `state` back; an empty one is that before the first call. theta: not needed here."""
         if not state:
             self.belief = self.belief.faded(0.0)
+            self._kept = Kept(self.belief)
+            self._tests = None
+            self.doubt = ""
             self.sums = {}
             self._trajectories = self._calls = self._last = 0
             self._surprise = (0.0, 0)
@@ -316,6 +331,7 @@ class Calibrated:
                 "`Calibrated`."
             )
         self.belief = replace(self.belief, information=information, vector=vector)
+        self._kept = restore_kept(self.belief, state)
         self._trajectories, self._calls = int(state["trajectories"]), int(state["calls"])
         self._surprise = (float(state["surprise"][0]), int(state["surprise"][1]))
         marked = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
@@ -432,10 +448,11 @@ class Calibrated:
 # ------------------------------------------------------------------------------------------ helpers
 
 
-def _size(belief: Belief, moved: np.ndarray) -> float:
-    """A departure of the free unknowns in standard deviations of the posterior, the root mean square over them."""
-    away = moved[belief.free]
-    return float(np.sqrt(away @ (belief.posterior_precision @ away) / max(away.size, 1)))
+def _is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> bool:
+    """Whether a Gaussian describes the evidence of a fit, and its trajectories are not needed."""
+    if fit.linear:
+        return True
+    return fit.converged and measure_bend(likelihoods, fit, prior) <= BENT
 
 
 def _pack(sums: alternatives.Sums) -> np.ndarray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -27,7 +27,7 @@ from fluctua.core.diffusion import depends, diffusion_at, with_silent
 from fluctua.core.guard import LAWS, Batch, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals.alternatives import FITTED, Table
-from fluctua.core.scores import CorrectedScore, local_linear, local_linear_score, without_readout
+from fluctua.core.scores import CorrectedScore, drift_score, local_linear, local_linear_score, without_readout
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import returns_of
 from fluctua.core.steps import mean_rate
@@ -58,6 +58,11 @@ class Evidence(NamedTuple):
     score: np.ndarray
     information: np.ndarray
     linear: bool
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is."""
+        return bool(np.isfinite(self.score).all() and np.isfinite(self.information).all())
 
 
 def evidence(
@@ -94,11 +99,17 @@ def evidence(
     one = jax.tree.map(lambda leaf: leaf[0], context)
     known = with_silent(check.process(process), p, x[0, 0], times.t[0], one)
     assert isinstance(known, Process)
-    noisy = depends(lambda v: _log_q(known, at(theta, v), x[0, 0], times.t[0], one), point)
+    kind = _describe((theta, x[0, 0], times.t[0], times.dt[0], one))
+    noisy, linear = _examine(known, at, point.size, kind)
     if noisy and not _independent(known, p, x[0, 0], times.t[0], one):
         raise ValueError(
             "unknowns of the noise are calibrated where it is independent on every component; this process has a "
             "matrix, a product or components without noise. Calibrate its amplitude beforehand."
+        )
+    if noisy and score is drift_score:
+        raise ValueError(
+            "unknowns of the noise are calibrated by the score of drift and noise; `drift_score` is that of the drift "
+            "alone. Make the model with score=fluctua.full_score, the default."
         )
     if noisy and readout:
         raise ValueError(
@@ -108,9 +119,46 @@ def evidence(
     variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
     rows = jnp.swapaxes(x, 0, 1)
     s, information = _sums(known, score, at, noisy, every, variance, theta, point, times, rows, context)
-    slope = lambda v: jax.jacfwd(lambda w: mean_rate(known, at(theta, w), x[0, 0], times.t[0], times.dt[0], one))(v)
-    linear = score is not local_linear_score and not noisy and not depends(slope, point)
+    linear = linear and not noisy and score is not local_linear_score
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
+
+
+class Kind(NamedTuple):
+    """Structure, shapes and types of some values."""
+
+    tree: Any
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+def _describe(values: PyTree) -> Kind:
+    leaves, tree = jax.tree.flatten(values)
+    return Kind(tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+
+
+class Roles(NamedTuple):
+    """How unknowns enter a process: in its noise; in its drift, linearly or not."""
+
+    noisy: bool
+    linear: bool
+
+
+@lru_cache(maxsize=64)
+def _examine(process: Process, at: At, size: int, kind: Kind) -> Roles:
+    """Read the operations of drift and noise, the same at every state.
+
+    kind: of (θ, x, t, Δt, context).
+    """
+    values = [jnp.ones(shape, dtype) for shape, dtype in kind.leaves]
+    theta, x, t, dt, context = jax.tree.unflatten(kind.tree, values)
+
+    def log_q(u: Array) -> Array:
+        return _log_q(process, at(theta, u), x, t, context)
+
+    def rate(u: Array) -> Array:
+        return mean_rate(process, at(theta, u), x, t, dt, context)
+
+    anywhere = jnp.ones(size)
+    return Roles(depends(log_q, anywhere), linear=not depends(jax.jacfwd(rate), anywhere))
 
 
 def _independent(process: Process, p: Params, *state: Any) -> bool:

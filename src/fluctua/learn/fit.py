@@ -1,0 +1,162 @@
+"""The most probable unknowns of a model, by damped Gauss–Newton steps.
+
+With the prior N(m, Λ⁻¹) and the evidence s(u), F(u) of all trajectories, the posterior is largest
+where its gradient g(u) = s(u) − Λ(u − m) vanishes, and
+
+    d = (Λ + F)⁻¹ g
+
+is a Gauss–Newton step towards that point. One is exact where s is linear in u: a drift linear in
+the unknowns. Elsewhere steps follow one another until they are small, each halved while it
+overshoots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.learn.belief import Belief
+from fluctua.learn.evidence import Evidence
+
+MOST_STEPS = 20
+"""Gauss–Newton steps of one fit; a noise amplitude that starts at a millionth takes 15."""
+
+MOST_HALVINGS = 20
+"""Of one step: it then is a millionth of what it was."""
+
+SETTLED = 1e-2
+"""Size of the last step in standard deviations of the posterior, root mean square."""
+
+BENT = 0.03
+"""Of `measure_bend`, above which no Gaussian describes the evidence.
+
+One that was made at this limit is off by about BENT·z² of its own standard deviations where later
+evidence moves the maximum by z, and by less of the later ones: the sum over many calls stays
+below 0.1.
+"""
+
+Likelihood = Callable[[np.ndarray], Evidence]
+"""u (K,) -> what some trajectories say there."""
+
+
+class Fit(NamedTuple):
+    """Evidence about the unknowns near one point, and the posterior that it makes.
+
+    point: where the evidence was taken, (K,). before: the belief without the last batch.
+    news: the evidence of the last batch. posterior: the belief with it. linear: whether the evidence
+    is the same at every point. converged: whether the posterior's mean is its maximum.
+    """
+
+    point: np.ndarray
+    before: Belief
+    news: Evidence
+    posterior: Belief
+    linear: bool
+    converged: bool = False
+
+    @property
+    def step(self) -> np.ndarray:
+        """The Gauss–Newton step from here. (K,)"""
+        return self.posterior.mean - self.point
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """That of the log-posterior in the free unknowns. (F,)"""
+        return self.posterior.posterior_precision @ self.step[self.posterior.free]
+
+    @property
+    def step_size(self) -> float:
+        """The step in standard deviations of the posterior, root mean square over the unknowns."""
+        return self.posterior.in_deviations(self.gradient)
+
+    def slope(self, direction: np.ndarray) -> float:
+        """Derivative of the log-posterior along a direction (K,)."""
+        return float(self.gradient @ direction[self.posterior.free])
+
+    def surprise(self) -> tuple[float, int]:
+        """χ² of the last batch's score against the belief before it, and its degrees of freedom."""
+        news = self.news
+        if not self.linear:  # taken at the maximum with the batch, and due at that without it
+            away = self.before.mean - self.point
+            news = news._replace(score=news.score - news.information @ away)
+        return self.posterior.surprise(news)
+
+
+def fit_map(likelihoods: Sequence[Likelihood], prior: Belief, start: np.ndarray) -> Fit:
+    """The maximum of the posterior, and the Gaussian about it.
+
+    Args:
+        likelihoods: of independent batches, the newest last.
+        prior: what is known without them.
+        start: where to begin, (K,).
+
+    """
+    fit = _expand(likelihoods, prior, start)
+    if fit is None:
+        text = "the score of the measured trajectories is not finite at the calibrated model."
+        raise FloatingPointError(text)
+    for _ in range(MOST_STEPS):
+        if fit.linear or fit.step_size <= SETTLED or _is_rounding(fit):
+            return fit._replace(converged=True)
+        there = _advance(likelihoods, prior, fit)
+        if there is None:
+            break
+        fit = there
+    return fit
+
+
+def measure_bend(likelihoods: Sequence[Likelihood], fit: Fit, prior: Belief) -> float:
+    """Distance of the score from a linear one within the posterior, in standard deviations.
+
+    With δ one standard deviation in every unknown, |½{g(u + δ) + g(u − δ)} − g(u)| in units of
+    √(Λ + F), root mean square over the unknowns. It is the distance between the mean of the
+    posterior and its maximum, which are one in a Gaussian; inf where the score is not finite.
+    """
+    free = fit.posterior.free
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (1, int(free.sum())))
+    away = fit.posterior.deviations(signs)[0]
+    ends = [_expand(likelihoods, prior, fit.point + side * away) for side in (1, -1)]
+    curvature = -fit.gradient
+    for end in ends:
+        if end is None:
+            return math.inf
+        curvature = curvature + end.gradient / 2
+    return fit.posterior.in_deviations(curvature)
+
+
+def _expand(likelihoods: Sequence[Likelihood], prior: Belief, u: np.ndarray) -> Fit | None:
+    """Evidence and posterior near u; None where it is not finite."""
+    point = _round(u)
+    news = [likelihood(point) for likelihood in likelihoods]
+    if not all(each.is_finite for each in news):
+        return None
+    before = prior
+    for each in news[:-1]:
+        before = before.with_evidence(each, point)
+    posterior = before.with_evidence(news[-1], point)
+    return Fit(point, before, news[-1], posterior, linear=all(each.linear for each in news))
+
+
+def _advance(likelihoods: Sequence[Likelihood], prior: Belief, fit: Fit) -> Fit | None:
+    """The end of the step, halved while the slope there is downhill and steeper than here."""
+    share = 1.0
+    for _ in range(MOST_HALVINGS):
+        there = _expand(likelihoods, prior, fit.point + share * fit.step)
+        if there is not None and there.slope(fit.step) >= -fit.slope(fit.step):
+            return there
+        share /= 2
+    return None
+
+
+def _round(u: np.ndarray) -> np.ndarray:
+    """What the model is given, in its precision."""
+    return np.asarray(u, jnp.result_type(float)).astype(np.float64)
+
+
+def _is_rounding(fit: Fit) -> bool:
+    """Whether the step is below the precision of the model."""
+    return np.array_equal(_round(fit.posterior.mean), fit.point)
