@@ -18,8 +18,8 @@ import numpy as np
 from fluctua.core.types import Params, Trajectories
 from fluctua.learn.belief import Belief
 
-MOST_KEPT = 2**22
-"""Numbers in trajectories that are kept, 32 MB: beyond that a Gaussian stands for them."""
+MOST_KEPT = 2**20
+"""Numbers in trajectories that are kept, 8 MB: beyond that a Gaussian stands for them."""
 
 NAME = "kept_"
 """Begins the names of their arrays."""
