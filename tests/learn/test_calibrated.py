@@ -286,6 +286,33 @@ def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
     assert float(known.stderr["sigma"]) < 0.01
 
 
+def with_conversion(theta, phi):
+    return {**effective(theta, NOMINAL), "detector": phi}
+
+
+def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
+    """States do not tell what a detector makes of them: the prior is what is known of it."""
+    objective = fl.Objective(running=lambda p, x: p["detector"] * x[0])
+    model = fl.ppgt(PROCESS, objective, SIMULATOR, baseline=fl.Twin())
+    device = device_of(NOMINAL)
+
+    def of_device(theta, trajectories):
+        return 1.3 * DT * trajectories.x[:, :-1, 0].sum(axis=1)
+
+    def measure(**options):
+        estimator = fl.Calibrated(model, device, with_conversion, jnp.array(1.0), 0.2, **options)
+        return estimator(jax.random.key(0), THETA, 50)
+
+    believed, measured, without = measure(), measure(returns=of_device), measure(samples=0)
+    np.testing.assert_allclose(measured.value, 1.3 * believed.value, rtol=1e-5)
+    sampling = float(without.value_stderr)
+    np.testing.assert_allclose(measured.value_stderr, 1.3 * sampling, rtol=1e-5)
+    expected = np.hypot(sampling, 0.2 * float(believed.value))
+    np.testing.assert_allclose(believed.value_stderr, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"`returns`.*\(50,\).*\(\)"):
+        measure(returns=lambda theta, trajectories: 0.0)
+
+
 def test_calls_that_measure_nothing_cost_nothing():
     estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3)
     records = list(fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.0), count=4, iterations=7))

@@ -3,15 +3,19 @@
 import tomllib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fluctua import tcmt
+from fluctua.learn.calibrated import Calibrated
 from fluctua.runs import train as runs
 from fluctua.runs.build import make_estimator, make_task
 from fluctua.runs.config import changed, dump, named, parse
 from fluctua.runs.evaluate import evaluate
-from fluctua.runs.unknown import hidden, is_unknown, with_diagonals
+from fluctua.runs.unknown import Device, hidden, is_unknown, with_diagonals
 from lattice_runs import assert_same_run
+from problems import tolerance
 
 SMALL = {
     "backend": "cpu",
@@ -71,6 +75,40 @@ def test_J_is_that_of_the_device():
     plain = changed(config, {"device.gain_error": 0.0, "device.offset_error": 0.0, "device.second_neighbours": 0.0})
     of_device, of_model = (evaluate(c, theta, trajectories=64) for c in (config, plain))
     assert abs(of_device.J - of_model.J) > 5 * of_model.J_stderr
+
+
+def with_leads(theta, phi):
+    return {"omega": theta["omega"] + phi["offset"], "gamma_e": phi["lead"]}
+
+
+def with_offsets(theta, phi):
+    return {"omega": theta["omega"] + phi["offset"]}
+
+
+@pytest.mark.parametrize("effective", [with_offsets, with_leads])
+def test_J_is_what_the_output_of_the_device_says(effective):
+    """Leads that couple by 20 % more than the model believes put out 20 % more power per |ψ|²."""
+    task = tcmt.transmission(tcmt.chain(2), horizon=4.0, dt=4e-3)
+    leads = np.full(2, 1.2)
+    theta = {"omega": jnp.zeros(2)}
+    device = Device(task, lambda theta: {**theta, "gamma_e": leads})
+    start = {"lead": jnp.ones(2), "offset": jnp.zeros(2)}
+    if effective is with_offsets:
+        start.pop("lead")
+    model = task.estimator("cpu", baseline="twin")
+    exact = task.estimator("cpu")(jax.random.key(9), {**theta, "gamma_e": jnp.asarray(leads)}, 4000)
+
+    def measure(substrate):
+        estimator = Calibrated(model, substrate, effective, start, 0.2, every=20)
+        estimate = estimator(jax.random.key(1), theta, 100)
+        return float(estimate.value - exact.value) / float(estimate.value_stderr)
+
+    assert abs(measure(device)) < tolerance(1)
+    of_model = measure(lambda *arguments: device(*arguments))  # its states alone
+    if effective is with_leads:
+        assert abs(of_model) < tolerance(1)
+    else:
+        assert of_model < -10
 
 
 @pytest.mark.parametrize("there", [0.0, 0.2])

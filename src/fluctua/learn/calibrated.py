@@ -113,6 +113,10 @@ class Calibrated:
             every batch. What it would do to the calibration is taken off; see `evidence`.
         on_doubt: "stop" refuses the call after one whose trajectories are not those of the model (`DoubtError`), before
             anything is measured; "continue" goes on with a warning. The history of a run has the event in both.
+        returns: (theta, trajectories) -> returns (E,), what the output of the device says. By default
+            the method `returns` of the device, if it has one. Otherwise they follow from the states by
+            the model at φ̂: right where all between state and reward is known or among the unknowns,
+            such as γ_e of the leads of a resonator network.
 
     `calibration` says what is known, `doubt` why not to trust it, if so. It has a state; put it back to go on where
     another left off. Trajectories of a model that is not linear in φ are part of it until a Gaussian describes them
@@ -143,6 +147,7 @@ class Calibrated:
         every: int = 1,
         readout: float | str = 0.0,
         on_doubt: str = "stop",
+        returns: Callable[[Params, Trajectories], Any] | None = None,
     ):
         _check_options(correction, memory, steps, readout, simulated, samples, measure_every, every)
         if on_doubt not in ON_DOUBT:
@@ -160,6 +165,7 @@ class Calibrated:
         self.measure_every, self.every, self.renew, self.event = measure_every, every, renew, ""
         self.readout, self.on_doubt, self.doubt = readout, on_doubt, ""
         self._tests: alternatives.Table | None = None
+        self.returns = getattr(device, "returns", None) if returns is None else returns
         self.at: At = Effective(effective, tree, tuple(leaf.shape for leaf in leaves))
         start = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
         empty = np.zeros((size, size))
@@ -201,13 +207,15 @@ class Calibrated:
         gradient = made.gradient
         departed = self._calibration_variance(k_model, k_error, theta, belief, scored, made)
         variance, stderr = made.variance + departed, np.hypot(made.stderr, np.sqrt(departed))
+        conversion = np.zeros(())
         if measured is not None:
-            p = self.at(theta, jnp.asarray(self.belief.mean, jnp.result_type(float)))
-            returns = np.asarray(self.model.returns(p, measured), np.float64)
+            returns = self._returns(theta, self.belief.mean, measured)
+            conversion = self._conversion_variance(k_error, theta, measured, returns.mean())
         many = max(self._last, 1)
         _, unravel = ravel_pytree(theta)
         shaped = lambda v: unravel(jnp.asarray(v, ravel_pytree(theta)[0].dtype))
         error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.nan
+        error = np.hypot(error, np.sqrt(conversion))
         return Estimate(
             shaped(gradient),
             shaped(stderr),
@@ -385,17 +393,29 @@ class Calibrated:
         made: Weighed,
     ) -> np.ndarray:
         """diag HΛ⁻¹Hᵀ: the gradient at departures of φ that its posterior allows, on the same noise. (P,)"""
+
+        def change(u: np.ndarray) -> np.ndarray:
+            direct, correction, _ = self._rows(key, theta, u, scored)
+            return (direct + made.worth * correction).mean(axis=0) - made.gradient
+
+        return self._propagate(k_error, belief, change, np.zeros_like(made.gradient))
+
+    def _propagate(
+        self, key: Array, belief: Belief, change: Callable[[np.ndarray], np.ndarray], total: np.ndarray
+    ) -> np.ndarray:
+        """Variance of what changes with φ: the squares of its changes at departures that the posterior allows.
+
+        total: zeros of its shape.
+        """
         unknowns = int(belief.free.sum())
         if not self.samples or not unknowns:
-            return np.zeros_like(made.gradient)
+            return total
         whole = unknowns <= self.samples
         normals = np.eye(unknowns)
         if not whole:
-            normals = np.asarray(jax.random.normal(k_error, (self.samples, unknowns)), np.float64)
-        total = np.zeros_like(made.gradient)
+            normals = np.asarray(jax.random.normal(key, (self.samples, unknowns)), np.float64)
         for away in belief.deviations(normals):
-            direct, correction, _ = self._rows(key, theta, belief.mean + away, scored)
-            total += ((direct + made.worth * correction).mean(axis=0) - made.gradient) ** 2
+            total = total + change(belief.mean + away) ** 2
         return total if whole else total / self.samples
 
     def _examine(self, theta: Params, trajectories: Trajectories, readout: float, fade: float) -> None:
@@ -419,6 +439,30 @@ class Calibrated:
         short = reason.split(" (")[0].replace(",", "")
         self.event = "; ".join(filter(None, (self.event, f"{DOUBT}: {short}")))
         warnings.warn(reason, RuntimeWarning, stacklevel=stacklevel + 1)
+
+    # --------------------------------------------------------------------------------- the value
+
+    def _returns(self, theta: Params, u: np.ndarray, measured: Trajectories) -> np.ndarray:
+        """Returns of measured trajectories: what the device says, or of the model if the unknowns are u. (E,)"""
+        if self.returns is None:
+            p = self.at(theta, jnp.asarray(u, jnp.result_type(float)))
+            return np.asarray(self.model.returns(p, measured), np.float64)
+        returns = np.asarray(self.returns(theta, measured), np.float64)
+        if returns.shape != (len(measured.x),):
+            raise ValueError(
+                f"`returns` must give one number per trajectory, ({len(measured.x)},); got {returns.shape}."
+            )
+        return returns
+
+    def _conversion_variance(self, key: Array, theta: Params, measured: Trajectories, value: float) -> np.ndarray:
+        """Variance of J by the error of the model that makes returns of states; 0 where the device says them."""
+        if self.returns is not None:
+            return np.zeros(())
+
+        def change(u: np.ndarray) -> np.ndarray:
+            return self._returns(theta, u, measured).mean() - value
+
+        return self._propagate(key, self.belief, change, np.zeros(()))
 
     def _warn(self) -> None:
         chi2, degrees = self._surprise

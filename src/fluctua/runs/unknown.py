@@ -23,6 +23,7 @@ from fluctua.runs.config import Config
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run
+from fluctua.tcmt.measured import returns as measured_returns
 
 STREAM = 0xDE
 """Sets the draw of the hidden errors apart from other uses of a seed."""
@@ -71,6 +72,10 @@ class Device:
             return Trajectories(self.task.t[:: self.sample_every], x)
         draws = jax.vmap(lambda j: context.draw(noise_key(key), j))(jnp.arange(count))
         return Trajectories(self.task.t[:: self.sample_every], x, draws)
+
+    def returns(self, theta: Params, trajectories: Trajectories) -> np.ndarray:
+        """What its own output says of measured states, whatever its lead couplings are. (E,)"""
+        return measured_returns(kernel_spec(self.task, self.hidden(theta)), trajectories.t, trajectories.x)
 
 
 @dataclass(frozen=True, eq=False)
