@@ -246,9 +246,10 @@ class Calibrated:
                 fit = fit_map(likelihoods, kept.belief, fit.point)
         self.belief = fit.posterior
         self._kept = Kept(fit.posterior)
-        if not _is_gaussian(fit, likelihoods, kept.belief):
+        if not fit.linear:
             longer = kept.add(pack(theta, trajectories, readout))
-            self._kept = self._kept if longer.is_full else longer
+            if not (longer.is_full or _is_gaussian(fit, likelihoods, kept.belief)):
+                self._kept = longer
         self._trajectories += len(trajectories.x)
         self._examine(theta, trajectories, readout, share)
         self._warn()
@@ -494,8 +495,6 @@ class Calibrated:
 
 def _is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> bool:
     """Whether a Gaussian describes the evidence of a fit, and its trajectories are not needed."""
-    if fit.linear:
-        return True
     return fit.converged and measure_bend(likelihoods, fit, prior) <= BENT
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from fluctua.core.types import Params, Trajectories
 from fluctua.learn.belief import Belief
 
-MOST_KEPT = 2**20
-"""Numbers in trajectories that are kept, 8 MB: beyond that a Gaussian stands for them."""
+MOST_KEPT = 2**17
+"""Numbers in trajectories that are kept: they are fitted in every call, and are in every checkpoint."""
 
 NAME = "kept_"
 """Begins the names of their arrays."""
