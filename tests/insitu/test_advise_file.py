@@ -37,10 +37,10 @@ def result(samples):
 
 
 def test_as_many_as_needed_give_the_error_asked_for():
-    """Normal samples with known |∇J|² and V: S = Σ_f |∇J|²/V is found, its error is the spread, and E = F/(Sε²)."""
+    """Normal samples with known ∂J and V: S = Σ_i (∂_iJ)²/V_i is found, its error is the spread, and E = P/(Sε²)."""
     rng = np.random.default_rng(0)
     g = {"a": 0.3 * np.arange(1.0, 6), "b": np.array([0.5])}
-    truth = sum(np.sum(v**2) / (4.0 * v.size) for v in g.values())
+    truth, size = sum(np.sum(v**2) / 4.0 for v in g.values()), sum(v.size for v in g.values())
     advices = []
     for _ in range(200):
         advices.append(
@@ -51,9 +51,28 @@ def test_as_many_as_needed_give_the_error_asked_for():
     assert 0.8 < s[:, 1].mean() / s[:, 0].std() < 1.25
     clear = [f for f in advices if not f.whole.at_least]
     assert len(clear) > 190
-    assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(2 / (truth * 0.04), rel=0.1)
+    assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(size / (truth * 0.04), rel=0.1)
     assert clear[0].reached == pytest.approx(0.2 * np.sqrt(clear[0].whole.trajectories / 400))
     assert clear[0].training.trajectories == pytest.approx(clear[0].whole.trajectories * 0.04)
+
+
+def test_advice_does_not_depend_on_units():
+    """k per hour in place of k per second, in one array with another parameter: the same number of trajectories."""
+    rng = np.random.default_rng(4)
+    samples = np.array([0.3, -0.1]) + rng.normal(size=(400, 2))
+    one, other = (repetitions(*result({"a": samples * unit})) for unit in (np.ones(2), np.array([1.0, 3600.0])))
+    assert other.whole.trajectories == pytest.approx(one.whole.trajectories)
+    assert other.signal == pytest.approx(one.signal)
+    assert one.weakest.name == other.weakest.name == "a[1]"
+    assert one.weakest.z == pytest.approx(other.weakest.z)
+
+
+def test_few_trajectories_do_not_raise_the_signal():
+    """From 20 trajectories 1/V̂ is 19/17 times 1/V on average."""
+    rng = np.random.default_rng(5)
+    s = [repetitions(*result({"a": 1 + rng.normal(size=(20, 10))})).signal.value for _ in range(400)]
+    assert abs(np.mean(s) - 10) < 4 * np.std(s) / np.sqrt(400)
+    assert 4 * np.std(s) / np.sqrt(400) < 10 * (19 / 17 - 1)
 
 
 def test_a_share_of_the_components():
@@ -141,10 +160,10 @@ def test_the_command_agrees_with_the_exact_answer(recording):
     f = (1 - 0.02) ** np.arange(50)
     slope = 0.02 * f.sum()
     variance = 2 * 0.25 * 0.02 * np.sum(f**2) / 0.25 + slope**2
-    needed = variance / slope**2 / 0.2**2  # one family: 2V over 2 slope²
+    needed = variance / slope**2 / 0.2**2  # two components: 2 over 2 slope²/V
     whole, signal, error = report["repetitions"]["whole"], *report["repetitions"]["signal"].values()
     assert not whole["at_least"]
-    assert abs(signal - slope**2 / variance) < 4 * error
+    assert abs(signal - 2 * slope**2 / variance) < 4 * error
     assert whole["trajectories"] == pytest.approx(
         needed, rel=4 * error / signal + 0.1
     )  # 0.1: V from 1,000 trajectories, twice 5 %

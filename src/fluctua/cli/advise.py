@@ -184,7 +184,7 @@ def _print(advice: Advice, title: str, task: Task, rate: float | None, device: s
 
 if TYPE_CHECKING:
     from fluctua.insitu.advice import FileAdvice
-    from fluctua.learn.repetitions import Needed
+    from fluctua.learn.repetitions import Needed, Repetitions
 
 
 def is_recording(source: str) -> bool:
@@ -263,9 +263,14 @@ def _how_long(advice: FileAdvice, units: str) -> list[str]:
         f"  From {c.duration:.4g}{unit} the gradient {reached} (window {c.window:.3g}, {r.recorded:,} batches).",
         f"  {_percent(r.error)} takes {time(r.whole)}.",
         f"  100 %, at which a step still points within 45° of uphill, takes {time(r.training)}.",
-        f"  {r.clear} of {r.trainable} components stand out by two standard errors.",
+        f"  {_standing_out(r)}",
         f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes {time(r.components)}.",
     ]
+
+
+def _standing_out(r: Repetitions) -> str:
+    least = f"the least is {r.weakest.name}, {r.weakest.z:.1f} from zero"
+    return f"{r.clear} of {r.trainable} components stand out by two standard errors; {least}."
 
 
 def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
@@ -274,10 +279,13 @@ def _repetitions(advice: FileAdvice, rate: float | None) -> list[str]:
     if r.reached is None:
         lines.append(f"  The gradient does not stand out yet from the noise of {r.recorded:,} trajectories.")
     else:
-        lines.append(f"  {r.recorded:,} trajectories give the gradient to {_percent(r.reached)}.")
+        lines.append(
+            f"  {r.recorded:,} trajectories give the gradient to {_percent(r.reached)}, each component in units of its "
+            "noise."
+        )
     lines.append(f"  {_percent(r.error)} takes {_count(r.whole, rate)}.")
     lines.append(f"  100 %, at which a step still points within 45° of uphill, takes {_count(r.training, rate)}.")
-    lines.append(f"  {r.clear} of {r.trainable} components stand out by two standard errors.")
+    lines.append(f"  {_standing_out(r)}")
     lines.append(
         f"  {_percent(r.share)} of all components to {_percent(r.error)} each takes {_count(r.components, rate)}."
     )
@@ -291,12 +299,11 @@ def _readout(advice: FileAdvice, components: tuple[str, ...], units: str) -> lis
         bound = "" if advice.observation_bound is None else f": below {advice.observation_bound:.2g}{unit}"
         return [*lines, f"  None seen{bound}. What moves between two samples is the system."]
     worst, middle = int(np.argmax(s.readout)), float(np.median(s.readout))
+    size = np.sqrt(np.broadcast_to(advice.observation, s.readout.shape)[worst])
     lines.append(
-        f"  {np.sqrt(np.mean(advice.observation)):.3g}{unit} (rms). Between two samples it adds to the variance"
+        f"  Between two samples it adds to the variance {_percent(s.readout[worst])} in {components[worst]}, the worst,"
     )
-    lines.append(
-        f"  {_percent(s.readout[worst])} in {components[worst]}, the worst, and {_percent(middle)} in the median one."
-    )
+    lines.append(f"  where its standard deviation is {size:.3g}{unit}, and {_percent(middle)} in the median one.")
     lines.append(
         "  It dominates: most of what is taken for kicks is readout. It is corrected for, but costs trajectories."
         if s.readout_dominates

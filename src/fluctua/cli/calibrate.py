@@ -114,6 +114,9 @@ def calibrate(
 
 
 def _numbers(calibration: Any) -> dict[str, Any]:
+    from fluctua.core.text import names
+    from fluctua.insitu.calibration.report import gradient_errors
+
     fit = {
         name: getattr(calibration.fit, name)
         for name in ("theta", "stderr", "robust_stderr", "unresolved", "transitions")
@@ -131,6 +134,7 @@ def _numbers(calibration: Any) -> dict[str, Any]:
         r = calibration.residuals
         numbers |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}
         numbers |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
+        numbers |= {"bias_in_gradient_errors": dict(zip(names(r.bias), gradient_errors(calibration), strict=True))}
         numbers |= {"gradient": calibration.estimate.gradient, "gradient_stderr": calibration.estimate.stderr}
     return numbers
 

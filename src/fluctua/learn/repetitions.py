@@ -1,12 +1,13 @@
 """How many more repetitions: from the gradient that a recording gives, and its errors.
 
-With E trajectories the relative error of the gradient is
+With E trajectories the relative error of the gradient, each component in units of its own noise, is
 
-    ε² = Σ_f w_f V_f/E / Σ_f w_f |∇J|²_f,     w_f = 1/V_f,
+    ε² = Σ_i V_i/E / V_i / Σ_i (∂_iJ)²/V_i = P/(E S),     S = Σ_i (∂_iJ)²/V_i,
 
-over families f of parameters (the leaves of θ), V the variance of one trajectory's gradient summed over the family, so
-that E = F/(S ε²) for F families and S = Σ_f |∇J|²_f/V_f, as in `runs.noise`. Noise raises |ĝ|², but not products
-of different trajectories: S is taken from ten parts of the recording, and its error by leaving each out.
+over the P components, V the variance of one trajectory's gradient, so that E = P/(S ε²), whatever units the parameters
+are in. (`runs.noise` has one such unit for a whole family of a lattice's parameters.) Noise raises ĝ², but not products
+of different trajectories: S is taken from ten parts of the recording, and its error by leaving each out. V is estimated
+from n trajectories, E[1/V̂] = (n − 1)/(n − 3)/V of normal ones, which is taken off.
 
 A component of z standard errors is known to ε with E/(ε²(z² − 1)) trajectories, the 1 being what noise adds to z². What
 does not stand out yet, by two standard errors, has no such number, only a bound: the truth is below |z| + 2.
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.text import with_error
+from fluctua.core.text import names, with_error
 from fluctua.core.types import Estimate
 
 CLEAR = 2.0
@@ -40,12 +41,19 @@ class Needed(NamedTuple):
     at_least: bool
 
 
+class Weakest(NamedTuple):
+    """A component of the gradient, and its distance from zero in standard errors."""
+
+    name: str
+    z: float
+
+
 class Repetitions(NamedTuple):
     """recorded: E. signal: S. error: asked for; whole: for the gradient; components: for `share` of its components.
 
     reached: the relative error of what was recorded, None if the gradient does not stand out. training: for a relative
     error of 1, at which a step points within 45° of the gradient. clear, trainable: components that stand out, of those
-    that can be estimated.
+    that can be estimated. weakest: the component that stands out least.
     """
 
     recorded: int
@@ -58,6 +66,7 @@ class Repetitions(NamedTuple):
     components: Needed
     clear: int
     trainable: int
+    weakest: Weakest
 
 
 def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9) -> Repetitions:
@@ -75,51 +84,45 @@ def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 
             f"advice compares ten parts of a recording, of two trajectories at least, with the baseline time or none; "
             f"this one has {count} trajectories."
         )
-    families = _families(estimate.gradient, estimate.stderr)
-    known = [ok for ok, _, _ in families if ok.any()]
-    where = np.cumsum([0, *(len(ok) for ok, _, _ in families)])
-    pieces = [
-        (parts[:, a : a + len(ok)][:, ok], count * np.sum(s[ok] ** 2))
-        for a, (ok, _, s) in zip(where, families, strict=False)
-        if ok.any()
-    ]
-    signal = _signal(pieces)
-    per = lambda wanted: _whole(signal, len(known), wanted)
-    z2 = np.concatenate([(g[ok] / s[ok]) ** 2 for ok, g, s in families])
+    g, stderr, known = _components_of(estimate)
+    labels = [name for name, ok in zip(names(estimate.gradient), known, strict=True) if ok]
+    spread = np.sqrt(count * (count - 1) / (count - 3)) * stderr[known]
+    signal = _signal(parts[:, known] / spread)
+    size = len(labels)
+    per = lambda wanted: _whole(signal, size, wanted)
+    z2 = (g[known] / stderr[known]) ** 2
+    weakest = int(np.argmin(z2))
     stands = signal.value > CLEAR * signal.error
     return Repetitions(
         count,
         signal,
         error,
         per(error),
-        float(np.sqrt(len(known) / signal.value / count)) if stands else None,
+        float(np.sqrt(size / signal.value / count)) if stands else None,
         per(1.0),
         share,
         _components(z2, count, error, share),
         int(np.sum(z2 > CLEAR**2)),
-        z2.size,
+        size,
+        Weakest(labels[weakest], float(np.sqrt(z2[weakest]))),
     )
 
 
-def _signal(pieces: list[tuple[np.ndarray, float]]) -> Measured:
-    """S and its jackknife error. pieces: for each family (K, P_f) estimates of the parts, and V."""
+def _signal(parts: np.ndarray) -> Measured:
+    """S and its jackknife error. parts: (K, P), estimates of the parts in units of one trajectory's noise."""
 
-    def of(rows: slice | np.ndarray) -> float:
-        total = 0.0
-        for parts, v in pieces:
-            p = parts[rows]
-            total += (np.sum(p.sum(axis=0) ** 2) - np.sum(p**2)) / (len(p) * (len(p) - 1)) / v
-        return total
+    def of(p: np.ndarray) -> float:
+        return float(np.sum(p.sum(axis=0) ** 2) - np.sum(p**2)) / (len(p) * (len(p) - 1))
 
-    count = len(pieces[0][0])
-    left = np.array([of(np.arange(count) != k) for k in range(count)])
-    return Measured(of(slice(None)), float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2))))
+    count = len(parts)
+    left = np.array([of(parts[np.arange(count) != k]) for k in range(count)])
+    return Measured(of(parts), float(np.sqrt((count - 1) * np.mean((left - left.mean()) ** 2))))
 
 
-def _whole(signal: Measured, families: int, error: float) -> Needed:
+def _whole(signal: Measured, size: int, error: float) -> Needed:
     if signal.value > CLEAR * signal.error:
-        return Needed(families / (signal.value * error**2), False)
-    return Needed(families / ((max(signal.value, 0.0) + CLEAR * signal.error) * error**2), True)
+        return Needed(size / (signal.value * error**2), False)
+    return Needed(size / ((max(signal.value, 0.0) + CLEAR * signal.error) * error**2), True)
 
 
 def _components(z2: np.ndarray, count: int, error: float, share: float) -> Needed:
@@ -129,15 +132,14 @@ def _components(z2: np.ndarray, count: int, error: float, share: float) -> Neede
     return Needed(count / (error**2 * (np.sqrt(last) + CLEAR) ** 2), True)
 
 
-def _families(gradient: Any, stderr: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(which can be estimated, gradient, error) of each leaf of θ, flat."""
-    usable = []
-    for g, s in zip(jax.tree.leaves(gradient), jax.tree.leaves(stderr), strict=True):
-        g, s = np.ravel(np.asarray(g, np.float64)), np.ravel(np.asarray(s, np.float64))
-        usable.append((np.isfinite(g) & (s > 0), g, s))
-    if not any(ok.any() for ok, _, _ in usable):
+def _components_of(estimate: Estimate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient, error, and which can be estimated, of every component. (P,) each"""
+    join = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+    g, stderr = join(estimate.gradient), join(estimate.stderr)
+    known = np.isfinite(g) & (stderr > 0)
+    if not known.any():
         raise ValueError("no component of the gradient could be estimated from this recording.")
-    return usable
+    return g, stderr, known
 
 
 # ------------------------------------------------------------------------------------- power laws

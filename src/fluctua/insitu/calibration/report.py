@@ -13,6 +13,8 @@ from fluctua.core.text import names, with_error
 from fluctua.insitu.calibration.actuators import Gains, OwnGains
 from fluctua.insitu.calibration.drift import student_factor
 from fluctua.insitu.calibration.fit import Calibration
+from fluctua.insitu.calibration.residuals import ResidualReport
+from fluctua.insitu.recording.model import name_leaves
 
 MOST = 8
 ALARM = 1e-3
@@ -51,6 +53,8 @@ def describe(c: Calibration, components: tuple[str, ...]) -> str:
     lines += [*_drift(c), "", *_noise(c, components)]
     if c.residuals is not None:
         lines += ["", *_residuals(c, components), "", *_bias(c)]
+    else:
+        lines += ["", "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several files, or --no-bias)"]
     return "\n".join(lines)
 
 
@@ -66,8 +70,7 @@ def _drift(c: Calibration) -> list[str]:
     for i in order:
         lines.append(f"  {labels[i]:<12} {with_error(value[i], error[i]):>22} {expected[i]:>12.5g} {z[i]:>20.1f}")
     if known.sum() > MOST:
-        lines.append(f"  … the {MOST} that differ most of {known.sum()}; typical error "
-                     f"{np.median(error[known]):.2g}; --json has all")  # fmt: skip
+        lines.append(f"  … the {MOST} that differ most of {known.sum()}; typical errors {_typical(c)}; --json has all")
     if c.fit.unresolved:
         lines.append(f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
                      + (" …" if len(c.fit.unresolved) > 8 else ""))  # fmt: skip
@@ -81,6 +84,16 @@ def _drift(c: Calibration) -> list[str]:
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
         lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
     return lines
+
+
+def _typical(c: Calibration) -> str:
+    """The median error of each family of parameters, which has one unit."""
+    medians = {}
+    for name, error in name_leaves(c.fit.stderr).items():
+        known = np.asarray(error, float)[np.isfinite(error)]
+        if known.size:
+            medians[name] = np.median(known)
+    return ", ".join(f"{median:.2g} ({name})" for name, median in medians.items())
 
 
 def _interval(c: Calibration) -> str:
@@ -198,28 +211,74 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     return lines
 
 
+def gradient_errors(c: Calibration) -> np.ndarray:
+    """The bias of each component in units of the gradient's own standard error; NaN where it was not examined. (P,)"""
+    assert c.residuals is not None
+    assert c.estimate is not None
+    return _ratio(flat(c.residuals.bias), flat(c.estimate.stderr))
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """0/0 is 0: a component without a score has neither bias nor error."""
+    return np.where(above == 0, 0.0, above / np.where(below > 0, below, np.nan))
+
+
 def _bias(c: Calibration) -> list[str]:
     assert c.residuals is not None
     assert c.estimate is not None
-    bias, error, labels = flat(c.residuals.bias), flat(c.residuals.bias_stderr), names(c.residuals.bias)
+    r = c.residuals
+    bias, error, labels = flat(r.bias), flat(r.bias_stderr), names(r.bias)
     g, ge = flat(c.estimate.gradient), flat(c.estimate.stderr)
-    z = np.abs(bias) / np.where(error > 0, error, np.inf)
+    share, unseen = gradient_errors(c), _ratio(error, ge)
+    examined = np.flatnonzero(r.in_drift)
+    z = np.zeros(len(bias))
+    z[examined] = np.abs(bias[examined]) / np.where(error[examined] > 0, error[examined], np.inf)
     lines = ["BIAS OF THE GRADIENT   that these residuals make"]
-    lines.append(f"  {'':<12} {'bias':>22} {'gradient':>22}")
-    for i in np.argsort(-z, kind="stable")[: min(MOST, len(z))]:
-        lines.append(f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22}")
-    if len(z) > MOST:
-        lines.append(f"  … the {MOST} clearest of {len(z)}")
-    clear = int(np.sum(z > scipy.stats.t.isf(ALARM / (2 * len(z)), c.residuals.groups - 1)))
-    share = np.sqrt(np.mean(error**2) / max(np.mean(ge**2), 1e-300))
-    if clear:
+    lines.append(f"  {'':<12} {'bias':>22} {'gradient':>22} {'bias / its error':>18} {'bias / gradient error':>22}")
+    order = [i for i in np.argsort(-z, kind="stable") if r.in_drift[i]]
+    for i in order[:MOST]:
+        of_drift = "  of its drift alone" if r.in_noise[i] else ""
         lines.append(
-            f"  → {clear} component{'s' if clear > 1 else ''} of the gradient cannot be trusted with these parameters."
+            f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22} {z[i]:>18.1f} "
+            f"{np.abs(share[i]):>22.2g}{of_drift}"
+        )
+    if len(order) > MOST:
+        lines.append(f"  … the {MOST} clearest of {len(order)}")
+    lines += _unexamined(r, labels)
+    if not len(examined):
+        return lines
+    clear = [i for i in order if z[i] > scipy.stats.t.isf(ALARM / (2 * len(order)), r.groups - 1)]
+    if clear:
+        worst = max(clear, key=lambda i: np.nan_to_num(np.abs(share[i])))
+        many = f"{len(clear)} component{'s' if len(clear) > 1 else ''}"
+        lines.append(
+            f"  → {many} of the gradient cannot be trusted with these parameters: {_list([labels[i] for i in clear])}; "
+            f"the worst is {labels[worst]}, biased by {np.abs(share[worst]):.2g} times its own error."
         )
     else:
+        worst = max(examined, key=lambda i: np.nan_to_num(unseen[i]))
         lines.append(
-            f"  no bias is seen; one of about {share:.2g} times the gradient's own errors would not have been."
+            f"  no bias is seen; one of about {unseen[worst]:.2g} times the gradient's own error would not have been "
+            f"in {labels[worst]}, the worst, and of {np.nanmedian(unseen[examined]):.2g} times in the median one."
         )
+    return lines
+
+
+def _list(items: list[str]) -> str:
+    return ", ".join(items[:MOST]) + (", …" if len(items) > MOST else "")
+
+
+def _unexamined(r: ResidualReport, labels: list[str]) -> list[str]:
+    """Components that the residuals of the drift say nothing of, and those without a score."""
+    lines = []
+    reasons = {
+        "not examined, parameters of the noise alone": r.in_noise & ~r.in_drift,
+        "no bias, because they have no score": ~r.in_noise & ~r.in_drift,
+    }
+    for reason, which in reasons.items():
+        named = [labels[i] for i in np.flatnonzero(which)]
+        if named:
+            lines.append(f"  {reason}: {_list(named)}")
     return lines
 
 

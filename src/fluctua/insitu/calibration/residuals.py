@@ -50,7 +50,8 @@ class ResidualReport(NamedTuple):
     """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
 
     features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr: B with the structure
-    of θ. groups: how many B was averaged over.
+    of θ, NaN where it was not examined: B is of the drift, and says nothing of a parameter of the noise alone.
+    groups: how many B was averaged over. in_drift, in_noise: (P,), whether a parameter was seen to act on μ and on Q.
     """
 
     p_values: np.ndarray
@@ -61,6 +62,8 @@ class ResidualReport(NamedTuple):
     bias: Params
     bias_stderr: Params
     groups: int
+    in_drift: np.ndarray
+    in_noise: np.ndarray
 
 
 def examine_residuals(
@@ -131,10 +134,45 @@ def examine_residuals(
     unravel = ravel_pytree(theta)[1]
     put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
     error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
+    in_drift, in_noise = _places(source, process, theta)
+    in_drift |= (bias != 0).any(axis=0)  # beyond the first trajectories
+    unknown = in_noise & ~in_drift
+    mean, error = np.where(unknown, np.nan, bias.mean(axis=0)), np.where(unknown, np.nan, error)
     return ResidualReport(
         scipy.stats.chi2.sf(wald, rank), beta, np.sqrt(np.outer(np.diag(inverse), variance)), features,
-        np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)), put(bias.mean(axis=0)), put(error), groups,
+        np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)), put(mean), put(error), groups,
+        in_drift, in_noise,
     )  # fmt: skip
+
+
+def _places(source: Any, process: Process, theta: Params) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a parameter acts on the drift and on the noise, along the first trajectories. (P,) each"""
+    _, piece = next(_numbered(source))
+    x, times = _working(piece, theta)
+    probes = np.random.default_rng(0).normal(size=(len(times.dt), x.shape[2]))
+    slopes = _probed(process, theta, x, times, piece.context, jnp.asarray(probes, x.dtype))
+    in_drift, in_noise = (np.asarray(slope != 0).any(axis=0) for slope in slopes)
+    return in_drift, in_noise
+
+
+@partial(jax.jit, static_argnums=0)
+def _probed(
+    process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array
+) -> tuple[Array, Array]:
+    """∂θ Σₙ vₙ·μ and ∂θ Σₙ vₙ·Qvₙ of each trajectory, v random: zero only if every term is. (E, P) each"""
+
+    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
+        def drift(th: Params) -> Array:
+            along = lambda v, x, t, dt: v @ mean_rate(process, th, x, t, dt, context)
+            return jax.vmap(along)(probes, x[:-1], times.t[:-1], times.dt).sum()
+
+        def noise(th: Params) -> Array:
+            along = lambda v, x, t: v @ diffusion_at(process, theta, x, t, context).apply(th, v)
+            return jax.vmap(along)(probes, x[:-1], times.t[:-1]).sum()
+
+        return ravel_pytree(jax.grad(drift)(theta))[0], ravel_pytree(jax.grad(noise)(theta))[0]
+
+    return jax.vmap(one)(x, context)
 
 
 class EulerDefect(NamedTuple):

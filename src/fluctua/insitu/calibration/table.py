@@ -28,11 +28,12 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.text import names
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
 from fluctua.insitu.calibration.fit import Calibration, only_diffusions
 from fluctua.insitu.calibration.network import LinearDrift, linear_model
 from fluctua.insitu.calibration.noise import observation_seen
-from fluctua.insitu.calibration.report import limit
+from fluctua.insitu.calibration.report import flat, limit
 from fluctua.insitu.recording.description import Description, now, software_name
 from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
@@ -313,11 +314,8 @@ def _with_drift(recording: RecordingFile, model: RecordingModel, table: NoiseTab
         raise ValueError(
             f"the calibration in {recording.path} is of {', '.join(table.drift)}, and this model has other parameters."
         )
-    theta, moved = {}, []
-    for name, value in model.theta.items():
-        theta[name] = _where_known(table, name, np.asarray(value, float))
-        moved.append(np.max(np.abs(theta[name] - np.asarray(value)), initial=0.0))
-    line = f"parameters: as calibrated ({table.origin}), at most {max(moved):.3g} from where they were set"
+    theta = {name: _where_known(table, name, np.asarray(value, float)) for name, value in model.theta.items()}
+    line = f"parameters: as calibrated ({table.origin}); {_furthest(table, model.theta, theta)}"
     if model.observed is None:  # the user's own process: all of its drift is in θ
         return model._replace(theta=theta), line
     task = task_of(recording.description)
@@ -332,6 +330,15 @@ def _with_drift(recording: RecordingFile, model: RecordingModel, table: NoiseTab
     process = check.process(model.process)
     drift = CorrectedDrift(process.drift, linear, fixed)
     return model._replace(process=process._replace(drift=drift), theta=theta), f"{line}; decay and drive too"
+
+
+def _furthest(table: NoiseTable, before: Params, theta: Params) -> str:
+    """Which parameter the calibration moved by most of its errors, and by how much."""
+    moved = np.abs(flat(theta) - flat(before))
+    errors = flat({name: table.drift_stderr.get(name, np.zeros_like(value)) for name, value in theta.items()})
+    z = moved / np.where(errors > 0, errors, np.inf)
+    worst = int(np.argmax(z))
+    return f"{names(theta)[worst]} is furthest from where it was set, by {moved[worst]:.3g} or {z[worst]:.1f} errors"
 
 
 def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndarray:
@@ -361,7 +368,9 @@ def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | Non
     line += f", each known to {known:.1%}" if known is not None else ""
     if variance is None:
         return line + "; no observation noise"
-    return line + f"; observation noise of {np.sqrt(np.mean(variance)):.3g} (rms), corrected for in J and its gradient"
+    deviation = np.sqrt(variance)
+    size = f"{deviation.min():.3g}" + (f" to {deviation.max():.3g}" if np.ptp(deviation) > 0 else "")
+    return line + f"; observation noise of {size} (standard deviation), corrected for in J and its gradient"
 
 
 def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> list[str]:
