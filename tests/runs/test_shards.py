@@ -48,7 +48,7 @@ def test_what_cannot_be_divided_is_said_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match="'optimal' compares all"):
         runs.run(changed(CONFIG, {"baseline.kind": "optimal"}), tmp_path / "run")
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 3 .* `device`"):
-        runs.run(changed(CONFIG, {"device.gain_error": 0.1}), tmp_path / "run")
+        runs.run(changed(CONFIG, {"device.gain_error": 0.1, "baseline.kind": "twin"}), tmp_path / "run")
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 0"):
         runs.run(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "run", cluster="local")
     assert not (tmp_path / "run").exists()

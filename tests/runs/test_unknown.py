@@ -13,7 +13,8 @@ from fluctua.runs import train as runs
 from fluctua.runs.build import make_estimator, make_task
 from fluctua.runs.config import changed, dump, named, parse
 from fluctua.runs.evaluate import evaluate
-from fluctua.runs.unknown import Device, hidden, is_unknown, with_diagonals
+from fluctua.runs.heeded import is_unknown
+from fluctua.runs.unknown import Device, hidden, with_diagonals
 from lattice_runs import assert_same_run
 from problems import tolerance
 

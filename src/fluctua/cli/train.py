@@ -72,9 +72,14 @@ def train(
         "stop.max_trajectories": max_trajectories, "stop.max_minutes": max_minutes,
     }  # fmt: skip
     try:
-        changes = {key: value for key, value in options.items() if value is not None} | dict(
-            map(_setting, settings or [])
-        )
+        changes = {key: value for key, value in options.items() if value is not None}
+        for key, value in map(_setting, settings or []):
+            if changes.setdefault(key, value) != value:
+                raise ValueError(f"`{key}` was given twice, as {changes[key]!r} and as {value!r}. Give one.")
+        if show and (resume or branch):
+            raise ValueError("--show prints the configuration of a new training: leave out --resume and --from.")
+        if replace and out is None and resume is None:
+            raise ValueError("--replace removes the run in --out: give both. Without --out the folder is a new one.")
         if resume is not None:
             if source or out or replace or branch:
                 raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
@@ -103,9 +108,11 @@ def _begin(
 
     from fluctua.runs import train as runs
     from fluctua.runs.build import resolve_backend
-    from fluctua.runs.config import changed, dump, named
+    from fluctua.runs.config import PRESETS, changed, dump, named
+    from fluctua.runs.heeded import refuse_ignored
 
     config = _sharded(changed(named(source), changes), cluster)
+    refuse_ignored(config, PRESETS[config.preset])
     if show:
         typer.echo(dump(config), nl=False)
         return 0

@@ -15,7 +15,8 @@ from fluctua.learn.optimise import by_name
 from fluctua.learn.train import box
 from fluctua.learn.weighted import Weighted
 from fluctua.runs.config import Config
-from fluctua.runs.unknown import is_unknown, make_calibrated
+from fluctua.runs.heeded import is_unknown
+from fluctua.runs.unknown import make_calibrated
 from fluctua.scale.distributed import distributed
 from fluctua.tcmt.fused import Carried
 from fluctua.tcmt.kernel.cuda import require_cupy

@@ -14,8 +14,9 @@ import numpy as np
 from fluctua.learn.evaluate import FRESH
 from fluctua.runs.build import FAMILIES, make_task, resolve_backend
 from fluctua.runs.config import ENSEMBLE, Config
+from fluctua.runs.heeded import is_unknown
 from fluctua.runs.rules import SEEDS, whole
-from fluctua.runs.unknown import is_unknown, true_system
+from fluctua.runs.unknown import true_system
 from fluctua.tcmt.network import Network
 
 _SEED, _COUNT = whole(0, SEEDS), whole(2, ENSEMBLE)

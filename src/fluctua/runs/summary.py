@@ -12,7 +12,8 @@ from fluctua.learn.weighted import certificate_of
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
-from fluctua.runs.unknown import hidden, is_unknown
+from fluctua.runs.heeded import is_unknown
+from fluctua.runs.unknown import hidden
 from fluctua.store import checkpoint, history
 from fluctua.store.checkpoint import replace
 from fluctua.store.folder import RunFolder

@@ -18,7 +18,8 @@ from fluctua.core.types import Params
 from fluctua.learn import optimise
 from fluctua.learn.train import Record, train
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
-from fluctua.runs.config import ADJUSTABLE, Config, changed, digest, dump, load, read_stamp, stamped
+from fluctua.runs.config import ADJUSTABLE, PRESETS, Config, changed, digest, dump, load, read_stamp, stamped
+from fluctua.runs.heeded import refuse_ignored
 from fluctua.runs.reading import ORDER_OF_STEP, describing
 from fluctua.runs.summary import conclude
 from fluctua.scale.distributed import close
@@ -47,6 +48,7 @@ def run(config: Config, folder: str | Path, *, replace: bool = False, cluster: s
     Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
 
     """
+    refuse_ignored(config, PRESETS[config.preset])
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     parts = build(config, cluster)
     start, identity = _beginning(parts), digest(dump(config))
@@ -122,6 +124,7 @@ def branch(
     origin = runfolder.existing(source, RunFolder(Path(source)))
     before = load(origin.settings)
     config = changed(before, changes or {})
+    refuse_ignored(config, before)
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     parts = build(config, cluster)
     there = journal.standing(origin, _identity(origin, before), _beginning(parts), report)

@@ -92,12 +92,6 @@ class Richer:
         return whole.at[self.near].set(near).at[self.across].set(across)
 
 
-def is_unknown(config: Config) -> bool:
-    """Whether the configuration has a device that differs from its settings, or one that is only seen through them."""
-    d = config.device
-    return any((d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout, d.sample_every > 1))
-
-
 def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
     """The lattice with a bond from every site to those across its cells."""
     site = np.arange(rows * columns).reshape(rows, columns)

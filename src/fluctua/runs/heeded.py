@@ -1,0 +1,103 @@
+"""Keys of a configuration that count in some trainings only: one that would be ignored is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fluctua.runs.config import Config
+
+
+class Condition(NamedTuple):
+    """When a key counts. words: the same, after "it counts"."""
+
+    holds: Callable[[Config], bool]
+    words: str
+
+
+def is_unknown(config: Config) -> bool:
+    """Whether the device differs from its settings, or is only seen through its readout."""
+    d = config.device
+    errors = (d.gain_error, d.offset_error, d.kerr_error, d.second_neighbours, d.readout)
+    return any(errors) or d.sample_every > 1
+
+
+def _with_schedule(name: str) -> Condition:
+    return Condition(lambda c: c.ensemble.schedule == name, f'with `ensemble.schedule` = "{name}"')
+
+
+def _with_baseline(kind: str) -> Condition:
+    def holds(config: Config) -> bool:
+        return config.baseline.kind == kind and not is_unknown(config)
+
+    return Condition(holds, f'on a lattice that is known, with `baseline.kind` = "{kind}"')
+
+
+CALIBRATING = Condition(is_unknown, "where `device` has errors, as in the preset unknown")
+KNOWN = Condition(
+    lambda c: not is_unknown(c),
+    "on a lattice that is known. A `device` is trained by the twin of its calibrated model: "
+    "--baseline twin. What can be chosen is `calibration.correction`: none, simulated, measured, "
+    "weighted",
+)
+
+CONDITIONS = {
+    "ensemble.trajectories": _with_schedule("fixed"),
+    "ensemble.steps": _with_schedule("steps"),
+    "ensemble.budgets": _with_schedule("escalation"),
+    "ensemble.window": _with_schedule("escalation"),
+    "ensemble.confidence": _with_schedule("escalation"),
+    "baseline.kind": KNOWN,
+    "baseline.bins": _with_baseline("binned"),
+    "baseline.every": Condition(
+        lambda c: _with_baseline("binned").holds(c) and c.backend != "jax",
+        'on the kernels, with `baseline.kind` = "binned"; on JAX it is always 1',
+    ),
+    "baseline.rank": _with_baseline("twin"),
+    "baseline.memory": _with_baseline("twin"),
+    "calibration.correction": CALIBRATING,
+    "calibration.simulated": CALIBRATING,
+    "calibration.samples": CALIBRATING,
+    "calibration.measure_every": CALIBRATING,
+    "calibration.memory": CALIBRATING,
+    "calibration.kerr": CALIBRATING,
+    "calibration.readout": Condition(lambda c: c.device.readout > 0, "where `device.readout` is not 0"),
+    "calibration.second_neighbours": CALIBRATING,
+}
+"""Keys that do not always count."""
+
+
+def refuse_ignored(config: Config, before: Config) -> None:
+    """Refuse a new training whose configuration has a key that would be ignored.
+
+    Args:
+        config: of the training.
+        before: the configuration that it was made from: a preset, or that of another run. What is as
+            it was there was not asked for.
+
+    """
+    if is_unknown(config) and config.baseline.kind != "twin":  # whoever chose it: it is shown
+        _refuse("baseline.kind", config.baseline.kind, KNOWN)
+    for name in CONDITIONS:
+        condition = CONDITIONS[name]
+        value = _get(config, name)
+        if condition.holds(config) or value == _get(before, name) or name == "baseline.kind":
+            continue
+        if name.startswith("ensemble.") and config.ensemble.schedule != before.ensemble.schedule:
+            continue  # another schedule was asked for, and with it other keys
+        _refuse(name, value, condition)
+    if config.ensemble.schedule == "steps" and not config.ensemble.steps:
+        raise ValueError(
+            '`ensemble.schedule` = "steps" needs `ensemble.steps`, [[iteration, trajectories], ...]; got none.'
+        )
+
+
+def _refuse(name: str, value: Any, condition: Condition) -> None:
+    raise ValueError(f"`{name}` = {value!r} would be ignored: it counts {condition.words}.")
+
+
+def _get(config: Config, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
