@@ -76,7 +76,8 @@ def compare(began: Mapping[str, str], began_with: Mapping[str, str], now: Mappin
     for name, present in versions().items():
         if began_with.get(name) != present:
             others.append(f"{name} {began_with.get(name)} → {present}")
-    changed, unsure = [], []
+    changed: list[str] = []
+    unsure: list[str] = []
     for name in sorted({*began, *now}):
         before = began.get(name)
         after = now.get(name)

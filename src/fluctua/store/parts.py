@@ -178,7 +178,7 @@ def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
         shapes: to trace its functions at; None where the state is not known before it is measured.
 
     """
-    parts = {}
+    parts: Parts = {}
     for field, value in configuration(record).items():
         full = f"{name}.{field}"
         if field in fingerprint.NOT_COMPUTED:
