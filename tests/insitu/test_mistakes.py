@@ -1,6 +1,7 @@
 """Mistakes that a person at the bench makes: each is answered by a sentence that says what was expected."""
 
 import json
+import os
 import socket
 
 import numpy as np
@@ -140,3 +141,37 @@ def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sente
     np.savez(folder / f"{name}.npz", x=states, t=np.linspace(0, 1, 21))
     words = (command, folder / f"{name}.npz", "--model", folder / "model.py", "--params", folder / "k.npz")
     assert sentence in message_of(*words)
+
+
+READERS = {
+    "advise": ("advise", "{}"),
+    "inspect": ("inspect", "{}"),
+    "estimate": ("estimate", "{}"),
+    "calibrate": ("calibrate", "{}"),
+    "convert": ("convert", "{}", "out.nc"),
+    "evaluate": ("evaluate", "{}"),
+    "train": ("train", "{}"),
+    "params": ("gradient", "--params", "{}"),
+    "params of a recording": ("estimate", "r.npz", "--model", "model.py", "--params", "{}"),
+    "model": ("estimate", "r.npz", "--params", "k.npz", "--model", "{}"),
+    "record": ("record", "out.nc", "--params", "{}"),
+}
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize("command", READERS)
+def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kind):
+    """A pipe would be waited for, and /dev/null be a configuration without changes, which trains for hours."""
+    monkeypatch.chdir(folder)
+    path = "/dev/null"
+    if kind == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    words = [str(path) if word == "{}" else word for word in READERS[command]]
+    assert f"{path} is a {kind}" in message_of(*words).replace("\n", "")
+
+
+def test_a_run_that_is_a_pipe_is_no_folder(tmp_path):
+    os.mkfifo(tmp_path / "run")
+    for words in (("plot",), ("watch",), ("train", "--resume"), ("insitu", "train", "--resume")):
+        assert "there is no" in message_of(*words, tmp_path / "run")

@@ -187,6 +187,76 @@ def test_parameters_that_are_damaged_are_set_aside_and_the_run_goes_on(run_copy,
         assert file["iteration"][:].tolist() == [12, 13, 14]
 
 
+@pytest.mark.parametrize("name", ["history.csv", "config.toml", "final.npz", "summary.json", ".lock"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_in_the_place_of_one_is_named(run_copy, name, kind):
+    path = run_copy / name
+    path.unlink()
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(ValueError, match=f"{name} is a {kind}"):
+        runs.resume(run_copy, MORE)
+    with pytest.raises(ValueError, match=f"{name} is a {kind}"):
+        runs.run(CONFIG, run_copy, replace=True)
+    shown = invoke("plot", run_copy)
+    assert shown.exit_code == 2
+    assert f"{name} is a {kind}" in " ".join(shown.output.split())
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_named(run_copy):
+    shutil.rmtree(run_copy / "checkpoints")
+    (run_copy / "checkpoints").write_text("")
+    with pytest.raises(ValueError, match="checkpoints is not a folder"):
+        runs.resume(run_copy, MORE)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("name", ["signal.csv", "parameters.h5"])
+def test_what_is_no_file_in_the_place_of_a_table_is_set_aside(run_copy, longer, name, kind):
+    path, reports = run_copy / name, []
+    path.unlink()
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    list(runs.resume(run_copy, MORE, report=reports.append))
+    assert f"{name} is a {kind}" in reports[0]
+    assert history.read_numbers(run_copy / "signal.csv")[1][-1, 0] == 14
+
+
+def swap(path, first, second):
+    lines = path.read_text().splitlines(keepends=True)
+    lines[first], lines[second] = lines[second], lines[first]
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (3, 9), (11, 12)])
+def test_swapped_lines_of_a_history_are_noticed(run_copy, first, second):
+    swap(run_copy / "history.csv", first, second)
+    message = f"history.csv has row {second - 1} where row {first - 1} was expected"
+    with pytest.raises(ValueError, match=message):
+        runs.resume(run_copy, MORE)
+    shown = invoke("plot", run_copy)
+    assert shown.exit_code == 2
+    assert message in " ".join(shown.output.split())
+
+
+def test_lines_of_a_history_that_come_twice_or_not_are_noticed(run_copy):
+    path = run_copy / "history.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    for wrong in (lines[:4] + lines[3:], lines[:4] + lines[5:]):
+        path.write_text("".join(wrong))
+        with pytest.raises(ValueError, match="where row 3 was expected"):
+            runs.resume(run_copy, MORE)
+
+
+def test_swapped_lines_of_a_signal_are_noticed(run_copy, longer):
+    swap(run_copy / "signal.csv", 4, 7)
+    damaged_text, reports = (run_copy / "signal.csv").read_text(), []
+    with pytest.raises(ValueError, match="row 6 where row 3 was expected"):
+        history.read_numbers(run_copy / "signal.csv")
+    list(runs.resume(run_copy, MORE, report=reports.append))
+    assert "signal.csv is damaged" in reports[0]
+    assert (run_copy / "signal.damaged").read_text() == damaged_text
+    assert history.read_numbers(run_copy / "signal.csv")[1][:, 0].tolist() == [12, 13, 14]
+
+
 def test_checkpoints_that_are_gone_cost_time_alone(run_copy, longer):
     shutil.rmtree(run_copy / "checkpoints")
     list(runs.resume(run_copy, MORE))

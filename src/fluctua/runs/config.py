@@ -19,6 +19,7 @@ from fluctua.core.text import close_match
 from fluctua.learn.optimise import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule
+from fluctua.store.files import require_file
 from fluctua.store.folder import fingerprint
 from fluctua.tcmt.kernel.options import STEPS
 
@@ -216,6 +217,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 def load(path: str | Path) -> Config:
     """Read a TOML file."""
+    require_file(Path(path), "a TOML file")
     try:
         tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

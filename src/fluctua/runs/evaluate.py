@@ -17,6 +17,7 @@ from fluctua.runs.config import ENSEMBLE, Config
 from fluctua.runs.heeded import is_unknown
 from fluctua.runs.rules import SEEDS, whole
 from fluctua.runs.unknown import true_system
+from fluctua.store.files import require_file
 from fluctua.tcmt.network import Network
 
 _SEED, _COUNT = whole(0, SEEDS), whole(2, ENSEMBLE)
@@ -86,6 +87,7 @@ def load_parameters(path: Path, network: Network, others: dict[str, Any] | None 
         others: those that the file does not hold; the network's own if not given.
 
     """
+    require_file(path, "an .npz file")
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):

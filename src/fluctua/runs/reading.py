@@ -17,6 +17,7 @@ from fluctua import tcmt
 from fluctua.runs.build import FAMILIES
 from fluctua.store import history
 from fluctua.store.course import RUN
+from fluctua.store.files import require_file
 
 ORDER_OF_STEP = {"euler": 1.0, "heun": 2.0}
 """The step of a task as a number, which is what attributes of the file are."""
@@ -126,6 +127,7 @@ def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[
 
 def read_course(path: Path) -> Course:
     """Everything in `parameters.h5`."""
+    require_file(path, "an HDF5 file")
     datasets = [name for name in Course._fields if name != "attributes"]
     try:
         with h5py.File(path, "r") as file:
@@ -187,6 +189,7 @@ def _trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
     path = folder / "final.npz"
     if not path.exists():
         return course.theta(-1)
+    require_file(path, "an .npz file")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in FAMILIES}

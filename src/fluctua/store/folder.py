@@ -21,8 +21,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from fluctua.store.files import require_file
+
 LOCK = ".lock"
 SETTINGS = ("config.toml", "plan.json", "run.json")
+FILES = (
+    LOCK,
+    *SETTINGS,
+    "history.csv",
+    "devices.csv",
+    "incidents.csv",
+    "start.npz",
+    "final.npz",
+    "summary.txt",
+    "summary.json",
+)
+"""Without these a run does not go on. Others (signal.csv, parameters.h5) are set aside where they are damaged."""
+FOLDERS = ("checkpoints", "figures", "recordings")
 
 
 class RunFolder(NamedTuple):
@@ -99,6 +114,7 @@ def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"there is no run folder {path}.")
+    check_entries(path)
     if place is not None:
         place = place._replace(path=path)
     else:
@@ -112,6 +128,15 @@ def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
             "Nothing is lost; begin it again, into the same folder."
         )
     raise ValueError(f"{path} is not the folder of a run: it has no {place.settings_name}.")
+
+
+def check_entries(path: Path) -> None:
+    """Refuse a run folder in which a folder, a device or a pipe has the name of a file, or a file that of a folder."""
+    for name in FILES:
+        require_file(path / name, "a file of the run")
+    for name in FOLDERS:
+        if (path / name).exists() and not (path / name).is_dir():
+            raise ValueError(f"{path / name} is not a folder, where a folder of the run was expected.")
 
 
 def unfinished(path: Path) -> bool:
@@ -151,6 +176,7 @@ def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str =
     """
     try:
         place.path.mkdir(parents=True, exist_ok=True)
+        check_entries(place.path)
         with holding(place) as lock:
             _clear(place, replace)
             place.checkpoints.mkdir(exist_ok=True)

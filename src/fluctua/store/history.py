@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fluctua.store.checkpoint import replace
+from fluctua.store.files import require_file
 
 MOST_ARRAYS = 32
 """Arrays of θ that are written; the first of more."""
@@ -67,6 +68,7 @@ def read(path: Path) -> list[Row]:
 
 def read_owned(path: Path) -> list[tuple[Row, str]]:
     """All complete rows, each with the fingerprint of its run, empty where the file has none."""
+    require_file(path, "the history of a run")
     try:
         with open(path, newline="", encoding="utf-8") as file:
             text = file.read()
@@ -81,9 +83,21 @@ def read_owned(path: Path) -> list[tuple[Row, str]]:
         raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")
     whole, owned = text[len(header) : text.rfind("\n") + 1], header is HEADER
     try:
-        return [(parsed(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())]
-    except ValueError as error:
+        rows = [(parsed(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())]
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+    _check_order(path, [row.row for row, _ in rows], 0)
+    return rows
+
+
+def _check_order(path: Path, rows: Sequence[float], first: int) -> None:
+    """Refuse lines that are swapped, missing or repeated: rows count up by one."""
+    for expected, row in enumerate(rows, first):
+        if row != expected:
+            raise ValueError(
+                f"{path} has row {row} where row {expected} was expected: its lines are swapped, missing or repeated. "
+                "Put back the file as the run wrote it."
+            )
 
 
 def parsed(cells: Sequence[str]) -> Row:
@@ -101,7 +115,7 @@ def truncate(path: Path, last: int, run: str) -> list[Row]:
     """Leave rows 0 … last, as rows of the run with fingerprint `run`, and return them."""
     kept = [row for row in read(path) if row.row <= last]
     if len(kept) != last + 1:
-        raise ValueError(f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: somebody cut it short.")
+        raise ValueError(f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: it is truncated.")
     replace(path, (HEADER + "".join(line(row, run) for row in kept)).encode())
     return kept
 
@@ -151,7 +165,7 @@ def truncate_signal(path: Path, theta: Mapping[str, np.ndarray], last: int) -> N
 
 def truncate_numbers(path: Path, names: list[str], last: int) -> None:
     """The same of any table of numbers whose first column is `row`."""
-    known, rows = read_numbers(path) if path.is_file() else ([], np.zeros((0, 0)))
+    known, rows = read_numbers(path) if path.exists() else ([], np.zeros((0, 0)))
     kept = csv_line(names)
     if known == names:
         kept += "".join(
@@ -162,9 +176,13 @@ def truncate_numbers(path: Path, names: list[str], last: int) -> None:
 
 def read_numbers(path: Path) -> tuple[list[str], np.ndarray]:
     """The names of the columns, and all complete rows (R, columns)."""
+    require_file(path, "a table of a run")
     with open(path, newline="", encoding="utf-8") as file:
         text = file.read()
-    lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    try:
+        lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table ({error}).") from None
     if not lines or lines[0][:1] != ["row"]:
         raise ValueError(f"{path} must open with the column row; got {text[:40]!r}.")
     names = lines[0]
@@ -172,6 +190,9 @@ def read_numbers(path: Path) -> tuple[list[str], np.ndarray]:
         rows = np.array([[float(cell) for cell in cells] for cells in lines[1:]], float).reshape(-1, len(names))
     except ValueError as error:
         raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+    if len(rows):
+        numbers = [int(v) if v.is_integer() else v for v in rows[:, 0].tolist()]
+        _check_order(path, numbers, numbers[0] if isinstance(numbers[0], int) else 0)
     return names, rows
 
 

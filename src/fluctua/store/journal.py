@@ -23,6 +23,7 @@ from fluctua.core.types import Estimate, Params
 from fluctua.learn.train import Record
 from fluctua.store import checkpoint, course, folder, history
 from fluctua.store.checkpoint import Damaged, State, from_arrays, to_arrays
+from fluctua.store.files import describe_kind
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 
@@ -226,6 +227,9 @@ def reopen(
     """
     known = _grouped(keep, names(state.now.theta))
     with folder.explained(place):
+        for path in (place.signal, place.parameters):
+            if kind := describe_kind(path):
+                report(f"{path.name} is {kind}. It is kept as {checkpoint.set_aside(path)}; a file takes its place.")
         for name, owner in owners(place).items():
             refuse_other(place, name, owner, run)
         checkpoint.replace(place.settings, settings)
@@ -233,7 +237,7 @@ def reopen(
             _fresh_files(place, run, names(state.now.theta), keep)
             return Journal(place, lock, run, keep, names)
         history.truncate(place.history, state.row - 1, run)
-        history.truncate_signal(place.signal, names(state.now.theta), state.row - 1)
+        _truncate_signal(place, names(state.now.theta), state.row - 1, report)
         if keep.every:
             try:
                 course.truncate(place.parameters, list(known), state.row - 1, 1 if over else keep.every)
@@ -243,6 +247,18 @@ def reopen(
                     report(f"parameters.h5 is damaged: {error}. It is kept as {name}; records go on in a new one.")
                 course.create(place.parameters, known, run, keep.describe)
         return Journal(place, lock, run, keep, names)
+
+
+def _truncate_signal(
+    place: RunFolder, theta: Mapping[str, np.ndarray], last: int, report: Callable[[str], None]
+) -> None:
+    """Cut signal.csv back to row `last`; a damaged one is set aside."""
+    try:
+        history.truncate_signal(place.signal, theta, last)
+    except ValueError as error:
+        name = checkpoint.set_aside(place.signal)
+        report(f"signal.csv is damaged: {error} It is kept as {name}; rows go on in a new one.")
+        history.truncate_signal(place.signal, theta, last)
 
 
 def standing(place: RunFolder, run: str, start: State, report: Callable[[str], None]) -> State:

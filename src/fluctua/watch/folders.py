@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -42,6 +43,8 @@ DEEPEST = 3
 MOST_RUNS = 200
 COMPONENTS = 64
 """Parameters of a process of one's own whose course is drawn."""
+MOST_NUMBERS = 2**20
+"""Numbers of one record of the parameters, and records of a file, that are shown. A small file can declare any."""
 DEVICES = 32
 """Instruments of a run that are shown."""
 KINDS = {"config.toml": "lattice", "plan.json": "instrument", "run.json": "process"}
@@ -289,7 +292,7 @@ def _state(run: Watched, path: Path, row: Row | None, held: set[tuple[int, int, 
     try:
         summary = json.loads(_text(run.file("summary.json")) or "{}")
         counted = summary.get("rows") if isinstance(summary, dict) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         counted = None
     if row is not None and counted == row.row + 1:
         return "ended"
@@ -341,7 +344,10 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
     kinds = {
         name: object if name == "event" else np.int64 if name in ("row", "iteration") else float for name in Row._fields
     }
-    columns: Columns = {name: np.array([row[k] for row in rows], kinds[name]) for k, name in enumerate(Row._fields)}
+    try:
+        columns: Columns = {name: np.array([row[k] for row in rows], kinds[name]) for k, name in enumerate(Row._fields)}
+    except OverflowError as error:
+        raise Unreadable(f"{path.name} has a number that is too large ({error}).") from None
     if beside is not None:
         try:
             names, values = history.read_numbers(beside)
@@ -380,9 +386,20 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
         or dataset.external
         or dataset.is_virtual
         or dataset.dtype.kind not in "fiu"
+        or not dataset.shape
     ):
         raise Unreadable(f"{name!r} in parameters.h5 is no plain array of numbers.")
+    if max(len(dataset), dataset.size // max(len(dataset), 1)) > MOST_NUMBERS or _chunk_bytes(dataset) > LARGEST:
+        raise Unreadable(
+            f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of {dataset.chunks}: too large to "
+            "show."
+        )
     return dataset
+
+
+def _chunk_bytes(dataset: h5py.Dataset) -> int:
+    """What HDF5 unpacks to read a single number."""
+    return 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
 
 
 def _families(file: h5py.File) -> list[str]:
@@ -395,6 +412,9 @@ def _families(file: h5py.File) -> list[str]:
             names += [f"{name}/{inner}" for inner in file[name]]
         else:
             names.append(name)
+    sizes = (_dataset(file, name).shape[1:] for name in names)
+    if sum(map(math.prod, sizes)) > MOST_NUMBERS:
+        raise Unreadable(f"parameters.h5 has more than {MOST_NUMBERS:,} parameters: too many to show.")
     return names
 
 
@@ -408,7 +428,7 @@ def _courses(file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]])
         size = int(np.prod(shape)) if shape else 1
         if len(courses) - 1 + size > COMPONENTS:
             continue
-        values = _dataset(file, name)[:][picked].reshape(len(picked), size)
+        values = _dataset(file, name)[picked].reshape(len(picked), size)
         labels = [name] if not shape else [f"{name}{list(map(int, np.unravel_index(k, shape)))}" for k in range(size)]
         courses |= {label: _numbers(values[:, k]) for k, label in enumerate(labels)}
     return courses

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import socket
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
@@ -55,7 +56,7 @@ class Changes:
 
     def __init__(self, library: Library):
         self.library, self.streams = library, 0
-        self.news = asyncio.Condition()
+        self.news = asyncio.Event()  # set once, at the next change
         self.overview: bytes = b""
         self.task: asyncio.Task[None] | None = None
 
@@ -66,23 +67,20 @@ class Changes:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Server-sent events: the runs, whenever something in their folders changed."""
-        self.streams += 1
         if self.task is None or self.task.done():
             self.overview = b""  # of the last page that was open, some time ago
             self.task = asyncio.create_task(self._watch())
-        try:
-            shown = b""
-            while True:
-                if self.overview and self.overview != shown:
-                    shown = self.overview
-                    yield b"data: " + shown + b"\n\n"
-                async with self.news:
-                    try:
-                        await asyncio.wait_for(self.news.wait(), PULSE)
-                    except TimeoutError:
-                        yield b": still here\n\n"
-        finally:
-            self.streams -= 1
+        shown = b""
+        while True:
+            news = self.news
+            if self.overview and self.overview != shown:
+                shown = self.overview
+                yield b"data: " + shown + b"\n\n"
+            try:
+                async with asyncio.timeout(PULSE):
+                    await news.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
 
     async def _watch(self) -> None:
         while self.streams:
@@ -90,8 +88,8 @@ class Changes:
             with contextlib.suppress(OSError, ValueError):  # a folder that goes while it is read
                 await self.look()
             if self.overview != before:
-                async with self.news:
-                    self.news.notify_all()
+                self.news.set()
+                self.news = asyncio.Event()
             await asyncio.sleep(EVERY)
 
 
@@ -127,10 +125,23 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
     async def runs(request: Any) -> Response:
         return Response(await changes.look(), media_type="application/json", headers=HEADERS)
 
+    class Stream(StreamingResponse):
+        """Takes its place when it is made, and gives it up when it ends, however that comes about."""
+
+        def __init__(self) -> None:
+            super().__init__(changes.stream(), media_type="text/event-stream", headers=HEADERS)
+            changes.streams += 1
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                changes.streams -= 1
+
     async def stream(request: Any) -> Response:
         if changes.streams >= MOST_STREAMS:
             return JSONResponse({"error": f"{MOST_STREAMS} pages are open already."}, 503, HEADERS)
-        return StreamingResponse(changes.stream(), media_type="text/event-stream", headers=HEADERS)
+        return Stream()
 
     def answer(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def endpoint(request: Any) -> Response:
@@ -138,7 +149,7 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
                 tree = await asyncio.to_thread(lambda: encoded(read(request)))
             except (Unreadable, OSError) as error:
                 return JSONResponse({"error": str(error)}, 404, HEADERS)
-            except (ValueError, KeyError) as error:  # damaged files say so in many ways
+            except (ValueError, KeyError, OverflowError, csv.Error) as error:  # of damaged files
                 return JSONResponse({"error": f"a file of this run is damaged ({error})."}, 404, HEADERS)
             return Response(tree, media_type="application/json", headers=HEADERS)
 
@@ -167,8 +178,8 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         Route("/changes", stream),
         *(Route(f"/runs/{{number}}/{name}", answer(read)) for name, read in reads.items()),
         Route(
-            "/runs/{number}/theta/{record:int}",
-            answer(lambda r: library.theta(number(r), r.path_params["record"])),
+            "/runs/{number}/theta/{record}",
+            answer(lambda r: library.theta(number(r), _whole(r.path_params["record"]))),
         ),
         Route("/runs/{number}/history.csv", table),
         Route("/", page),
@@ -207,12 +218,21 @@ def needed() -> None:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A listening socket."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"--port must be 0 to 65535; got {port}.")
     for choice in [port] if port else [PORT, 0]:
         try:
             return socket.create_server((host, choice), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             failure = error
     raise ValueError(f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. Take another --port.")
+
+
+def _whole(text: str) -> int:
+    """A number of an address. Those of thousands of digits are refused by Python."""
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise Unreadable(f"a record is a whole number; got {text[:20]!r}.")
+    return int(text)
 
 
 def _harmless(name: str) -> str:

@@ -327,6 +327,29 @@ def test_connections_are_limited_and_come_free_again(port):
         pytest.fail("closed connections still count")
 
 
+@pytest.mark.parametrize("message", [b"\n", b"*CLS\n"])
+def test_a_flood_does_not_keep_others_out(port, message, monkeypatch):
+    """A megabyte on each of all connections: commands would take minutes to carry out."""
+    monkeypatch.setattr(server, "GREETING", 0.3)
+    flood = message * (2**20 // len(message))
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(client(port))[0] for _ in range(server.CLIENT_LIMIT)]
+        for line in held:
+            threading.Thread(target=_send_all, args=(line, flood), daemon=True).start()
+        wait_until(lambda: _answers(port), seconds=20)
+        assert ask(port, b"*OPC?") == [b"1\n"]
+
+
+def _send_all(line, data):
+    with contextlib.suppress(OSError):
+        line.sendall(data)
+
+
+def _answers(port):
+    with contextlib.suppress(OSError):
+        return ask(port, b"*OPC?") == [b"1\n"]
+
+
 def test_a_client_that_does_not_read_is_left():
     """An answer that nobody collects costs a time-out, not the bench."""
     bench = Bench(device.Sheet(rows=2, columns=2, seed=1))

@@ -1,7 +1,7 @@
 """The virtual bench on a TCP port. asyncio: one thread for all connections, another for the simulation.
 
-Nobody who connects can take it down, make it grow or keep others out: lines, commands a line, answers, connections and
-waiting times are all limited.
+No connection can take it down, make it grow or keep others out: lines, commands per line, answers, connections and
+waiting times are all limited. When all connections are taken, one that floods or is silent makes room.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.session import MOST_ANSWER, Reply, Session
@@ -22,8 +23,24 @@ LINE_LIMIT = 64 * 2**10
 CLIENT_LIMIT = 16
 MOST_WAITING = 4 * MOST_ANSWER
 """Bytes of all answers that clients have not collected yet."""
+MOST_AHEAD = 1000
+"""Messages without an answer after which a client makes room for others."""
+GREETING = 2.0
+"""Seconds within which a client that has sent no message yet keeps its connection from others."""
 BOOTING = 0.2
 """Seconds for which a restarting box turns connections away."""
+
+
+@dataclass
+class Client:
+    """A connection. heard: when its last message ended; inf while it is served. spoke: whether it has sent one.
+
+    ahead: messages since it was last answered.
+    """
+
+    heard: float
+    spoke: bool = False
+    ahead: int = 0
 
 
 class Server:
@@ -32,14 +49,15 @@ class Server:
     Args:
         idle: seconds after which a silent connection is closed.
         patience: seconds to wait for a client to collect an answer, and to finish a line that it began. When all
-            connections are taken, one that was silent for longer makes room for a new one.
+            connections are taken, one that was silent for longer makes room for a new one; so does one that has sent
+            no message within `GREETING` seconds, or more than `MOST_AHEAD` that need no answer.
         stall: seconds for which a stalled answer keeps its connection.
 
     """
 
     def __init__(self, bench: Bench, *, idle: float = 3600.0, patience: float = 60.0, stall: float = 3600.0):
         self.bench, self.idle, self.patience, self.stall = bench, idle, patience, stall
-        self.clients: dict[asyncio.StreamWriter, float] = {}  # when each was last heard of; inf: it is being served
+        self.clients: dict[asyncio.StreamWriter, Client] = {}
         self.waiting = 0
         self.booting = False
 
@@ -52,14 +70,16 @@ class Server:
         if self.booting or not self._has_room():
             writer.transport.abort()
             return
-        self.clients[writer] = time.monotonic()
+        client = self.clients[writer] = Client(time.monotonic())
         session = Session(self.bench)
         try:
             async for line in self._lines(reader, session):
-                self._heard(writer, math.inf)
-                if not await self._answer(line, session, reader, writer):
+                client.heard = math.inf
+                client.spoke = True
+                client.ahead += 1
+                if not await self._answer(line, session, reader, writer) or writer not in self.clients:
                     break
-                self._heard(writer, time.monotonic())
+                client.heard = time.monotonic()
         except TimeoutError:
             writer.transport.abort()  # not close, which would keep what was not collected
         except (OSError, asyncio.CancelledError):
@@ -82,20 +102,18 @@ class Server:
         finally:
             self.waiting -= len(reply.data)
 
-    def _heard(self, writer: asyncio.StreamWriter, when: float) -> None:
-        if writer in self.clients:  # not one that has just been closed
-            self.clients[writer] = when
-
     def _has_room(self) -> bool:
-        """Whether one more connection is served; the longest silent one is closed for it if need be."""
+        """Whether one more connection is served; another is closed for it if need be, the longest silent one first."""
         if len(self.clients) < CLIENT_LIMIT:
             return True
-        oldest = min(self.clients, key=self.clients.__getitem__)
-        if time.monotonic() - self.clients[oldest] < self.patience:
-            return False
-        del self.clients[oldest]
-        oldest.transport.abort()
-        return True
+        now = time.monotonic()
+        for writer, client in sorted(self.clients.items(), key=lambda item: item[1].heard):
+            patience = self.patience if client.spoke else min(GREETING, self.patience)
+            if now - client.heard >= patience or client.ahead > MOST_AHEAD:
+                del self.clients[writer]
+                writer.transport.abort()
+                return True
+        return False
 
     async def _lines(self, reader: asyncio.StreamReader, session: Session) -> AsyncIterator[bytes]:
         """Complete lines. One that is too long is complained about and skipped; a last one without end is dropped."""
@@ -111,7 +129,7 @@ class Server:
                 if skipping or len(line) > LINE_LIMIT:
                     session.complain(error(-363, f"a message has at most {LINE_LIMIT} bytes"))
                     skipping = False
-                else:
+                elif line.strip():  # an empty line asks for nothing
                     yield line.rstrip(b"\r")
             if lines or not half:
                 begun = time.monotonic()
@@ -121,7 +139,8 @@ class Server:
     async def _deliver(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Send an answer, or fail to as the fault has it. Returns whether the connection stays."""
         if reply.then == "stall":
-            self._heard(writer, time.monotonic())  # the client may be gone: others need not wait for it
+            if writer in self.clients:  # the client may be gone: others need not wait for it
+                self.clients[writer].heard = time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 async with asyncio.timeout(self.stall):
                     while await reader.read(LINE_LIMIT):
@@ -134,6 +153,8 @@ class Server:
         if data:
             writer.write(data)
             await asyncio.wait_for(writer.drain(), self.patience)
+            if writer in self.clients:
+                self.clients[writer].ahead = 0
         if reply.then == "drop":
             writer.close()
             return False

@@ -120,7 +120,7 @@ class Socket:
 
     def __init__(self, address: str, *, timeout: float = 30.0):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdigit() or len(port) > 5 or int(port) >= 2**16:
             raise ValueError(f"an address is tcp://HOST:PORT, such as tcp://127.0.0.1:5025; got {address!r}.")
         try:
             self._socket = socket.create_connection((host, int(port)), timeout=timeout)

@@ -20,6 +20,7 @@ from fluctua.core.types import AnyProcess, Array, Objective, Params, Process
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.jumps import Jumps
+from fluctua.store.files import require_file
 from fluctua.tcmt.experiment import WeightedPower, outputs
 from fluctua.tcmt.network import copies
 from fluctua.tcmt.tasks import Task, assembled
@@ -238,7 +239,8 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
 
 
 def _loaded(path: Path) -> Any:
-    if not path.is_file():
+    require_file(path, "a Python file")
+    if not path.exists():
         raise ValueError(f"there is no model file {path}. It is a Python file that defines `process` and `objective`.")
     return _module(path, path.read_bytes())
 

@@ -22,6 +22,7 @@ from fluctua.insitu.recording import foreign, layout, ownership, texts
 from fluctua.insitu.recording.checked import CheckedStates
 from fluctua.insitu.recording.description import Description, counted
 from fluctua.insitu.recording.event_rows import EventReader
+from fluctua.store.files import require_file
 
 
 class States:
@@ -226,8 +227,9 @@ def open_recording(
 
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}." if not path.exists() else f"{path} is a folder, not a recording.")
+    require_file(path, "a recording")
+    if not path.exists():
+        raise ValueError(f"there is no file {path}.")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
     if dt is not None and not (np.isfinite(dt) and dt > 0):
