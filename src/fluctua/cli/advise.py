@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from fluctua.cli.common import EXPECTED, AsJson, bar, fail, mapping, parameters, plain, precision
+from fluctua.cli.common import EXPECTED, AsJson, bar, fail, mapping, parameters, plain, precision, say
 
 if TYPE_CHECKING:
     from fluctua.runs.advise import Advice
@@ -88,7 +88,7 @@ def advise(
     except EXPECTED as problem:
         fail(str(problem))
     if as_json:
-        typer.echo(json.dumps(_plain(advice, title, rate, device)))
+        say(json.dumps(_plain(advice, title, rate, device)))
         return
     _print(advice, title, task, rate, device)
 
@@ -151,9 +151,9 @@ def _print(advice: Advice, title: str, task: Task, rate: float | None, device: s
     from rich.table import Table
 
     console, t = Console(width=110), advice.tradeoff
-    typer.echo(f"{title}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, time baseline, measured at "
+    say(f"{title}: {task.network.sites} resonators, {len(task.t) - 1:,} steps, time baseline, measured at "
                f"σ_W from {t.low:g} to {t.high:g}")  # fmt: skip
-    typer.echo(f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single returns spread "
+    say(f"J = {advice.J_silent:.4f} without noise, which adds c σ_W², c = {advice.bias}; single returns spread "
                f"by {advice.spread:.3g} at σ_W = {advice.sigma_w:g}")  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("family", "|∇J|²", "variance of one trajectory", "|∇c|"):
@@ -162,7 +162,7 @@ def _print(advice: Advice, title: str, task: Task, rate: float | None, device: s
         law = " + ".join(f"{v:.3g}{unit}" for v, unit in zip(f.variance, ("/σ²", "", "σ²"), strict=True) if v > 0)
         table.add_row(f.name, str(f.norm2), law, f"{f.bias:.2g}")
     console.print(table)
-    typer.echo(f"one trajectory lifts the gradient out of its noise by Σ|∇J|²/V = {advice.signal}")
+    say(f"one trajectory lifts the gradient out of its noise by Σ|∇J|²/V = {advice.signal}")
     table = Table(box=box.SIMPLE_HEAD)
     headings = ["", "σ_W", "trajectories", "error", "added to J", f"here ({device})", "H200 *"]
     for heading in [*headings, *([] if rate is None else [f"at {rate:g} Hz"])]:
@@ -175,8 +175,8 @@ def _print(advice: Advice, title: str, task: Task, rate: float | None, device: s
     why = {"gradient": "less noise has more variance, more has more bias in the gradient",
            "return bias": "more noise would add more to the return than --return-bias allows",
            "range": "it is the end of what was measured: repeat --sigma-w to look further"}  # fmt: skip
-    typer.echo(f"σ_W = {advice.best.sigma_w:.3g}: {why[advice.best.limited_by]}.")
-    typer.echo("* from results/bench, time-only baseline, scaled by resonators and steps; not measured here")
+    say(f"σ_W = {advice.best.sigma_w:.3g}: {why[advice.best.limited_by]}.")
+    say("* from results/bench, time-only baseline, scaled by resonators and steps; not measured here")
 
 
 # ---------------------------------------------------------------------------------- from a recording
@@ -238,17 +238,17 @@ def advise_from(
             c = advice.continuing
             numbers["stretches"] = advice.stretches.numbers
             numbers["continuing"] = {"window": c.window, "length": c.length, "duration": c.duration}
-        typer.echo(json.dumps(plain({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})))
+        say(json.dumps(plain({"source": source, "said": numbers.pop("notes"), **numbers, "rate": rate})))
         return
     kind = "complex channels" if d.is_complex else "channels"
-    typer.echo(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
+    say(f"{source}: {counted(shape[0], 'trajectory')} × {shape[1]:,} times × {len(d.channels)} {kind}")
     if advice.stretches is not None:
-        typer.echo(f"{advice.stretches!r}")
+        say(f"{advice.stretches!r}")
     many = _repetitions(advice, rate) if advice.continuing is None else _how_long(advice, d.time_units)
     for line in (*advice.notes, "", *many, "", *_readout(advice, d.components, d.units)):
-        typer.echo(line)
+        say(line)
     for line in ("", *_interval(advice, d.time_units, score, network, stepped)):
-        typer.echo(line)
+        say(line)
 
 
 def _how_long(advice: FileAdvice, units: str) -> list[str]:

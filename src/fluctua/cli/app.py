@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,12 +12,13 @@ from fluctua.cli import insitu, reproduce
 from fluctua.cli.advise import advise
 from fluctua.cli.bench import bench
 from fluctua.cli.calibrate import calibrate
-from fluctua.cli.common import paragraphs
+from fluctua.cli.common import paragraphs, say
 from fluctua.cli.estimate import estimate
 from fluctua.cli.recordings import convert, inspect, record
 from fluctua.cli.runs import evaluate, gradient, plot, watch
 from fluctua.cli.train import train
 from fluctua.cli.virtual_bench import virtual_bench
+from fluctua.core.text import escape_controls
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,10 +27,17 @@ app = typer.Typer(
 )
 
 
+FORMAT_WARNING = warnings.formatwarning
+
+
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fluctua {metadata.version('fluctua')}")
+        say(f"fluctua {metadata.version('fluctua')}")
         raise typer.Exit
+
+
+def _format_warning(*arguments: Any, **options: Any) -> str:
+    return escape_controls(FORMAT_WARNING(*arguments, **options))
 
 
 @app.callback()
@@ -38,6 +47,7 @@ def main(
     ] = False,
 ) -> None:
     """Train stochastic physical systems from their own fluctuations."""
+    warnings.formatwarning = _format_warning
 
 
 COMMANDS = {

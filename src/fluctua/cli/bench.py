@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import fail, machine
+from fluctua.cli.common import fail, machine, say
 
 if TYPE_CHECKING:
     from fluctua.tcmt import Network
@@ -64,11 +64,11 @@ def bench(
             raise ValueError(f"bench measures lattice or own; got {what!r}.")
     except (ValueError, ImportError, RuntimeError) as error:
         fail(str(error))
-    typer.echo(text)
+    say(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
-        typer.echo(f"table: {out}")
+        say(f"table: {out}")
 
 
 def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
 
 def timed(name: str, call: Callable[[], Any], trajectories: int, steps: int, repeats: int, scores: bool = True) -> Row:
     """The best of some calls after one that compiles."""
-    typer.echo(f"  {name} …")
+    say(f"  {name} …")
     call()
     seconds = min(_seconds(call) for _ in range(repeats))
     return {"name": name, "steps": steps, "trajectories": trajectories, "scores": scores, "seconds": seconds,
@@ -158,7 +158,7 @@ def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:
     cases += [(f"{t:,} steps", 143, trajectories, t) for t in (short // 4, short, 4 * short)]
     rows = []
     for what, sites, e, t in cases:
-        typer.echo(f"  scaling: {what} …")
+        say(f"  scaling: {what} …")
         side = round(sites**0.5)
         call = kernel_call(backend, e, t, network=tcmt.paper() if sites == 143 else tcmt.rectangular(side, side))
         call()

@@ -26,6 +26,7 @@ from fluctua.cli.common import (
     plain,
     precision,
     refuse_if,
+    say,
 )
 
 
@@ -86,7 +87,7 @@ def calibrate(
                 report["files"].append({"file": str(file), "components": components, **_numbers(calibration)})
                 if not as_json:
                     status.stop()
-                    typer.echo(f"{file}\n\n{describe(calibration, components)}\n")
+                    say(f"{file}\n\n{describe(calibration, components)}\n")
                     status.start()
                 if write:
                     _write(file, kind, calibration, count)
@@ -99,17 +100,17 @@ def calibrate(
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        typer.echo(json.dumps(plain({**report, "gains": gains})))
+        say(json.dumps(plain({**report, "gains": gains})))
         refuse_if(strict, *guards)
         return
     if write:
-        typer.echo(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
+        say(f"kept in {', '.join(map(str, files))}: fluctua estimate uses it (--noise, --theta).")
     if gains is not None:
-        typer.echo(describe_knobs(gains) if knobs else describe_gains(gains))
+        say(describe_knobs(gains) if knobs else describe_gains(gains))
     elif len(files) > 1:
-        typer.echo("no gains: the files do not say what the actuators were set to (`settings`).")
+        say("no gains: the files do not say what the actuators were set to (`settings`).")
     if out is not None:
-        typer.echo(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
+        say(f"measured parameters: {out}. Next: fluctua estimate {files[-1]} --params {out}")
     refuse_if(strict, *guards)
 
 

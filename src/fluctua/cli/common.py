@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 import typer
 
+from fluctua.core.text import escape_controls
+from fluctua.store.files import require_file
+
 if TYPE_CHECKING:
     from fluctua.core.guard import Residuals
     from fluctua.insitu.recording.reader import RecordingFile
@@ -29,9 +32,14 @@ STOPPED = 130
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
+def say(text: object, **style: Any) -> None:
+    """Print a line. Names of files, runs and parameters may hold control characters, which are escaped."""
+    typer.secho(escape_controls(str(text)), **style)
+
+
 def fail(message: str) -> NoReturn:
     """What is wrong, on stderr, and exit status 2."""
-    typer.secho(f"fluctua: {message}", err=True, fg=typer.colors.RED)
+    say(f"fluctua: {message}", err=True, fg=typer.colors.RED)
     raise typer.Exit(2)
 
 
@@ -167,7 +175,8 @@ def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
     if path is None:
         return None
     wanted = "it is an .npz with an array for each parameter, as `fluctua calibrate --out` and numpy.savez write"
-    if not path.is_file():
+    require_file(path, "an .npz file")
+    if not path.exists():
         raise ValueError(f"--params: there is no file {path}; {wanted}.")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"--params: {path} is not an .npz; {wanted}.")
@@ -182,7 +191,7 @@ def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
     """Say on stderr that residuals are not the noise of the model; with `strict` exit 1."""
     wrong = [one for one in residuals if one is not None and one.cause]
     for one in wrong:
-        typer.secho(f"→ the file is not of this model: {one!r}", err=True, fg=typer.colors.YELLOW)
+        say(f"→ the file is not of this model: {one!r}", err=True, fg=typer.colors.YELLOW)
     if wrong and strict:
         raise typer.Exit(1)
 

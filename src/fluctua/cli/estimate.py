@@ -32,6 +32,7 @@ from fluctua.cli.common import (
     plain,
     precision,
     refuse_if,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -160,19 +161,19 @@ def estimate(
             "said": applied.notes,
         }
         how = {"transition": score, "sampling": judged}
-        typer.echo(json.dumps(plain({**_numbers(result, seconds), **how, "used": used})))
+        say(json.dumps(plain({**_numbers(result, seconds), **how, "used": used})))
         _warn_of_euler(judged)
         refuse_if(strict, result.residuals)
         _refuse_change(strict, result)
         return
     _print(result, label)
     for line in applied.notes:
-        typer.echo(line)
+        say(line)
     if observation_noise is not None:
-        typer.echo(f"observation noise: {observation_noise:g}, as given, corrected for in J and its gradient")
+        say(f"observation noise: {observation_noise:g}, as given, corrected for in J and its gradient")
     of_filter = " of a filter" if result.score == FILTER else ""
     written = f"; written to {out}" if out else ""
-    typer.echo(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")
+    say(f"{seconds:.1f} s, {score} score{of_filter}, {baseline} baseline{written}")
     _warn_of_euler(judged)
     refuse_if(strict, result.residuals)
     _refuse_change(strict, result)
@@ -208,17 +209,17 @@ def _several(
             for f in each
         ]  # fmt: skip
         numbers = {**_numbers(result, seconds), "files": of_files, "used": {"said": list(each[0].notes)}}
-        typer.echo(json.dumps(plain(numbers)))
+        say(json.dumps(plain(numbers)))
         _warn_of_euler(*samplings)
         refuse_if(strict, *residuals)
         return
     _print(result, str)
     for line in dict.fromkeys(note for one in each for note in one.notes):
-        typer.echo(line)
+        say(line)
     where = f" on the cluster at {cluster}" if cluster else ""
     written = f"; written to {out}" if out else ""
     transitions = " and ".join(sorted({one.transition for one in each}))
-    typer.echo(f"{seconds:.1f} s, {len(files)} files{where}, {transitions} score, {reading.baseline} baseline{written}")
+    say(f"{seconds:.1f} s, {len(files)} files{where}, {transitions} score, {reading.baseline} baseline{written}")
     _warn_of_euler(*samplings)
     refuse_if(strict, *residuals)
 
@@ -249,7 +250,7 @@ def _refuse_change(strict: bool, result: Result) -> None:
     change = result.continuing.change if result.continuing else None
     if change is None or not change.seen:
         return
-    typer.secho(f"→ the record is not in a steady state: {change!r}", err=True, fg=typer.colors.YELLOW)
+    say(f"→ the record is not in a steady state: {change!r}", err=True, fg=typer.colors.YELLOW)
     if strict:
         raise typer.Exit(1)
 
@@ -261,7 +262,7 @@ def _warn_of_euler(*judged: Sampling | None) -> None:
         return
     worst = max(unsuitable, key=lambda one: one.euler)
     allowed = worst.euler * worst.longest / worst.interval
-    typer.secho(
+    say(
         f"→ Euler's score does not suit samples {worst.interval:.2g} apart: it biases the gradient by about "
         f"{worst.euler:.0%} (a rule of thumb; {allowed:.0%} at {worst.longest:.2g}). Use --score local-linear, or "
         "sample faster. It is exact only for a simulation with Euler steps of this interval. More: fluctua advise FILE",
@@ -287,18 +288,16 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
 def _print(result: Result, label: Any) -> None:
     from fluctua.core.text import describe_estimate
 
-    typer.echo(describe_estimate(result.estimate) if result.continuing is None else repr(result.continuing))
+    say(describe_estimate(result.estimate) if result.continuing is None else repr(result.continuing))
     if result.view and result.view.missing:
         missing = result.view.missing
         why = f" ({result.score})" if result.score else ""
-        typer.echo(
-            f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded{why}:"
-        )
+        say(f"{len(missing)} parameters are not trainable, because their score needs channels nobody recorded{why}:")
         for name, wanted in list(missing.items())[:6]:
             sites = list(dict.fromkeys(label(i) for i in wanted))
-            typer.echo(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")
+            say(f"  {name} needs {', '.join(sites[:4])}{', …' if len(sites) > 4 else ''}")
         if len(missing) > 6:
-            typer.echo("  … --json lists them all")
+            say("  … --json lists them all")
 
 
 def _component_names(channels: tuple[str, ...], model: RecordingModel) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder
+from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
 
 if TYPE_CHECKING:
     from fluctua.insitu import Model, VirtualBench
@@ -67,27 +67,27 @@ def demo(
         plan = Plan(
             iterations=iterations, trajectories=trajectories, baseline=baseline, record=record, longest_pause=2.0
         )
-        typer.echo(_opening(plan))
+        say(_opening(plan))
         warnings.showwarning = _note
         options: dict[str, Any] = {
-            "sheet": Sheet(seed=seed), "plan": plan, "say": typer.echo, "report": _tell,
+            "sheet": Sheet(seed=seed), "plan": plan, "say": say, "report": _tell,
             "bench_options": ("--fault-rate", str(fault_rate)), "show": lambda rows: _shown(rows, plan),
         }  # fmt: skip
         if devices > 1:
             population = of_many.compare(out, devices=devices, **options)
-            typer.echo(_table_of_many(population))
+            say(_table_of_many(population))
             draw_population(population).savefig(picture, dpi=150)
-            typer.echo(f"figure     {picture}   numbers   {out / 'array.csv'}")
+            say(f"figure     {picture}   numbers   {out / 'array.csv'}")
             return
         result = of_one.run(out, address=_visa_if_there(), **options)
     except EXPECTED as error:
         fail(str(error))
-    typer.echo(_verdict(result))
+    say(_verdict(result))
     draw_in_situ(result).savefig(picture, dpi=150)
-    typer.echo(f"figure     {picture}")
+    say(f"figure     {picture}")
     if record:
         size = sum(p.stat().st_size for p in (out / "recordings").iterdir())
-        typer.echo(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
+        say(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
 
 
 def _table_of_many(result: Comparison) -> str:
@@ -209,25 +209,23 @@ def train(
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
             rows = loop.resume(connect, model, resume, iterations=iterations, time_limit=time_limit, report=_tell)
         else:
-            typer.echo(_opening(plan))
+            say(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
         done = [row for row, _ in _shown(rows, plan)]
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
+        say(f"\nStopped. Go on with: fluctua insitu train --resume {folder}")
         raise typer.Exit(STOPPED) from None
     except EXPECTED as error:
         fail(str(error))
     if not done:
-        typer.echo("nothing was left to do; --iterations says how many there are in all.")
+        say("nothing was left to do; --iterations says how many there are in all.")
         return
     last = done[-1]
-    typer.echo(f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the instrument")
-    typer.echo(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
-    typer.echo(
-        f"what the instrument is like   {folder / ('calibration.txt' if len(where) == 1 else 'calibration-*.txt')}"
-    )
+    say(f"J = {last.J:.4f} ± {last.J_stderr:.4f} after {last.trajectories:,} trajectories on the instrument")
+    say(f"settings   {folder / 'final.npz'}   history   {folder / 'history.csv'}")
+    say(f"what the instrument is like   {folder / ('calibration.txt' if len(where) == 1 else 'calibration-*.txt')}")
     if len(where) > 1:
-        typer.echo((folder / "devices.txt").read_text().strip())
+        say((folder / "devices.txt").read_text().strip())
 
 
 def _refuse_changes(context: typer.Context) -> None:
@@ -302,7 +300,7 @@ def _injected(text: str, sheet: Sheet, plan: Plan) -> float:
             jax.random.key(plan.seed), task, start, trajectories=plan.trajectories, sigma_w=grid, baseline="time"
         ).best
         wanted = best.sigma_w
-        typer.echo(f"noise      σ_W = {wanted:.3g} of {own:.3g} to {most:.3g}, limited by the {best.limited_by}")
+        say(f"noise      σ_W = {wanted:.3g} of {own:.3g} to {most:.3g}, limited by the {best.limited_by}")
     else:
         try:
             wanted = float(text)
@@ -339,7 +337,7 @@ def _visa_if_there() -> Any:
 
 def _note(message: Warning | str, *rest: Any, **more: Any) -> None:
     """A warning as a line."""
-    typer.secho(f"note: {message}", err=True, fg=typer.colors.YELLOW)
+    say(f"note: {message}", err=True, fg=typer.colors.YELLOW)
 
 
 def _number(name: str, text: str) -> float:
@@ -360,7 +358,7 @@ def _opening(plan: Plan) -> str:
 
 
 def _tell(incident: Any) -> None:
-    typer.secho(f"note: {incident.message}", err=True, fg=typer.colors.YELLOW)
+    say(f"note: {incident.message}", err=True, fg=typer.colors.YELLOW)
 
 
 def _shown(rows: Rows, plan: Plan) -> Iterator[Any]:

@@ -31,6 +31,7 @@ from fluctua.cli.common import (
     opened,
     parameters,
     plain,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -104,17 +105,17 @@ def record(
                 progress(done, trajectories)
     except KeyboardInterrupt:
         again = " ".join(["fluctua", *sys.argv[1:], *([] if append else ["--append"])])
-        typer.echo(f"\nstopped with {done:,} of {trajectories:,} trajectories in {out}. Go on with: {again}")
+        say(f"\nstopped with {done:,} of {trajectories:,} trajectories in {out}. Go on with: {again}")
         raise typer.Exit(STOPPED) from None
     except EXPECTED as error:
         fail(str(error))
     size = out.stat().st_size / 1e6
-    typer.echo(
+    say(
         f"{out}: {counted(trajectories, 'trajectory')} × {len(head.t):,} times × "
         f"{counted(len(head.channels), 'channel')}, {size:.1f} MB"
     )
     steady = " --continuing" if settle else ""
-    typer.echo(f"next: fluctua inspect {out}; fluctua estimate {out}{steady}; fluctua calibrate {out}{steady}")
+    say(f"next: fluctua inspect {out}; fluctua estimate {out}{steady}; fluctua calibrate {out}{steady}")
 
 
 def _of_preset(preset: str, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -185,7 +186,7 @@ def inspect(
     if as_json:
         statistics = {name: getattr(inspection, name) for name in ("mean", "spread", "lowest", "highest")}
         report = {**inspection.summary, "components": components, **statistics, "findings": inspection.findings}
-        typer.echo(json.dumps(plain({**report, "serious": inspection.serious})))
+        say(json.dumps(plain({**report, "serious": inspection.serious})))
     else:
         _print(inspection, components)
     if inspection.serious:
@@ -198,38 +199,38 @@ def _print(inspection: Inspection, components: tuple[str, ...]) -> None:
     s = inspection.summary
     units = f", times in {s['time_units']}" if s["time_units"] else ""
     kind = "complex channels" if s["complex"] else "channels"
-    typer.echo(f"{s['file']}  ({s['kind']}, {s['dtype']})")
-    typer.echo(f"  {counted(s['trajectories'], 'trajectory')} × {s['times']:,} times × {len(s['channels'])} {kind}")
-    typer.echo(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
+    say(f"{s['file']}  ({s['kind']}, {s['dtype']})")
+    say(f"  {counted(s['trajectories'], 'trajectory')} × {s['times']:,} times × {len(s['channels'])} {kind}")
+    say(f"  each {s['duration']:g} long, a sample every {s['interval']:g}{units}")
     shapes = [f"{n} ({'×'.join(map(str, v))})" if v else n for n, v in s["parameters"].items()]
-    typer.echo(f"  parameters: {', '.join(shapes) or 'none'}")
+    say(f"  parameters: {', '.join(shapes) or 'none'}")
     for name in ("settings", "context", "tables"):
         if s[name]:
-            typer.echo(f"  {name}: {', '.join(s[name])}")
+            say(f"  {name}: {', '.join(s[name])}")
     if s["events"]:
         kinds = s["events"]["kinds"]
         each = ", ".join(f"{name} {number:,}" for name, number in list(kinds.items())[:8])
         often = f" ({sum(kinds.values()) / max(1, s['trajectories']):.3g} a trajectory)"
-        typer.echo(f"  events: {each}{', …' if len(kinds) > 8 else ''}{often}")
+        say(f"  events: {each}{', …' if len(kinds) > 8 else ''}{often}")
     made = [text for text in (s["created"], s["software"]) if text not in ("unknown", s["kind"])]
     origin = ", ".join(made) + (": " if made and s["provenance"] else "") + s["provenance"]
     if origin:
-        typer.echo(f"  {origin}")
+        say(f"  {origin}")
     unit = f" in {s['units']}" if s["units"] else ""
-    typer.echo(f"\n  {'component':<14} {'mean':>10} {'spread':>10} {'lowest':>10} {'highest':>10}{unit}")
+    say(f"\n  {'component':<14} {'mean':>10} {'spread':>10} {'lowest':>10} {'highest':>10}{unit}")
     most = 12
     for i, name in list(enumerate(components))[:most]:
         numbers = (inspection.mean[i], inspection.spread[i], inspection.lowest[i], inspection.highest[i])
-        typer.echo(f"  {name:<14} " + " ".join(f"{v:>10.4g}" for v in numbers))
+        say(f"  {name:<14} " + " ".join(f"{v:>10.4g}" for v in numbers))
     if len(components) > most:
-        typer.echo(f"  … {len(components)} components in all; --json has every one")
-    typer.echo("")
+        say(f"  … {len(components)} components in all; --json has every one")
+    say("")
     for finding in sorted(inspection.findings, key=lambda f: not f.serious):
         colour = typer.colors.RED if finding.serious else typer.colors.YELLOW
-        typer.secho(f"{'SERIOUS' if finding.serious else 'note'}  {finding.what}: ", fg=colour, nl=False, bold=True)
-        typer.echo(finding.text)
+        say(f"{'SERIOUS' if finding.serious else 'note'}  {finding.what}: ", fg=colour, nl=False, bold=True)
+        say(finding.text)
     if not inspection.findings:
-        typer.echo("Nothing is wrong with it, as far as the numbers tell.")
+        say("Nothing is wrong with it, as far as the numbers tell.")
 
 
 def convert(
@@ -252,13 +253,13 @@ def convert(
     try:
         with opened(file, map_, dt, rate, scale, damaged=True) as recording, bar("copying") as progress:
             for text in recording.damage:
-                typer.echo(f"damaged: {text}", err=True)
+                say(f"damaged: {text}", err=True)
             done = copy(recording, out, drop=drop, parameters=parameters(params), progress=progress)
             kind = recording.kind
     except EXPECTED as error:
         fail(str(error))
-    typer.echo(f"{out}: {counted(done.kept, 'trajectory')} of {file} ({kind})")
+    say(f"{out}: {counted(done.kept, 'trajectory')} of {file} ({kind})")
     for what, numbers in (("dropped, not finite", done.dropped), ("lost, damaged", done.lost)):
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
-            typer.echo(f"{what}: {counted(len(numbers), 'trajectory')} ({shown})")
+            say(f"{what}: {counted(len(numbers), 'trajectory')} ({shown})")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fluctua.cli.common import say
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,14 +56,14 @@ def fig1(
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
     for run in results.runs:
-        typer.echo(
+        say(
             f"σ_κ = {run.sigma_kappa:<5g} J = {run.J[-1]:.4f} ± {run.J_stderr:.4f} at iteration "
             f"{run.iteration[-1] + 1:,}, {run.trajectories:,} trajectories ({run.name})"
         )
     for note in results.notes:
-        typer.secho(f"note: {note}", err=True, fg=typer.colors.YELLOW)
+        say(f"note: {note}", err=True, fg=typer.colors.YELLOW)
     for path in written:
-        typer.echo(path)
+        say(path)
 
 
 @app.command()
@@ -107,9 +109,9 @@ def fig2(
         (out / "summary.txt").write_text(text, encoding="utf-8")
     except (*EXPECTED, OSError) as error:
         fail(str(error))
-    typer.echo(text)
+    say(text)
     for path in (*written, out / "summary.txt"):
-        typer.echo(path)
+        say(path)
 
 
 def _settings(quick: bool, **options: Any) -> Settings:
@@ -167,6 +169,6 @@ def _bar() -> Iterator[Callable[[Panel, Callable[..., None]], None]]:
             go(lambda count: progress.advance(task, count))
             if not console.is_terminal:
                 seconds = time.perf_counter() - begun
-                typer.echo(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
+                say(f"panel {panel.name}: {panel.work:,} trajectories, {seconds:.1f} s")
 
         yield run

@@ -23,6 +23,7 @@ from fluctua.cli.common import (
     TimeStep,
     fail,
     lattice_start,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def evaluate(
     except EXPECTED as error:
         fail(str(error))
     if as_json:
-        typer.echo(json.dumps([m._asdict() for m in measured]))
+        say(json.dumps([m._asdict() for m in measured]))
         return
     _print(path, measured)
 
@@ -103,7 +104,7 @@ def _print(path: Path, measured: list[Measurement]) -> None:
     for m in measured:
         table.add_row(f"{m.sigma_w:g}", f"{m.sigma_kappa:g}", f"{m.dt:g}", value(m),
                       f"{m.spread:.3g}", f"{m.seconds:.1f}")  # fmt: skip
-    typer.echo(f"{path}: {measured[0].trajectories:,} trajectories each, seed {measured[0].seed}")
+    say(f"{path}: {measured[0].trajectories:,} trajectories each, seed {measured[0].seed}")
     Console().print(table)
 
 
@@ -157,19 +158,19 @@ def gradient(
             "stderr": {name: np.asarray(estimate.stderr[name], float).tolist() for name in families},
             "seconds": seconds,
         }
-        typer.echo(json.dumps(result))
+        say(json.dumps(result))
         return
-    typer.echo(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
+    say(f"{lattice} lattice: {network.sites} resonators, {len(network.bonds)} bonds, leads on sites 0 and "
                f"{network.sites - 1}")  # fmt: skip
-    typer.echo(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g} ({step})")
-    typer.echo(describe_estimate(estimate))
+    say(f"σ_W = {sigma_w:g}, σ_κ = {sigma_kappa:g}, T = {horizon:g}, Δt = {dt:g} ({step})")
+    say(describe_estimate(estimate))
     for name in families:
         g, e = np.asarray(estimate.gradient[name]), np.asarray(estimate.stderr[name])
         with np.errstate(invalid="ignore", divide="ignore"):
             clear = np.mean(np.abs(g) > 2 * e)
-        typer.echo(f"  {name:<6} |∇J| = {np.linalg.norm(g):.3g}, typical error {np.sqrt(np.mean(e**2)):.2g}, "
+        say(f"  {name:<6} |∇J| = {np.linalg.norm(g):.3g}, typical error {np.sqrt(np.mean(e**2)):.2g}, "
                    f"{clear:.0%} of {g.size} beyond two errors")  # fmt: skip
-    typer.echo(f"{seconds:.2f} s on the {backend} backend, {baseline} baseline")
+    say(f"{seconds:.2f} s on the {backend} backend, {baseline} baseline")
 
 
 def plot(run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]) -> None:
@@ -182,7 +183,7 @@ def plot(run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")
     except EXPECTED as error:
         fail(str(error))
     for path in paths:
-        typer.echo(path)
+        say(path)
 
 
 def watch(
@@ -205,7 +206,7 @@ def watch(
     from fluctua.watch.server import serve
 
     def ready(address: str) -> None:
-        typer.echo(f"{address}   Ctrl-C ends it")
+        say(f"{address}   Ctrl-C ends it")
         if show:
             webbrowser.open(address)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder
+from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
+from fluctua.core.text import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +115,7 @@ def _begin(
     config = _sharded(changed(named(source), changes), cluster)
     refuse_ignored(config, PRESETS[config.preset])
     if show:
-        typer.echo(dump(config), nl=False)
+        say(dump(config), nl=False)
         return 0
     folder = free_folder(config.preset) if out is None else out
     console = Console()
@@ -151,7 +152,7 @@ def _branch(
 
 
 def _warn(text: str) -> None:
-    typer.secho(f"fluctua: {text}", err=True)
+    say(f"fluctua: {text}", err=True)
 
 
 def _go_on(folder: Path, changes: dict[str, Any], watch: bool, cluster: str | None) -> int:
@@ -185,7 +186,7 @@ def _page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
         assert page.stdout is not None
         console.print(f"page       {page.stdout.readline().split()[0]}", highlight=False)
         yield
-        console.print(f"page       closed; again: fluctua watch {folder}", highlight=False, soft_wrap=True)
+        say(f"page       closed; again: fluctua watch {folder}")
     finally:
         page.terminate()
         page.wait()
@@ -197,7 +198,7 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
     from fluctua.plot.training import draw_folder
     from fluctua.store.folder import existing
 
-    console.print(_opening(config, folder), highlight=False, soft_wrap=True)
+    say(_opening(config, folder))
     with _warnings_as_notes(console), _asked_to_stop(console) as asked:
         try:
             for _ in watch_run(rows, config, earlier=earlier, console=console):
@@ -207,18 +208,16 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
         except KeyboardInterrupt:  # asked twice: the iteration is given up, what came before it is saved
             rows.close()
     if asked:
-        console.print(f"Saved. Go on with: fluctua train --resume {folder}", highlight=False, soft_wrap=True)
+        say(f"Saved. Go on with: fluctua train --resume {folder}")
         return STOPPED
-    console.print((folder / "summary.txt").read_text(), end="", highlight=False, soft_wrap=True)
+    say((folder / "summary.txt").read_text(), nl=False)
     for path in draw_folder(existing(folder)):
         if path.suffix == ".png":
-            console.print(f"figure     {path}", highlight=False, soft_wrap=True)
+            say(f"figure     {path}")
     more = 2 * config.iterations
-    console.print(
+    say(
         f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume {folder} "
-        f"--iterations {more}",
-        highlight=False,
-        soft_wrap=True,
+        f"--iterations {more}"
     )
     return 0
 
@@ -271,6 +270,6 @@ def _warnings_as_notes(console: Console) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("once", RuntimeWarning)
         warnings.showwarning = lambda message, *_, **__: console.print(
-            f"note: {message}", style="yellow", soft_wrap=True
+            escape_controls(f"note: {message}"), style="yellow", soft_wrap=True, markup=False
         )
         yield

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluctua.cli.common import EXPECTED, fail, lattice_size
+from fluctua.cli.common import EXPECTED, fail, lattice_size, say
 
 
 def virtual_bench(
@@ -85,11 +85,11 @@ def virtual_bench(
         if len(numbers) < devices:
             return
         for _, at in sorted(numbers.items()):
-            typer.echo(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
+            say(f"listening on TCPIP::{host}::{at}::SOCKET   (tcp://{host}:{at})")
         of = "" if devices == 1 else f"{devices} boxes, each a "
-        typer.echo(f"{of}{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. Ctrl-C stops it.")
+        say(f"{of}{lattice} lattice, {sheet.nominal.sites} + {len(sheet.nominal.bonds)} knobs. Ctrl-C stops it.")
         if host not in ("127.0.0.1", "localhost", "::1"):
-            typer.echo("It can be reached from other machines, and has no password.")
+            say("It can be reached from other machines, and has no password.")
         sys.stdout.flush()
 
     async def main() -> None:

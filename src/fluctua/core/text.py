@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,26 @@ def with_error(value: float, error: float) -> str:
     if 0 <= digits <= 8:
         return f"{value:.{digits}f} ± {error:.{digits}f}"
     return f"{value:.3g} ± {error:.2g}"
+
+
+STEERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of the text after them."""
+
+
+def escape_controls(text: str) -> str:
+    r"""Text in which nothing steers a terminal: control characters but newline and tab as `\x1b`, `\u202e`.
+
+    >>> escape_controls("omega\x1b[2J")
+    'omega\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escape(c) for c in text)
+
+
+def _escape(c: str) -> str:
+    steers = unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"
+    return c.encode("unicode_escape").decode() if steers or c in STEERING else c
 
 
 def names(theta: Any) -> list[str]:

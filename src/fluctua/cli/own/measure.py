@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import typer
 
-from fluctua.cli.common import machine
+from fluctua.cli.common import machine, say
 from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.compiled.backend import simulator
 from fluctua.compiled.cuda import require_cupy
@@ -80,7 +79,7 @@ def measure(
     for name in names:
         own = PROCESSES[name]()
         for count in counts:
-            typer.echo(f"  {name}, {count:,} trajectories …")
+            say(f"  {name}, {count:,} trajectories …")
             field = []
             for entry in competitors(name, own, backend, count, quick, kernels):
                 if isinstance(entry, Skipped):

@@ -1,0 +1,71 @@
+"""What the commands print: names from files and folders do not steer the terminal."""
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fluctua.cli
+from fluctua.cli.app import app
+from fluctua.core.text import escape_controls
+
+MODEL = """
+import jax.numpy as jnp, fluctua as fl
+process = fl.Process(lambda th, x: -x, noise=lambda th, x: jnp.array([1.0, 1.0]))
+objective = fl.Objective(running=lambda th, x: x[0] ** 2)
+"""
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("σ_κ é\n\t✓", "σ_κ é\n\t✓"),
+        ("a\x1b[2Jb\r", r"a\x1b[2Jb\r"),
+        ("\x9b31m\x7f\x00", r"\x9b31m\x7f\x00"),
+        ("\u202e\u2066", r"\u202e\u2066"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_control_characters_are_escaped(text, escaped):
+    assert escape_controls(text) == escaped
+    assert escape_controls(escaped) == escaped
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, monkeypatch):
+    """Of files, folders, parameters and channels, on both streams."""
+    monkeypatch.chdir(tmp_path)
+    name = f"rec{ESCAPE}.npz"
+    x = np.random.default_rng(0).normal(size=(20, 11, 2)).cumsum(1)
+    np.savez(name, x=x, t=np.linspace(0, 1, 11), **{f"parameters.k{ESCAPE}": np.array(1.0)})
+    (tmp_path / f"model{ESCAPE}.py").write_text(MODEL)
+    (tmp_path / f"run{ESCAPE}").mkdir()
+    for words in (
+        ("inspect", name),
+        ("estimate", name, "--model", f"model{ESCAPE}.py"),
+        ("estimate", name, "--model", f"model{ESCAPE}.py", "--params", f"none{ESCAPE}"),
+        ("convert", name, f"out{ESCAPE}.nc"),
+        ("plot", f"run{ESCAPE}"),
+        ("evaluate", f"run{ESCAPE}"),
+        ("advise", f"nothing{ESCAPE}"),
+    ):
+        done = CliRunner().invoke(app, list(words))
+        assert not set(ESCAPE) & set("\x1b\x07\x9b\u202e") & set(done.output), words
+        assert r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e" in done.output.replace("\n", ""), (words, done.output)
+
+
+def test_warnings_do_not_steer_the_terminal(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    CliRunner().invoke(app, ["train", "none"])
+    assert r"omega\x1b[2J" in warnings.formatwarning("omega\x1b[2J", RuntimeWarning, "file.py", 1)
+
+
+def test_commands_print_through_one_function():
+    """`say` escapes; what is printed otherwise does not."""
+    cli = Path(fluctua.cli.__file__).parent
+    printing = re.compile(r"typer\.s?echo|^ *print\(", re.MULTILINE)
+    assert [path.name for path in cli.rglob("*.py") if printing.search(path.read_text())] == ["common.py"]
