@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import depends, diffusion_at, with_silent
-from fluctua.core.guard import LAWS, Batch, Residuals, examine_batch
+from fluctua.core.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.scores import CorrectedScore, drift_score, local_linear, local_linear_score, without_readout
@@ -47,6 +47,9 @@ from fluctua.core.types import (
 
 FEWEST_INCREMENTS = 10
 """Of a trajectory, to tell noise of the readout from what moves the state."""
+
+MOST_KICKS = 1_000_000
+"""Components of residuals that are examined in a call: as many as calibrate, where that is no burden."""
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""
@@ -315,5 +318,5 @@ class General:
         start = simulator.x0 if isinstance(simulator, Simulator) and simulator.recipe.fixed else None
         return examine_batch(
             model.process, theta, trajectories, transition=law, readout=readout**2, limits=FITTED, earlier=earlier,
-            start=start,
+            start=start, most=max(TRANSITIONS, MOST_KICKS // np.shape(trajectories.x)[2]),
         )  # fmt: skip

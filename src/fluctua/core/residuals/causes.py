@@ -26,7 +26,10 @@ def _sized(finding: Finding) -> str:
 
 
 def _offset(finding: Finding, i: int, j: int) -> str:
-    return f"The drift of component {i} has a constant part that the process does not have {_sized(finding)}."
+    return (
+        f"The drift of component {i} has a constant part that the process does not have {_sized(finding)}: a force, or "
+        "a channel of another gain, sign or offset that it is coupled to."
+    )
 
 
 def _linear(finding: Finding, i: int, j: int) -> str:

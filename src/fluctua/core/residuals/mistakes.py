@@ -1,0 +1,136 @@
+"""What makes a v fit that is not 1: mistakes undone one after the other, or how it changes with the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core.residuals import alternatives
+from fluctua.core.residuals.alternatives import KNOWN, Finding
+from fluctua.core.residuals.causes import describe
+from fluctua.core.residuals.report import Residuals, is_wrong
+from fluctua.core.residuals.sample import Sample, collect_sums, reduce_squares, standardise_states
+from fluctua.core.types import Trajectories
+
+FEW_TIMES = 2.0
+"""v up to which its dependence on the state is told from v itself."""
+
+UNITS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
+
+MOST_SWAPS = 12
+"""Components of which every pair is tried."""
+
+
+def explain(residuals: Residuals, sample: Sample, data: Trajectories, findings: list[Finding]) -> Residuals:
+    """The cause of a v that is not 1. findings: what the interval does not account for, the largest first."""
+    known = np.isfinite(residuals.v) & np.isfinite(residuals.stderr)
+    if not known.all():
+        which = np.flatnonzero(~known)
+        return residuals._replace(
+            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.few(which)} are not finite: the drift or "
+            f"the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
+        )
+    x, t = sample.x, sample.t
+    if x.shape[1] > 2:
+        coarse = standardise_states(sample, sample.law, x[:, ::2], t[::2])
+        residuals = residuals._replace(doubled=reduce_squares(sample, coarse, x[:, ::2], t[::2])[0])
+    whole = np.shape(data.x)[0] == len(t) and not jax.tree.leaves(sample.context)
+    turned = np.asarray(data.x).swapaxes(0, 1)[sample.rows].astype(x.dtype) if whole else None
+    fits = [change.what for change in _changes(x, t, turned) if _fits(sample, change)]
+    if fits:
+        return residuals._replace(cause=f"They fit {' or '.join(fits)}.")
+    v = residuals.v[sample.components]
+    named = [one for one in findings if _accounts(one, v, residuals.steps)]
+    if not named and v.max(initial=0) < FEW_TIMES:
+        named = [one for one in findings if one.family.startswith("variance")]  # a gain would leave nothing of it
+    cause = describe(named[0], sample.components) if named else _describe_growth(residuals, bool(findings))
+    return residuals._replace(cause=cause)
+
+
+def _fits(sample: Sample, change: _Change) -> bool:
+    """Whether nothing is wrong with the residuals once a mistake is undone."""
+    made = standardise_states(sample, sample.law, change.x, change.t)
+    if is_wrong(*reduce_squares(sample, made, change.x, change.t)).any():
+        return False
+    drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
+    return not alternatives.judge(collect_sums(sample._replace(x=change.x), made), drift, KNOWN)
+
+
+def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
+    """Whether a term that the drift lacks, or one jump, is most of what makes v too large: T²/V of n(v − 1)."""
+    if finding.family not in (*alternatives.OF_MEAN, "step"):
+        return False
+    excess = v[finding.row] - 1
+    # T²/V is in units of the residuals' own variance v, that of a step in those of the noise
+    unit = 1 if finding.family == "step" else v[finding.row]
+    return excess > 0 and finding.statistic**2 * unit > steps * excess / 2
+
+
+def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
+    """How v deviates. unexplained: whether residuals deviate in a way that a coarse interval does not account for."""
+    parts, v = residuals.wrong, residuals.v
+    unmoved = [i for i in parts if i in residuals.silent]
+    if unmoved:
+        i = unmoved[0]
+        readout = (
+            residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
+        )  # what an Euler step leaves out grows as Δ³
+        return (
+            f"Component {i} has no noise of its own and does not move as its drift says: its residual is "
+            f"{np.sqrt(v[i]):.3g} times what the interval explains. "
+            + ("It looks like noise of the readout." if readout else "Its drift, or a unit, is another.")
+        )
+    which = "every component" if len(parts) == len(v) else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
+    growth = np.nan
+    # twice the interval has half the steps: growth is known to about 2 stderr/|v − 1|
+    if residuals.doubled is not None and np.median(2 * residuals.stderr[parts] / np.abs(v[parts] - 1)) < 0.2:
+        growth = float(np.median((residuals.doubled[parts] - 1) / (v[parts] - 1)))
+    factor = ", ".join(f"{np.sqrt(v[i]):.3g}" for i in parts[:5])
+    if 1.25 < growth < 3 and not unexplained:
+        return (
+            f"The deviation of {which} doubles with the interval: the sampling is too coarse for Euler steps (use "
+            "score=local_linear_score, or sample faster), or the drift is wrong."
+        )
+    if 0.3 < growth < 0.7:
+        return (
+            f"The deviation of {which} halves when the interval doubles: noise of the readout, which is no part of the "
+            "process (correct for it, or sample more slowly with score=local_linear_score)."
+        )
+    return (
+        f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the time is in another "
+        "unit than the process."
+    )
+
+
+class _Change(NamedTuple):
+    """One mistake undone: states and times without it. what: completes "They fit …"."""
+
+    what: str
+    x: np.ndarray
+    t: np.ndarray
+
+
+def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Change]:
+    """Mistakes undone: units, axes or components that were swapped, signs, the direction of time."""
+    if turned is not None:
+        yield _Change("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
+    for factor in UNITS:
+        yield _Change(f"if the state is multiplied by {factor:g} (another unit)", x * factor, t)
+    for factor in (*UNITS, 60.0, 1 / 60):
+        yield _Change(f"if the times are multiplied by {factor:g} (another unit)", x, t * factor)
+    yield _Change("if time is reversed", x[:, ::-1], t)
+    size = x.shape[2]
+    if size > MOST_SWAPS:
+        return
+    for i, j in combinations(range(size), 2):
+        order = np.arange(size)
+        order[[i, j]] = j, i
+        yield _Change(f"if components {i} and {j} are swapped", x[..., order], t)
+    for i in range(size):
+        sign = np.where(np.arange(size) == i, -1, 1).astype(x.dtype)
+        yield _Change(f"if component {i} has the other sign", x * sign, t)

@@ -1,0 +1,209 @@
+"""Trajectories under examination: which of them, by what law, and their residuals in units of noise."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import scipy
+
+from fluctua.core import check
+from fluctua.core.diffusion import q_matrix
+from fluctua.core.residuals import alternatives
+from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, spread_noise, standardise
+from fluctua.core.scores import euler, local_linear
+from fluctua.core.steps import Substeps
+from fluctua.core.types import (
+    Array,
+    NoiseProduct,
+    Params,
+    Process,
+    PyTree,
+    Step,
+    Trajectories,
+    put,
+    working_dtype,
+)
+
+FEWEST = 200
+
+SLACK = 2.0
+"""v of a component without noise up to which its residual is what an Euler step leaves out."""
+
+ROUNDING = 4
+"""Units in the last place by which a state that follows its drift exactly may be off."""
+
+MOST_LINEARISED = 16
+"""Components up to which a deviation is compared with the locally linear law too."""
+
+
+class Law(NamedTuple):
+    """Of one step. transition: None for Euler steps with independent noise.
+
+    mixed: whether that noise spreads over the components within an interval; its correlations are taken from the
+    locally linear law at the mean state.
+    """
+
+    process: Process
+    transition: Transition | None
+    mixed: bool = False
+
+
+class Sample(NamedTuple):
+    """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what law.
+
+    components: those with noise of their own; the others are silent. last_place: rounding of a state (M,).
+    """
+
+    law: Law
+    theta: Params
+    rows: np.ndarray
+    x: np.ndarray
+    t: np.ndarray
+    context: PyTree
+    readout: Array
+    silent: tuple[int, ...]
+    last_place: np.ndarray
+
+    @property
+    def components(self) -> np.ndarray:
+        """With noise of their own."""
+        return np.setdiff1d(np.arange(self.x.shape[2]), self.silent)
+
+    @property
+    def blurred(self) -> bool:
+        """Whether samples have noise of a readout."""
+        return bool(np.any(np.asarray(self.readout) > 0))
+
+
+def take_sample(
+    process: Process, theta: Params, data: Trajectories, transition: Transition, readout: Any, most: int
+) -> Sample:
+    """Some trajectories, evenly spread. readout: variance of the measurement. most: transitions to look at."""
+    plain = transition is euler and _is_diagonal(process, theta, data)
+    silent = _silent(process, theta, data)
+    if not plain or silent:  # a few solves of M × M matrices a transition
+        most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
+    rows = choose_rows(data, most)
+    raw = load_rows(data.x, rows)
+    x = np.asarray(raw, working_dtype(theta, raw))
+    variance = np.asarray(0.0 if readout is None else readout, float)
+    if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
+        raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
+    return Sample(
+        law=Law(process, None if plain else transition, plain and isinstance(process.step, Substeps)),
+        theta=theta,
+        rows=rows,
+        x=x,
+        t=np.asarray(data.t, np.float64),
+        context=jax.tree.map(lambda leaf: put(load_rows(leaf, rows)), data.context),
+        readout=put(np.full(x.shape[2:], variance, x.dtype)),
+        silent=silent,
+        last_place=ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float),
+    )
+
+
+def standardise_states(sample: Sample, law: Law, x: np.ndarray, t: np.ndarray) -> Standardised:
+    """Residuals of every step in units of their noise, in double precision. (n, M) each"""
+    times = check.grid(t)
+    begins = put(np.asarray(times.t)[:-1])
+    made = standardise(
+        *law[:2], sample.silent, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
+    )  # fmt: skip
+    v, z, drift = (np.asarray(part, np.float64) for part in made)
+    if law.mixed and not sample.silent:
+        middle = put(x.mean(axis=(0, 1)))
+        context = jax.tree.map(lambda leaf: leaf[0], sample.context)
+        step = Step(middle, middle, begins[0], times.dt[0], context)
+        root = np.asarray(spread_noise(law.process, sample.theta, step, sample.readout), np.float64)
+        z, drift = (
+            scipy.linalg.solve_triangular(root, each.T, lower=True, check_finite=False).T for each in (z, drift)
+        )
+        v = z**2
+    # squared here: a residual beyond 1e19 of its noise has no square in single precision
+    return Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
+
+
+def reduce_squares(sample: Sample, made: Standardised, x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """v and its standard error; of components without noise by what an Euler step leaves out. (M,) each"""
+    v, stderr = _mean(made.v)
+    if not sample.silent:
+        return v, stderr
+    times = check.grid(t)
+    begins = put(np.asarray(times.t)[:-1])
+    transition = sample.law.transition or euler
+    left = leave_out(
+        sample.law.process, transition, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
+    )
+    square, expected = (np.asarray(part, np.float64) for part in left)
+    mean, spread = _mean(square)
+    allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
+    is_silent = np.isin(np.arange(len(v)), sample.silent)
+    quiet = np.where(mean <= SLACK * allowed, 1, mean / allowed)
+    return np.where(is_silent, quiet, v), np.where(is_silent, spread / allowed, stderr)
+
+
+def divide_noise(made: Standardised, variance: np.ndarray) -> Standardised:
+    """Residuals in units of a noise whose variance is so many times as large. variance: (M,)"""
+    root = np.sqrt(variance)
+    return Standardised(made.v / variance, made.z / root, made.drift / root)
+
+
+def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over the first axis."""
+    return values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
+
+
+def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
+    """The sums of a batch; empty where it is too small, or where nothing has noise."""
+    there = sample.components
+    z = made.z[:, there]
+    if len(z) < alternatives.FEWEST_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
+        return {}
+    count, times = sample.x.shape[:2]
+    states = np.asarray(sample.x[:, :-1, there], np.float64)
+    return alternatives.collect(z.reshape(count, times - 1, -1), states, sample.blurred)
+
+
+def choose_finer_law(sample: Sample) -> Law | None:
+    """The law of a process that moves on within an interval, where the one at hand is of a single Euler step.
+
+    A device does, and its residuals against Euler's step deviate by what that leaves out. Locally linear, or for large
+    states the noise-free path with one covariance for all steps.
+    """
+    process, transition, _ = sample.law
+    if transition not in (None, euler) or process.step != "euler":
+        return None
+    if sample.x.shape[2] <= MOST_LINEARISED:
+        return Law(process, local_linear)
+    return None if sample.silent else Law(process._replace(step="rk4"), transition, transition is None)
+
+
+def choose_rows(data: Trajectories, most: int) -> np.ndarray:
+    """Some trajectories, evenly spread, of as many steps as are to be looked at."""
+    count, times = np.shape(data.x)[:2]
+    return np.unique(np.linspace(0, count - 1, min(count, max(2, most // (times - 1)))).astype(int))
+
+
+def load_rows(x: Array, rows: np.ndarray) -> np.ndarray:
+    """Some rows of an array, which may load when sliced: one at a time then."""
+    if isinstance(x, np.ndarray | jax.Array):
+        return np.asarray(x)[rows]
+    return np.concatenate([np.asarray(x[j : j + 1]) for j in map(int, rows)])
+
+
+def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
+    if process.diffusion is not None or process.noise is None or isinstance(process.noise, NoiseProduct):
+        return False
+    t, one = check.first((data.t, data.context))
+    state = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
+    return jax.eval_shape(process.noise, theta, state, t, one).ndim == 1
+
+
+def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
+    """Components without noise at the first two states."""
+    t, one = check.first((data.t, data.context))
+    states = np.asarray(load_rows(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
+    rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
+    return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
