@@ -1,5 +1,6 @@
 """The residual guard: silent where the process is right, and it names the mistake where it is not."""
 
+import re
 import warnings
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.guard import examine
+from fluctua.core.guard import Residuals, examine, examine_batch
+from fluctua.core.residuals.alternatives import FITTED
 from fluctua.core.scores import local_linear
 
 THETA = {"k": jnp.array([1.0, 3.0])}
@@ -78,3 +80,75 @@ def test_noise_wrong_by_ten_gave_a_confident_wrong_gradient():
     right = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
     ratio = np.asarray(wrong.gradient["k"])[0] / np.asarray(right.gradient["k"])[0]
     assert ratio == pytest.approx(100, rel=0.01)
+
+
+def test_numbers_beyond_single_precision_are_wrong():
+    """v = 1e20 and more: squares of squares overflow float32, and an infinite error excused every unit."""
+    tiny = noise(1e-10)
+    data = fl.Trajectories(np.asarray(T), np.asarray(DATA.x, np.float32))
+    residuals = examine(tiny, THETA, data)
+    assert np.isfinite(residuals.v).all()
+    assert np.isfinite(residuals.stderr).all()
+    np.testing.assert_allclose(residuals.v, 1e20, rtol=0.1)
+    assert "noise amplitude" in residuals.cause
+    assert "fit" not in residuals.cause
+    assert set(residuals.wrong) == {0, 1}
+
+
+def test_what_is_not_finite_is_wrong():
+    from_nowhere = Residuals(np.array([1.0, 1.0, np.nan]), np.array([0.01, np.inf, 0.01]), 1000)
+    assert from_nowhere.wrong.tolist() == [1, 2]
+    broken = PROCESS._replace(drift=lambda th, x: jnp.sqrt(-1 - x**2))
+    assert "not finite" in examine(broken, THETA, DATA).cause
+
+
+COUPLED = fl.Process(lambda th, x: -th["k"] * x + 0.8 * x[::-1], PROCESS.noise)
+STARTS = jnp.array([1.0, -0.5])
+RUN = fl.simulator(COUPLED, STARTS, T)(jax.random.key(3), THETA, 200)
+
+
+def drifting(extra):
+    process = fl.Process(lambda th, x: COUPLED.drift(th, x) + extra(x), PROCESS.noise)
+    return fl.simulator(process, STARTS, T)(jax.random.key(4), THETA, 200)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (RUN, "^$"),
+        (RUN._replace(x=RUN.x * 1.05), r"noise amplitude of .*component.* is 1\.0[56]"),
+        (RUN._replace(x=RUN.x * jnp.array([1.0, 1.05])), r"noise amplitude of component 1 is 1\.0[56]"),
+        (RUN._replace(x=RUN.x[:, ::-1]), "if time is reversed|begin where"),
+        (RUN._replace(x=jnp.roll(RUN.x, 20, axis=1)), "shifted or cut together"),
+        (RUN._replace(x=RUN.x.at[:, 50:, 0].set(RUN.x[:, 50:51, 0])), "component"),
+        (RUN._replace(x=RUN.x[:5].repeat(2, axis=0) + 1e-6), "read twice"),
+        (drifting(lambda x: -12 * x**3), "drift|rate"),
+        (drifting(lambda x: 1.5 * jnp.array([0.0, x[0]])), "drift of component 1"),
+    ],
+)
+def test_faults_that_v_does_not_name(data, cause):
+    assert re.search(cause, examine(COUPLED, THETA, data).cause)
+
+
+def test_a_device_that_moves_on_within_a_sample_passes():
+    """Sampled every ten steps, kΔ = 0.03: what an Euler step leaves out of the drift is no fault."""
+    fine = fl.simulator(COUPLED, STARTS, jnp.linspace(0, 1, 1001))(jax.random.key(5), THETA, 200)
+    sampled_every_ten = fl.Trajectories(T, np.asarray(fine.x)[:, ::10])
+    batch = examine_batch(COUPLED, THETA, sampled_every_ten, limits=FITTED)
+    assert batch.residuals.cause == ""
+
+
+def test_a_record_that_begins_late_is_seen_by_its_start():
+    long = fl.simulator(COUPLED, STARTS, np.arange(104) * 0.01)(jax.random.key(6), THETA, 50)
+    late = fl.Trajectories(T, np.asarray(long.x)[:, 3:])
+    assert examine(COUPLED, THETA, late).cause == ""  # an autonomous process: nothing else shows it
+    assert "begin where" in examine_batch(COUPLED, THETA, late, start=STARTS).residuals.cause
+    whole = fl.Trajectories(T, np.asarray(long.x)[:, :101])
+    assert examine_batch(COUPLED, THETA, whole, start=STARTS).residuals.cause == ""
+
+
+def test_noise_that_is_not_known_is_that_of_the_trajectories():
+    batch = examine_batch(noise(1.5), THETA, DATA, known_noise=False)
+    assert batch.residuals.cause == ""
+    np.testing.assert_allclose(batch.residuals.v, 1, rtol=1e-9)
+    assert examine_batch(noise(10), THETA, DATA, known_noise=False).residuals.cause

@@ -188,12 +188,12 @@ def _find(
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
     find = lambda tables: [one for each in tables for one in alternatives.judge(each, drift, limits)]
     tables = (table,) if sums is table else (table, sums)
-    found = find(tables)
+    deviations = find(tables)
     law = choose_finer_law(sample)
-    if found and law is not None:
+    if deviations and law is not None:
         other = collect_sums(sample, divide_noise(standardise_states(sample, law, sample.x, sample.t), scale))
-        found = find([alternatives.leave_unexplained(each, table, other) for each in tables])
-    return sorted(found, key=lambda one: -abs(one.statistic))
+        deviations = find([alternatives.leave_unexplained(each, table, other) for each in tables])
+    return sorted(deviations, key=lambda one: -abs(one.statistic))
 
 
 def _compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
@@ -211,7 +211,7 @@ def _compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
     if not square.size:
         return ""
     # noise of the readout is half of what is expected at most: one sample has it once
-    chance = scipy.stats.chi2.isf(alternatives.CHANCE, square.size) / square.size / 2 if readout.any() else 0.0
+    chance = scipy.special.chdtri(square.size, alternatives.CHANCE) / square.size / 2 if readout.any() else 0.0
     if not square.mean() > max(1.0, chance):
         return ""
     i = int(sample.components[expected > 0][np.argmax(square.mean(axis=0))])

@@ -6,7 +6,6 @@ has mean zero where it is right, and so has that of unknowns that are watched an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,6 @@ import jax
 import numpy as np
 import scipy
 
-from fluctua.core.estimate import FEWEST
 from fluctua.core.text import close_match, with_error
 from fluctua.core.types import Params
 from fluctua.learn.evidence import Evidence
@@ -24,8 +22,8 @@ from fluctua.learn.evidence import Evidence
 COLLINEAR = 1e-5
 """Share of a direction that others leave of it, below which it is one of theirs; single precision has seven digits."""
 
-CERTAIN = 6.0
-"""Standard deviations by which a χ² must exceed its degrees of freedom before it is spoken of."""
+CHANCE = 1e-5
+"""That a χ² is exceeded where the model is right, before it is spoken of: the same for few unknowns and for many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +187,7 @@ def _table(known: Calibration) -> str:
 
 def beyond(chi2: float, degrees: int) -> bool:
     """Whether a χ² exceeds what chance allows, beyond doubt."""
-    return degrees > 0 and chi2 > degrees + CERTAIN * math.sqrt(2 * max(degrees, FEWEST))
+    return degrees > 0 and chi2 > scipy.special.chdtri(degrees, CHANCE)
 
 
 def like(tree: Params, flat: np.ndarray) -> Params:

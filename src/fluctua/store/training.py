@@ -300,7 +300,10 @@ def _complete(task: Task, book: Journal, state: State, on_row: OnRow | None) -> 
     finally:
         rows.close()
     theta = stands[0].now.theta
-    return Result(task.place.path, theta, _conclude(task, theta))
+    result = Result(task.place.path, theta, _conclude(task, theta))
+    if hasattr(estimator, "check_doubt"):  # of the last iteration: the next call would have refused
+        estimator.check_doubt()
+    return result
 
 
 def _conclude(task: Task, theta: Params) -> dict[str, Any]:

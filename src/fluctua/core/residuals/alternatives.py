@@ -291,19 +291,19 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
 
     drift: root mean square of the drift's step over its noise, (M,).
     """
-    found = []
+    deviations = []
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for family, sums in table.items():
             tests = max(np.count_nonzero(sums.variance), 1)
-            certain = scipy.stats.norm.isf(CHANCE / 2 / len(table) / tests)
+            certain = -scipy.special.ndtri(CHANCE / 2 / len(table) / tests)
             statistic = np.where(sums.variance > 0, sums.total / np.sqrt(sums.variance), 0)
             skew = np.where(sums.variance > 0, sums.third / sums.variance**1.5, 0)
             needed = _widen_tail(certain, skew)
             effect, limit = _effect(family, sums, statistic, drift, limits)
             for row, column in zip(*np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True):
                 place = (int(row), int(column))
-                found.append(Finding(family, *place, float(statistic[place]), float(effect[place])))
-    return sorted(found, key=lambda one: -abs(one.statistic))
+                deviations.append(Finding(family, *place, float(statistic[place]), float(effect[place])))
+    return sorted(deviations, key=lambda one: -abs(one.statistic))
 
 
 def _widen_tail(normal: float, skew: np.ndarray) -> np.ndarray:

@@ -46,8 +46,8 @@ def explain(residuals: Residuals, sample: Sample, data: Trajectories, findings: 
         return residuals._replace(cause=f"They fit {' or '.join(fits)}.")
     v = residuals.v[sample.components]
     named = [one for one in findings if _accounts(one, v, residuals.steps)]
-    if not named and v.max(initial=0) < FEW_TIMES:
-        named = [one for one in findings if one.family.startswith("variance")]  # a gain would leave nothing of it
+    if not named and v.max(initial=0) < FEW_TIMES:  # what a gain alone would not leave
+        named = [one for one in findings if one.family.startswith(("variance", "lag"))]
     cause = describe(named[0], sample.components) if named else _describe_growth(residuals, bool(findings))
     return residuals._replace(cause=cause)
 
