@@ -84,13 +84,12 @@ def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 
             f"advice compares ten parts of a recording, of two trajectories at least, with the baseline time or none; "
             f"this one has {count} trajectories."
         )
-    g, stderr, known = _components_of(estimate)
-    labels = [name for name, ok in zip(names(estimate.gradient), known, strict=True) if ok]
-    spread = np.sqrt(count * (count - 1) / (count - 3)) * stderr[known]
-    signal = _signal(parts[:, known] / spread)
-    size = len(labels)
+    known = _select_components(estimate)
+    spread = np.sqrt(count * (count - 1) / (count - 3)) * known.stderr
+    signal = _signal(parts[:, known.which] / spread)
+    size = len(known.names)
     per = lambda wanted: _whole(signal, size, wanted)
-    z2 = (g[known] / stderr[known]) ** 2
+    z2 = (known.gradient / known.stderr) ** 2
     weakest = int(np.argmin(z2))
     stands = signal.value > CLEAR * signal.error
     return Repetitions(
@@ -104,7 +103,7 @@ def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 
         _components(z2, count, error, share),
         int(np.sum(z2 > CLEAR**2)),
         size,
-        Weakest(labels[weakest], float(np.sqrt(z2[weakest]))),
+        Weakest(known.names[weakest], float(np.sqrt(z2[weakest]))),
     )
 
 
@@ -132,14 +131,23 @@ def _components(z2: np.ndarray, count: int, error: float, share: float) -> Neede
     return Needed(count / (error**2 * (np.sqrt(last) + CLEAR) ** 2), True)
 
 
-def _components_of(estimate: Estimate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradient, error, and which can be estimated, of every component. (P,) each"""
+class Components(NamedTuple):
+    """Of those that can be estimated: names, and the gradient with its error in one array each. which: (P,) of all."""
+
+    names: list[str]
+    gradient: np.ndarray
+    stderr: np.ndarray
+    which: np.ndarray
+
+
+def _select_components(estimate: Estimate) -> Components:
     join = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
     g, stderr = join(estimate.gradient), join(estimate.stderr)
     known = np.isfinite(g) & (stderr > 0)
     if not known.any():
         raise ValueError("no component of the gradient could be estimated from this recording.")
-    return g, stderr, known
+    labels = [name for name, ok in zip(names(estimate.gradient), known, strict=True) if ok]
+    return Components(labels, g[known], stderr[known], known)
 
 
 # ------------------------------------------------------------------------------------- power laws

@@ -134,8 +134,10 @@ def examine_residuals(
     unravel = ravel_pytree(theta)[1]
     put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
     error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
-    in_drift, in_noise = _places(source, process, theta)
-    in_drift |= (bias != 0).any(axis=0)  # beyond the first trajectories
+    slopes = _find_slopes(source, process, theta)
+    in_noise = np.any(np.asarray(slopes.noise) != 0, axis=0)
+    # a bias is seen along all trajectories, a slope along the first
+    in_drift = np.any(np.asarray(slopes.drift) != 0, axis=0) | np.any(bias != 0, axis=0)
     unknown = in_noise & ~in_drift
     mean, error = np.where(unknown, np.nan, bias.mean(axis=0)), np.where(unknown, np.nan, error)
     return ResidualReport(
@@ -145,23 +147,26 @@ def examine_residuals(
     )  # fmt: skip
 
 
-def _places(source: Any, process: Process, theta: Params) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a parameter acts on the drift and on the noise, along the first trajectories. (P,) each"""
+class Slopes(NamedTuple):
+    """Derivatives by each parameter of the drift and of the noise, along a trajectory. (P,) each"""
+
+    drift: Array
+    noise: Array
+
+
+def _find_slopes(source: Any, process: Process, theta: Params) -> Slopes:
+    """`Slopes` of the first trajectories. (E, P) each"""
     _, piece = next(_numbered(source))
     x, times = _working(piece, theta)
     probes = np.random.default_rng(0).normal(size=(len(times.dt), x.shape[2]))
-    slopes = _probed(process, theta, x, times, piece.context, jnp.asarray(probes, x.dtype))
-    in_drift, in_noise = (np.asarray(slope != 0).any(axis=0) for slope in slopes)
-    return in_drift, in_noise
+    return _probe(process, theta, x, times, piece.context, jnp.asarray(probes, x.dtype))
 
 
 @partial(jax.jit, static_argnums=0)
-def _probed(
-    process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array
-) -> tuple[Array, Array]:
+def _probe(process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array) -> Slopes:
     """∂θ Σₙ vₙ·μ and ∂θ Σₙ vₙ·Qvₙ of each trajectory, v random: zero only if every term is. (E, P) each"""
 
-    def one(x: Array, context: PyTree) -> tuple[Array, Array]:
+    def one(x: Array, context: PyTree) -> Slopes:
         def drift(th: Params) -> Array:
             along = lambda v, x, t, dt: v @ mean_rate(process, th, x, t, dt, context)
             return jax.vmap(along)(probes, x[:-1], times.t[:-1], times.dt).sum()
@@ -170,7 +175,7 @@ def _probed(
             along = lambda v, x, t: v @ diffusion_at(process, theta, x, t, context).apply(th, v)
             return jax.vmap(along)(probes, x[:-1], times.t[:-1]).sum()
 
-        return ravel_pytree(jax.grad(drift)(theta))[0], ravel_pytree(jax.grad(noise)(theta))[0]
+        return Slopes(ravel_pytree(jax.grad(drift)(theta))[0], ravel_pytree(jax.grad(noise)(theta))[0])
 
     return jax.vmap(one)(x, context)
 
