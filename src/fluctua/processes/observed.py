@@ -382,13 +382,13 @@ def _root(value: Any, size: int) -> Array:
 
 
 def _check_covariance(name: str, value: Any, size: int) -> None:
-    given = np.asarray(value)
-    v = np.asarray(given, float)
+    entries = np.asarray(value)
+    v = np.asarray(entries, float)
     if v.shape not in ((), (size,), (size, size)):
         raise ValueError(f"`{name}` must be a number, ({size},) or ({size}, {size}); got shape {v.shape}.")
     least = float(np.linalg.eigvalsh((v + v.T) / 2)[0] if v.ndim == 2 else v.min()) if np.isfinite(v).all() else np.nan
     # rounding moves each entry by eps/2 of itself, and so an eigenvalue by eps/2 ‖V‖ at most (Weyl)
-    rounding = np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
+    rounding = np.finfo(entries.dtype if entries.dtype.kind == "f" else float).eps
     slack = max(1e-12, size * rounding) * np.abs(v).max(initial=0) if v.ndim == 2 else 0.0
     if not least >= -slack or (v.ndim == 2 and not np.allclose(v, v.T)):
         raise ValueError(
