@@ -242,6 +242,10 @@ def convert(
     scale: Scale = None,
     drop: Annotated[bool, typer.Option("--drop", help="leave out trajectories that are not finite")] = False,
     params: Annotated[Path | None, typer.Option(help=".npz of the parameters that were set, kept in OUT.nc")] = None,
+    detrend: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", help="subtract what varies more slowly: the drift of a detector"),
+    ] = None,
 ) -> None:
     """Make a recording of another program's file, or of a damaged one.
 
@@ -254,11 +258,13 @@ def convert(
         with opened(file, map_, dt, rate, scale, damaged=True) as recording, bar("copying") as progress:
             for text in recording.damage:
                 say(f"damaged: {text}", err=True)
-            done = copy(recording, out, drop=drop, parameters=parameters(params), progress=progress)
+            done = copy(recording, out, drop=drop, parameters=parameters(params), detrend=detrend, progress=progress)
             kind = recording.kind
     except EXPECTED as error:
         fail(str(error))
     say(f"{out}: {counted(done.kept, 'trajectory')} of {file} ({kind})")
+    if detrend is not None:
+        say(f"detrended: what varies more slowly than {detrend:g} was subtracted, as an offset of the detector")
     for what, numbers in (("dropped, not finite", done.dropped), ("lost, damaged", done.lost)):
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")

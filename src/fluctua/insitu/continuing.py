@@ -31,6 +31,7 @@ from fluctua.insitu.readout import (
 )
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.trend import describe_trend, find_trend
 from fluctua.learn.repetitions import PARTS
 from fluctua.processes.stationary import Stationary, autocorrelation_time, memory_time, of_batches, stationary
 
@@ -51,7 +52,7 @@ class Stretches(NamedTuple):
 
     slowest: the number of the component that is correlated for longest. memory: how long, 1 + 2Σ|ρ|.
     autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective: independent samples of
-    that component that the record is worth.
+    that component that the record is worth. trend: a drift of the record, in words; empty if there is none.
     """
 
     recording: RecordingFile
@@ -60,11 +61,13 @@ class Stretches(NamedTuple):
     memory: float
     autocorrelation_time: float
     effective: float
+    trend: str = ""
 
     @property
     def numbers(self) -> dict[str, Any]:
         """For machines."""
-        named = {name: getattr(self, name) for name in ("length", "memory", "autocorrelation_time", "effective")}
+        fields = ("length", "memory", "autocorrelation_time", "effective", "trend")
+        named = {name: getattr(self, name) for name in fields}
         return {"count": self.recording.count, **named, "slowest": self.recording.description.components[self.slowest]}
 
     def __repr__(self) -> str:
@@ -72,7 +75,7 @@ class Stretches(NamedTuple):
         return (
             f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is correlated over "
             f"{self.memory:.3g}: integrated autocorrelation time {self.autocorrelation_time:.3g}, "
-            f"{self.effective:,.0f} independent samples"
+            f"{self.effective:,.0f} independent samples" + (f"\n→ not steady: {self.trend}" if self.trend else "")
         )
 
 
@@ -100,6 +103,7 @@ def stretches(recording: RecordingFile, model: RecordingModel) -> Stretches:
             long = memory_time(series) * group
             if long > memory:
                 slowest, memory, own = i, long, max(autocorrelation_time(series) * group, 1.0)
+    trend = _find_drift(recording)
     length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
     if recording.count * (steps // length) < FEWEST:
         length = int(steps // np.ceil(FEWEST / recording.count))
@@ -107,10 +111,25 @@ def stretches(recording: RecordingFile, model: RecordingModel) -> Stretches:
         raise ValueError(
             f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, of which "
             f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. {FEWEST} stretches of "
-            f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. Record for longer."
+            f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. "
+            + (f"That is because of a drift: {trend}" if trend else "Record for longer.")
         )
     whole = recording.count * steps
-    return Stretches(recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own)
+    return Stretches(recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own, trend)
+
+
+def _find_drift(recording: RecordingFile) -> str:
+    """The drift of a trace that stands out most, with what to do; empty if there is none."""
+    names = recording.description.components
+    searches = [find_trend(np.asarray(recording.x[j]), records=recording.count) for j in range(recording.count)]
+    found = [search.trend for search in searches if search.trend is not None]
+    if not found:
+        return ""
+    worst = min(found, key=lambda trend: trend.probability)
+    return (
+        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the trend away "
+        "(fluctua convert IN OUT.nc --detrend TIME); a longer record does not help."
+    )
 
 
 def estimate_continuing(

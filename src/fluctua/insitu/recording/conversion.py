@@ -11,6 +11,7 @@ import numpy as np
 
 from fluctua.insitu.recording.description import now, software_name
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.trend import remove_trend
 from fluctua.insitu.recording.writer import Writer, create
 
 
@@ -28,6 +29,7 @@ def convert(
     *,
     drop: bool = False,
     parameters: Mapping[str, Any] | None = None,
+    detrend: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Copy trajectories, one at a time, into a new recording.
@@ -37,6 +39,8 @@ def convert(
         path: the recording to write; it must not exist.
         drop: leave out trajectories with states that are not finite, which are refused otherwise.
         parameters: θ as it was set, added to what the file says.
+        detrend: take away what varies more slowly than this time, an offset of the detector that drifts; for long
+            records of a steady state (see `trend.remove_trend`). It is noted in the copy's `provenance`.
         progress: called with (done, total).
     Returns: a `Converted`, how many were kept and which were not.
 
@@ -47,6 +51,10 @@ def convert(
     """
     d = recording.description
     origin = f"converted from {recording.path.name} ({recording.kind})"
+    samples = None
+    if detrend is not None:
+        samples = _in_samples(recording, detrend)
+        origin += f", detrended: what varies more slowly than {detrend:g} was subtracted"
     head = dataclasses.replace(
         d,
         parameters={**d.parameters, **(parameters or {})},
@@ -58,15 +66,28 @@ def convert(
     writer = create(path, head, trajectories=recording.count)
     try:
         with writer:
-            dropped, lost = _copied(recording, writer, drop, progress or (lambda done, total: None))
+            dropped, lost = _copied(recording, writer, drop, samples, progress or (lambda done, total: None))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return Converted(writer.count, dropped, lost)
 
 
+def _in_samples(recording: RecordingFile, detrend: float) -> float:
+    """The time of `detrend` in samples; refused where a trend has no meaning."""
+    if not (np.isfinite(detrend) and detrend > 0):
+        raise ValueError(f"`detrend` (--detrend) is a time, above 0; got {detrend:g}.")
+    if recording.description.events is not None:
+        raise ValueError(f"{recording.path} has events, whose changes add up to its states: no trend is taken from it.")
+    return detrend / float(np.median(np.diff(recording.t)))
+
+
 def _copied(
-    recording: RecordingFile, writer: Writer, drop: bool, progress: Callable[[int, int], None]
+    recording: RecordingFile,
+    writer: Writer,
+    drop: bool,
+    samples: float | None,
+    progress: Callable[[int, int], None],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers of the trajectories that were dropped, and of those that were lost."""
     d = recording.description
@@ -88,6 +109,8 @@ def _copied(
                 )
             dropped.append(n)
             continue
+        if samples is not None:
+            x = remove_trend(x, samples, f"trajectory {n} of {recording.path}")
         if d.is_complex:
             x = x[:, : len(d.channels)] + 1j * x[:, len(d.channels) :]
         known = None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()}

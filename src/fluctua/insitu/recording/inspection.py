@@ -14,8 +14,10 @@ import numpy as np
 import scipy
 
 from fluctua.insitu.recording import layout
-from fluctua.insitu.recording.description import counted
+from fluctua.insitu.recording.description import Description, counted
+from fluctua.insitu.recording.digitisation import Judgement, TieCounter, find_steps
 from fluctua.insitu.recording.reader import RecordingFile
+from fluctua.insitu.recording.trend import LOST, describe_trend, find_trend
 
 CHUNK_BYTES = 64 * 2**20
 ALARM = 1e-4
@@ -66,6 +68,8 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     lost: dict[int, str] = {}
     for first, x in _read_sound(recording, chunk_bytes, lost):
         seen.add(x, first)
+        if recording.count == 1 and np.isfinite(x).all():
+            findings += _slow(x[0], d)
     if lost:
         text = (
             f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what follows is of the "
@@ -75,7 +79,7 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     if seen.count:
         findings += [*_finite(seen), *_stuck(seen, d.components)]
         if d.events is None or not d.events.still:  # a state that only events change repeats itself, and its extremes
-            findings += [*_clipping(seen, d.components), *_repeats(seen)]
+            findings += [*_clipping(seen, d.components), *_repeats(seen, d)]
         findings += [*_drift(seen, d.components), *_twice(seen, d.components)]
     summary = {
         "file": str(recording.path),
@@ -144,6 +148,7 @@ class _Seen:
         self.repeats: list[tuple[int, int]] = []  # trajectory, how many
         self.means: list[np.ndarray] = []
         self.top, self.bottom = _Extreme(size), _Extreme(size)
+        self.counter: TieCounter | None = None
 
     def add(self, x: np.ndarray, first: int) -> None:
         bad = ~np.isfinite(x)
@@ -153,7 +158,13 @@ class _Seen:
         self.bad_count += int(bad.sum())
         same = (x[:, 1:] == x[:, :-1]).all(axis=2)
         moving = (x[:, 1:] != 0).any(axis=2)  # all zero is a system at rest, not a sample held
-        held = (same & moving).sum(axis=1)
+        ties = same & moving
+        held = ties.sum(axis=1)
+        if self.count == 0:
+            steps = find_steps(x[:, 1:].reshape(-1, x.shape[2]))
+            self.counter = None if steps is None else TieCounter(steps)
+        if self.counter is not None:
+            self.counter.add(x, ties)
         self.repeats += [(first + int(j), int(held[j])) for j in np.flatnonzero(held)]
         later = np.where(bad, np.nan, x)[:, 1:].astype(np.float64)  # a prepared start is one value on purpose
         each = later.reshape(-1, x.shape[2])
@@ -312,17 +323,55 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     return findings
 
 
-def _repeats(seen: _Seen) -> list[Finding]:
+def _repeats(seen: _Seen, d: Description) -> list[Finding]:
     if not seen.repeats:
         return []
     total = sum(n for _, n in seen.repeats)
+    where = f"{counted(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories"
+    chance = None if seen.counter is None else seen.counter.judge(total, ALARM)
+    predicted = "" if chance is None or seen.counter is None else _predicted(chance, seen.counter.steps, d)
+    if chance is not None and not chance.held:
+        return [
+            Finding("ties", False, f"{where} repeat{'s' * (total == 1)} the one before, as chance has it{predicted}.")
+        ]
     text = (
-        f"{counted(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories repeat{'s' * (total == 1)} "
-        f"the one before in every channel (first in trajectory {seen.repeats[0][0]}): an instrument that holds its "
-        "last value when it misses one. A repeated sample is a kick that never was; record again, or drop those "
-        "trajectories."
+        f"{where} repeat{'s' * (total == 1)} the one before in every channel (first in trajectory "
+        f"{seen.repeats[0][0]}){predicted}: an instrument that holds its last value when it misses one. A repeated "
+        "sample is a kick that never was; record again, or drop those trajectories."
     )
     return [Finding("dropped samples", True, text)]
+
+
+def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
+    """What digitisation in steps makes of it, in words."""
+    widths = ", ".join(f"{step:.3g}" for step in np.unique(np.round(steps, 12))[:4])
+    unit = f" {d.units}" if d.units else ""
+    if not np.isfinite(chance.expected):
+        return f"; samples are {widths}{unit} apart, which is as much as they change: use a finer range"
+    return (
+        f"; steps of {widths}{unit} predict {chance.expected:,.0f} ± {np.hypot(chance.error, chance.expected**0.5):.0f}"
+    )
+
+
+def _slow(x: np.ndarray, d: Description) -> list[Finding]:
+    """A drift of one long record (T+1, M), or that it is too short to tell."""
+    search = find_trend(x)
+    time = search.memory * float(np.median(np.diff(d.t)))
+    if search.trend is not None:
+        text = (
+            f"the record is not in a steady state: {describe_trend(search.trend, d.components)}. If the detector "
+            "drifts and the system does not, `fluctua convert IN OUT.nc --detrend TIME` takes away what varies more "
+            f"slowly than TIME ({2 * time / LOST:.2g} or more). If the system drifts, or began elsewhere, use a part "
+            "of the record in which it does not."
+        )
+        return [Finding("drift", True, text)]
+    if not search.resolved:
+        text = (
+            f"{d.components[search.slowest]} is correlated over {time:.3g}, a {len(x) / search.memory:.0f}th of the "
+            "record: a drift could not be told from its own fluctuations."
+        )
+        return [Finding("slow", False, text)]
+    return []
 
 
 def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:

@@ -1,0 +1,169 @@
+"""Slow drifts of one long record: how they are found, and how they are taken away.
+
+A record x of n samples is written in cosines, aₖ = √(2/n) Σₙ xₙ cos(πk(n + ½)/n), k half periods
+per record. In a steady state those with k ≪ n/τ, τ the correlation time, are independent and have
+the same variance S(0). A drift sits in the slowest, k = 1 and 2:
+
+    F = ½(a₁² + a₂²) / mean(a₃² … a_K²)      is F(2, K−2) distributed without one.
+
+No correlation time enters but through K = n/2πτ, up to which the spectrum is flat within a quarter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+
+from fluctua.processes.stationary import memory_time
+
+ALARM = 1e-4
+"""Probability that a steady record is said to drift, all components, means and variances together."""
+POINTS = 2**15
+"""Means of consecutive samples that a record is reduced to."""
+SLOWEST = 2
+"""Half periods per record that a drift is looked for in."""
+FEWEST = 8
+MOST = 40
+"""Half periods per record that it is compared with, K."""
+ASIDE = 4
+"""Half periods that are taken away before the correlation time is measured: a drift would lengthen it."""
+LOST = 0.02
+"""Share of the variance of its fluctuations that a record may lose with its trend."""
+
+
+class Trend(NamedTuple):
+    """A drift of one component.
+
+    what: "mean" or "variance". component: its number. change: second half of the record − first.
+    errors: that in standard errors. probability: of such a drift by chance, for this component.
+    """
+
+    what: str
+    component: int
+    change: float
+    errors: float
+    probability: float
+
+
+class TrendSearch(NamedTuple):
+    """trend: the drift that stands out most, or None. memory: 1 + 2Σ|ρ| of the slowest component, in samples.
+
+    slowest: its number. resolved: whether the record is long enough to tell its fluctuations from a drift.
+    """
+
+    trend: Trend | None
+    slowest: int
+    memory: float
+    resolved: bool
+
+
+def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
+    """Compare the slowest movements of a record (n, M) with those next to them, per component.
+
+    Args:
+        x: finite states.
+        records: how many are searched, which share the probability of an alarm.
+
+    Returns: a `TrendSearch`.
+    """
+    group = -(-len(x) // POINTS)
+    whole = len(x) // group * group
+    alarm = ALARM / (2 * x.shape[1] * records)
+    trends: list[Trend] = []
+    slowest, memory, resolved = 0, 0.0, True
+    for i in range(x.shape[1]):
+        series = np.asarray(x[:whole, i], np.float64)
+        series = series - series.mean()
+        if len(series) < 4 * FEWEST or not np.any(series):
+            continue
+        means = _average(series, group)
+        squares = _average((series - np.repeat(_slow_part(means, SLOWEST), group)) ** 2, group)
+        for what, values in (("mean", means), ("variance", squares)):
+            tested = _test(values)
+            if tested.memory * group > memory and what == "mean":
+                slowest, memory = i, tested.memory * group
+                resolved = tested.resolved
+            limit = alarm if tested.resolved else alarm / 10
+            if tested.probability < limit:
+                trends.append(Trend(what, i, tested.change, tested.errors, tested.probability))
+    found = min(trends, key=lambda trend: trend.probability, default=None)
+    return TrendSearch(found, slowest, memory, resolved)
+
+
+def describe_trend(trend: Trend, components: tuple[str, ...]) -> str:
+    """What drifts and by how much, without a full stop."""
+    return (
+        f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between the halves of the "
+        f"record, {trend.errors:.1f} standard errors"
+    )
+
+
+class _Tested(NamedTuple):
+    probability: float
+    change: float
+    errors: float
+    memory: float
+    resolved: bool
+
+
+def _test(values: np.ndarray) -> _Tested:
+    """The F test of one series (n,), and the difference of its halves."""
+    n = len(values)
+    a = scipy.fft.dct(values - values.mean(), norm="ortho")
+    fast = values - values.mean() - _slow_part(values - values.mean(), ASIDE)
+    memory = memory_time(fast[None]) if np.any(fast) else 1.0
+    flat = int(n / (np.pi * memory))  # memory is 2τ
+    count = min(MOST, max(FEWEST, flat), n - 1)
+    level = float(np.mean(a[SLOWEST + 1 : count + 1] ** 2))
+    half = n // 2
+    change = float(values[-half:].mean() - values[:half].mean())
+    if not level > 0:
+        return _Tested(1.0, change, 0.0, memory, flat >= FEWEST)
+    statistic = float(np.mean(a[1 : SLOWEST + 1] ** 2)) / level
+    probability = float(scipy.stats.f.sf(statistic, SLOWEST, count - SLOWEST))
+    return _Tested(probability, change, abs(change) / (2 * np.sqrt(level / n)), memory, flat >= FEWEST)
+
+
+def _average(values: np.ndarray, group: int) -> np.ndarray:
+    return values.reshape(-1, group).mean(axis=1)
+
+
+def _slow_part(values: np.ndarray, count: int) -> np.ndarray:
+    """The cosines 1 … count of a series (n, …), without its mean."""
+    a = scipy.fft.dct(values, axis=0, norm="ortho")
+    a[0] = 0
+    a[count + 1 :] = 0
+    return scipy.fft.idct(a, axis=0, norm="ortho")
+
+
+def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
+    """Take from a record (n, M) what varies more slowly than `samples`; its mean stays.
+
+    The trend is taken for an offset of the detector, added to a system that is in a steady state.
+    A system whose parameters drift is not mended by this. The fluctuations lose 2m/`samples` of their
+    variance, m the memory; more than `LOST` is refused.
+
+    Args:
+        x: finite states.
+        samples: period in samples; the cosines of longer periods are subtracted.
+        name: of the record, for messages.
+    """
+    count = int(2 * len(x) / samples)
+    if not count >= 1:
+        raise ValueError(
+            f"{name} is {len(x)} samples long, less than half a period of {samples:.4g}: nothing in it varies so "
+            "slowly. Give a shorter time to --detrend."
+        )
+    values = np.asarray(x, np.float64)
+    fast = values - _slow_part(values, count)
+    moving = [i for i in range(values.shape[1]) if np.ptp(values[:, i]) > 0]
+    memory = max((memory_time((fast[:, i] - fast[:, i].mean())[None]) for i in moving), default=0.0)
+    lost = count * memory / len(x)
+    if lost > LOST:
+        raise ValueError(
+            f"--detrend would take {lost:.0%} of the fluctuations of {name} away with its trend: they are correlated "
+            f"over {memory:.3g} samples. Give a time of {2 * memory / LOST:.3g} samples or more, or record for longer."
+        )
+    return fast.astype(x.dtype)
