@@ -225,7 +225,7 @@ def resume(
     with runfolder.holding(place) as lock:
         entries = read_entries(place)
         plan, run = _plan_of(place, entries), entries.get("run", "")
-        changes = {"iterations": iterations, "time_limit": time_limit}
+        changes: dict[str, Any] = {"iterations": iterations, "time_limit": time_limit}
         plan = dataclasses.replace(plan, **{name: value for name, value in changes.items() if value is not None})
         session = _Session(connect, model, plan, estimator, place, report)
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
