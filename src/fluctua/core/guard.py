@@ -163,7 +163,7 @@ def examine_batch(
         scale = np.ones(sample.x.shape[2]) if known_noise else np.clip(made.v.mean(axis=0), 1 / UNKNOWN, UNKNOWN)
         made = divide_noise(made, scale)
         v, stderr = reduce_squares(sample, made, sample.x, sample.t)
-        residuals = Residuals(v, stderr, sample.x.shape[0] * (sample.x.shape[1] - 1), silent=sample.silent)
+        residuals = Residuals(v, stderr, len(made.v), silent=sample.silent)
         table = collect_sums(sample, made)
         sums = alternatives.add(earlier, table) if earlier else table
         findings = _find(sample, made, table, sums, limits, scale)

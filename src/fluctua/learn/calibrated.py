@@ -500,7 +500,7 @@ def _is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> 
 
 def _pack(sums: alternatives.Sums) -> np.ndarray:
     """One array. (4, rows, columns)"""
-    return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.count)])
+    return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.terms)])
 
 
 def _unpack(packed: np.ndarray) -> alternatives.Sums:

@@ -22,7 +22,7 @@ from fluctua.core import check
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.core.guard import Batch, examine_batch
+from fluctua.core.guard import TRANSITIONS, Batch, examine_batch
 from fluctua.core.ppgt import ppgt
 from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.scores import full_score
@@ -41,6 +41,9 @@ from fluctua.tcmt.kernel.run import Families, KernelResult, run
 from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, expected_lambda, run_twin, twin_options
 from fluctua.tcmt.network import parameters
 from fluctua.tcmt.time_step import StabilityWatch
+
+KICKS = 300_000
+"""Components of residuals that are examined in a call: a few per cent of its time."""
 
 SERVES = ("none", "time", "optimal", "binned", "twin", "carried")
 """Baselines by name (`fluctua.core.baselines`)."""
@@ -195,7 +198,7 @@ class Fused:
             process = process._replace(step=Substeps(stride))
         return examine_batch(
             process, theta, trajectories, readout=readout**2, limits=FITTED, earlier=earlier, start=self.task.start,
-            known_noise=known_noise,
+            known_noise=known_noise, most=max(TRANSITIONS // 20, KICKS // (2 * self.task.network.sites)),
         )  # fmt: skip
 
     def run(

@@ -20,7 +20,7 @@ and where it matters: `Limits` has how large it must be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,9 @@ WORK = 1e8
 
 RUN = 4
 """Neighbouring steps of such a run: as many as the lags need."""
+
+MOST_CROSSED = 64
+"""Components of which every pair is tested against functions that are not linear."""
 
 MOST_PAIRED = 300
 """Trajectories that are compared with each other."""
@@ -80,7 +83,7 @@ class Sums(NamedTuple):
     total: np.ndarray
     variance: np.ndarray
     third: np.ndarray
-    count: float
+    terms: float
 
 
 OF_MEAN = ("offset", "linear", "square", "cube", "radial", *(f"moved {delay}" for delay in DELAYS))
@@ -103,24 +106,36 @@ class Finding(NamedTuple):
 # ------------------------------------------------------------------------------------------ sums
 
 
-def collect(z: np.ndarray, x: np.ndarray, blurred: bool = False) -> Table:
+class Places(NamedTuple):
+    """Which steps the residuals are of. steps: their numbers (S,). run: how many of them are neighbours.
+
+    blurred: whether the samples have noise of a readout, which is in residuals and states at once.
+    """
+
+    steps: np.ndarray
+    run: int
+    blurred: bool = False
+
+
+def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
     """The sums of all families over the trajectories of one batch.
 
     Args:
-        z: standardised residuals (E, T, M), in double precision.
-        x: states at the start of each step (E, T, M).
-        blurred: whether the samples have noise of a readout, which is in z and x at once.
+        z: standardised residuals (E, S, M), in double precision.
+        x: states (E, T+1, M).
+        where: the steps of z among those of x.
 
     """
-    runs = _choose_runs(z.shape, 1 if blurred else 0)
+    blurred = where.blurred
+    runs = _choose_runs(z.shape, where)
     kicks = z[:, runs]
     # a sample and the residuals on both of its sides share its noise: f is one sample older then
-    now = runs - 1 if blurred else runs
-    states = {"now": x[:, now]}
+    now = where.steps[runs] - (1 if blurred else 0)
+    states = {"now": x[:, now].astype(np.float64)}
     for delay in DELAYS:
-        if z.shape[1] > 2 * delay:
+        if where.steps[-1] >= 2 * delay:
             late = (now >= delay)[..., None]
-            states[f"moved {delay}"] = np.where(late, x[:, now] - x[:, np.maximum(now - delay, 0)], 0)
+            states[f"moved {delay}"] = np.where(late, states["now"] - x[:, np.maximum(now - delay, 0)], 0)
     table: Table = {}
     for mine, other in _folds(*kicks.shape[:3]):
         own = {name: _rows(values[mine]) for name, values in states.items()}
@@ -156,14 +171,17 @@ def _folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
     return [(np.s_[:, :, length // 2 :], np.s_[:, :, : length // 2])]
 
 
-def _choose_runs(shape: tuple[int, ...], first: int) -> np.ndarray:
-    """Numbers of the steps to look at in runs of neighbours: all in one, or short runs evenly over time. (R, L)"""
-    count, steps, size = shape
+def _choose_runs(shape: tuple[int, ...], where: Places) -> np.ndarray:
+    """Places of z to look at, in runs of neighbours: all, or short runs evenly over time. (R, L)"""
+    count, total, size = shape
+    first = 1 if where.blurred and where.steps[0] == 0 else 0
     most = int(WORK / size**2 / count)
-    if steps - first <= max(most, 2 * RUN):
-        return np.arange(first, steps)[None]
-    begins = np.linspace(first, steps - RUN, max(2, most // RUN)).astype(int)
-    return begins[:, None] + np.arange(RUN)
+    if where.run == total and total - first <= max(most, 2 * RUN):
+        return np.arange(first, total)[None]
+    run = RUN if where.run == total else where.run
+    begins = np.arange(first if where.run == total else first * run, total - run + 1, run)
+    chosen = np.unique(np.linspace(0, len(begins) - 1, min(len(begins), max(2, most // run))).astype(int))
+    return begins[chosen][:, None] + np.arange(run)
 
 
 def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
@@ -175,6 +193,19 @@ def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
     if skew:
         third += skew * np.einsum("kn,kn->k", square, np.abs(f))
     return Sums(total, variance, third, float(f.shape[1]))
+
+
+def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
+    """Sums of every row of a factor (M, n) with the same one of f (M, n). (M, 1)"""
+    multiply = lambda a, b: np.einsum("mn,mn->m", a, b)[:, None]
+    square = f * f
+    third = skew * multiply(square, np.abs(f))
+    return Sums(multiply(factor, f), multiply(f, f), third, float(f.shape[1]))
+
+
+def _sum_for(size: int) -> Callable[..., Sums]:
+    """Of every component with every other; of large systems with itself alone, where products of all take too long."""
+    return _sum if size <= MOST_CROSSED else _sum_own
 
 
 class _Scale(NamedTuple):
@@ -196,28 +227,35 @@ def _of_states(
 ) -> Iterator[tuple[str, Sums]]:
     """Families of functions of the state, of the rows (M, n) of one half with means of the other."""
     scale = _scale(other["now"])
-    x, x_other = scale(states["now"]), scale(other["now"])
+    x = scale(states["now"])
+    x_other = scale(other["now"])
+    bend = _bend(x, x_other)
+    add_up = _sum_for(len(x))
+    square = x * x
+    square_other = x_other * x_other
+    yield "offset", _sum(z, np.ones((1, x.shape[1])))
+    yield "linear", _sum(z, x)
+    yield "square", add_up(z, bend(square, square_other))
+    yield "cube", add_up(z, bend(x * square, x_other * square_other))
+    if len(x) > 1:
+        yield "radial", add_up(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0)))
+    for name in [name for name in other if name != "now"]:
+        of = _scale(other[name])
+        yield name, add_up(z, bend(of(states[name]), of(other[name])))
+    w = (z * z - 1) / np.sqrt(2)
+    yield "variance linear", add_up(w, x, SKEW_OF_SQUARE)
+    yield "variance square", add_up(w, square - 1, SKEW_OF_SQUARE)
+
+
+def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """(f, f of the others) -> f less what is linear in the states, which has tests of its own."""
+    if len(x) > MOST_CROSSED:
+        slope = lambda f_other: np.mean(f_other * x_other, axis=1, keepdims=True)  # of rows with unit spread
+        return lambda f, f_other: f - f_other.mean(axis=1, keepdims=True) - slope(f_other) * x
     lines = np.concatenate([np.ones((1, x.shape[1])), x])
     lines_other = np.concatenate([np.ones((1, x_other.shape[1])), x_other])
     inverse = np.linalg.pinv(lines_other @ lines_other.T, rcond=1e-10, hermitian=True)
-
-    def bend(f: np.ndarray, f_other: np.ndarray) -> np.ndarray:
-        """f less what is linear in the states, which has tests of its own."""
-        return f - (f_other @ lines_other.T @ inverse) @ lines
-
-    square, square_other = x * x, x_other * x_other
-    yield "offset", _sum(z, lines[:1])
-    yield "linear", _sum(z, x)
-    yield "square", _sum(z, bend(square, square_other))
-    yield "cube", _sum(z, bend(x * square, x_other * square_other))
-    if len(x) > 1:
-        yield "radial", _sum(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0)))
-    for name in [name for name in other if name != "now"]:
-        of = _scale(other[name])
-        yield name, _sum(z, bend(of(states[name]), of(other[name])))
-    w = (z * z - 1) / np.sqrt(2)
-    yield "variance linear", _sum(w, x, SKEW_OF_SQUARE)
-    yield "variance square", _sum(w, square - 1, SKEW_OF_SQUARE)
+    return lambda f, f_other: f - (f_other @ lines_other.T @ inverse) @ lines
 
 
 def _of_variance(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
@@ -242,7 +280,8 @@ def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
         yield "together", together._replace(variance=np.where(above, together.variance, 0))
     for lag in (1, 2, 3):
         if z.shape[2] > lag and not (blurred and lag == 1):
-            yield f"lag {lag}", _sum(_rows(z[:, :, lag:]), _rows(z[:, :, :-lag]))
+            add_up = _sum if lag == 1 else _sum_for(size)
+            yield f"lag {lag}", add_up(_rows(z[:, :, lag:]), _rows(z[:, :, :-lag]))
 
 
 def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
@@ -294,15 +333,16 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
     deviations = []
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for family, sums in table.items():
-            tests = max(np.count_nonzero(sums.variance), 1)
+            tests = max(int(np.count_nonzero(sums.variance)), 1)
             certain = -scipy.special.ndtri(CHANCE / 2 / len(table) / tests)
             statistic = np.where(sums.variance > 0, sums.total / np.sqrt(sums.variance), 0)
             skew = np.where(sums.variance > 0, sums.third / sums.variance**1.5, 0)
             needed = _widen_tail(certain, skew)
             effect, limit = _effect(family, sums, statistic, drift, limits)
             for row, column in zip(*np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True):
-                place = (int(row), int(column))
-                deviations.append(Finding(family, *place, float(statistic[place]), float(effect[place])))
+                size = (float(statistic[row, column]), float(effect[row, column]))
+                of = row if statistic.shape[1] == 1 else column  # one column: every component with itself
+                deviations.append(Finding(family, int(row), int(of), *size))
     return sorted(deviations, key=lambda one: -abs(one.statistic))
 
 
@@ -316,7 +356,7 @@ def _effect(
     family: str, sums: Sums, statistic: np.ndarray, drift: np.ndarray, limits: Limits
 ) -> tuple[np.ndarray, float]:
     """How large a deviation is, in the unit of its limit, and the limit."""
-    size = np.abs(statistic) / np.sqrt(sums.count)
+    size = np.abs(statistic) / np.sqrt(sums.terms)
     if family == "pairs":
         return np.where(statistic > 0, size, 0), limits.step
     if family.startswith("step"):
@@ -337,14 +377,19 @@ def add(before: Table | None, news: Table, fade: float = 1.0) -> Table:
 def _add(before: Sums | None, news: Sums) -> Sums:
     if before is None or before.total.shape != news.total.shape:
         return news
-    return Sums(*(a + b for a, b in zip(before, news, strict=True)))
+    return Sums(
+        before.total + news.total,
+        before.variance + news.variance,
+        before.third + news.third,
+        before.terms + news.terms,
+    )
 
 
 def fade(table: Table | None, factor: float) -> Table | None:
     """What was summed counts for less."""
     if table is None or factor == 1:
         return table
-    weigh = lambda s: Sums(factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.count)
+    weigh = lambda s: Sums(factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.terms)
     return {name: weigh(sums) for name, sums in table.items()} if factor else None
 
 

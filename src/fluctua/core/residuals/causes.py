@@ -107,7 +107,7 @@ def _correlation(finding: Finding) -> str:
 
 def _step(finding: Finding, i: int, j: int) -> str:
     return (
-        f"Component {i} jumps at step {j} of the trajectories, by {finding.effect:.2g} times its noise on average: a "
+        f"Component {i} jumps at step {j} of those looked at, by {finding.effect:.2g} times its noise on average: a "
         "record that is shifted or cut together, or a glitch."
     )
 
@@ -115,7 +115,7 @@ def _step(finding: Finding, i: int, j: int) -> str:
 def _step_variance(finding: Finding, i: int, j: int) -> str:
     held = finding.statistic < 0
     which = "the states" if finding.family == "step v of all" else f"component {i}"
-    return f"The noise of {which} is another at step {j} of the trajectories: " + (
+    return f"The noise of {which} is another at step {j} of those looked at: " + (
         "a channel that is held, stuck, delayed or clipped." if held else "a glitch, or a record that is cut together."
     )
 

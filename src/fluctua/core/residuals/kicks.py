@@ -24,7 +24,7 @@ Transition = Callable[[Process, Params, Step], Gaussian]
 
 
 class Standardised(NamedTuple):
-    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step. (E·T, M) each"""
+    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step. (E·S, M) each"""
 
     v: Array
     z: Array
@@ -37,13 +37,16 @@ def standardise(
     transition: Transition | None,
     silent: tuple[int, ...],
     theta: Params,
-    x: Array,
+    now: Array,
+    following: Array,
     t: Array,
     dt: Array,
     context: PyTree,
     readout: Array,
 ) -> Standardised:
-    """Residuals of x (E, T+1, M) in units of their noise. transition: None for Euler steps with independent noise.
+    """Residuals of steps in units of their noise. transition: None for Euler steps with independent noise.
+
+    now, following: both ends of each (E, S, M); t, dt: their times (S,).
 
     silent: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of the others is that
     without them.
@@ -78,7 +81,7 @@ def standardise(
         put = lambda values, rest: jnp.full_like(x, rest).at[others].set(values)
         return Standardised(put(v, 1), put(z, 0), put(move, 0))
 
-    return along(one, x, t, dt, context)
+    return along(one, now, following, t, dt, context)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -86,13 +89,14 @@ def leave_out(
     process: Process,
     transition: Transition,
     theta: Params,
-    x: Array,
+    now: Array,
+    following: Array,
     t: Array,
     dt: Array,
     context: PyTree,
     readout: Array,
 ) -> tuple[Array, Array]:
-    """r² by the transition that is used, and d² that an Euler step leaves out, along x (E, T+1, M). (E·T, M) each"""
+    """r² by the transition that is used, and d² that an Euler step leaves out, of steps (E, S, M). (E·S, M) each"""
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         step = Step(x, x_next, t, dt, context)
@@ -101,7 +105,7 @@ def leave_out(
         blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
         return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
 
-    return along(one, x, t, dt, context)
+    return along(one, now, following, t, dt, context)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -116,11 +120,11 @@ def spread_noise(process: Process, theta: Params, step: Step, readout: Array) ->
     return jnp.linalg.cholesky(covariance / jnp.outer(amplitude, amplitude))
 
 
-def along(one: Callable[..., Any], x: Array, t: Array, dt: Array, context: PyTree) -> Any:
-    """`one(x, x', t, Δt, context)` of every step of x (E, T+1, M), a few at a time; leaves (E·T, …)."""
-    count, steps = x.shape[0], t.shape[0]
+def along(one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree) -> Any:
+    """`one(x, x', t, Δt, context)` of every step (E, S, M), a few at a time; leaves (E·S, …)."""
+    count, steps, size = now.shape
     each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
-    ends = (x[:, :-1].reshape(-1, x.shape[2]), x[:, 1:].reshape(-1, x.shape[2]))
+    ends = (now.reshape(-1, size), following.reshape(-1, size))
     return jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
 
 

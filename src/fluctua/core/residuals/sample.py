@@ -11,6 +11,7 @@ import scipy
 from fluctua.core import check
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.residuals import alternatives
+from fluctua.core.residuals.alternatives import RUN
 from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, spread_noise, standardise
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.steps import Substeps
@@ -53,7 +54,8 @@ class Law(NamedTuple):
 class Sample(NamedTuple):
     """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what law.
 
-    components: those with noise of their own; the others are silent. last_place: rounding of a state (M,).
+    silent: components without noise of their own. last_place: rounding of their states (M,). steps: numbers of the steps
+    that are looked at (S,). run: how many of them are neighbours.
     """
 
     law: Law
@@ -65,6 +67,8 @@ class Sample(NamedTuple):
     readout: Array
     silent: tuple[int, ...]
     last_place: np.ndarray
+    steps: np.ndarray
+    run: int
 
     @property
     def components(self) -> np.ndarray:
@@ -86,11 +90,15 @@ def take_sample(
     if not plain or silent:  # a few solves of M × M matrices a transition
         most = min(most, max(FEWEST, int(2e11 / (50 * data.x.shape[2] ** 3))))
     rows = choose_rows(data, most)
+    steps, run = _choose_steps(len(data.t) - 1, most // len(rows))
     raw = load_rows(data.x, rows)
     x = np.asarray(raw, working_dtype(theta, raw))
     variance = np.asarray(0.0 if readout is None else readout, float)
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
         raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
+    last_place = np.zeros(x.shape[2])
+    if silent:
+        last_place = ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float)
     return Sample(
         law=Law(process, None if plain else transition, plain and isinstance(process.step, Substeps)),
         theta=theta,
@@ -100,22 +108,46 @@ def take_sample(
         context=jax.tree.map(lambda leaf: put(load_rows(leaf, rows)), data.context),
         readout=put(np.full(x.shape[2:], variance, x.dtype)),
         silent=silent,
-        last_place=ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float),
+        last_place=last_place,
+        steps=steps,
+        run=run,
     )
+
+
+def _choose_steps(total: int, most: int) -> tuple[np.ndarray, int]:
+    """Numbers of the steps to look at, and how many are neighbours: all, or short runs evenly over time."""
+    if total <= max(most, 2 * RUN):
+        return np.arange(total), total
+    begins = np.unique(np.linspace(0, total - RUN, max(2, most // RUN)).astype(int) // RUN * RUN)
+    return (begins[:, None] + np.arange(RUN)).ravel(), RUN
+
+
+class _Steps(NamedTuple):
+    """Ends (E, S, M), beginnings (S,) and lengths (S,) of the steps that are looked at."""
+
+    now: Array
+    following: Array
+    t: Array
+    dt: Array
+
+
+def _pick_steps(sample: Sample, x: np.ndarray, t: np.ndarray) -> _Steps:
+    times = check.grid(t)
+    steps = sample.steps if x.shape[1] == sample.x.shape[1] else np.unique(sample.steps // 2)
+    steps = steps[steps < x.shape[1] - 1]
+    begins, dt = (np.asarray(part)[steps] for part in (times.t, times.dt))
+    return _Steps(put(x[:, steps]), put(x[:, steps + 1]), put(begins), put(dt))
 
 
 def standardise_states(sample: Sample, law: Law, x: np.ndarray, t: np.ndarray) -> Standardised:
     """Residuals of every step in units of their noise, in double precision. (n, M) each"""
-    times = check.grid(t)
-    begins = put(np.asarray(times.t)[:-1])
-    made = standardise(
-        *law[:2], sample.silent, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
-    )  # fmt: skip
+    ends = _pick_steps(sample, x, t)
+    made = standardise(*law[:2], sample.silent, sample.theta, *ends, sample.context, sample.readout)
     v, z, drift = (np.asarray(part, np.float64) for part in made)
     if law.mixed and not sample.silent:
         middle = put(x.mean(axis=(0, 1)))
         context = jax.tree.map(lambda leaf: leaf[0], sample.context)
-        step = Step(middle, middle, begins[0], times.dt[0], context)
+        step = Step(middle, middle, ends.t[0], ends.dt[0], context)
         root = np.asarray(spread_noise(law.process, sample.theta, step, sample.readout), np.float64)
         z, drift = (
             scipy.linalg.solve_triangular(root, each.T, lower=True, check_finite=False).T for each in (z, drift)
@@ -130,12 +162,9 @@ def reduce_squares(sample: Sample, made: Standardised, x: np.ndarray, t: np.ndar
     v, stderr = _mean(made.v)
     if not sample.silent:
         return v, stderr
-    times = check.grid(t)
-    begins = put(np.asarray(times.t)[:-1])
+    ends = _pick_steps(sample, x, t)
     transition = sample.law.transition or euler
-    left = leave_out(
-        sample.law.process, transition, sample.theta, put(x), begins, times.dt, sample.context, sample.readout
-    )
+    left = leave_out(sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout)
     square, expected = (np.asarray(part, np.float64) for part in left)
     mean, spread = _mean(square)
     allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
@@ -161,9 +190,8 @@ def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
     z = made.z[:, there]
     if len(z) < alternatives.FEWEST_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
         return {}
-    count, times = sample.x.shape[:2]
-    states = np.asarray(sample.x[:, :-1, there], np.float64)
-    return alternatives.collect(z.reshape(count, times - 1, -1), states, sample.blurred)
+    where = alternatives.Places(sample.steps, sample.run, sample.blurred)
+    return alternatives.collect(z.reshape(len(sample.x), len(sample.steps), -1), sample.x[..., there], where)
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
