@@ -253,26 +253,37 @@ def turn(angle: float) -> np.ndarray:
     return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
 
-def study_faults(repetitions: int) -> list[dict[str, Any]]:
-    """How often a fault is found in one batch, and in four calls; and what it is called."""
+def tabulate(system: str, fault: str, each: list[list[str]]) -> dict[str, Any]:
+    """How often a fault was found, and what it was called most often. each: doubts of the batches of one device."""
+    words = [doubt.split(" (")[0] for doubts in each for doubt in doubts if doubt]
+    row = {
+        "system": system,
+        "fault": fault,
+        "first batch": float(np.mean([bool(doubts[0]) for doubts in each])),
+        "all batches": float(np.mean([any(doubts) for doubts in each])),
+        "words": max(set(words), key=words.count) if words else "",
+    }
+    print(row, flush=True)
+    return row
+
+
+def study_two_states(repetitions: int) -> list[dict[str, Any]]:
+    """Faults of two states with four unknowns, in four calls."""
     table = []
-
-    def add(system: str, fault: str, each: list[list[str]]) -> None:
-        words = [doubt for doubts in each for doubt in doubts if doubt]
-        common = max(set(words), key=words.count) if words else ""
-        table.append(
-            {"system": system, "fault": fault, "first batch": np.mean([bool(doubts[0]) for doubts in each]),
-             "all batches": np.mean([any(doubts) for doubts in each]), "words": common.split(" (")[0]}
-        )  # fmt: skip
-        print(table[-1], flush=True)
-
     for fault, model, device in faults_of_two_states():
-        add("two states, calibrated", fault, [watch(model, device, seed, 4) for seed in range(repetitions)])
+        each = [watch(model, device, seed, 4) for seed in range(repetitions)]
+        table.append(tabulate("two states", fault, each))
+    return table
+
+
+def study_lattice(repetitions: int) -> list[dict[str, Any]]:
+    """Faults of a lattice whose parameters are known, in one batch of ten trajectories."""
     task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=4.0, dt=0.01)
     theta = {"omega": jnp.linspace(-0.3, 0.3, 6), "kappa": jnp.ones(7)}
     simulate = task.simulator()
+    table = []
     for fault, mend in (("none", lambda x: x), *faults_of_a_lattice(), ("time axis × 1.5", None)):
-        found = []
+        causes = []
         for seed in range(repetitions):
             measured = simulate(jax.random.key(seed), theta, 10)
             if mend is None:
@@ -280,8 +291,8 @@ def study_faults(repetitions: int) -> list[dict[str, Any]]:
             else:
                 measured = measured._replace(x=np.asarray(mend(np.array(measured.x)), np.float32))
             batch = examine_batch(task.process, theta, measured, limits=FITTED, start=task.start)
-            found.append([batch.residuals.cause])
-        add("lattice, known", fault, found)
+            causes.append([batch.residuals.cause])
+        table.append(tabulate("lattice", fault, causes))
     return table
 
 
@@ -305,7 +316,7 @@ def main() -> None:
     if options.study == "right":
         write("right.csv", study_right(options.models, options.calls))
     else:
-        write("faults.csv", study_faults(options.repetitions))
+        write("faults.csv", study_two_states(options.repetitions) + study_lattice(options.repetitions))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ leaves out, with m and C the mean and covariance of the locally linear transitio
 
 and less where the states were simulated in coarser steps: nothing, if the steps were the samples. What is below
 `SLACK` counts as 1. With the locally linear transition r = x' − m, and d² has no first term.
+
+Beside v, residuals are tested against common faults (`fluctua.core.residuals.alternatives`).
 """
 
 from __future__ import annotations

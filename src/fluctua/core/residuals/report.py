@@ -16,7 +16,7 @@ CERTAIN = 5.0
 class Residuals(NamedTuple):
     """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there are two steps.
 
-    steps: transitions looked at. cause: what is probably wrong, in words; empty where v is 1. silent: components
+    steps: transitions looked at. cause: what is probably wrong, in words; empty where nothing is. silent: components
     without noise of their own, whose v is 1 where they move as their drift says. law: what v is, for people.
     """
 

@@ -54,8 +54,8 @@ class Law(NamedTuple):
 class Sample(NamedTuple):
     """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what law.
 
-    silent: components without noise of their own. last_place: rounding of their states (M,). steps: numbers of the steps
-    that are looked at (S,). run: how many of them are neighbours.
+    silent: components without noise of their own. last_place: rounding of their states (M,). steps: numbers of the
+    steps that are looked at (S,). run: how many of them are neighbours.
     """
 
     law: Law

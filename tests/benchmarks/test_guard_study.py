@@ -1,0 +1,26 @@
+"""The study of the residual guard in small: right models pass, faults are found."""
+
+import numpy as np
+import pytest
+
+import residual_guard as study
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", range(6))
+def test_right_models_pass(kind):
+    """60 batches each; the study has 5,000 (`results/guard`)."""
+    model = list(study.right_models())[kind]
+    assert not [doubt for seed in range(6) for doubt in study.watch(model, model.device, seed, 10) if doubt]
+
+
+@pytest.mark.long
+def test_faults_of_two_states_are_found():
+    for fault, model, device in study.faults_of_two_states():
+        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, fault
+
+
+@pytest.mark.long
+def test_faults_of_a_lattice_are_found():
+    for row in study.study_lattice(2):
+        assert row["first batch"] == (row["fault"] != "none"), row["fault"]
