@@ -278,7 +278,7 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
     if result.continuing is not None:
         c = result.continuing
         names = ("window", "autocorrelation_time", "effective", "duration", "length", "missing", "missing_stderr")
-        numbers["continuing"] = {name: getattr(c, name) for name in names}
+        numbers["continuing"] = {name: getattr(c, name) for name in (*names, "memory", "cut")}
         numbers["continuing"] |= {"batches": e.count, "bias_bound": c.bias_bound, "change": c.change}
         numbers["continuing"]["interval"] = e.interval
         del numbers["trajectories"]

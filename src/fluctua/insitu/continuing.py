@@ -33,7 +33,14 @@ from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.insitu.recording.trend import describe_trend, find_trend
 from fluctua.learn.repetitions import PARTS
-from fluctua.processes.stationary import Stationary, autocorrelation_time, memory_time, of_batches, stationary
+from fluctua.processes.stationary import (
+    Stationary,
+    autocorrelation_time,
+    include_bias,
+    memory_time,
+    of_batches,
+    stationary,
+)
 
 APART = 10
 """Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
@@ -267,7 +274,7 @@ def _without_shared_noise(
     estimate = of_batches(theta, batches, batches[:, 0])._replace(
         value=before.value, value_stderr=before.value_stderr, value_interval=before.value_interval
     )
-    return answer._replace(estimate=estimate, batches=batches)
+    return include_bias(answer._replace(estimate=estimate, batches=batches))
 
 
 def _grouped(recording: RecordingFile, group: int) -> np.ndarray:

@@ -6,7 +6,11 @@ In the steady state every kick is answered by all rewards that follow it, so tha
 
 of which the record gives the sum up to a window w, as the mean over n of (gₙ − ḡ) zₙ with the eligibility trace
 zₙ = Uₙ₋₁ + … + Uₙ₋w (Baxter and Bartlett). What later rewards would add is lost: too short a window is a bias, too
-long a one is noise. The sum over the window that follows, w … 2w, measures that bias.
+long a one is noise. The sum over the window that follows, w … 2w, measures that bias, with as much noise as the
+gradient has. The process is Markov, so that its states remember whatever the rewards do: a slow mode with a small share
+in the fluctuations of the reward, and a large one in its answer to a kick, is seen in them.
+
+ḡ answers the kicks too, each by ∇J/N of N steps, which takes w/N of the gradient: the products are divided by 1 − w/N.
 
 A reward r(Xₙ, Xₙ₊₁) of a step is paid on arrival: gₙ has r(Xₙ₋₁, Xₙ)/Δt besides, which its own kick Uₙ₋₁ meets first.
 
@@ -51,7 +55,11 @@ from fluctua.core.types import (
 from fluctua.processes.lookahead import Lookahead, lookahead
 
 PLATEAU = 5.0
-"""The window that "auto" begins with, in times that the reward is correlated over (twice what errors need)."""
+"""The window that "auto" begins with, in memory times of the reward (twice what errors need)."""
+NEGLIGIBLE = 0.25
+"""Bias that "auto" accepts, in standard errors: 95 % intervals then cover 94.3 %."""
+STATES = 2**24
+"""Numbers that the memory of the states is taken from, at the most."""
 DOUBT = 0.01
 """Probability that "auto" doubles a window that is long enough."""
 FEWEST = 10
@@ -86,6 +94,10 @@ class Change(NamedTuple):
         return f"{self.what} differs by {self.difference:.3g} between its halves, {self.z:.1f} standard errors"
 
 
+CUT = "\n  → the slowest state remembers {:.4g}: […] have what the window may leave out; record for longer"
+"""What is printed of a window that is shorter than it should be."""
+
+
 class Stationary(NamedTuple):
     """The gradient of a long-run average and what it rests on.
 
@@ -95,6 +107,8 @@ class Stationary(NamedTuple):
     to the gradient, as θ; missing_stderr: its error. A plateau is where the one is within a few of the other.
     duration: of the record, all traces together. batches: the gradients of single batches (B, P), trace by trace.
     length: of a batch, in units of time. change: between the halves of the record; None where it is too short to tell.
+    memory: of the slowest state or of the reward, 1 + 2Σ|ρ| in units of time: twice the time constant of a decay.
+    cut: whether "auto" asked for a longer window than the record has room for; `interval` then has `bias_bound` added.
     """
 
     estimate: Estimate
@@ -106,6 +120,8 @@ class Stationary(NamedTuple):
     batches: np.ndarray
     length: float
     change: Change | None
+    memory: float
+    cut: bool = False
 
     @property
     def effective(self) -> float:
@@ -117,14 +133,15 @@ class Stationary(NamedTuple):
         """What the window may have left out, with 95 %: (|missing| + 2 missing_stderr) / (1 − r), as θ.
 
         Every window that follows adds r times what the one before it did, r being how much smaller `missing` is than
-        the gradient, all components together and without their noise; e^{−w/τ} at the least.
+        the gradient, all components together and without their noise; e^{−w/τ} at the least, with τ of the slowest
+        state.
         """
         flat = lambda tree: np.asarray(ravel_pytree(tree)[0], np.float64)
         unit = np.maximum(flat(self.missing_stderr), np.finfo(float).tiny)
         missing, near, error = (flat(v) / unit for v in (self.missing, self.estimate.gradient, self.estimate.stderr))
         signal = float(np.nansum(near**2 - error**2))  # what could not be estimated is NaN
         ratio = np.sqrt(max(np.nansum(missing**2 - 1), 0) / signal) if signal > 0 else 0.0
-        left = 1 - min(max(ratio, np.exp(-self.window / self.autocorrelation_time)), 0.99)
+        left = 1 - min(max(ratio, np.exp(-2 * self.window / self.memory)), 0.99)
         return jax.tree.map(lambda m, e: (abs(m) + 2 * e) / left, self.missing, self.missing_stderr)
 
     def __repr__(self) -> str:
@@ -135,6 +152,7 @@ class Stationary(NamedTuple):
             + f"\n  window {self.window:.4g}, autocorrelation time {self.autocorrelation_time:.4g}, "
             + f"{self.effective:,.0f} independent samples; "
             + f"the next window would add {with_error(float(missing[worst]), float(error[worst]))} at most"
+            + (CUT.format(self.memory) if self.cut else "")
             + (f"\n  → not steady: {self.change!r}" if self.change is not None and self.change.seen else "")
         )
 
@@ -157,8 +175,9 @@ def stationary(
         theta: the parameters at which the record was taken.
         record: `Trajectories` in the steady state, x (E, T+1, M), on a uniform grid; E may be 1. An array that loads
             when sliced is read a block of steps at a time.
-        window: time over which a kick is remembered; "auto" begins with five autocorrelation times of the reward and
-            doubles it until the window that follows adds nothing beyond chance.
+        window: time over which a kick is remembered. "auto" begins with what the memory of the reward and of the
+            slowest state ask for, and doubles it until the window that follows adds nothing beyond chance. Where the
+            record is too short for that, `interval` is wider by `bias_bound`. A window that is given is taken as it is.
         score: ∂θ ln p(x'|x) of one step.
         baseline: "time" if not given, the mean reward; "twin" or a `Twin`, whose noise-free path from the measured
             states explains most of the rewards of a window.
@@ -184,27 +203,81 @@ def stationary(
     _guard(process, score, theta, record)
 
     source = _Source(process, rewards, used, theta, recording, ahead)
-    g, parts = _rewards(source)
+    g, parts, states = _rewards(source)
     own, memory = autocorrelation_time(g), memory_time(g)
-    lags = _window(window, memory, dt, steps, parts)
+    slowest = max(memory, _slowest(states))
+    room = _Room(len(g), steps, max(10 * own, 5 * memory))
+    lags = wanted = _window(window, memory, dt, steps, parts)
+    if window == "auto":
+        of_states = _window_of_states(slowest, g.size)
+        wanted = max(lags, of_states if ahead is None else of_states // 2)  # a twin's path goes another window beyond
+        lags = room.longest(lags, wanted)
     while True:
-        # of a batch: the correlations across its ends are a tenth of it
-        length = max(2 * lags, int(np.ceil(max(10 * own, 5 * memory))))
-        _long_enough(len(g), steps, lags, length, memory, dt, parts)
+        length = room.length(lags)
+        _long_enough(room, lags, memory, dt, parts)
         near, far = _batch_means(source, g, lags, length)
-        room = (steps - 4 * lags) // max(4 * lags, length) * len(g) >= FEWEST
-        if window != "auto" or not room or not _stands_out(far):
+        if window != "auto" or not _stands_out(far):
             break
-        lags *= 2
+        wanted = 2 * lags
+        if room.longest(lags, wanted) == lags:
+            break
+        lags = wanted
     blocks = g[:, : steps // length * length].reshape(-1, length).mean(axis=1)
     estimate = of_batches(theta, near, blocks)._replace(value=jnp.asarray(g.mean()))
     change = _change(parts, memory * PARTS * 2 / steps)
     if change is not None and change.seen:
         warnings.warn(f"the record is not in a steady state: {change!r}.", RuntimeWarning, stacklevel=2)
     missing, missing_error = _shaped(theta, far.mean(axis=0)), _shaped(theta, _error(far))
-    return Stationary(
-        estimate, lags * dt, own * dt, missing, missing_error, len(g) * steps * dt, near, length * dt, change
+    return include_bias(
+        Stationary(
+            estimate, lags * dt, own * dt, missing, missing_error, len(g) * steps * dt, near, length * dt, change,
+            slowest * dt, wanted > lags,
+        )
     )  # fmt: skip
+
+
+def include_bias(answer: Stationary) -> Stationary:
+    """With `bias_bound` added to both sides of the interval, where the window is cut; as it is elsewhere."""
+    if not answer.cut:
+        return answer
+    assert answer.estimate.interval is not None
+    low, high = answer.estimate.interval
+    bound = answer.bias_bound
+    wider = (jax.tree.map(jnp.subtract, low, bound), jax.tree.map(jnp.add, high, bound))
+    return answer._replace(estimate=answer.estimate._replace(interval=wider))
+
+
+class _Room(NamedTuple):
+    """What a record of so many traces and steps has room for. shortest: length of a batch, at the least, in steps."""
+
+    traces: int
+    steps: int
+    shortest: float
+
+    def length(self, lags: int) -> int:
+        """Steps of a batch: the correlations across its ends are a tenth of it."""
+        return max(2 * lags, int(np.ceil(self.shortest)))
+
+    def batches(self, lags: int) -> int:
+        """Batches that a window of so many steps leaves."""
+        return max((self.steps - 2 * lags) // self.length(lags), 0) * self.traces
+
+    def longest(self, lags: int, wanted: int) -> int:
+        """The window that is wanted, or halves of it until there are batches enough; not below `lags`."""
+        while wanted > lags and self.batches(wanted) < FEWEST:
+            wanted = max(lags, wanted // 2)
+        return wanted
+
+
+def _window_of_states(memory: float, steps: int) -> int:
+    """Steps after which a state with that memory holds a negligible part of what a kick does.
+
+    Its time constant is τ = memory/2, N steps hold N/2τ independent samples, and a gradient is hardly known to more
+    than √(2τ/N) of itself: e^{−w/τ} is to be a quarter of that. Neither gradient nor error is looked at, since windows
+    that end where the gradient happens to be small would bias it.
+    """
+    decay = memory / 2
+    return int(np.ceil(decay * max(np.log(np.sqrt(steps / memory) / NEGLIGIBLE), 1)))
 
 
 def of_batches(theta: Params, batches: np.ndarray, values: np.ndarray) -> Estimate:
@@ -301,11 +374,11 @@ def _window(window: float | str, memory: float, dt: float, steps: int, parts: np
     return lags
 
 
-def _long_enough(traces: int, steps: int, lags: int, length: int, memory: float, dt: float, parts: np.ndarray) -> None:
-    batches = (steps - 2 * lags) // length * traces
+def _long_enough(room: _Room, lags: int, memory: float, dt: float, parts: np.ndarray) -> None:
+    batches, length, traces, steps = room.batches(lags), room.length(lags), room.traces, room.steps
     if batches < FEWEST:
         raise ValueError(
-            f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {max(batches, 0)} stretches of "
+            f"the record is too short: {traces} × {steps * dt:.4g} units of time hold {batches} stretches of "
             f"{length * dt:.4g}, which is what a window of {lags * dt:.4g} and an autocorrelation time of "
             f"{memory * dt:.3g} need; {FEWEST} make an error bar. Record for longer, or give a shorter `window`."
             f"{_drifts(parts)}"
@@ -343,10 +416,29 @@ class _Source(NamedTuple):
     ahead: Lookahead | None
 
 
-def _rewards(source: _Source) -> tuple[np.ndarray, np.ndarray]:
-    """gₙ (E, T), and sums of (g, x, x²) over 2·PARTS parts of each trace, with the steps in them. (E, parts, 2M+2)"""
+class _Read(NamedTuple):
+    """What a first pass over a record finds. rewards: gₙ (E, T).
+
+    parts: sums of (1, g, x, x²) over 2·PARTS parts of each trace (E, parts, 2M+2). states: some of them, evenly spaced.
+    """
+
+    rewards: np.ndarray
+    parts: np.ndarray
+    states: _States
+
+
+class _States(NamedTuple):
+    """x (E, N, M) every `stride` steps."""
+
+    x: np.ndarray
+    stride: int
+
+
+def _rewards(source: _Source) -> _Read:
     recording, steps = source.recording, len(source.recording.t) - 1
     rewards, parts = [], np.zeros((recording.count, 2 * PARTS, 2 * recording.first.shape[1] + 2))
+    stride = max(1, -(-steps * recording.first.size // STATES))
+    some = []
     for n in range(0, steps, BLOCK):
         times, x = recording.block(n, min(n + BLOCK, steps))
         g = np.asarray(_rewards_of_block(source.rewards, source.theta, times, x, recording.context), np.float64)
@@ -356,7 +448,17 @@ def _rewards(source: _Source) -> tuple[np.ndarray, np.ndarray]:
         rows = np.concatenate([np.ones_like(g)[..., None], g[..., None], states, states**2], axis=2)
         _add(parts, rows, (n + np.arange(g.shape[1])) * 2 * PARTS // steps)
         rewards.append(g)
-    return np.concatenate(rewards, axis=1), parts
+        some.append(states[:, -n % stride :: stride])
+    return _Read(np.concatenate(rewards, axis=1), parts, _States(np.concatenate(some, axis=1), stride))
+
+
+def _slowest(states: _States) -> float:
+    """The longest memory of a component of the states or of its square, in steps; that of one which is still is 0."""
+    series = np.moveaxis(states.x, 2, 0)
+    series = np.concatenate([series, series**2])  # an amplitude may be slow where its phase is fast
+    series = series - series.mean(axis=2, keepdims=True)  # traces with other contexts have other means
+    moving = [one for one in series if np.ptp(one) > 0]
+    return states.stride * max((memory_time(one) for one in moving), default=0.0)
 
 
 def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
@@ -368,6 +470,7 @@ def _add(sums: np.ndarray, rows: np.ndarray, index: np.ndarray) -> None:
 def _batch_means(source: _Source, g: np.ndarray, lags: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Means over stretches of (gₙ − ḡ)(Uₙ₋₁ + … + Uₙ₋w) + ∂θ g and of (gₙ − ḡ)(Uₙ₋w₋₁ + … + Uₙ₋₂w). (B, P) each"""
     traces, steps, mean = *g.shape, g.mean()
+    unbiased = 1 / (1 - lags / g.size)
     size = ravel_pytree(source.theta)[0].size
     sums = [np.zeros((traces, (steps - first) // length, size)) for first in (lags, 2 * lags)]
     kicks = [[np.zeros_like(part) for part in sums] for _ in range(2)]  # Σz, where a look ahead begins and elsewhere
@@ -375,6 +478,7 @@ def _batch_means(source: _Source, g: np.ndarray, lags: int, length: int) -> tupl
     before = np.zeros((traces, 2 * lags + 1, size))  # Σ_{k<m} U_k up to a constant, m = n − 2w … n
     for n, begins, level, explicit, u in _traces(source, g, mean, lags):
         b = u.shape[1]
+        level = unbiased * level
         total = np.concatenate([before, before[:, -1:] + np.cumsum(u, axis=1)], axis=1)
         ends = [total[:, first : first + b] for first in (2 * lags, lags, 0)]
         before = total[:, b:] - total[:, b : b + 1]
