@@ -129,10 +129,10 @@ def _find_drift(recording: RecordingFile) -> str:
     """The drift of a trace that stands out most, with what to do; empty if there is none."""
     names = recording.description.components
     searches = [find_trend(np.asarray(recording.x[j]), records=recording.count) for j in range(recording.count)]
-    found = [search.trend for search in searches if search.trend is not None]
-    if not found:
+    trends = [search.trend for search in searches if search.trend is not None]
+    if not trends:
         return ""
-    worst = min(found, key=lambda trend: trend.probability)
+    worst = min(trends, key=lambda trend: trend.probability)
     return (
         f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the trend away "
         "(fluctua convert IN OUT.nc --detrend TIME); a longer record does not help."

@@ -54,13 +54,13 @@ class CheckedStates:
     def _check_from_file(self, rows: Sequence[int]) -> None:
         """Read trajectories from beginning to end for their checksums."""
         step = max(1, BLOCK // max(1, self.shape[2] * self.dtype.itemsize))
-        found = {}
+        crcs = {}
         for n in rows:
             crc = 0
             for first in range(0, self.shape[1], step):
                 crc = _crc(self._read((n, slice(first, first + step)), [n]), crc)
-            found[n] = crc
-        self._compare(found)
+            crcs[n] = crc
+        self._compare(crcs)
 
     def _read(self, key: Any, rows: Sequence[int]) -> np.ndarray:
         try:
@@ -76,11 +76,11 @@ class CheckedStates:
             return False
         return True
 
-    def _compare(self, found: dict[int, int]) -> None:
+    def _compare(self, crcs: dict[int, int]) -> None:
         """Mark trajectories {number: CRC-32} as passed; raise with the numbers of those that differ."""
         assert self._checksums is not None
         wrong = []
-        for n, crc in found.items():
+        for n, crc in crcs.items():
             known = int(self._checksums[n])
             differs = known & 0xFFFFFFFF != crc
             differs |= self._numbers and known >> 32 != layout.context_checksum(n, {})

@@ -94,13 +94,13 @@ class TieCounter:
         self._after += [after.size, after.sum(), (after**2).sum()]
         self._other += [moved.sum(), size[moved].sum()]
 
-    def judge(self, found: int, alarm: float) -> Judgement:
+    def judge(self, ties: int, alarm: float) -> Judgement:
         """Whether so many ties may be chance. alarm: probability of calling sound data held."""
         limit = float(scipy.stats.norm.isf(alarm / 3))
         expected, error = self._predict()
-        excess = _excess(found, expected, error)
+        excess = _excess(ties, expected, error)
         count, total, squares = self._after
-        if count < ENOUGH or not self._other[1] > 0 or found > COARSE * (found + self._other[0]):
+        if count < ENOUGH or not self._other[1] > 0 or ties > COARSE * (ties + self._other[0]):
             return Judgement(expected, error, bool(excess > limit))
         usual = self._other[1] / self._other[0]
         uncertain = np.sqrt(max(squares / count - (total / count) ** 2, 0) / count)
@@ -128,10 +128,10 @@ class TieCounter:
         return two**2 / rest, float(np.sqrt(slope @ self._spread @ slope))
 
 
-def _excess(found: int, expected: float, error: float) -> float:
+def _excess(ties: int, expected: float, error: float) -> float:
     """Standard deviations by which a count is above a prediction, of Poisson's distribution where it is small."""
     if not np.isfinite(expected):
         return 0.0
     if expected > ENOUGH:
-        return float((found - expected) / np.sqrt(expected + error**2))
-    return float(scipy.stats.norm.isf(scipy.stats.poisson.sf(found - 1, expected + 2 * error)))
+        return float((ties - expected) / np.sqrt(expected + error**2))
+    return float(scipy.stats.norm.isf(scipy.stats.poisson.sf(ties - 1, expected + 2 * error)))

@@ -289,11 +289,11 @@ def damaged_tables(file: h5py.File) -> list[str]:
     ]
 
 
-def damaged_dimensions(found: texts.Unreadable) -> list[str]:
+def damaged_dimensions(unreadable: texts.Unreadable) -> list[str]:
     """What is lost with the names of the axes, which only other programs use."""
-    if not found.dimensions:
+    if not unreadable.dimensions:
         return []
-    shown = ", ".join(found.dimensions[:3]) + (", …" if len(found.dimensions) > 3 else "")
+    shown = ", ".join(unreadable.dimensions[:3]) + (", …" if len(unreadable.dimensions) > 3 else "")
     return [f"the axes of {shown} have lost their names, and netCDF programs may hang on them"]
 
 

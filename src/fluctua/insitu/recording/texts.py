@@ -95,12 +95,12 @@ def find_unreadable(path: Path) -> Unreadable:
     return Unreadable(tuple(texts), tuple(dimensions))
 
 
-def refuse_unreadable(found: Unreadable, path: Path) -> None:
+def refuse_unreadable(unreadable: Unreadable, path: Path) -> None:
     """Raise if texts of a file cannot be read."""
-    if found.texts:
-        shown = ", ".join(found.texts[:3]) + (", …" if len(found.texts) > 3 else "")
+    if unreadable.texts:
+        shown = ", ".join(unreadable.texts[:3]) + (", …" if len(unreadable.texts) > 3 else "")
         raise ValueError(
-            f"{path} is damaged: {len(found.texts)} of its texts cannot be read ({shown}), because the "
+            f"{path} is damaged: {len(unreadable.texts)} of its texts cannot be read ({shown}), because the "
             "block of the file that holds them was overwritten. Nothing was changed. Take a copy of the "
             "file, or save its numbers without names and checks: "
             f"`fluctua convert {path} OUT.nc --map x=x --map t=time`."

@@ -88,8 +88,8 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
             limit = alarm if tested.resolved else alarm / 10
             if tested.probability < limit:
                 trends.append(Trend(what, i, tested.change, tested.errors, tested.probability))
-    found = min(trends, key=lambda trend: trend.probability, default=None)
-    return TrendSearch(found, slowest, memory, resolved)
+    clearest = min(trends, key=lambda trend: trend.probability, default=None)
+    return TrendSearch(clearest, slowest, memory, resolved)
 
 
 def describe_trend(trend: Trend, components: tuple[str, ...]) -> str:
