@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core import admissible
+from fluctua.core.baselines import Setting, check_admissible
 from problems import multiplicative, problem
 
 THE = problem(multiplicative)  # the start is a density: both baselines are used
@@ -194,7 +194,7 @@ def test_a_baseline_is_tried_once_per_estimator():
     assert len(calls) == traced
 
 
-SINGLE = admissible.Setting(
+SINGLE = Setting(
     theta=jnp.ones(3, jnp.float32),
     t=np.arange(5.0),
     count=COUNT,
@@ -203,11 +203,11 @@ SINGLE = admissible.Setting(
 
 
 def test_single_precision_rounds_and_is_not_refused():
-    admissible.check_admissible(fl.Baseline(mean_by_difference), SINGLE)
+    check_admissible(fl.Baseline(mean_by_difference), SINGLE)
     with pytest.raises(ValueError, match="`whole_mean` depends"):
-        admissible.check_admissible(fl.Baseline(whole_mean), SINGLE)
+        check_admissible(fl.Baseline(whole_mean), SINGLE)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_baseline_that_is_not_a_number_on_made_up_returns_is_not_refused():
-    admissible.check_admissible(fl.Baseline(not_a_number_here), SINGLE)
+    check_admissible(fl.Baseline(not_a_number_here), SINGLE)

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, sources, twin_sweep
-from fluctua.core.admissible import Setting, check_admissible
 from fluctua.core.baselines import (
     Baseline,
+    Setting,
     Twin,
+    check_admissible,
     check_baseline,
     check_unsorted,
     chosen,
