@@ -128,22 +128,23 @@ def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
     """
     blurred = where.blurred
     runs = _choose_runs(z.shape, where)
-    kicks = z[:, runs]
+    kicks = _lead(z)[:, :, runs]
     # a sample and the residuals on both of its sides share its noise: f is one sample older then
     now = where.steps[runs] - (1 if blurred else 0)
-    states = {"now": x[:, now].astype(np.float64)}
+    along = _lead(x)
+    states = {"now": along[:, :, now]}
     for delay in DELAYS:
         if where.steps[-1] >= 2 * delay:
-            late = (now >= delay)[..., None]
-            states[f"moved {delay}"] = np.where(late, states["now"] - x[:, np.maximum(now - delay, 0)], 0)
+            moved = states["now"] - along[:, :, np.maximum(now - delay, 0)]
+            states[f"moved {delay}"] = moved * (now >= delay)
     table: Table = {}
-    for mine, other in _folds(*kicks.shape[:3]):
+    for mine, other in _folds(*kicks.shape[1:]):
         own = {name: _rows(values[mine]) for name, values in states.items()}
         theirs = {name: _rows(values[other]) for name, values in states.items()}
         table = add(table, dict(_of_states(_rows(kicks[mine]), own, theirs)))
     table |= dict(_of_variance(_rows(kicks)))
     table |= dict(_products(kicks, blurred))
-    excess = np.maximum(1, np.mean(_rows(kicks) ** 2, axis=1))
+    excess = np.maximum(1, 1 + np.sqrt(2) * (table["v"].total / table["v"].variance)[:, 0])
     # noise that is larger than it should be is found by v, and must not raise everything else
     table = {name: _widen(name, sums, excess, blurred) for name, sums in table.items()}
     table |= dict(_of_steps(z))
@@ -152,23 +153,28 @@ def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
     return table
 
 
+def _lead(values: np.ndarray) -> np.ndarray:
+    """(E, T, M) as (M, E, T) in double precision: sums are over what lies together."""
+    return np.ascontiguousarray(np.moveaxis(values, 2, 0), np.float64)
+
+
 def _rows(values: np.ndarray) -> np.ndarray:
-    """(..., M) as (M, n), one component after the other."""
-    return np.ascontiguousarray(values.reshape(-1, values.shape[-1]).T)
+    """(M, ...) as (M, n)."""
+    return values.reshape(len(values), -1)
 
 
 def _folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
-    """Places of (E, R, L) to sum over, each with others that say what its features are centred on.
+    """Places of (M, E, R, L) to sum over, each with others that say what its features are centred on.
 
     A mean of the same trajectories knows their noise, and Σ z(x − x̄) is not zero on average then: for a random walk it
     is −1 or −2 of its standard deviations, and adds up over batches. The other half of the trajectories knows nothing
     of it; of one trajectory the first half serves the second.
     """
     if count > 1:
-        return [(np.s_[0::2], np.s_[1::2]), (np.s_[1::2], np.s_[0::2])]
+        return [(np.s_[:, 0::2], np.s_[:, 1::2]), (np.s_[:, 1::2], np.s_[:, 0::2])]
     if runs > 1:
-        return [(np.s_[:, runs // 2 :], np.s_[:, : runs // 2])]
-    return [(np.s_[:, :, length // 2 :], np.s_[:, :, : length // 2])]
+        return [(np.s_[:, :, runs // 2 :], np.s_[:, :, : runs // 2])]
+    return [(np.s_[:, :, :, length // 2 :], np.s_[:, :, :, : length // 2])]
 
 
 def _choose_runs(shape: tuple[int, ...], where: Places) -> np.ndarray:
@@ -272,16 +278,16 @@ def _constant(total: np.ndarray, count: float) -> Sums:
 
 
 def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
-    """Of kicks (E, R, L, M), R runs of L neighbours."""
-    size = z.shape[3]
+    """Of kicks (M, E, R, L), R runs of L neighbours."""
+    size = len(z)
     if size > 1:
         together = _sum(_rows(z), _rows(z))
         above = np.triu(np.ones((size, size), bool), 1)
         yield "together", together._replace(variance=np.where(above, together.variance, 0))
     for lag in (1, 2, 3):
-        if z.shape[2] > lag and not (blurred and lag == 1):
+        if z.shape[3] > lag and not (blurred and lag == 1):
             add_up = _sum if lag == 1 else _sum_for(size)
-            yield f"lag {lag}", add_up(_rows(z[:, :, lag:]), _rows(z[:, :, :-lag]))
+            yield f"lag {lag}", add_up(_rows(z[..., lag:]), _rows(z[..., :-lag]))
 
 
 def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
