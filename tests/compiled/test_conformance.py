@@ -133,3 +133,14 @@ def test_a_twin_in_double_precision(order):
         assert "direct term of" in estimator.source(theta)
     for of_jax, of_kernel in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(of_kernel, of_jax, rtol=0, atol=1e-9 * np.abs(of_jax).max())
+
+
+@pytest.mark.parametrize("baseline", ["time", "optimal", "twin"])
+def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(baseline):
+    """`f` moves the angle, which has no noise, after t = 1/2: named where it does, as on JAX."""
+    process, objective, theta = pendulum()
+    late = lambda th, x, t: process.drift(th, x) + jnp.array([th["f"] * (t > 0.5), 0.0])
+    moved = fl.Process(late, process.noise)
+    run = fl.simulator(moved, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 21), backend="cpu")
+    with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`f`"):
+        fl.ppgt(moved, objective, run, baseline=baseline)(jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT)

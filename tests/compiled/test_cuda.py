@@ -107,6 +107,16 @@ def test_events_of_a_kernel_that_begins():
         assert_alike((*events.ring_of_genes()[:5], "optimal"), 2e-5)
 
 
+@pytest.mark.usefixtures("kernels_of_device")
+def test_a_parameter_that_enters_a_silent_component_later_is_refused_by_name():
+    process = fl.Process(
+        lambda theta, x, t: jnp.array([x[1] + theta * (t > 0.5), -x[1]]), lambda theta, x: jnp.array([0.0, 0.5])
+    )
+    objective = fl.Objective(terminal=lambda theta, x: x[0])
+    with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`theta`"):
+        samples("cuda", process, objective, jnp.zeros(2), jnp.linspace(0, 1, 21), jnp.array(0.3), "time")
+
+
 @on_a_gpu
 def test_events_with_diffusion_between_and_a_context():
     *case, context = events.driven_with_diffusion()

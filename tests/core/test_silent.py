@@ -9,7 +9,9 @@ import pytest
 
 import fluctua as fl
 from fluctua.core import check
+from fluctua.core.guard import examine
 from fluctua.core.scores import local_linear
+from fluctua.core.simulate import Counted
 from fluctua.core.types import Step
 
 DT = 0.05
@@ -158,3 +160,143 @@ def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
             up, down = ({**THETA, name: THETA[name] + h} for h in (1e-5, -1e-5))
             slope = float(log_density(up) - log_density(down)) / 2e-5
             assert float(score[name]) == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------ along the trajectories
+
+LATER = {"f": jnp.array(0.3)}
+END = fl.Objective(terminal=lambda th, x: x[0])
+QUIET = lambda th, x: jnp.array([0.0, 0.5])
+IN_SOME = Counted(lambda key, trajectory: 1.0 * (trajectory > 4))
+
+
+def entering(gate):
+    """ẋ₀ = x₁ + f·gate, dx₁ = (f − x₁)dt + ½dW: what the gate lets through has no score, and was left out."""
+    return lambda th, x, t, c: jnp.array([x[1] + th["f"] * gate(x, t, c), th["f"] - x[1]])
+
+
+AFTER = entering(lambda x, t, c: t > 0.5)
+HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the first context
+    "after a time": (fl.Process(AFTER, QUIET), None, r"index 11 \(t = 0.55, x = .*component 0 .*`f`"),
+    "beyond a threshold": (fl.Process(entering(lambda x, t, c: x[1] > 0.6), QUIET), None, "component 0 .*`f`"),
+    "in some contexts": (fl.Process(entering(lambda x, t, c: c), QUIET), IN_SOME, "trajectory 5 .*context = 1.*`f`"),
+    "one column": (fl.Process(AFTER, lambda th, x: jnp.array([[0.0], [0.5]])), None, "component 0 .*`f`"),
+    "a matrix": (fl.Process(AFTER, lambda th, x: jnp.array([[0.0, 0.0], [0.3, 0.4]])), None, "component 0 .*`f`"),
+    "a product": (
+        fl.Process(AFTER, fl.NoiseProduct(lambda th, x, t, c, dw: jnp.array([0.0, 0.5]) * dw, 2)),
+        None,
+        "component 0 .*`f`",
+    ),
+    "across one noise": (
+        fl.Process(
+            lambda th, x, t: th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2,
+            lambda th, x: 0.3 * jnp.array([[1.0], [2.0]]),
+        ),
+        None,
+        r"index 11 \(.*`f`",
+    ),
+    "across a product of less rank": (
+        fl.Process(
+            lambda th, x, t: th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2,
+            fl.NoiseProduct(lambda th, x, t, c, dw: jnp.array([1.0, 2.0]) * jnp.sum(dw), 2),
+        ),
+        None,
+        r"index 11 \(.*`f`",
+    ),
+    "a column that dies": (
+        fl.Process(entering(lambda x, t, c: 0), lambda th, x, t: jnp.array([[0.0], [0.5]]) * (t < 0.5)),
+        None,
+        "component 1 .*`f`",
+    ),
+    "a matrix that gets singular": (
+        fl.Process(
+            lambda th, x: th["f"] * jnp.array([0.0, 1.0]) - x,
+            lambda th, x, t: jnp.array([[0.37, 0.0], [0.213, 0.5 * (t < 0.5)]]),
+        ),
+        None,
+        "`f`",
+    ),
+    "noise that comes": (
+        fl.Process(entering(lambda x, t, c: 0), lambda th, x, t: jnp.array([[0.2 * (t > 0.5), 0.0], [0.3, 0.4]])),
+        None,
+        r"component 0 comes and goes: there is no noise .*index 11 \(",
+    ),
+}
+SHORT = jnp.linspace(0, 1, 21)
+
+
+@pytest.mark.parametrize(("process", "context", "said"), HIDDEN.values(), ids=HIDDEN)
+def test_what_has_no_score_later_or_elsewhere_is_refused_by_name(key, process, context, said):
+    run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
+    with pytest.raises(ValueError, match=said):
+        fl.ppgt(process, END, run, baseline="mean")(key, LATER, 60)
+
+
+@pytest.mark.parametrize("case", ["after a time", "in some contexts"])
+def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key, case):
+    process, context, said = HIDDEN[case]
+    run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
+    with pytest.raises(ValueError, match=said):
+        fl.gradient(process, END, LATER, run(key, LATER, 60), baseline="mean")
+    with pytest.raises(ValueError, match=said):  # every trajectory has the scores of all the others in its baseline
+        fl.ppgt(process, END, run, baseline="optimal")(key, LATER, 60)
+
+
+@pytest.mark.parametrize("baseline", ["twin", fl.Twin(baseline="optimal")], ids=["twin", "optimal"])
+def test_a_twin_refuses_what_has_no_score_later(key, baseline):
+    process, _, said = HIDDEN["after a time"]
+    run = fl.simulator(process, jnp.zeros(2), SHORT)
+    with pytest.raises(ValueError, match=said):
+        fl.ppgt(process, END, run, baseline=baseline)(key, LATER, 60)
+    with pytest.raises(ValueError, match=said):
+        fl.gradient(process, END, LATER, run(key, LATER, 60), baseline=baseline)
+
+
+def test_other_users_of_the_score_refuse_it_too(key):
+    process, _, said = HIDDEN["after a time"]
+    record = fl.simulator(process, jnp.zeros(2), SHORT)(key, LATER, 60)
+    with pytest.raises(ValueError, match=said):
+        fl.fisher(process, LATER, record)
+    with pytest.raises(ValueError, match=said):
+        fl.gradient(process, END, LATER, record, score=fl.drift_score)
+    jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)
+    with pytest.raises(ValueError, match=said):
+        fl.ppgt(jumps, END, fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"))(key, LATER, 60)
+    long = fl.simulator(process, jnp.zeros(2), 0.05 * jnp.arange(2001))(key, LATER, 2)
+    with pytest.raises(ValueError, match=said):
+        fl.stationary(process, lambda th, x: x[1], LATER, long, window=1.0)
+
+
+def test_a_parameter_that_never_enters_where_the_trajectories_go_is_no_obstacle(key):
+    """f enters the silent row beyond x₁ = 50, which none reaches: the numbers are those of the process without it."""
+    walled = fl.Process(entering(lambda x, t, c: x[1] > 50), QUIET)
+    plain = fl.Process(entering(lambda x, t, c: 0), QUIET)
+    estimates = [
+        fl.ppgt(process, END, fl.simulator(process, jnp.zeros(2), SHORT, backend=backend), baseline="mean")(
+            key, LATER, 60
+        )
+        for process, backend in ((plain, "jax"), (walled, "jax"), (walled, "cpu"))
+    ]
+    for estimate in estimates[1:]:
+        assert float(estimate.gradient["f"]) == pytest.approx(float(estimates[0].gradient["f"]), rel=1e-6)
+
+
+def test_a_parameter_that_enters_a_component_while_it_has_noise(key):
+    """Component 0 has noise after t = 1/2 alone, and f enters it then alone: the score exists at every step."""
+    process = fl.Process(AFTER, lambda th, x, t: jnp.array([0.2 * (t > 0.5), 0.5]))
+    run = fl.simulator(process, jnp.zeros(2), SHORT)
+    estimate = fl.ppgt(process, END, run, baseline="mean")(key, LATER, 4000)
+    exact = 0.05 * sum((1 - 0.95**n) + (n > 10) for n in range(20))  # ∂x₀/∂f of the Euler chain
+    assert np.abs(z_scores(estimate, {"f": exact})).max() < 4
+    assert examine(process, LATER, run(key, LATER, 60)).cause == ""  # nor does the residual guard take it for silent
+
+
+def test_units_do_not_hide_a_parameter(key):
+    """A slope of 1e-6 without noise, beside one of 1e6 with it, whose rounding is larger in single precision."""
+    with jax.enable_x64(False):
+        drift = lambda th, x: jnp.array([x[1] + 1e-6 * th["f"], 1e6 * th["f"] - x[1]])
+        process = fl.Process(drift, lambda th, x: jnp.array([0.0, 1e6]))
+        with pytest.raises(ValueError, match="component 0 .*`f`"):
+            fl.ppgt(process, END, fl.simulator(process, jnp.zeros(2), jnp.linspace(0, 1, 5)))(
+                key, {"f": jnp.array(0.3)}, 10
+            )

@@ -267,6 +267,25 @@ def test_drifts_of_silent_components_are_refused_by_name():
         fl.reweighted(process, objective, old | {"geared": jnp.array(1.1)}, [(old, paths)])
 
 
+@pytest.mark.parametrize("weights", ["normalised", fl.Clip()], ids=["weights", "clip"])
+def test_drifts_of_silent_components_that_differ_on_the_way_are_refused_by_name(weights):
+    """For one step, between those that are looked at beforehand; and noise that differs for as long."""
+    once = lambda t: (t > 0.25) & (t < 0.35)
+    old = {"f": jnp.array(1.0), "k": jnp.array(1.0), "sigma": jnp.array(0.1)}
+    process = fl.Process(
+        lambda th, x, t: jnp.array([x[1] + th["f"] * once(t), -th["k"] * x[1]]),
+        lambda th, x, t: jnp.array([0.0, 0.5 + th["sigma"] * once(t)]),
+    )
+    paths = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 11))(jax.random.key(0), old, 50)
+    objective = fl.Objective(terminal=lambda th, x: x[0])
+    for name, said in (
+        ("f", r"component 0 has no noise.*index 3, by `f`"),
+        ("sigma", r"noise differs.*index 3, by `sigma`"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fl.reweighted(process, objective, old | {name: jnp.array(1.1)}, [(old, paths)], weights=weights)
+
+
 def test_a_start_that_moves_is_refused():
     start = fl.Reparameterised(lambda th: th * jnp.ones(1))
     paths = fl.simulator(PUSHED, start, jnp.linspace(0, 1, 5))(jax.random.key(0), OLD, 50)

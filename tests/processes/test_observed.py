@@ -12,6 +12,7 @@ from fluctua import tcmt
 from fluctua.core.guard import examine
 from fluctua.core.ppgt import samples_of
 from fluctua.core.scores import local_linear
+from fluctua.core.simulate import Counted
 from fluctua.core.sources import run_and_pilot
 from fluctua.processes.observed import log_likelihood
 from fluctua.tcmt import exact as of_network
@@ -289,6 +290,37 @@ def test_extended_filter_of_a_weakly_nonlinear_oscillator(key):
         assert abs(estimate.gradient[name] - exact.gradient[name]) < 4 * error[name]
     assert error["chi"] < 0.02 * abs(exact.gradient["chi"])
     assert examine(process, KERR, substrate(key, KERR, 500)).cause == ""
+
+
+def test_a_drift_that_bends_later_is_not_taken_for_linear(key):
+    """−kx − c(t > ½)x³ + 1, against the densities of the Euler chain by quadrature: as linear ∂J/∂c was 0 ± 0."""
+    drift = lambda th, x, t: -th["k"] * x - th["c"] * (t > 0.5) * x**3 + 1
+    theta, spread, start, dt = {"k": jnp.array(1.0), "c": jnp.array(1.0)}, 0.6, 1.5, 0.05
+
+    def value(th):  # a Gaussian of width 0.13 on a grid of 0.01: exact to rounding
+        x = jnp.linspace(-3, 5, 801)
+        ahead = lambda x, t: x + dt * drift(th, x, t)
+        kick = lambda r: jnp.exp(-(r**2) / (2 * spread**2 * dt)) / jnp.sqrt(2 * np.pi * spread**2 * dt)
+        density = kick(x - ahead(start, 0.0))
+        advance = lambda n, density: kick(x[:, None] - ahead(x, n * dt)) @ density * 0.01
+        return 4 * jnp.sum(jax.lax.fori_loop(1, 20, advance, density) * x) * 0.01
+
+    exact = jax.jit(jax.jacfwd(value))(theta)
+    cubic = fl.Process(drift, lambda th, x: spread * jnp.ones(1))
+    process = fl.Observed(cubic, observe=[[1.0]], noise=0.01, start=jnp.array([start]))
+    objective = fl.Objective(terminal=lambda th, y: 4 * y[0])
+    estimate = fl.ppgt(process, objective, fl.simulator(process, t=T), baseline="mean")(key, theta, COUNT)
+    assert np.abs(z_scores(estimate, exact)).max() < 4
+    assert float(estimate.stderr["c"]) < 0.05 * abs(float(exact["c"]))  # the z says something
+
+
+def test_a_known_start_that_moves_in_some_contexts_is_refused_by_name(key):
+    """Context 1 begins at `start`, known exactly; the first trajectory has context 0 and begins at 1."""
+    start = fl.Normal(lambda th, context: jnp.where(context > 0, th["start"], 1.0)[None], 0.0)
+    process = fl.Observed(OU, observe=[[1.0]], noise=0.0, start=start)
+    run = fl.simulator(process, t=T, context=Counted(lambda key, trajectory: 1.0 * (trajectory > 2)))
+    with pytest.raises(ValueError, match="channel 0 at the start .*`start`, on trajectory 3"):
+        fl.ppgt(process, POWER, run, baseline="mean")(key, THETA, 8)
 
 
 def test_a_drift_that_bends_too_much_is_told_by_its_innovations(key):

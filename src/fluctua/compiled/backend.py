@@ -97,6 +97,10 @@ def simulator(
     return plain if backend == "jax" else plain._replace(backend=Compiled(backend))
 
 
+class NotFinite(Unsupported):
+    """Numbers that are none, which JAX meets as well: it says where, whatever was to run the trajectories."""
+
+
 class Compiled(NamedTuple):
     """A backend of `Simulator` that runs kernels. choice: "cpu" or "cuda" to insist, "auto" to leave some to JAX."""
 
@@ -108,6 +112,8 @@ class Compiled(NamedTuple):
             return None
         try:
             return _samples(call, self.place(call.theta))
+        except NotFinite:
+            return None
         except Unsupported as problem:
             self._refused(problem)
             return None
@@ -391,7 +397,7 @@ class _Work(NamedTuple):
             return {"guess": guess, "bar": to_go[1:].astype(real), "scale": begun.count / (begun.count - 1)}
         guess, sums = self.weighed(begun)
         if not np.isfinite(sums).all():
-            raise Unsupported("baseline", "the weights of a step are not finite")
+            raise NotFinite("baseline", "the weights of a step are not finite")
         weight, weighted = sums[..., 0], sums[..., 1]
         some = weight > 0
         inverse = np.where(some, 1 / np.where(some, weight, 1), 0)

@@ -289,7 +289,14 @@ def is_key(leaf: Any) -> bool:
 def form(tree: PyTree) -> Any:
     """Structure, shapes and types of a pytree: what its code can depend on besides numbers; hashable."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    return structure, tuple((np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf))
+                            for leaf in leaves)  # fmt: skip
+
+
+def like(form: Any) -> PyTree:
+    """A pytree of a `form`, with shapes and types in the place of numbers: to trace with."""
+    structure, leaves = form
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves])
 
 
 def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:

@@ -1,7 +1,8 @@
 """The diffusion Q = σσᵀ/2 in its three forms: diagonal, dense, and matrix-free.
 
 Where a component has no noise of its own, or fewer Wiener processes drive the state than it has components, Q⁻¹ is the
-inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that range.
+inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that range. Elsewhere it is not a number, which
+`check_along` puts into words.
 
 A form knows three things at one state: products Q(θ')v with parameters that may be differentiated, the
 solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the full score.
@@ -10,20 +11,32 @@ solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import lineax
 import numpy as np
-from jax.extend.core import Var
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from fluctua.core import check
+from fluctua.core.dependence import depends, find_slopes
 from fluctua.core.text import names
-from fluctua.core.types import AnyProcess, Array, NoiseProduct, Params, Process, PyTree, Rewards, on_host
+from fluctua.core.types import (
+    AnyProcess,
+    Array,
+    NoiseProduct,
+    Params,
+    Process,
+    PyTree,
+    Rewards,
+    Trajectories,
+    on_host,
+)
 
 
 class Diffusion(NamedTuple):
@@ -32,6 +45,7 @@ class Diffusion(NamedTuple):
     apply: Callable[[Params, Array], Array]  # (theta, v) -> Q(theta) v
     solve: Callable[[Array], Array]  # v -> Q⁻¹ v
     trace: Callable[[Params], Array]  # theta -> Tr[Q⁻¹ Q(theta)], Q⁻¹ fixed
+    outside: Callable[[Array], Array]  # v -> the part of v that no noise reaches; exactly 0 where there is none
     kind: str
 
 
@@ -46,7 +60,7 @@ def diffusion_at(
     at = (lambda th: x) if moved is None else moved
     if process.diffusion is not None:
         product = lambda th, v: process.diffusion(th, at(th), t, context, v)
-        return _matrix_free(product, theta, x, process.silent)
+        return _matrix_free(product, theta, x, process.silent, isinstance(process.diffusion, _Deficient))
     if isinstance(process.noise, NoiseProduct):
         noise_product, width = process.noise
 
@@ -55,14 +69,15 @@ def diffusion_at(
             (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
             return kick(back) / 2
 
-        return _matrix_free(q_product, theta, x, process.silent)
+        return _matrix_free(q_product, theta, x, process.silent, _leaves_directions(process, theta, x, t, context))
 
     assert process.noise is not None  # checked at the boundary
     noise = process.noise
     sigma = lambda th: noise(th, at(th), t, context)
     if jnp.ndim(sigma(theta)) == 1:
         return _diagonal(sigma, theta, process.silent)
-    constant = moved is None and not depends(lambda *state: noise(theta, *state), x, t, context)
+    of_state = lambda state, theta: noise(theta, *state)
+    constant = moved is None and not depends(of_state, (x, t, context), theta, on=0)
     return _dense(sigma, theta, constant, process.silent)
 
 
@@ -78,27 +93,18 @@ def _diagonal(sigma: Callable[[Params], Array], theta: Params, silent: tuple[int
             apply=lambda th, v: q_of(th) * v,
             solve=lambda v: v / q,
             trace=lambda th: jnp.sum(q_of(th) / q),
+            outside=jnp.zeros_like,
             kind="diagonal",
         )
-    mask = _mask(silent, q.size)
-    nothing = jnp.where(q > 0, jnp.nan, 0)  # a component that turns out to have noise must not pass for silent
-    safe = jnp.where(mask, 1, q)
+    still = _mask(silent, q.size) & ~(q > 0)  # a silent component may have noise here; others always have, or no score
+    safe = jnp.where(still, 1, q)
     return Diffusion(
         apply=lambda th, v: q_of(th) * v,
-        solve=lambda v: jnp.where(mask, nothing, v / safe),
-        trace=lambda th: jnp.sum(jnp.where(mask, 0, q_of(th) / safe)),
+        solve=lambda v: jnp.where(still, 0, v / safe),
+        trace=lambda th: jnp.sum(jnp.where(still, 0, q_of(th) / safe)),
+        outside=lambda v: jnp.where(still, v, 0),
         kind="diagonal",
     )
-
-
-def depends(f: Callable[..., Array], *arguments: PyTree) -> bool:
-    """Whether the value of f depends on that of its arguments, as far as its operations show."""
-    program = jax.make_jaxpr(f)(*arguments).jaxpr
-    dependent = set(program.invars)
-    for step in program.eqns:
-        if any(isinstance(v, Var) and v in dependent for v in step.invars):
-            dependent.update(step.outvars)
-    return any(isinstance(v, Var) and v in dependent for v in program.outvars)
 
 
 def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, silent: tuple[int, ...]) -> Diffusion:
@@ -109,39 +115,83 @@ def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, sile
         return s @ s.T / 2
 
     components, wieners = jnp.shape(sigma(theta))
+    mask = _mask(silent, components)
+    outside = lambda v: jnp.where(mask, v, 0)
     if wieners < components:  # some directions have no noise: the inverse is that on the others
-        inverse = _pseudo_inverse(sigma(theta))
+        range_of = _range(sigma(theta))
+        inverse = range_of.inverse
+        if wieners < components - len(silent):
+            outside = range_of.outside
+        else:  # all but the silent components have noise, here as at the first state
+            whole = (range_of.rank == components - len(silent)) & ~jnp.any(mask[:, None] & (sigma(theta) != 0))
+            inverse = jnp.where(whole, inverse, jnp.nan)
         solve = lambda v: inverse @ v
     else:
-        mask = _mask(silent, components)
-        factor = cho_factor(q_of(theta) + jnp.diag(mask) if silent else q_of(theta))
-        inverse = cho_solve(factor, jnp.eye(components, dtype=factor[0].dtype))
+        q = q_of(theta)
+        factor, lower = cho_factor(q + jnp.diag(mask) if silent else q)
+        pivots = jnp.diagonal(factor) ** 2
+        # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability, theorem 10.3), and
+        # the pivot of a row that is a multiple of another four times that: what is below is no noise
+        rounding = 2 * (components + wieners + 1) * jnp.finfo(q.dtype).eps
+        regular = jnp.all(mask | (pivots > rounding * jnp.diagonal(q)))
+        if silent:  # here as at the first state
+            regular &= ~jnp.any(mask[:, None] & (q != 0))
+        factor = jnp.where(regular, factor, jnp.nan)
+        inverse = cho_solve((factor, lower), jnp.eye(components, dtype=factor.dtype))
         inverse = jnp.where(mask[:, None], 0, inverse) if silent else inverse
-        solve = (lambda v: inverse @ v) if constant or silent else (lambda v: cho_solve(factor, v))
+        solve = (lambda v: inverse @ v) if constant or silent else (lambda v: cho_solve((factor, lower), v))
     return Diffusion(
         apply=lambda th, v: q_of(th) @ v,
         solve=solve,
         trace=lambda th: jnp.sum(inverse * q_of(th)),
+        outside=outside,
         kind="dense",
     )
 
 
-def _pseudo_inverse(sigma: Array) -> Array:
-    """(σσᵀ/2)⁺ on the range of σ (M, W), W < M. (M, M)"""
+class _Range(NamedTuple):
+    """Of σ (M, W), W < M. directions: orthogonal (M, W), those without noise zero. inverse: (σσᵀ/2)⁺ (M, M)."""
+
+    directions: Array
+    inverse: Array
+    rank: Array
+
+    def outside(self, v: Array) -> Array:
+        """What is left of v (M,) across the range, beyond the rounding of the projection."""
+        part = v - self.directions @ (self.directions.T @ v)
+        rounding = 100 * v.size * jnp.finfo(v.dtype).eps * jnp.max(jnp.abs(v))
+        return jnp.where(jnp.abs(part) <= rounding, 0, part)
+
+
+def _range(sigma: Array) -> _Range:
     sigma = jax.lax.stop_gradient(sigma)
     directions, size, _ = jnp.linalg.svd(sigma, full_matrices=False)
     there = size > sigma.shape[0] * jnp.finfo(sigma.dtype).eps * jnp.max(size)
-    return (directions * jnp.where(there, 2 / jnp.where(there, size, 1) ** 2, 0)) @ directions.T
+    inverse = (directions * jnp.where(there, 2 / jnp.where(there, size, 1) ** 2, 0)) @ directions.T
+    return _Range(directions * there, inverse, jnp.sum(there))
+
+
+@dataclass(frozen=True)
+class _Deficient:
+    """A product with Q, or with σ, of a noise that leaves directions of the state without any, besides components."""
+
+    product: Callable[..., Array]
+
+    def __call__(self, *arguments: Any) -> Array:
+        return self.product(*arguments)
 
 
 def _matrix_free(
-    product: Callable[[Params, Array], Array], theta: Params, x: Array, silent: tuple[int, ...]
+    product: Callable[[Params, Array], Array], theta: Params, x: Array, silent: tuple[int, ...], deficient: bool
 ) -> Diffusion:
+    """deficient: there are directions without noise that are not components."""
     mask = _mask(silent, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
     operator = lineax.FunctionLinearOperator(lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag)
     tolerance = 100 * float(jnp.finfo(x.dtype).eps)  # two digits above rounding, where the iteration can stall
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
+    # silent components have no noise here either
+    regular = jnp.all(product(theta, jnp.asarray(mask, x.dtype)) == 0) if silent else True
 
     def solve(v: Array) -> Array:
         v = jnp.where(mask, 0, v) if silent else v
@@ -149,14 +199,93 @@ def _matrix_free(
         scale = jnp.where(scale > 0, scale, 1)
         solution = lineax.linear_solve(operator, v / scale, solver, throw=False)
         # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary.
-        return jnp.where(solution.result == lineax.RESULTS.successful, solution.value * scale, jnp.nan)
+        good = (solution.result == lineax.RESULTS.successful) & regular
+        return jnp.where(good, solution.value * scale, jnp.nan)
 
     def trace(th: Params) -> Array:
         basis = jnp.eye(x.size, dtype=x.dtype)
         columns = jax.lax.stop_gradient(jax.vmap(solve)(basis))  # M solves: exact, and only if ∂Q/∂θ is asked
         return jnp.sum(columns * jax.vmap(lambda e: product(th, e))(basis))
 
-    return Diffusion(apply=product, solve=solve, trace=trace, kind="matrix-free")
+    def outside(v: Array) -> Array:
+        if not deficient:
+            return jnp.where(mask, v, 0)
+        part = v - product(theta, solve(v))  # not a number, and not 0, where no solution is found
+        return jnp.where(jnp.abs(part) <= 10 * x.size * tolerance * jnp.max(jnp.abs(v)), 0, part)
+
+    return Diffusion(apply=product, solve=solve, trace=trace, outside=outside, kind="matrix-free")
+
+
+# ------------------------------------------------------------------------------ where there is no score
+
+
+def lacks_score(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree, diffusion: Diffusion
+) -> Array | None:
+    """Whether θ moves the state where no noise could have: ∂θμ or ∂θQ has a part outside of the range of σ (Girsanov).
+
+    Of the diffusion at this very state, time and context. None where the operations of drift and noise never let θ
+    there, which costs nothing; most processes are such.
+    """
+    which = _find_reach(process, *map(check.form, (theta, x, t, context)))
+    if not which.drift and not which.noise:
+        return None
+    flat, unravel = ravel_pytree(theta)
+    drift = lambda v: process.drift(unravel(v), x, t, context)
+    noise = lambda v: diffusion_matrix(process, unravel(v), x, t, context)
+    lost = jnp.zeros((), bool)
+    for there, f in ((which.drift, drift), (which.noise, noise)):
+        if there:
+            slopes = _slopes_in(f, flat, which.rotated).reshape(x.size, -1)
+            lost |= jnp.any(jax.vmap(diffusion.outside, in_axes=1)(slopes) != 0)
+    return lost
+
+
+def _slopes_in(f: Callable[[Array], Array], flat: Array, each: bool) -> Array:
+    """∂f/∂θ of each parameter, or along a direction of θ in which nothing cancels: as good where zeros are exact."""
+    if each:
+        fewer = flat.size <= jax.eval_shape(f, flat).size
+        return (jax.jacfwd if fewer else jax.jacrev)(f)(flat)
+    direction = jnp.asarray(np.random.default_rng(2).uniform(1, 2, flat.size), flat.dtype)
+    return jax.jvp(f, (flat,), (direction,))[1]
+
+
+class _Reach(NamedTuple):
+    """Whether θ may enter the drift and Q where there is no noise. rotated: in directions that are not components."""
+
+    drift: bool
+    noise: bool
+    rotated: bool
+
+
+@lru_cache(maxsize=256)
+def _find_reach(process: Process, *forms: Any) -> _Reach:
+    """By the operations of drift and noise. forms: of theta, x, t and context."""
+    theta, x, t, context = map(check.like, forms)
+    rotated = _leaves_directions(process, theta, x, t, context)
+    if not process.silent and not rotated:
+        return _Reach(drift=False, noise=False, rotated=False)
+    quiet = _mask(() if rotated else process.silent, x.size) | rotated
+    enters = lambda f: bool(find_slopes(partial(f, process), theta, x, t, context)[quiet].any())
+    return _Reach(
+        drift=enters(_drift), noise=not _diagonal_noise(process, theta, x, t, context) and enters(diffusion_matrix),
+        rotated=rotated,
+    )  # fmt: skip
+
+
+def _drift(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    return process.drift(theta, x, t, context)
+
+
+def _leaves_directions(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
+    """Whether there are directions without noise that are not components, by the form of the noise."""
+    if process.diffusion is not None:
+        return isinstance(process.diffusion, _Deficient)
+    if isinstance(process.noise, NoiseProduct):
+        product, width = process.noise
+        return isinstance(product, _Deficient) or width < x.size - len(process.silent)
+    assert process.noise is not None  # checked at the boundary
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size - len(process.silent)
 
 
 def has_fewer_noises(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
@@ -209,6 +338,11 @@ def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTre
     return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
 
 
+def _row_sizes(q: np.ndarray) -> np.ndarray:
+    """The largest element of each row of Q, given as its diagonal (M,) or whole. (M,)"""
+    return np.abs(q.reshape(len(q), -1)).max(axis=1)
+
+
 def _null_space(q: np.ndarray, precision: float) -> np.ndarray:
     """Directions of the state that have no noise, from Q (M,) or (M, M). (M, K)"""
     if q.ndim == 1:
@@ -234,14 +368,18 @@ def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, contex
     q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
     if not np.all(np.isfinite(q)):
         raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
-    without = _null_space(q, np.finfo(x.dtype).eps)
-    if not without.size:
+    precision = float(np.finfo(x.dtype).eps)
+    quiet, across = _row_sizes(q) == 0, _null_space(q, precision)
+    if not across.size:
         return
+    across = across[:, ~np.any(across[quiet] != 0, axis=0)]
     drift, noise = (np.asarray(v, float) for v in _slopes(process, theta, x, t, context))
     for what, slopes in (("drift", drift[:, None]), ("noise", noise)):  # (M, ·, P)
-        lost = np.einsum("ik,jk,jcp->icp", without, without, slopes)
-        floor = 100 * len(q) * np.finfo(x.dtype).eps * np.abs(slopes).max(initial=0)
-        if np.abs(lost).max(initial=0) > floor:
+        lost = np.where(quiet[:, None, None], slopes, 0)  # zeros of a component are exact
+        part = np.einsum("ik,jk,jcp->icp", across, across, slopes)
+        rounding = 100 * len(q) * precision * np.abs(slopes).max(axis=(0, 1), initial=0)
+        lost = lost + np.where(np.abs(part) > rounding, part, 0)
+        if np.any(lost != 0):
             i, _, p = np.unravel_index(np.argmax(np.abs(lost)), lost.shape)
             raise ValueError(
                 f"the diffusion is singular {place}: state component {i} has no noise of its own, and its {what} "
@@ -249,6 +387,58 @@ def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, contex
                 "there (a physical channel or an injected one) and appear in `noise`; or change the state so that the "
                 "parameter enters a component with noise."
             )
+
+
+def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, number: int) -> None:
+    """Raise at the first state of a trajectory where its score does not exist. trajectory: one alone, x (1, T+1, M)."""
+    t, x = np.asarray(trajectory.t), jnp.asarray(trajectory.x[0])
+    context = jax.tree.map(lambda leaf: leaf[0], trajectory.context)
+    at = lambda n: f"on trajectory {number} at time index {n}"
+    smooth: Any = process if isinstance(process, Process) else getattr(process, "diffusion", None)
+    if not isinstance(process, Process):
+        for n in range(len(t) - 1):
+            check_regular(process, theta, x[n], t[n], context, at(n))
+    if not isinstance(smooth, Process):
+        return
+    irregular = np.asarray(_irregular(smooth, theta, x[:-1], jnp.asarray(t)[:-1], context))
+    if not irregular.any():
+        return
+    n = int(np.argmax(irregular))
+    shown = "".join(f", context{keystr(path)} = {_show(leaf)}" for path, leaf in tree_leaves_with_path(context))
+    where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
+    check_regular(smooth, theta, x[n], t[n], context, where)
+    sizes = _row_sizes(np.asarray(q_matrix(smooth, theta, x[n], t[n], context), float))
+    silent = _mask(smooth.silent, len(sizes))
+    changed = np.flatnonzero(silent != (sizes == 0))
+    if changed.size:
+        i = int(changed[0])
+        before, now = ("no noise", "some") if silent[i] else ("noise", "none")
+        raise ValueError(
+            f"the noise of state component {i} comes and goes: there is {before} at the first state, and {now} "
+            f"{where}. A score is made for components that have noise all along, or never. Instrument noise that does "
+            "not vanish."
+        )
+    raise ValueError(
+        f"the noise leaves a direction of the state without any {where}, and σ has as many columns as there are "
+        "components. Write it with the columns that there are, (M, W)."
+    )
+
+
+def _show(value: Any) -> str:
+    return np.array2string(np.asarray(value, float).ravel()[:8], precision=4) if np.ndim(value) else f"{float(value):g}"
+
+
+@partial(jax.jit, static_argnums=0)
+def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Whether there is no score, at states x (T, M). (T,)"""
+
+    def at(x: Array, t: Array) -> Array:
+        q = diffusion_at(process, theta, x, t, context)
+        lost = lacks_score(process, theta, x, t, context, q)
+        singular = ~jnp.all(jnp.isfinite(q.solve(q.apply(theta, jnp.ones_like(x)))))
+        return singular if lost is None else singular | lost
+
+    return jax.vmap(at)(x, t)
 
 
 def _elsewhere(x: Array) -> list[Array]:
@@ -271,17 +461,19 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
     if not isinstance(process, Process):
         return process.check(theta, x, t, context, "at the first state")
     check_regular(process, theta, x, t, context)
-    rows = lambda q: np.abs(q.reshape(len(q), -1)).max(axis=1)
     q = np.asarray(q_matrix(process, theta, x, t, context), float)
-    silent = rows(q) == 0
-    _check_step(process, silent, _null_space(q, np.finfo(x.dtype).eps).shape[1])
+    silent = _row_sizes(q) == 0
+    directions = _null_space(q, np.finfo(x.dtype).eps).shape[1]
+    _check_step(process, silent, directions)
+    if directions > silent.sum():
+        process = _mark_deficient(process)
     if not silent.any():
         return process
     for other in _elsewhere(x):
         q = np.asarray(q_matrix(process, theta, other, t, context), float)
         if not np.isfinite(q).all() or not np.isfinite(np.asarray(_drift_at(process, theta, other, t, context))).all():
             continue
-        comes = np.flatnonzero(silent & (rows(q) > 0))
+        comes = np.flatnonzero(silent & (_row_sizes(q) > 0))
         if comes.size:
             raise ValueError(
                 f"the diffusion is singular at the first state: state component {comes[0]} has no noise there, and has "
@@ -289,6 +481,15 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
             )
         check_regular(process, theta, other, t, context, f"near the first state, at x = {np.round(other, 3).tolist()}")
     return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+
+
+def _mark_deficient(process: Process) -> Process:
+    """The process, with a mark on a product whose rank cannot be read off its form."""
+    if process.diffusion is not None:
+        return process._replace(diffusion=_Deficient(process.diffusion))
+    if isinstance(process.noise, NoiseProduct):
+        return process._replace(noise=process.noise._replace(product=_Deficient(process.noise.product)))
+    return process
 
 
 def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
@@ -313,6 +514,31 @@ def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
         )
 
 
+def are_singular(process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree) -> Array | None:
+    """Whether steps at `old` have no density against those at `new`, as `check_equivalent` has it.
+
+    None where the operations of drift and noise never let θ there.
+    """
+    which = _find_reach(process, *map(check.form, (new, x, t, context)))
+    rounding = 100 * x.size * jnp.finfo(x.dtype).eps
+    apart = []
+    if depends(partial(_kick_sizes, process), new, x, t, context, on=0):
+        sizes = _kick_sizes(process, new, x, t, context)
+        change = jnp.abs(sizes - _kick_sizes(process, old, x, t, context))
+        apart.append(change > rounding * jnp.max(jnp.abs(sizes)))
+    if which.drift:
+        drifts = jnp.stack([process.drift(theta, x, t, context) for theta in (new, old)])
+        lost = diffusion_at(process, new, x, t, context).outside(drifts[0] - drifts[1])
+        scale = jnp.max(jnp.abs(drifts), axis=0)
+        apart.append(jnp.abs(lost) > rounding * (jnp.max(scale) if which.rotated else scale))
+    return jnp.any(jnp.stack(apart)) if apart else None
+
+
+def _kick_sizes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+    """Q times a vector of ones: another number in each component where Q is another. (M,)"""
+    return diffusion_at(process, theta, x, t, context).apply(theta, jnp.ones_like(x))
+
+
 def check_equivalent(
     process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree, where: str
 ) -> None:
@@ -330,7 +556,9 @@ def check_equivalent(
     drift_at = lambda theta: _drift_at(process, theta, x, t, context)
     change = np.asarray(drift_at(new), float) - np.asarray(drift_at(old), float)
     lost = without @ (without.T @ change)
-    if np.abs(lost).max(initial=0) > rounding * max(np.abs(change).max(), np.abs(np.asarray(drift_at(new))).max()):
+    scale = np.maximum(*(np.abs(np.asarray(drift_at(theta), float)) for theta in (new, old)))
+    scale = np.where(_row_sizes(q_new) == 0, scale, scale.max())  # a component without noise has a unit of its own
+    if np.any(np.abs(lost) > rounding * scale):
         part = lambda theta: without.T @ np.asarray(drift_at(theta), float)
         raise ValueError(
             f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift differs between the two "
@@ -408,9 +636,7 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
 
         slopes, (drift, q) = jax.jacfwd(lambda v: 2 * (drift_and_q(v),), has_aux=True)(flat)
         finite = jnp.all(jnp.isfinite(drift)) & jnp.all(jnp.isfinite(q))
-        floor = 100 * x.size * jnp.finfo(x.dtype).eps
-        lost = [jnp.max(jnp.where(q[:, None] > 0, 0, jnp.abs(v)), initial=0) > floor * jnp.max(jnp.abs(v), initial=0)
-                for v in slopes]  # fmt: skip
+        lost = [jnp.any(jnp.where(q[:, None] > 0, 0, v) != 0) for v in slopes]
         return finite, q, lost[0] | lost[1]
 
     finite, q, lost = jax.vmap(at)(states)

@@ -32,7 +32,8 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
-from fluctua.core.diffusion import depends, diffusion_matrix, q_matrix
+from fluctua.core.dependence import depends
+from fluctua.core.diffusion import diffusion_matrix, q_matrix
 from fluctua.core.residuals import alternatives
 from fluctua.core.residuals.alternatives import KNOWN, Finding, Limits
 from fluctua.core.residuals.causes import describe
@@ -311,8 +312,12 @@ def check_linearisation(process: Process, theta: Params, trajectories: Trajector
     leaves, tree = jax.tree.flatten_with_path(theta)
     in_noise = []
     for i, (path, leaf) in enumerate(leaves):
-        at = lambda v, i=i: jax.tree.unflatten(tree, [v if k == i else other for k, (_, other) in enumerate(leaves)])
-        if depends(lambda v, at=at: diffusion_matrix(process, at(v), x[0], jnp.asarray(data.t)[0], one), leaf):
+
+        def noise(v: Array, theta: Params, *state: Any, i: int = i) -> Array:
+            others = jax.tree.leaves(theta)
+            return diffusion_matrix(process, jax.tree.unflatten(tree, [*others[:i], v, *others[i + 1 :]]), *state)
+
+        if depends(noise, leaf, theta, x[0], jnp.asarray(data.t)[0], one, on=0):
             in_noise.append("theta" + jax.tree_util.keystr(path))
     if not in_noise:
         return

@@ -34,7 +34,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
+from fluctua.core.diffusion import (
+    Diffusion,
+    are_singular,
+    diffusion_at,
+    diffusion_matrix,
+    has_fewer_noises,
+    lacks_score,
+)
 from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, Params, Process, Score, Step
 
@@ -72,7 +79,8 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     """
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     half_y = q.solve(residual(process, theta, step)) / 2
-    return jax.grad(lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context))(theta)
+    score = jax.grad(lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context))(theta)
+    return _where_it_exists(process, theta, step, q, score)
 
 
 def full_score(
@@ -109,7 +117,15 @@ def full_score(
         quadratic = y @ q.apply(th, y) / (4 * step.dt)
         return -q.trace(th) / 2 + quadratic - y @ r_of(th) / (2 * step.dt)
 
-    return jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+    return _where_it_exists(process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta)))
+
+
+def _where_it_exists(process: Process, theta: Params, step: Step, diffusion: Diffusion, score: Params) -> Params:
+    """The score of a step; not a number where θ moves a component without noise, at this state, time and context."""
+    lost = lacks_score(process, theta, step.x, step.t, step.context, diffusion)
+    if lost is None:
+        return score
+    return jax.tree.map(lambda u: jnp.where(lost, jnp.nan, u), score)
 
 
 # ------------------------------------------------------------------------ ratios of densities
@@ -128,13 +144,18 @@ class Ratio(NamedTuple):
 def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
     """½ r̄ᵀQ⁻¹(μ_new − μ_old), with r̄ the mean of the two residuals (Girsanov), and ¼ ΔμᵀQ⁻¹Δμ Δt.
 
-    For parameters that have one Q: the densities themselves are never formed, so nothing cancels.
+    For parameters that have one Q: the densities themselves are never formed, so nothing cancels. Not a number where
+    there is no ratio (`check_equivalent`).
     """
     x, x_next, t, dt, context, _ = step
     drifts = [mean_rate(process, theta, x, t, dt, context) for theta in (new, old)]
     change, mean = drifts[0] - drifts[1], (drifts[0] + drifts[1]) / 2
     pull = diffusion_at(process, new, x, t, context).solve(change)
-    return Ratio((x_next - x - mean * dt) @ pull / 2, dt * change @ pull / 4)
+    log = (x_next - x - mean * dt) @ pull / 2
+    apart = are_singular(process, new, old, x, t, context)
+    if apart is not None:
+        log = jnp.where(apart, jnp.nan, log)
+    return Ratio(log, dt * change @ pull / 4)
 
 
 def local_linear_log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
-from fluctua.core.diffusion import check_finite, check_model, check_regular, q_matrix
+from fluctua.core.diffusion import check_along, check_finite, check_model, q_matrix
 from fluctua.core.draws import philox_key_words
 from fluctua.core.simulate import (
     Recipe,
@@ -53,6 +53,9 @@ from fluctua.core.types import (
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""
+
+MOST_SEARCHED = 100
+"""Trajectories that are gone through for the state that has no score."""
 
 EXPLODED = 1e6
 """Times their start that states may be: beyond, it is the time step that is too large."""
@@ -602,12 +605,8 @@ def check_scores(
     if check.all_finite(flat):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
-    j = int(which[0])
-    one = trajectory(j)
-    context = jax.tree.map(lambda leaf: leaf[0], one.context)
-    for n in range(len(t) - 1):
-        where = f"on trajectory {offset + j} at time index {n}"
-        check_regular(process, theta, jnp.asarray(one.x[0, n]), t[n], context, where)
+    for j in which[:MOST_SEARCHED].tolist():  # a baseline that looks at scores passes it on to the others
+        check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
         f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {check.few(which + offset)}. The "
         "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "

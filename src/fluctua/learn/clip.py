@@ -76,6 +76,7 @@ def clipped_samples(
     which = (jnp.arange(record.count) >= cut).astype(int)
     beside = record.context, record.events(0, steps)
     flat, value, held = _surrogate(model, ratio, theta, old, times, x, beside, table[which].T, clip.epsilon)
+    sources.check_scores(flat, process, theta, record.trajectory, record.t, record.offset)
     return Samples(unflatten(theta, flat), value), float(held)
 
 

@@ -23,13 +23,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.diffusion import depends, diffusion_at, with_silent
+from fluctua.core.dependence import depends, varies_in_slope
+from fluctua.core.diffusion import check_along, diffusion_at, with_silent
 from fluctua.core.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.scores import CorrectedScore, drift_score, local_linear, local_linear_score, without_readout
 from fluctua.core.simulate import Simulator
-from fluctua.core.sources import returns_of
+from fluctua.core.sources import MOST_SEARCHED, only, returns_of
 from fluctua.core.steps import mean_rate
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
@@ -122,6 +123,9 @@ def evidence(
     variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
     rows = jnp.swapaxes(x, 0, 1)
     s, information = _sums(known, score, at, noisy, every, variance, theta, point, times, rows, context)
+    if not check.all_finite(s):
+        for j in range(min(len(x), MOST_SEARCHED)):
+            check_along(known, p, only(trajectories, j), j)
     linear = linear and not noisy and score is not local_linear_score
     return Evidence(np.asarray(s, np.float64), np.asarray(information, np.float64), linear)
 
@@ -154,14 +158,15 @@ def _examine(process: Process, at: At, size: int, kind: Kind) -> Roles:
     values = [jnp.ones(shape, dtype) for shape, dtype in kind.leaves]
     theta, x, t, dt, context = jax.tree.unflatten(kind.tree, values)
 
-    def log_q(u: Array) -> Array:
+    def log_q(u: Array, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
         return _log_q(process, at(theta, u), x, t, context)
 
-    def rate(u: Array) -> Array:
+    def rate(u: Array, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
         return mean_rate(process, at(theta, u), x, t, dt, context)
 
     anywhere = jnp.ones(size)
-    return Roles(depends(log_q, anywhere), linear=not depends(jax.jacfwd(rate), anywhere))
+    noisy = depends(log_q, anywhere, theta, x, t, context, on=0)
+    return Roles(noisy, linear=not varies_in_slope(rate, anywhere, theta, x, t, dt, context, on=0))
 
 
 def _independent(process: Process, p: Params, *state: Any) -> bool:

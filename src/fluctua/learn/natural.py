@@ -28,7 +28,7 @@ from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.ppgt import PPGT, score_of
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
-from fluctua.core.sources import BLOCK_BYTES, Recording, over_block, run_and_pilot
+from fluctua.core.sources import BLOCK_BYTES, Recording, check_scores, over_block, run_and_pilot
 from fluctua.core.text import names
 from fluctua.core.types import (
     AnyProcess,
@@ -277,6 +277,7 @@ def _recorded_rows(model: sweep.Model, theta: Params, recording: Recording, bloc
     for n, times, x in recording.blocks(BLOCK_BYTES):
         beside = context, recording.events(n, n + len(times.dt))
         rows = _recorded(model, theta, rows, n, total, times, x, beside, recording.t[:2])
+    check_scores(rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset)
     return rows.reshape(-1, flat.size)
 
 

@@ -37,7 +37,7 @@ from fluctua.core.scores import (
     local_linear_score,
     log_ratio,
 )
-from fluctua.core.sources import BLOCK_BYTES, Recording, over_block, pieces
+from fluctua.core.sources import BLOCK_BYTES, MOST_SEARCHED, Recording, over_block, pieces
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -51,6 +51,7 @@ from fluctua.core.types import (
     Step,
     Times,
     Trajectories,
+    working_dtype,
 )
 from fluctua.learn.clip import Clip, RatioOfStep, clipped_samples
 
@@ -225,16 +226,23 @@ def _check_equivalent(law: _Law, theta: Params, old: Params, record: Recording) 
                 "the `Reparameterised` start differs between the two parameters: paths that start elsewhere have no "
                 "density against these. Give the start a `Density`, or keep its parameters as they were."
             )
+    steps = len(record.t) - 1
+    for j in sorted({0, record.count // 2, record.count - 1}):
+        _check_path(law, theta, old, record.trajectory(j), j, sorted({0, 1 % steps, steps // 2, steps - 1}))
+
+
+def _check_path(
+    law: _Law, theta: Params, old: Params, trajectory: Trajectories, number: int, steps: Sequence[int] | None = None
+) -> None:
+    """`check_equivalent` along a trajectory. number: its own. steps: those to look at; all, if None."""
     smooth = law.process if isinstance(law.process, Process) else getattr(law.process, "diffusion", None)
     if smooth is None:
         return
-    t, steps = np.asarray(record.t), len(record.t) - 1
-    for n in sorted({0, 1 % steps, steps // 2, steps - 1}):
-        x = np.asarray(record.block(n, n + 1)[1])
-        for j in sorted({0, record.count // 2, record.count - 1}):
-            one = jax.tree.map(lambda leaf: leaf[j], record.context)  # noqa: B023
-            where = f"on trajectory {j} at time index {n}"
-            check_equivalent(smooth, theta, old, x[j, 0], t[n], one, where)
+    t, x = np.asarray(trajectory.t), np.asarray(trajectory.x[0], working_dtype(theta, trajectory.x))
+    context = jax.tree.map(lambda leaf: leaf[0], trajectory.context)
+    for n in range(len(t) - 1) if steps is None else steps:
+        where = f"on trajectory {number} at time index {n}"
+        check_equivalent(smooth, theta, old, x[n], t[n], context, where)
 
 
 # ------------------------------------------------------------------------------------- gradients
@@ -292,6 +300,9 @@ def _log_ratios(law: _Law, rewards: Rewards, theta: Params, olds: Params, record
     log, divergence = (np.asarray(v, np.float64) for v in sums)
     if np.isnan(log).any() or np.isposinf(log).any():
         bad = np.flatnonzero(~(log < np.inf).all(axis=1))
+        for b, j in np.argwhere(~(log < np.inf).T)[:MOST_SEARCHED].tolist():
+            old = jax.tree.map(lambda leaf: leaf[b], olds)  # noqa: B023
+            _check_path(law, theta, old, record.trajectory(j), j)
         raise FloatingPointError(
             f"the density of {len(bad)} of {len(log)} trajectories is not finite: {check.few(bad)}."
         )

@@ -172,6 +172,8 @@ class Jumps:
         if self.diffusion is None:
             return self
         check.shapes(self.diffusion, theta, x, t, context)
+        if where != "at the first state":  # of the diffusion there: `check_along`
+            return self
         named = with_silent(self.diffusion, theta, x, t, context)
         assert isinstance(named, Process)
         return replace(self, diffusion=named)

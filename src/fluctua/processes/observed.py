@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
 from fluctua.core import check
+from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.simulate import one_step
@@ -42,8 +43,6 @@ from fluctua.core.types import Array, Memory, Params, Process, PyTree, Step, Tim
 
 READOUT = 2**30
 """The step whose draw is the readout of the first sample: steps of the process itself never come so far."""
-SCALES = (0.0, 1e-2, 1.0, 1.0, 1e2, 1e4)
-"""Of random states at which a drift is asked whether it is linear."""
 
 
 class Normal(NamedTuple):
@@ -144,7 +143,10 @@ class Observed:
 
         flat, unravel = ravel_pytree(theta)
         now, slopes = _pushed(lambda v: first(unravel(v)), (flat,), (jnp.eye(flat.size, dtype=flat.dtype),))
-        return unravel(slopes.log_density.astype(flat.dtype)), self._remembered(now, slopes)
+        score = slopes.log_density.astype(flat.dtype)
+        if callable(self.start.mean):  # not a number where θ moves what is known, which `check` refuses by name
+            score = jnp.where(jnp.any(_find_moved(self, theta, context)), jnp.nan, score)
+        return unravel(score), self._remembered(now, slopes)
 
     def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
         """∂θ ln p(y'|y and all before), and mean and covariance of the hidden state after it."""
@@ -221,19 +223,20 @@ class Observed:
         _check_covariance("covariance of the start", np.asarray(_value(self.start.covariance, theta, context)), size)
         here = jnp.asarray(mean, working_dtype(theta, x))
         check.shapes(self.process, theta, here, t, context)
-        seen, moves, varies = (np.asarray(v) for v in _facts(self, theta, here, t, context))
+        seen, moves = (np.asarray(v) for v in _facts(self, theta, here, t, context))
         if not seen.all():
             raise ValueError(
-                f"channel {np.flatnonzero(~seen)[0]} is known before it is measured: neither the readout nor the "
-                "process puts noise into it within a step. Give it readout noise in `noise`."
+                f"channel {np.flatnonzero(~seen)[0]} is known before it is measured {where}: neither the readout nor "
+                "the process puts noise into it within a step. Give it readout noise in `noise`."
             )
         if moves.any():
             i, p = np.argwhere(moves)[0]
             raise ValueError(
-                f"channel {i} at the start is exactly known and depends on `{names(theta)[p]}`, so there is no score "
-                "for that parameter: give the start a covariance, or the readout noise."
+                f"channel {i} at the start is exactly known and depends on `{names(theta)[p]}`, {where}: there is no "
+                "score for that parameter. Give the start a covariance, or the readout noise."
             )
-        return replace(self, shared=not varies and _unbatched(self, theta, here, t, context))
+        linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
+        return replace(self, shared=linear and _unbatched(self, theta, here, t, context))
 
 
 def log_likelihood(process: Observed, theta: Params, trajectories: Trajectories) -> Array:
@@ -296,34 +299,36 @@ def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyT
 
 
 @partial(jax.jit, static_argnums=0)
-def _facts(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array, Array]:
-    """Channels with noise in them (D,); those known at the start that move with θ (D, P); whether J or Q varies."""
-    flat, unravel = ravel_pytree(theta)
+def _facts(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+    """Channels with noise in them (D,), and those known at the start that move with θ (D, P)."""
     c = jnp.asarray(process.observe, x.dtype)
     _, prior = process._prior(theta, context)
     r = _matrix(_value(process.noise, theta, context), len(process.observe))
     slope = jax.jacfwd(lambda x: process.process.drift(theta, x, t, context))(x)
     spread = prior + slope @ prior @ slope.T + diffusion_matrix(process.process, theta, x, t, context)
-    seen = jnp.diagonal(c @ spread @ c.T + r) > 0
+    return jnp.diagonal(c @ spread @ c.T + r) > 0, _find_moved(process, theta, context)
+
+
+def _find_moved(process: Observed, theta: Params, context: PyTree) -> Array:
+    """Channels that are exactly known at the start and move with a parameter. (D, P)"""
+    flat, unravel = ravel_pytree(theta)
+    c = jnp.asarray(process.observe, flat.dtype)
+    _, prior = process._prior(theta, context)
+    r = _matrix(_value(process.noise, theta, context), len(process.observe))
     moves = jax.jacfwd(lambda v: c @ process._prior(unravel(v), context).mean)(flat) != 0
     known = ~(jnp.diagonal(c @ prior @ c.T + r) > 0)
+    return moves & known[:, None]
 
-    def local(x: Array) -> Any:
-        """J and Q, and how they change along one random direction of θ."""
 
-        def both(v: Array) -> tuple[Array, Array]:
-            slope = jax.jacfwd(lambda x: process.process.drift(unravel(v), x, t, context))(x)
-            return slope, diffusion_matrix(process.process, unravel(v), x, t, context)
+@lru_cache(maxsize=256)
+def _is_linear(process: Process, *forms: Any) -> bool:
+    """Whether the drift is linear in x and the noise free of it, at all times and θ, as their operations show.
 
-        along = jnp.asarray(np.random.default_rng(1).normal(size=flat.size), flat.dtype)
-        return jax.jvp(both, (flat,), (along,))
-
-    rng = np.random.default_rng(0)
-    probes = jnp.asarray(np.stack([scale * rng.normal(size=x.size) for scale in SCALES]), x.dtype)
-    tolerance = 100 * x.size * jnp.finfo(x.dtype).eps
-    differs = lambda v: ~(jnp.abs(v - v[:1]).max() <= tolerance * jnp.abs(v[0]).max())  # a NaN differs
-    varies = jnp.stack([differs(v) for v in jax.tree.leaves(jax.vmap(local)(probes))]).any()
-    return seen, moves & known[:, None], varies
+    forms: of theta, x, t and context.
+    """
+    arguments = [check.like(form) for form in forms]
+    noise = partial(diffusion_matrix, process)
+    return not varies_in_slope(process.drift, *arguments, on=1) and not depends(noise, *arguments, on=1)
 
 
 def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> bool:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from fluctua.core.diffusion import depends
+from fluctua.core.dependence import varies_in_slope
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Params, PyTree, Trajectories
 from fluctua.learn.evidence import At, Evidence
@@ -474,7 +474,7 @@ def at_point(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray
 def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
     """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than to use."""
     settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
-    return not depends(jax.jacfwd(lambda v: at(settings, v)), jnp.zeros(shape, dtype))
+    return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from fluctua.core.diffusion import diffusion_at, has_fewer_noises
+from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
 from fluctua.core.scores import Gaussian, euler, local_linear
 from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, Params, Process, PyTree, Step
@@ -118,6 +118,16 @@ def spread_noise(process: Process, theta: Params, step: Step, readout: Array) ->
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     amplitude = jnp.sqrt(2 * step.dt * q.apply(theta, jnp.ones_like(step.x)) + 2 * readout)
     return jnp.linalg.cholesky(covariance / jnp.outer(amplitude, amplitude))
+
+
+@partial(jax.jit, static_argnums=0)
+def have_noise(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    """Components with noise at some state of x (E, T+1, M). (M,)"""
+
+    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
+        return jnp.diagonal(diffusion_matrix(process, theta, x, t, context)) > 0
+
+    return jnp.any(along(one, x, t, dt, context), axis=0)
 
 
 def along(one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree) -> Any:

@@ -12,7 +12,14 @@ from fluctua.core import check
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.residuals import alternatives
 from fluctua.core.residuals.alternatives import RUN
-from fluctua.core.residuals.kicks import Standardised, Transition, leave_out, spread_noise, standardise
+from fluctua.core.residuals.kicks import (
+    Standardised,
+    Transition,
+    have_noise,
+    leave_out,
+    spread_noise,
+    standardise,
+)
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.steps import Substeps
 from fluctua.core.types import (
@@ -230,8 +237,15 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
 
 
 def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
-    """Components without noise at the first two states."""
+    """Components without noise: at the first two states, and wherever some of the trajectories go."""
     t, one = check.first((data.t, data.context))
     states = np.asarray(load_rows(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]
-    return tuple(np.flatnonzero(~np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)).tolist())
+    noisy = np.any([q.reshape(len(q), -1).max(axis=1) > 0 for q in rows], axis=0)
+    if not noisy.all():
+        some = choose_rows(data, FEWEST)[:FEWEST]
+        x = put(np.asarray(load_rows(data.x, some), states.dtype))
+        context = jax.tree.map(lambda leaf: put(load_rows(leaf, some)), data.context)
+        times = check.grid(data.t)
+        noisy = np.asarray(have_noise(process, theta, x, times.t[:-1], times.dt, context))
+    return tuple(np.flatnonzero(~noisy).tolist())
