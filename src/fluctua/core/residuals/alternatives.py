@@ -248,7 +248,7 @@ def _of_states(
     for name in [name for name in other if name != "now"]:
         of = _scale(other[name])
         yield name, add_up(z, bend(of(states[name]), of(other[name])))
-    w = (z * z - 1) / np.sqrt(2)
+    w = (_square(z) - 1) / np.sqrt(2)
     yield "variance linear", add_up(w, x, SKEW_OF_SQUARE)
     yield "variance square", add_up(w, square - 1, SKEW_OF_SQUARE)
 
@@ -264,9 +264,14 @@ def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarra
     return lambda f, f_other: f - (f_other @ lines_other.T @ inverse) @ lines
 
 
+def _square(z: np.ndarray) -> np.ndarray:
+    """z²; 1 where z is exactly 0, as it is at steps without noise: there is nothing to judge."""
+    return np.where(z == 0, 1, z * z)
+
+
 def _of_variance(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
     """v of every component, rows of z (M, n), and of all together."""
-    total = np.sum(z * z - 1, axis=1) / np.sqrt(2)
+    total = np.sum(_square(z) - 1, axis=1) / np.sqrt(2)
     yield "v", _constant(total[:, None], float(z.shape[1]))
     if len(z) > 1:
         yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(z.size))
@@ -312,7 +317,7 @@ def _of_steps(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
     each = np.diff(edges) * float(count)
     whole = np.broadcast_to(each, (size, bins)).copy()
     yield "step", Sums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
-    v = add_up(np.einsum("etm,etm->tm", z, z)) / each
+    v = add_up(_square(z).sum(axis=0)) / each
     for name, ratio, n in (("step v", v, each), ("step v of all", v.mean(axis=0, keepdims=True), size * each)):
         score = (np.cbrt(ratio) - (1 - 2 / (9 * n))) / np.sqrt(2 / (9 * n))
         more = np.where(ratio > 1, SKEW_OF_KICK * n, 0)

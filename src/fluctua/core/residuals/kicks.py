@@ -127,7 +127,7 @@ def have_noise(process: Process, theta: Params, x: Array, t: Array, dt: Array, c
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
         return jnp.diagonal(diffusion_matrix(process, theta, x, t, context)) > 0
 
-    return jnp.any(along(one, x, t, dt, context), axis=0)
+    return jnp.any(along(one, x[:, :-1], x[:, 1:], t, dt, context), axis=0)
 
 
 def along(one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree) -> Any:
