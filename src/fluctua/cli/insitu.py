@@ -145,6 +145,13 @@ def train(
     time_limit: Annotated[
         float | None, typer.Option(help="seconds that one acquisition may take", show_default="300, or as before")
     ] = None,
+    on_doubt: Annotated[
+        str | None,
+        typer.Option(
+            help="after a batch that is not what the calibrated model does: stop, or continue with an incident",
+            show_default="stop, or as before",
+        ),
+    ] = None,
     record: Annotated[bool, typer.Option(help="keep every trajectory on disk")] = True,
     share: Annotated[
         str,
@@ -190,7 +197,7 @@ def train(
                 calibration=calibration, memory=memory, measure_every=measure_every, renew=renew,
                 readout=readout if readout == "measured" else _number("readout", readout),
                 most_omega=most_omega, most_kappa=most_kappa,
-                time_limit=300.0 if time_limit is None else time_limit,
+                time_limit=300.0 if time_limit is None else time_limit, on_doubt=on_doubt or "stop",
             )  # fmt: skip
         warnings.showwarning = _note
         sheet = _sheet_of([partial(VirtualBench, one, timeout=timeout) for one in where], plan.attempts)
@@ -207,7 +214,15 @@ def train(
         model = _model_of(sheet, plan)
         if resume is not None:
             plan = dataclasses.replace(plan, iterations=plan.iterations if iterations is None else iterations)
-            rows = loop.resume(connect, model, resume, iterations=iterations, time_limit=time_limit, report=_tell)
+            rows = loop.resume(
+                connect,
+                model,
+                resume,
+                iterations=iterations,
+                time_limit=time_limit,
+                on_doubt=on_doubt,
+                report=_tell,
+            )
         else:
             say(_opening(plan))
             rows = loop.begin(connect, model, plan, folder, report=_tell)
@@ -233,13 +248,14 @@ def _refuse_changes(context: typer.Context) -> None:
     changed = [
         f"--{name.replace('_', '-')}"
         for name in context.params
-        if name not in ("resume", "address", "iterations", "timeout", "time_limit")
+        if name not in ("resume", "address", "iterations", "timeout", "time_limit", "on_doubt")
         and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     ]
     if changed:
         raise ValueError(
             f"{', '.join(changed)} cannot be changed with --resume, which keeps to the plan in the folder; "
-            "--iterations, --timeout, --time-limit and the address can. For another plan begin another run: --out."
+            "--iterations, --timeout, --time-limit, --on-doubt and the address can. For another plan begin another "
+            "run: --out."
         )
 
 

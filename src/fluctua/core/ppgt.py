@@ -229,7 +229,8 @@ class PPGT(NamedTuple):
             check.count(count)
             theta = check.parameters(theta)
             k_run, _ = run_and_pilot(key)  # the parts are of the same trajectories: measured once
-            return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
+            measured = self.substrate(k_run, theta, count)
+            return _recorded(self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate))
         return _of_parts(
             self.method, lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table)
         )
@@ -248,7 +249,8 @@ class PPGT(NamedTuple):
         theta = check.parameters(theta, numbers=not isinstance(self.substrate, Simulator))
         if not isinstance(self.substrate, Simulator):
             k_run, _ = run_and_pilot(key)
-            return _recorded(self.method, theta, self.substrate(k_run, theta, count), BLOCK_BYTES)
+            measured = self.substrate(k_run, theta, count)
+            return _recorded(self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate))
         if self.method.twin:
             return total(self.split(key, theta, count, first=first or 0))
         plans = _plans(self.method)
@@ -274,7 +276,8 @@ class PPGT(NamedTuple):
         theta = check.parameters(theta)
         k_run, _ = run_and_pilot(key)
         if not isinstance(self.substrate, Simulator):
-            return self.recorded(theta, self.substrate(k_run, theta, count), table)
+            measured = self.substrate(k_run, theta, count)
+            return self.recorded(theta, measured, table, examined=_is_examined(self.substrate))
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
         start = lambda: first_state(self.substrate, k_run, theta)
         _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
@@ -394,15 +397,17 @@ def _recorded(
     trajectories: Trajectories | Iterable[Trajectories],
     block_bytes: int,
     taken_at: Params | None = None,
+    examined: bool = False,
 ) -> Samples:
     if method.means:
-        samples = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at))
+        samples = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at, examined))
         return labelled(samples, trajectories)
     if method.twin:
-        return labelled(total(_recorded_split(method, theta, trajectories, None, block_bytes, taken_at)), trajectories)
+        parts = _recorded_split(method, theta, trajectories, None, block_bytes, taken_at, examined)
+        return labelled(total(parts), trajectories)
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
-    _guard(method, theta if taken_at is None else taken_at, trajectories, recording)
+    _guard(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
     for plan in _plans(method):
         check_baseline(plan, recording.count, recording.t)
     start = lambda: (recording.first, recording.context)
@@ -526,6 +531,11 @@ def _with_twin(
     check_batches(baseline, method.initial_baseline, method.model.start, count, twin.batch, t)
     model = TwinModel(method.model._replace(baseline=baseline.of), twin.process, twin.order)
     return model, Numbers(theta, twin_parameters(twin, theta), baseline.values), twin.batch
+
+
+def _is_examined(substrate: Substrate) -> bool:
+    """Whether an instrument has compared the residuals with its calibration (`examines`), which knows its noise."""
+    return bool(getattr(substrate, "examines", False))
 
 
 def _guard(

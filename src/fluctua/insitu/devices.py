@@ -49,6 +49,7 @@ class Device:
         place: of this device among several, from 1; 0 for one alone.
         batch: trajectories an acquisition.
         retry: of failed acquisitions.
+        on_doubt: what follows a batch that is not what the calibrated process does; see `measured`.
         report: is told of every incident.
 
     """
@@ -65,6 +66,7 @@ class Device:
         place: int,
         batch: int,
         retry: Retry,
+        on_doubt: str | None,
         report: Callable[[Incident], None],
     ):
         self.model, self.guard, self.probes, self.place, self.report = model, guard, probes, place, report
@@ -74,6 +76,7 @@ class Device:
         inner = f"{recordings}/device-{place}" if place else recordings
         self.substrate = measured(
             connect, batch=batch, retry=retry, guard=guard, channels=model.channels, report=self.note,
+            on_doubt=on_doubt,
             archive=None if inner is None else Archive(folder / inner, model.head),
         )  # fmt: skip
 

@@ -23,13 +23,13 @@ CHECKSUM = "checksum"
 BESIDE = ("run", CHECKSUM, PARTS, VERSIONS)
 """Entries of plan.json that are no fields of a plan."""
 
-ADJUSTABLE = ("iterations", "time_limit")
+ADJUSTABLE = ("iterations", "time_limit", "on_doubt")
 """What may change when a run goes on."""
 
 OFFICIAL = (
-    "A run goes on as it began; only `iterations` and `time_limit` can change, with --iterations and "
-    "--time-limit on the command line or resume(..., iterations=, time_limit=). For another plan "
-    "begin another run."
+    "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
+    "--iterations, --time-limit and --on-doubt on the command line or by the arguments of resume(). "
+    "For another plan begin another run."
 )
 
 

@@ -43,7 +43,7 @@ from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument, Refused
-from fluctua.insitu.instrument.substrate import Incident, Measured, Retry
+from fluctua.insitu.instrument.substrate import DOUBT, ON_DOUBT, Incident, Measured, Retry
 from fluctua.insitu.model import Model, Unknown, corrected
 from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
 from fluctua.learn.calibrated import Calibrated
@@ -85,7 +85,8 @@ class Plan:
     baseline: one of `BASELINES`. attempts, first_pause, longest_pause, time_limit: see `Retry`. record: whether every
     batch is kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by
     spaces. noise, sigma_kappa, kerr: injected noise, modulation of the couplings, and whether χ has knobs, for the same
-    purpose.
+    purpose. on_doubt: "stop" ends the run at a batch that is not what the calibrated model does, without a step;
+    "continue" uses it, with an incident.
 
     Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
     each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
@@ -124,6 +125,7 @@ class Plan:
     most_omega: float = 2.0
     most_kappa: float = 1.5
     time_limit: float = 300.0
+    on_doubt: str = "stop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
@@ -147,6 +149,8 @@ class Plan:
         for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "memory"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must be finite and not negative; got {getattr(self, name)!r}.")
+        if self.on_doubt not in ON_DOUBT:
+            raise ValueError(f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {self.on_doubt!r}.")
         if self.memory and not self.memory >= 1:
             raise ValueError(f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}.")
         if self.readout != "measured" and not (_is_number(self.readout) and float(self.readout) >= 0):
@@ -201,6 +205,7 @@ def resume(
     *,
     iterations: int | None = None,
     time_limit: float | None = None,
+    on_doubt: str | None = None,
     estimator: MakeEstimator | None = None,
     report: Callable[[Incident], None] = lambda incident: None,
 ) -> Rows:
@@ -216,6 +221,7 @@ def resume(
         folder: of the run.
         iterations: how many in all, if not as planned.
         time_limit: of one acquisition in seconds, if not as planned.
+        on_doubt: "stop" or "continue", if not as planned.
         estimator: in place of the plan's `baseline`.
         report: is told of every incident.
     Returns: a generator of each row of the history with its `Record`.
@@ -225,7 +231,11 @@ def resume(
     with runfolder.holding(place) as lock:
         entries = read_entries(place)
         plan, run = _plan_of(place, entries), entries.get("run", "")
-        changes: dict[str, Any] = {"iterations": iterations, "time_limit": time_limit}
+        changes: dict[str, Any] = {
+            "iterations": iterations,
+            "time_limit": time_limit,
+            "on_doubt": on_doubt,
+        }
         plan = dataclasses.replace(plan, **{name: value for name, value in changes.items() if value is not None})
         session = _Session(connect, model, plan, estimator, place, report)
         warn = lambda text: session.note(Incident("checkpoint", 0, text))
@@ -372,6 +382,7 @@ class _Session:
                 one, model, guard.another(), probes=(plan.probes, plan.probe_trajectories, plan.seed),
                 folder=self.place.path, recordings="recordings" if plan.record else None, place=several and k + 1,
                 batch=plan.batch, retry=_retry(plan), report=self.note,
+                on_doubt=None if self.as_it_goes else plan.on_doubt,
             )
             for k, one in enumerate(self.connects)
         ]  # fmt: skip
@@ -398,6 +409,7 @@ class _Session:
         return Calibrated(
             of.model, states, of.effective, of.start, of.spread, memory=plan.memory or np.inf, renew=plan.renew,
             samples=0, measure_every=plan.measure_every, every=of.every, readout=plan.readout,
+            on_doubt=plan.on_doubt,
         )  # fmt: skip
 
     def prepare(self, k: int) -> None:
@@ -488,6 +500,7 @@ class _Session:
 
     def step(self, state: State, record: Record) -> Step:
         """A record as a row, and the calibration that follows from it."""
+        self._check_doubt()
         self.follow()
         self.groups = record.estimate.groups
         self.table.add(state.row, self.health(), self.groups)
@@ -496,6 +509,13 @@ class _Session:
         self.iteration = str(record.iteration + 1)
         further = self.arrays()
         return Step(dataclasses.replace(after(state, record, self.estimator.state), further=further), row)
+
+    def _check_doubt(self) -> None:
+        """Note that a model that is calibrated as it goes is in doubt, and stop before its step is taken."""
+        if isinstance(self.estimator, Calibrated) and DOUBT in self.estimator.event:
+            stops = self.plan.on_doubt == "stop"
+            self.note(Incident(DOUBT, self.plan.trajectories if stops else 0, self.estimator.doubt))
+            self.estimator.check_doubt()
 
     def conclude(self) -> None:
         """`devices.txt`: how the devices of an array were and how they differ; what trajectories are worth while."""

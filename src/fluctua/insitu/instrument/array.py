@@ -179,6 +179,11 @@ class DeviceArray:
         """Trajectories by verdict and failures, of all devices together."""
         return sum((device.counts for device in self.devices), Counter())
 
+    @property
+    def examines(self) -> bool:
+        """Whether the residuals of what all devices return have been looked at."""
+        return all(device.examines for device in self.devices)
+
     def memory(self) -> dict[str, np.ndarray]:
         """What has to outlive the process besides the devices' own: who is silent, and the shares."""
         return {"array/weights": self.weights, "array/wait": self.wait, "array/silent": self.silent}

@@ -6,13 +6,19 @@ With r = x' − x − μΔt, the kicks of component i are compared with the diff
 
 the median over the trajectories of a batch, the mean over its steps, and less what is linear in the states: ν is the
 noise of a trajectory whatever the calibrated drift misses. A dead channel has ν = 0, a random one a large ν.
+
+Beside that, the residuals of a batch are tested against common faults (`fluctua.core.guard`), with the noise of the
+calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from diffusion by that,
+
+    ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +29,8 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.guard import TOLERANCE, Batch, examine_batch
+from fluctua.core.residuals.alternatives import FEWEST_STEPS, Limits
 from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
 
@@ -39,7 +47,24 @@ FEWEST_FOR_MEDIAN = 3
 FEWEST_SAMPLES = 64
 """Shorter trajectories may repeat by chance where the converter is coarse."""
 REMEMBERED = 2**16
-"""Trajectories that a new one is compared with."""
+"""Trajectories that a new one is compared with, bit by bit."""
+RECENT = 2**10
+"""Trajectories that a new one is compared with, sample by sample."""
+ALIKE = 0.01
+"""Of the root mean square step of a channel: samples that are closer are the same ones with a little noise."""
+CERTAIN = 4.0
+"""Standard errors of ⟨rₙ rₙ₊₁⟩ beyond which there is noise of a readout."""
+DOUBTFUL = Limits(variance=0.1)
+"""Deviations that pass in a laboratory: a tenth of the drift, and of the noise, which is calibrated and may age."""
+MOST_EXAMINED = 6000
+"""Steps of a batch that are tested against common faults, of which drifts are no part."""
+LEVERAGE = 30.0
+"""Standard errors of the calibration by which a drift may be off between its probes: 26 at most in 400 settings of 10
+devices."""
+PER_CALIBRATED = 100
+"""Steps that calibrated for each at which the drift is tested: 3 standard errors of a test are the calibration's."""
+WHITE = 0.2
+"""Correlation of neighbouring samples below which a channel has no memory: it is not the state of anything."""
 
 
 class Verdict(NamedTuple):
@@ -50,10 +75,15 @@ class Verdict(NamedTuple):
 
 
 class Repeats:
-    """Remembers trajectories, and knows one that comes again: noise does not repeat itself, a full buffer does."""
+    """Remembers trajectories, and knows one that comes again: noise does not repeat itself, a full buffer does.
+
+    Bit for bit, or with a little noise on top: `FEWEST_SAMPLES` samples, evenly over times and channels, are all within
+    `ALIKE` of those of a recent one.
+    """
 
     def __init__(self, marks: Iterable[int] = ()) -> None:
         self.seen = dict.fromkeys(int(mark) for mark in marks)
+        self.recent = np.zeros((0, FEWEST_SAMPLES))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Which trajectories came before, in this batch or an earlier one. x: (E, T+1, M) -> (E,)"""
@@ -64,9 +94,26 @@ class Repeats:
             mark = int.from_bytes(hashlib.blake2b(np.ascontiguousarray(one).tobytes(), digest_size=8).digest(), "big")
             repeated[i] = mark in self.seen
             self.seen[mark] = None
+        repeated |= self._alike(x)
         while len(self.seen) > REMEMBERED:
             del self.seen[next(iter(self.seen))]
         return repeated
+
+    def _alike(self, x: np.ndarray) -> np.ndarray:
+        """Which trajectories are earlier ones but for a little noise. (E,)"""
+        places = np.linspace(0, x[0].size - 1, FEWEST_SAMPLES).round().astype(int)
+        samples = x.reshape(len(x), -1)[:, places].astype(float)
+        step = np.sqrt(np.mean(np.diff(x, axis=1) ** 2, axis=(0, 1)))
+        near = ALIKE * step[places % x.shape[2]]
+        known = np.concatenate([self.recent, samples])
+        alike = np.zeros(len(x), bool)
+        for i, one in enumerate(samples):
+            left = known[: len(self.recent) + i]
+            for k in range(0, FEWEST_SAMPLES, 8):  # the first few places tell nearly all apart
+                left = left[np.all(np.abs(left[:, k : k + 8] - one[k : k + 8]) <= near[k : k + 8], axis=1)]
+            alike[i] = len(left) > 0
+        self.recent = known[-RECENT:]
+        return alike
 
     def marks(self) -> np.ndarray:
         """For a checkpoint."""
@@ -85,31 +132,45 @@ class ResidualGuard:
 
     def __init__(self, process: Process, noise: np.ndarray | None = None):
         self.noise = None if noise is None else np.asarray(noise, float)
+        self.start: np.ndarray | None = None  # the state that every trajectory of the calibration begins from
+        self.scale: np.ndarray | None = None  # c of each component (M,)
+        self.readout: np.ndarray | None = None  # S of each component (M,)
+        self.steps: np.ndarray | None = None  # that calibrated
+        self.process = check.process(process)
+        self.scaled = scale_noise(self.process)
         self.reading = np.nan  # noise of the last batch in units of the calibration's, of the component furthest off
-        step = partial(_residual, check.process(process))
+        step = partial(_residual, self.process)
         steps = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, None))
         self._residuals = jax.jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
 
     def another(self) -> ResidualGuard:
         """A guard of another device of the same kind, which compiles nothing anew."""
         guard = copy.copy(self)
-        guard.noise, guard.reading = None, np.nan
+        guard.noise = guard.start = guard.scale = guard.readout = guard.steps = None
+        guard.reading = np.nan
         return guard
 
     def calibrate(self, probes: list[tuple[Params, Trajectories]], context: PyTree) -> None:
-        """Take ν from the trajectories that calibrated.
+        """Take ν, S and the start from the trajectories that calibrated.
 
         Args:
             probes: settings and trajectories of the calibration.
             context: what they calibrated, without the axis of trajectories.
 
         """
-        each = []
+        each, kicks = [], []
         for settings, (t, x, recorded, *_) in probes:
             known = jax.tree.map(partial(_rows, len(x)), context)
-            noise = self.measure(settings, Trajectories(t, x, {**known, **recorded} if recorded else known))
-            each.append(np.median(noise, axis=0))
+            whole = Trajectories(t, x, {**known, **recorded} if recorded else known)
+            each.append(np.median(self.measure(settings, whole), axis=0))
+            kicks.append(self._neighbours(settings, whole))
         self.noise = np.maximum(np.median(each, axis=0), np.finfo(float).tiny)
+        diffusion, product, error = np.mean(kicks, axis=0)
+        self.readout = np.where(-product > CERTAIN * error / np.sqrt(len(probes)), -product, 0.0)
+        there = np.where(diffusion > 0, diffusion, 1)
+        self.scale = np.where(diffusion > 0, np.maximum(self.noise - 2 * self.readout / there, 1e-3 * self.noise), 1.0)
+        self.steps = np.array(sum(len(x) * (len(t) - 1) for _, (t, x, *_) in probes))
+        self.start = _common_start([trajectories.x for _, trajectories in probes])
 
     def __call__(self, settings: Params, trajectories: Trajectories) -> Verdict:
         """Which trajectories are not the calibrated noise."""
@@ -130,6 +191,46 @@ class ResidualGuard:
         reason = f"component {i} fluctuates {size:.3g} times as much as at calibration"
         return Verdict(np.logical_or(bad.any(axis=1), off.any()), reason)
 
+    def examine(self, settings: Params, trajectories: Trajectories) -> str:
+        """Why the trajectories are not those of the calibrated process; empty if they may be, or if it is not known."""
+        if self.noise is None or not len(trajectories.x):
+            return ""
+        t, x, context, *_ = trajectories
+        scale = self.noise if self.scale is None else self.scale
+        within = {CALIBRATION: context, ROOT: _rows(len(x), np.sqrt(scale))}
+        look = partial(
+            examine_batch, self.scaled, settings, Trajectories(t, x, within), readout=self.readout, start=self.start
+        )
+        steps = PER_CALIBRATED * MOST_EXAMINED if self.steps is None else int(self.steps)
+        missed = _missed(steps, x.shape[2])
+        few = min(steps // PER_CALIBRATED, MOST_EXAMINED)
+        cause = ""
+        if few >= max(FEWEST_STEPS, 2 * (len(t) - 1)):
+            cause = _judge(look(limits=DOUBTFUL, most=few), missed)
+        if cause:
+            return cause
+        limits = Limits(
+            mean=np.inf,
+            variance=DOUBTFUL.variance + missed,
+            product=DOUBTFUL.product + missed,
+            step=DOUBTFUL.step + 3 * np.sqrt(missed),  # of a single step, three times the root mean square
+        )
+        return _judge(look(limits=limits, most=MOST_EXAMINED), missed)
+
+    def _neighbours(self, settings: Params, trajectories: Trajectories) -> np.ndarray:
+        """2QΔt, and ⟨rₙ rₙ₊₁⟩ with its standard error, of each component. (3, M)"""
+        t, x, context, *_ = trajectories
+        t, x = np.asarray(t, float), np.asarray(x, jnp.result_type(float))
+        if len(t) < 3:
+            return np.zeros((3, x.shape[2]))
+        n = np.linspace(0, len(t) - 3, min(len(t) - 2, MOST_STEPS)).round().astype(int)
+        r, variance = self._residuals(settings, x[:, n], x[:, n + 1], t[n], np.diff(t)[n], context)
+        later, _ = self._residuals(settings, x[:, n + 1], x[:, n + 2], t[n + 1], np.diff(t)[n + 1], context)
+        r, later = (np.asarray(part) - np.median(part, axis=0) for part in (r, later))
+        product = r * later
+        error = product.std(axis=(0, 1)) / np.sqrt(product.shape[0] * product.shape[1])
+        return np.stack([np.asarray(variance).mean(axis=(0, 1)), product.mean(axis=(0, 1)), error])
+
     def measure(self, settings: Params, trajectories: Trajectories) -> np.ndarray:
         """ν of each trajectory; 1 for components that have no noise by the model. (E, M)"""
         t, x, context = np.asarray(trajectories.t, float), np.asarray(trajectories.x), trajectories.context
@@ -148,6 +249,84 @@ class ResidualGuard:
         centre = np.median(scaled, axis=0) if count >= FEWEST_FOR_MEDIAN else np.zeros(scaled.shape[1:])
         silent = (variance == 0).all(axis=(0, 1))
         return np.where(silent, 1.0, np.mean(_unexplained(scaled - centre, x[:count, n]) ** 2, axis=1))
+
+
+def _judge(found: Batch, missed: float) -> str:
+    """The cause of a doubt; none where kicks are larger than they should be by what the drift may miss alone."""
+    wrong = found.residuals.v[found.residuals.wrong]
+    if wrong.size and not found.findings and np.all((wrong > 1) & (wrong < 1 + TOLERANCE + missed)):
+        return ""
+    return found.residuals.cause
+
+
+def _missed(steps: int, size: int) -> float:
+    """What a drift that is calibrated by so many steps adds to v at most, and to products of kicks.
+
+    Where that is as large as the noise, the drift is not known.
+    """
+    missed = size * LEVERAGE**2 / steps
+    return missed if missed < 1 else np.inf
+
+
+CALIBRATION, ROOT = "calibration", "root of the noise's scale"
+"""Entries of the context of a scaled process."""
+
+
+@dataclass(frozen=True)
+class _Within:
+    """A function of the calibration as one of a context that holds it. power: of √c that multiplies its rows."""
+
+    function: Callable[..., Array]
+    power: int = 0
+
+    def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
+        value = self.function(theta, x, t, context[CALIBRATION])
+        if self.power == 0:
+            return value
+        root = context[ROOT]
+        if jnp.ndim(value) == 1:
+            return value * root**self.power
+        return value * root[:, None] * (root if self.power == 2 else 1)
+
+
+def scale_noise(process: Process) -> Process:
+    """The process with √c times the noise in component i, both given by its context; that of a product is left."""
+    noise = process.noise
+    if isinstance(noise, NoiseProduct):
+        noise = noise._replace(product=_Within(noise.product))
+    elif noise is not None:
+        noise = _Within(noise, 1)
+    diffusion = None if process.diffusion is None else _Within(process.diffusion, 2)
+    return process._replace(drift=_Within(process.drift), noise=noise, diffusion=diffusion)
+
+
+def find_dead(x: np.ndarray) -> list[int]:
+    """Components that are no signal: constant, or noise without memory about a constant. x: (E, T+1, M)
+
+    The state of a process that is sampled often enough for Euler's steps remembers the sample before; a channel that is
+    not connected does not, and its mean over the trajectories does not move.
+    """
+    count, times, _ = x.shape
+    x = x.astype(float)
+    constant = np.all(x == x[:, :1], axis=(0, 1))
+    if count < FEWEST_FOR_MEDIAN or times < FEWEST_SAMPLES:
+        return np.flatnonzero(constant).tolist()
+    path = x.mean(axis=0)
+    deviation = x - x.mean(axis=1, keepdims=True)
+    variance = np.mean(deviation**2, axis=(0, 1))
+    memory = np.mean(deviation[:, 1:] * deviation[:, :-1], axis=(0, 1))
+    # of white noise the mean path scatters by variance / E; CHANCE of more
+    most = scipy.stats.chi2.isf(CHANCE, times) / times / count
+    still = np.var(path, axis=0) <= most * variance
+    return np.flatnonzero(constant | (still & (np.abs(memory) < WHITE * variance))).tolist()
+
+
+def _common_start(each: list[np.ndarray]) -> np.ndarray | None:
+    """The first sample of all trajectories, if they agree within the steps that follow. x: (E, T+1, M) -> (M,)"""
+    first = np.concatenate([np.asarray(x, float)[:, 0] for x in each])
+    steps = np.concatenate([np.diff(np.asarray(x, float), axis=1).reshape(-1, x.shape[2]) for x in each])
+    scatter, step = first.std(axis=0), steps.std(axis=0)
+    return first.mean(axis=0) if np.all(scatter <= step) else None
 
 
 def _unexplained(kick: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -1,9 +1,12 @@
 """An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument does meanwhile.
 
-Lines fail, boxes restart, samples are missing. A failed acquisition is made again after a pause that doubles, on a
-new connection, with the settings sent afresh. Trajectories with missing or clipped samples, that came before, or that
-are not the calibrated noise, and whole batches that were not run at the settings that were asked for, are counted, kept
-on disk, and never averaged. If nothing else comes, the run ends.
+Lines fail, boxes restart, samples are missing, data lie. A failed acquisition is made again after a pause that doubles,
+on a new connection, with the settings sent afresh. Trajectories with missing or clipped samples, that came before, or
+that are not the calibrated noise, and whole batches that were not run at the settings that were asked for, are counted,
+kept on disk, and never averaged. If nothing else comes, the run ends.
+
+A batch that is not what the calibrated process does is in doubt: it is marked, and the run stops or goes on with it, as
+was asked for. Nothing is left out on account of its values without an incident.
 
 The `Archive` keeps every acquisition on disk, the bad ones too: one recording a batch, numbered, never overwritten.
 
@@ -26,9 +29,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core import check
+from fluctua.core.guard import DoubtError
 from fluctua.core.types import Array, Params, Trajectories
 from fluctua.insitu.instrument.connection import Connection, Hung
-from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
+from fluctua.insitu.instrument.guard import Repeats, ResidualGuard, find_dead
 from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import open_recording
@@ -37,6 +42,10 @@ from fluctua.insitu.recording.writer import save
 SELECTION_WARNING = 0.01
 """Share of clipped or odd trajectories above which their removal is a selection that biases the estimate."""
 CLIPPED, REPEATED, UNLIKE = "clipped", "repeated", "unlike the calibration"
+DOUBT, DEAD = "doubt", "dead"
+ON_DOUBT = ("stop", "continue")
+EXAMINED = ("start", "scale", "readout", "steps")
+"""What the guard remembers of the calibration besides its noise."""
 HANGS = 2
 """Acquisitions in a row that may hang before an instrument is given up: each has cost the whole time limit."""
 IDENTITY, REPEATS, NOISE = "instrument/identity", "instrument/repeats", "instrument/noise"
@@ -45,6 +54,10 @@ ADVICE = {
     "the digitiser.",
     UNLIKE: "Leaving them out biases J and its gradient if they belong to the physics: look at them, calibrate anew.",
 }
+
+
+class Doubt(Refused, DoubtError):
+    """A batch that is not what the calibrated process does. It is kept and not averaged; asking again does not help."""
 
 
 class Incident(NamedTuple):
@@ -89,10 +102,13 @@ class Measured:
         context: Callable[[int], Any] | None,
         guard: ResidualGuard | None,
         channels: int | None,
+        on_doubt: str | None,
         report: Callable[[Incident], None],
         sleep: Callable[[float], None],
     ):
         self.channels = channels
+        self.on_doubt = on_doubt
+        self.is_fresh = True  # nothing was acquired yet
         self.connect, self.batch, self.retry, self.archive = connect, batch, retry, archive
         self.context, self.guard, self.report, self.sleep = context, guard, report, sleep
         self.counts: Counter[str] = Counter()
@@ -165,6 +181,11 @@ class Measured:
         failures = self.counts["failures"]
         return text + (f"; {failures} failure{'s' if failures > 1 else ''} retried" if failures else "")
 
+    @property
+    def examines(self) -> bool:
+        """Whether the residuals of what it returns have been looked at: an estimator need not do so again."""
+        return self.guard is not None and self.guard.noise is not None and self.on_doubt is not None
+
     def close(self) -> None:
         """Let go of the instrument."""
         if self.connection is not None:
@@ -216,13 +237,52 @@ class Measured:
                 self.reason = f"{lost} of {size} trajectories {kind}" + (f": {detail}" if detail else "")
                 self.report(Incident(kind, lost, self.reason))
                 reasons.append(f"{kind} ({detail})" if detail else kind)
+        doubt = self._examine(batch, x, settings, good)
+        stops = bool(doubt) and self.on_doubt == "stop"
+        if doubt:
+            kept = int(good.sum())
+            self.report(Incident(DOUBT, kept if stops else 0, doubt))
+            self.counts[DOUBT] += kept if stops else 0
+            reasons.append(f"{DOUBT}: {doubt}")
+            good &= not stops
         for complaint in health.errors:
             self.report(Incident("complaint", 0, complaint))
         self.counts["good"] += int(good.sum())
         if self.archive is not None:
-            self.archive.add(batch, settings, good, ", ".join(reasons))
+            self.archive.add(batch, settings, good, ", ".join(reasons), doubt)
         self._watch_selection()
+        if stops:
+            where = f" in {self.archive.folder}" if self.archive else ""
+            raise Doubt(
+                f"{doubt} The batch is kept{where} and not averaged. Mend the instrument or its model and go on with "
+                'the run (--resume), or use such batches too: on_doubt="continue" (--on-doubt continue).'
+            )
         return good
+
+    def _examine(self, batch: Batch, x: np.ndarray, settings: Params, good: np.ndarray) -> str:
+        """What is wrong with the trajectories that may be averaged, taken together; empty if nothing."""
+        if self.guard is None or not good.any():
+            return ""
+        if self.is_fresh:
+            self._refuse_dead(x[good])
+            self.is_fresh = False
+        if self.on_doubt is None:
+            return ""
+        recorded = {name: v[good] for name, v in (batch.context or {}).items()}
+        context = self._context(int(good.sum()), recorded)
+        cause = self.guard.examine(settings, Trajectories(np.asarray(batch.t), x[good], context))
+        return f"The trajectories are not those of the calibrated model. {cause}" if cause else ""
+
+    def _refuse_dead(self, x: np.ndarray) -> None:
+        """Refuse an instrument of which a channel measures nothing: it would be calibrated as if it did."""
+        dead = find_dead(x)
+        if dead:
+            text = (
+                f"component{'s' * (len(dead) > 1)} {check.few(dead)} of the samples measure{'s' * (len(dead) == 1)} "
+                "nothing: constant, or noise without memory about a constant"
+            )
+            self.report(Incident(DEAD, len(x), text))
+            raise Refused(f"{text}. Look at the channel, and begin again.")
 
     def _verdicts(
         self, batch: Batch, x: np.ndarray, settings: Params, health: Health
@@ -273,6 +333,8 @@ class Measured:
         arrays = {IDENTITY: np.array(self.identity), REPEATS: self.repeats.marks()}
         if self.guard is not None and self.guard.noise is not None:
             arrays[NOISE] = self.guard.noise
+            known = {f"instrument/{name}": getattr(self.guard, name) for name in EXAMINED}
+            arrays |= {name: value for name, value in known.items() if value is not None}
         return arrays
 
     def remember(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -281,6 +343,8 @@ class Measured:
         self.repeats = Repeats(arrays.get(REPEATS, ()))
         if self.guard is not None:
             self.guard.noise = arrays.get(NOISE)
+            for name in EXAMINED:
+                setattr(self.guard, name, arrays.get(f"instrument/{name}"))
         if NOISE in arrays:
             self.channels = len(arrays[NOISE])
 
@@ -294,6 +358,7 @@ def measured(
     context: Callable[[int], Any] | None = None,
     guard: ResidualGuard | None = None,
     channels: int | None = None,
+    on_doubt: str | None = "stop",
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Measured:
@@ -305,8 +370,10 @@ def measured(
         retry: how often and after which pauses a failed acquisition is made again, and how long one may take.
         archive: where everything acquired is kept.
         context: E -> the context of E trajectories, such as the calibration of the day.
-        guard: sets aside what is not the calibrated noise.
+        guard: sets aside what is not the calibrated noise, and examines the rest.
         channels: components of a sample; those of the first batch if not given.
+        on_doubt: "stop" raises `Doubt` at a batch that is not what the calibrated process does, "continue" uses it and
+            reports it; None does not examine.
         report: told of every incident.
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
@@ -321,9 +388,11 @@ def measured(
     retry = retry or Retry()
     if not retry.limit > 0:
         raise ValueError(f"`limit` of a `Retry` must be a positive number of seconds; got {retry.limit!r}.")
+    if on_doubt not in (*ON_DOUBT, None):
+        raise ValueError(f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}, or None; got {on_doubt!r}.")
     return Measured(
         connect, batch=batch, retry=retry, archive=archive, context=context, guard=guard, channels=channels,
-        report=report, sleep=sleep,
+        on_doubt=on_doubt, report=report, sleep=sleep,
     )  # fmt: skip
 
 
@@ -398,10 +467,22 @@ class Archive:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.number = 1 + max((_number(path) for path in self.folder.glob("batch-*.nc")), default=-1)
 
-    def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str) -> None:
-        """Write one batch. good: (E,), which of its trajectories may be averaged. verdict: why not the others."""
+    def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str, doubt: str = "") -> None:
+        """Write one batch.
+
+        Args:
+            batch: as it came.
+            settings: that were asked for.
+            good: which of its trajectories may be averaged (E,).
+            verdict: why not the others.
+            doubt: why those that are averaged should not be trusted; empty if they may be.
+
+        """
         head = self.head(batch, settings)
-        for which, end, provenance in ((good, "", ""), (~good, "-left-out", f"left out: {verdict}")):
+        for which, end, provenance in (
+            (good, "", f"in doubt: {doubt}" if doubt else ""),
+            (~good, "-left-out", f"left out: {verdict}"),
+        ):
             if which.any():
                 path = self.folder / f"batch-{self.number:06d}{end}.nc"
                 context = {name: v[which] for name, v in (batch.context or {}).items()}
