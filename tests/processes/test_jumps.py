@@ -7,8 +7,8 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import philox
-from fluctua.core.guard import examine
 from fluctua.core.ppgt import samples_of
+from fluctua.core.residuals.guard import examine
 from fluctua.core.sources import run_and_pilot
 from fluctua.processes import jumps
 from fluctua.processes.jumps import Jumps, Sized, events_on

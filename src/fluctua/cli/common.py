@@ -18,7 +18,7 @@ from fluctua.core.text import escape_controls
 from fluctua.store.files import require_file
 
 if TYPE_CHECKING:
-    from fluctua.core.guard import Residuals
+    from fluctua.core.residuals.guard import Residuals
     from fluctua.insitu.recording.reader import RecordingFile
     from fluctua.tcmt import Task
 

@@ -27,7 +27,7 @@ from fluctua.core.baselines import (
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
-from fluctua.core.guard import LAWS, check_linearisation, warn_of_residuals
+from fluctua.core.residuals.guard import LAWS, check_linearisation, warn_of_residuals
 from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot

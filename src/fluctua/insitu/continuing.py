@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
-from fluctua.core.guard import TRANSITIONS, examine
+from fluctua.core.residuals.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.steps import rate_of
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories

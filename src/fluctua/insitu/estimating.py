@@ -14,8 +14,8 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import RunningSums
-from fluctua.core.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
+from fluctua.core.residuals.guard import Residuals, Transition, examine
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
 from fluctua.insitu.hidden import PartialScore, Visibility, filter_of, observed_model, visibility

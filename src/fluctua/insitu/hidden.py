@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
-from fluctua.core.guard import Transition
+from fluctua.core.residuals.guard import Transition
 from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
 from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.guard import Residuals
+from fluctua.core.residuals.guard import Residuals
 from fluctua.core.types import Params
 from fluctua.insitu.advice import Sampling, judge_euler
 from fluctua.insitu.calibration.table import apply_calibration

@@ -11,7 +11,7 @@ With these unknowns φ the model's parameters are p(θ, φ), and every call
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ and Λ the precision
 of φ̂, and two readings say when not to trust it: the score of new trajectories has mean zero where the model is right,
 and so has that of unknowns that are watched and not fitted. The residuals at φ̂ are examined beside them
-(`fluctua.core.guard`): against a structure that the unknowns cannot express, whatever the correction.
+(`fluctua.core.residuals.guard`): against a structure that the unknowns cannot express, whatever the correction.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.guard import DoubtError
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals import alternatives
+from fluctua.core.residuals.guard import DoubtError
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import close_match, names
 from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories

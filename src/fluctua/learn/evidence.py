@@ -25,9 +25,9 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import check_along, diffusion_at, with_silent
-from fluctua.core.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals.alternatives import FITTED, Table
+from fluctua.core.residuals.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
 from fluctua.core.scores import CorrectedScore, drift_score, local_linear, local_linear_score, without_readout
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import MOST_SEARCHED, only, returns_of

@@ -15,7 +15,7 @@ recursion. Otherwise it is the extended filter, with f and F of each trajectory 
 
     f̄(m) = f + ½ Σ_kl P_kl ∂_k∂_l f,     F̄ = ∂f̄/∂m,
 
-which for drifts of third degree leaves the skewness of the hidden state alone as an error. `fluctua.core.guard` looks
+which for drifts of third degree leaves the skewness of the hidden state alone as an error. `core.residuals` looks
 for it in the innovations y − ŷ, whose covariance must be S; on a simulator `fluctua.finite_differences` measures it.
 """
 

@@ -34,8 +34,8 @@ from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.core.guard import LAWS, TRANSITIONS, warn_of_residuals
 from fluctua.core.ppgt import score_of
+from fluctua.core.residuals.guard import LAWS, TRANSITIONS, warn_of_residuals
 from fluctua.core.scores import full_score
 from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error

@@ -41,8 +41,8 @@ LIBRARIES = ("fluctua", "jax", "jaxlib", "numpy", "optax", "scipy")
 """Packages whose functions are known by their names, as are those of the standard library and of
 site-packages."""
 
-NOT_COMPUTED = ("name", "debug_info", "backend")
-"""Fields of the library's records and of traced equations that change nothing but rounding."""
+NOT_COMPUTED = ("name", "debug_info", "backend", "on_doubt")
+"""Fields of records and of traced equations that change nothing but rounding, or when a run stops."""
 
 FILLING = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 """Methods that change a list, a dictionary or a set."""

@@ -22,9 +22,9 @@ from fluctua.core import check
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
-from fluctua.core.guard import TRANSITIONS, Batch, examine_batch
 from fluctua.core.ppgt import ppgt
 from fluctua.core.residuals.alternatives import FITTED, Table
+from fluctua.core.residuals.guard import TRANSITIONS, Batch, examine_batch
 from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.steps import Substeps

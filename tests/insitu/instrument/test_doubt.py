@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua.cli.app import app
-from fluctua.core.guard import DoubtError
+from fluctua.core.residuals.guard import DoubtError
 from fluctua.insitu import Plan, network_model, open_recording
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import box, device, server

@@ -14,7 +14,7 @@ J = ∂μ/∂x, and so does the observation noise of the sample before. For a di
     E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i r_i'] = −F_ii s_i²,
 
 which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its residuals say is left to
-the guard (`fluctua.core.guard`). Noise of its readout is told by E[r r'] as that of any other. For Euler's transition
+the guard (`core.residuals`). Noise of its readout is told by E[r r'] as that of any other. For Euler's transition
 W = F = 1, and a residual tells of its own component alone.
 """
 

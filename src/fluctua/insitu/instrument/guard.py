@@ -7,7 +7,7 @@ With r = x' − x − μΔt, the kicks of component i are compared with the diff
 the median over the trajectories of a batch, the mean over its steps, and less what is linear in the states: ν is the
 noise of a trajectory whatever the calibrated drift misses. A dead channel has ν = 0, a random one a large ν.
 
-Beside that, the residuals of a batch are tested against common faults (`fluctua.core.guard`), with the noise of the
+Beside that, the residuals of a batch are tested against common faults (`core.residuals`), with the noise of the
 calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from diffusion by that,
 
     ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
@@ -29,8 +29,8 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
-from fluctua.core.guard import TOLERANCE, Batch, examine_batch
 from fluctua.core.residuals.alternatives import FEWEST_STEPS, Limits
+from fluctua.core.residuals.guard import TOLERANCE, Batch, examine_batch
 from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
 
