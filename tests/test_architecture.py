@@ -101,3 +101,13 @@ def test_variables_say_what_they_hold():
 
     names = {(within(path), bound(node)) for path in MODULES for node in ast.walk(parsed(path))}
     assert not {(path, name) for path, name in names if name in empty}
+
+
+def test_programs_are_compiled_in_full_precision():
+    """By `fluctua.core.types.jit`: a plain `jax.jit` multiplies matrices in TF32 on a GPU."""
+
+    def is_plain(node):
+        return isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.jit"
+
+    users = [path for path in MODULES if any(map(is_plain, ast.walk(parsed(path))))]
+    assert users == [SOURCE / "core" / "types.py"]

@@ -16,7 +16,7 @@ from fluctua.compiled.trace import Program
 from fluctua.core import draws
 from fluctua.core.draws import Wiener, threefry
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import Array, Params, PyTree, Times
+from fluctua.core.types import Array, Params, PyTree, Times, jit
 
 DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
 """The flags of passes, as in native/sweep.hpp and native/ahead.cuh."""
@@ -75,13 +75,13 @@ def arrays(
     }
 
 
-@jax.jit
+@jit
 def joined(*thetas: Params) -> Array:
     """Parameters as one vector, in the finest of their types."""
     return jnp.concatenate([ravel_pytree(theta)[0] for theta in thetas])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def rows(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[str, Array]:
     """What `arrays` makes of an ensemble, where it is: on a GPU nothing goes through the host."""
     count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)

@@ -37,7 +37,7 @@ from fluctua.core.sources import Call, Swept, run_and_pilot
 from fluctua.core.sweep import Sums, Tables
 from fluctua.core.text import close_match
 from fluctua.core.twin_sweep import Parts, TwinCall
-from fluctua.core.types import AnyProcess, Array, Params, PyTree
+from fluctua.core.types import AnyProcess, Array, Params, PyTree, jit
 from fluctua.processes.jumps import Jumps
 
 WORTHWHILE = 4_000_000
@@ -259,7 +259,7 @@ def _sweep_of(call: Call) -> int:
 # ------------------------------------------------------------------------------------------ one estimate
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _ensemble(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: int | None) -> Ensemble:
     return begin(recipe, count, key, theta, x0, first)
 
@@ -276,7 +276,7 @@ class _Begun(NamedTuple):
     ensemble: Ensemble | None
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _words(wiener: int, key: Array, theta: Params | None) -> Array:
     """Keys of the noise of the run and of its pilot, two words each, and θ behind them. key: of a call
 
@@ -440,7 +440,7 @@ def _samples(call: Call, place: str) -> Swept:
     return Swept(*library.rows(places, flat), finite=not flags & NOT_FINITE)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jit, static_argnums=1)
 def _stacked(sums: Sums, real: np.dtype) -> Array:
     """Reward, gradient and score with the trajectory last. (1 + 2P, E)"""
     return jnp.concatenate([sums.reward[None], sums.gradient.T, sums.score.T]).astype(real)

@@ -19,7 +19,7 @@ from fluctua.compiled.emit import Layout, definitions, functions, native, waves
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import Params
+from fluctua.core.types import Params, jit
 
 OPTIONS = ("-std=c++17", "--prec-div=false", "--prec-sqrt=false")
 CONSTANT_BYTES = 60_000
@@ -340,6 +340,6 @@ class Library(Device):
         return HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jit, static_argnums=(1, 2))
 def _rows(out: Any, state: int, flat: np.dtype) -> tuple[Any, Any, Any]:
     return out[0], out[1 + state :].T.astype(flat), out[1 : 1 + state].T

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from fluctua.compiled.arrays import ARRAYS, UNROLLED, eliminated
 from fluctua.compiled.elements import ELEMENTWISE, NODES, Unsupported, constant, each
 from fluctua.compiled.graph import CONTEXT, NOISE, STATE, TIME, External, Graph
+from fluctua.core.types import jit
 
 LENGTH = 128
 """Steps of a loop that is written out."""
@@ -100,7 +101,7 @@ def _left_to_jax(graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int)
         outputs = eqn.primitive.bind(*functions, *arrays, **params)
         return outputs if eqn.primitive.multiple_results else [outputs]
 
-    once, along = jax.jit(bound), jax.jit(jax.vmap(bound))
+    once, along = jit(bound), jit(jax.vmap(bound))
     call = lambda *arrays, many: (along if many else once)(*map(jnp.asarray, arrays))
     dtypes = [np.dtype(v.aval.dtype) for v in eqn.invars]
     shapes = [v.aval.shape for v in eqn.outvars]

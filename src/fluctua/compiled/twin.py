@@ -24,7 +24,7 @@ from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble
 from fluctua.core.twin import Guess, Numbers, check_path, direct_term, expand
 from fluctua.core.twin_sweep import Backward, Parts, TwinCall, advance_twin, batches, end
-from fluctua.core.types import Array, PyTree, on_host
+from fluctua.core.types import Array, PyTree, jit, on_host
 
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""
@@ -312,14 +312,14 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
     return finished
 
 
-@jax.jit
+@jit
 def _ends(last: Array) -> tuple[Array, Array]:
     """X_T and x̄_T (E, M), of what a kernel left."""
     half = last.shape[0] // 2
     return last[:half].T, last[half:].T
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jit, static_argnums=1)
 def _stacked(carry: Backward, real: np.dtype) -> Array:
     """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward, direct, correction."""
     count = len(carry.residual)
@@ -328,7 +328,7 @@ def _stacked(carry: Backward, real: np.dtype) -> Array:
     return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(jit, static_argnums=(1, 2, 3))
 def _unstacked(own: Array, m: int, v: int, of_theta: np.dtype) -> Backward:
     """The way back, after the first step. v: numbers of V."""
     p = (len(own) - v - 3) // 2

@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core.check import form, leading
 from fluctua.core.text import close_match
-from fluctua.core.types import Array, Params, Process, PyTree
+from fluctua.core.types import Array, Params, Process, PyTree, jit
 
 PILOT = 128
 """Trajectories of the independent run behind a time-only baseline, unless it says otherwise."""
@@ -563,7 +563,7 @@ def _columns(rows: list[tuple[int, int, float, float]]) -> _Change:
     return _Change(np.array(index), np.array(trajectory), np.array(of_return), np.array(of_score))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _evaluate(of: Callable[[Kick], Array], kick: Kick, t: Array, changes: _Change) -> Array:
     """λ̄ of the changed trajectory, one row per change. (C, P)
 

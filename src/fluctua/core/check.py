@@ -26,6 +26,7 @@ from fluctua.core.types import (
     Remembering,
     Rewards,
     Times,
+    jit,
     on_host,
     put,
 )
@@ -263,7 +264,7 @@ def _not_finite(path: Any, leaf: Array) -> ValueError:
     return ValueError(f"`theta{jax.tree_util.keystr(path)}` is not finite: {np.asarray(leaf)!r}.")
 
 
-@jax.jit
+@jit
 def _finite_each(arrays: list[Array]) -> Array:
     return jnp.stack([jnp.isfinite(array).all() for array in arrays]).astype(jnp.int8)
 
@@ -394,7 +395,7 @@ def all_finite(x: Array) -> bool:
     return bool(on_host(_all_finite(x)))
 
 
-@jax.jit
+@jit
 def _all_finite(x: Array) -> Array:
     return jnp.all(jnp.isfinite(x)).astype(jnp.int8)
 

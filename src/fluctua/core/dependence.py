@@ -179,7 +179,7 @@ MOVES: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _sum(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
-    return [marks[0].any(axis=tuple(eqn.params["axes"]))]
+    return [np.asarray(marks[0].any(axis=tuple(eqn.params["axes"])))]
 
 
 def _split(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:

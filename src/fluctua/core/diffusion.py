@@ -35,6 +35,7 @@ from fluctua.core.types import (
     PyTree,
     Rewards,
     Trajectories,
+    jit,
     on_host,
 )
 
@@ -305,7 +306,7 @@ def diffusion_matrix(process: Process, theta: Params, x: Array, t: Array, contex
     return jax.vmap(lambda e: q.apply(theta, e))(jnp.eye(x.size, dtype=x.dtype))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return process.drift(theta, x, t, context)
 
@@ -328,7 +329,7 @@ def check_finite(process: Process, theta: Params, x: Array, t: Array, context: P
             )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def q_matrix(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Q as its diagonal (M,) or in full (M, M)."""
     if process.diffusion is None and not isinstance(process.noise, NoiseProduct):
@@ -351,7 +352,7 @@ def _null_space(q: np.ndarray, precision: float) -> np.ndarray:
     return vectors[:, scale <= q.shape[0] * precision * max(scale[-1], 0)]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _slopes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
     """∂μ/∂θ (M, P) and ∂Q/∂θ (M, M, P)."""
     flat, unravel = ravel_pytree(theta)
@@ -428,7 +429,7 @@ def _show(value: Any) -> str:
     return np.array2string(np.asarray(value, float).ravel()[:8], precision=4) if np.ndim(value) else f"{float(value):g}"
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Whether there is no score, at states x (T, M). (T,)"""
 
@@ -617,7 +618,7 @@ def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context
     return len(jax.eval_shape(process.noise, theta, x, t, context).shape) == 1
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for diagonal noise. (M+1,)
 

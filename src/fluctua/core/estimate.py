@@ -38,6 +38,7 @@ from fluctua.core.types import (
     Params,
     Trajectories,
     Variances,
+    jit,
     put,
 )
 
@@ -193,7 +194,7 @@ def unflatten(theta: Params, flat: Array) -> Params:
     )
 
 
-@jax.jit
+@jit
 def _unflattened(theta: Params, flat: Array) -> Params:
     like, unravel = ravel_pytree(theta)
     return jax.vmap(unravel)(flat.astype(like.dtype))
@@ -207,7 +208,7 @@ class _Reduced(NamedTuple):
     high: Array
 
 
-@jax.jit
+@jit
 def _reduce(v: Array) -> _Reduced:
     """Of one leaf: all of one shape, of any θ, share what is compiled, which takes as long as the estimate's own."""
     count = v.shape[0]
@@ -215,7 +216,7 @@ def _reduce(v: Array) -> _Reduced:
     return _Reduced(v.mean(axis=0), error, jnp.mean(v**2, axis=0), *interval(_moments(v), count))
 
 
-@jax.jit
+@jit
 def _reduce_all(arrays: list[Array]) -> list[_Reduced]:
     return [_reduce(v) for v in arrays]
 
@@ -408,7 +409,7 @@ def values_of(function: Callable[..., Array], returns: Array) -> Array:
     return _corrected(f, mean, covariance, count) + (returns - mean) @ jax.grad(f)(mean)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Samples:
     f = _of_vector(function)
     returns = jnp.stack([part.returns for part in parts], axis=1)  # (E, K)

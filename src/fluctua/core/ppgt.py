@@ -403,8 +403,8 @@ def _recorded(
         samples = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at, examined))
         return labelled(samples, trajectories)
     if method.twin:
-        parts = _recorded_split(method, theta, trajectories, None, block_bytes, taken_at, examined)
-        return labelled(total(parts), trajectories)
+        split = _recorded_split(method, theta, trajectories, None, block_bytes, taken_at, examined)
+        return labelled(total(split), trajectories)
     theta = check.parameters(theta)
     recording = Recording(trajectories, theta)
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording, examined)

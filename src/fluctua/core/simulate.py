@@ -25,6 +25,7 @@ from fluctua.core.types import (
     Remembering,
     Times,
     Trajectories,
+    jit,
     working_dtype,
 )
 
@@ -270,7 +271,7 @@ def begin(
     return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(numbers)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _first(recipe: Recipe, key: Array, theta: Params, x0: Array | None) -> Ensemble:
     return begin(recipe, 1, key, theta, x0)
 
@@ -326,7 +327,7 @@ def grid(times: Times) -> tuple[Array, Array, Array]:
     return jnp.arange(times.dt.shape[0]), times.t[:-1], times.dt
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _record(
     recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> tuple[Array, PyTree, PyTree]:
@@ -342,7 +343,7 @@ def _record(
     return x, ensemble.context, jax.tree.map(by_trajectory, events)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _events(recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array) -> PyTree:
     """What happened within each step of the trajectories x that a run gave; leaves (E, T, ...)."""
     ensemble, process = begin(recipe, x.shape[0], key, theta, x0), recipe.process
@@ -362,7 +363,7 @@ def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array
     return _sampled(substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _sampled(
     recipe: Recipe, every: int, key: Array, theta: Params, times: Times, x0: Array | None, trajectories: Array
 ) -> tuple[Array, PyTree]:

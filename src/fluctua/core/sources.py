@@ -45,6 +45,7 @@ from fluctua.core.types import (
     Rewards,
     Times,
     Trajectories,
+    jit,
     on_host,
     part,
     put,
@@ -269,7 +270,7 @@ def over_block(
     return jax.lax.scan(body, carry, (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt)))[0]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree) -> Array:
     """C at the end of a block of steps. x (E, b+1, M)."""
 
@@ -282,7 +283,7 @@ def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x
     return over_block(paid, reward, 0, times, x, (context, None))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _sweep_block(
     model: Model,
     theta: Params,
@@ -299,7 +300,7 @@ def _sweep_block(
     return over_block(step, sums, n, times, x, beside)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
     return sweep.to_go(objective, theta, times, x, context).mean(axis=0)
@@ -330,7 +331,7 @@ def run_and_pilot(key: Array) -> tuple[Array, Array]:
     return _in_two(key)
 
 
-@jax.jit
+@jit
 def _in_two(key: Array) -> tuple[Array, Array]:
     run, pilot = jax.random.split(key)
     return run, pilot
@@ -345,7 +346,7 @@ def estimate_seeds(key: Array) -> tuple[int, int]:
     return run[1] << 32 | run[0], pilot[1] << 32 | pilot[0]
 
 
-@jax.jit
+@jit
 def _seed_words(key: Array) -> Array:
     return jnp.stack([philox_key_words(noise_key(k)) for k in _in_two(key)])
 
@@ -385,7 +386,7 @@ def streamed_samples(
     return flat, returns
 
 
-@jax.jit
+@jit
 def _finite(*arrays: Array) -> Array:
     """Whether all are numbers: in one call, and nothing but the answer comes from a device."""
     return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all().astype(jnp.int8)
@@ -455,7 +456,7 @@ def only(trajectories: Trajectories, j: int) -> Trajectories:
     return Trajectories(trajectories.t, *map(alone, trajectories[1:]))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _returns(
     model: Model,
     recipe: Recipe,
@@ -483,7 +484,7 @@ def _returns(
     return reward + sweep.terminal(model, theta, seen(recipe, x), ensemble.context)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _mean_return_to_go(
     model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> Array:
@@ -509,7 +510,7 @@ def _mean_return_to_go(
     return jnp.flip(jnp.cumsum(jnp.flip(rewards)))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _sweep(
     model: Model,
     recipe: Recipe,

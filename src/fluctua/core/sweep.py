@@ -34,6 +34,7 @@ from fluctua.core.types import (
     Score,
     Step,
     Times,
+    jit,
 )
 
 
@@ -115,7 +116,7 @@ def after_step(
     return reward + of_step(theta, x, x_next, t, dt, context).astype(x.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def initial_sums(
     model: Model, theta: Params, x: Array, t: Array, context: PyTree, returns: Array, tables: Tables
 ) -> Sums:
@@ -239,7 +240,7 @@ def scores(
     return jax.vmap(moving if isinstance(model.start, Reparameterised) else fixed)(*ensemble)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def finish(model: Model, theta: Params, sums: Sums, x: Array, t: Array, context: PyTree) -> Array:
     """Add ∂θ g_T(X_T). (E, P)"""
 

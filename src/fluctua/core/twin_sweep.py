@@ -35,7 +35,7 @@ from fluctua.core.twin import (
     expand,
     expand_terminal,
 )
-from fluctua.core.types import Array, Params, PyTree, Times, end_to_end, part
+from fluctua.core.types import Array, Params, PyTree, Times, end_to_end, jit, part
 
 Parts = tuple[Array, Array, Array, Array]
 """Direct and correction (E, P) each, returns (E,), mean of Λ (T+1,)."""
@@ -65,12 +65,12 @@ def end(twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, 
     return _end(twin, numbers, *_guesses(twin, numbers.theta, xbar, context), x, xbar, times, context)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _guesses(twin: TwinModel, theta: Params, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
     return jax.vmap(lambda x, c: expand_terminal(twin, theta, x, c))(xbar, context)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _end(
     twin: TwinModel,
     numbers: Numbers,
@@ -89,7 +89,7 @@ def _end(
     return Backward(guess, value, residual, reward, direct, zero)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def reverse_block(
     twin: TwinModel,
     numbers: Numbers,
@@ -156,7 +156,7 @@ def _step_back(
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def start_terms(
     twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
@@ -322,13 +322,13 @@ def _part(times: Times, n: int, stop: int) -> Times:
     return Times(part(times.t, np.s_[n : stop + 1]), part(times.dt, np.s_[n:stop]))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def begin_from(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array) -> Ensemble:
     """Trajectories low … low + count − 1 before their first step."""
     return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(low + jnp.arange(count))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _forward(
     twin: TwinModel,
     recipe: Recipe,
@@ -350,7 +350,7 @@ def _forward(
     return jax.lax.scan(body, (x, xbar), (first + index, t, dt))[0]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: Array, times: Times) -> Array:
     """The states of a segment again, from the one at its beginning. (b+1, E, M)"""
     index, t, dt = grid(times)
@@ -362,7 +362,7 @@ def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: 
     return jnp.concatenate([x[None], jax.lax.scan(body, x, (first + index, t, dt))[1]])
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _forward_twin(twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree) -> Array:
     """x̄ at the end of a segment."""
     body = lambda x, step: (advance_twin(twin, numbers, x, step[0], step[1], context), None)

@@ -6,6 +6,7 @@ W independent Wiener processes.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -36,6 +37,21 @@ def on_host(array: Array) -> np.ndarray:
     if cupy is not None and isinstance(array, jax.Array) and next(iter(array.devices())).platform == "gpu":
         return cupy.from_dlpack(array).get()
     return np.asarray(array)
+
+
+def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile by `jax.jit`, with matrix products in full precision.
+
+    A GPU multiplies float32 matrices in TF32 by default, with 10 bits of mantissa: a neural drift
+    then moves a gradient by half a standard error at 100,000 trajectories.
+    """
+
+    @functools.wraps(function)
+    def traced(*arguments: Any, **named: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return function(*arguments, **named)
+
+    return jax.jit(traced, **options)
 
 
 def put(array: np.ndarray) -> Array:

@@ -20,7 +20,7 @@ from fluctua.core.baselines import Twin, chosen
 from fluctua.core.residuals.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.steps import rate_of
-from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories
+from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories, jit
 from fluctua.insitu.estimating import AUTO, LAWS, SCORES, Result, blank, blanked, check_events, resolve_score, visible
 from fluctua.insitu.readout import (
     correct_objective,
@@ -293,7 +293,7 @@ def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
     context = None if rows is None else {name: values[0] for name, values in rows.items()}
     x = np.zeros(model.size or recording.x.shape[2], recording.x.dtype)
     x[slice(None) if model.observed is None else model.observed] = recording.x[0, 0]
-    drift = jax.jit(lambda t: process.drift(theta, jnp.asarray(x), t, context))
+    drift = jit(lambda t: process.drift(theta, jnp.asarray(x), t, context))
     at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
     if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
         raise ValueError(

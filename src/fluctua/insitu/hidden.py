@@ -29,7 +29,7 @@ from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.residuals.guard import Transition
 from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
-from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step
+from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step, jit
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.observed import Normal, Observed
 
@@ -102,7 +102,7 @@ def visibility(
             used |= (ends[0] != 0) | (ends[1] != 0)
         return used
 
-    probe = jax.jit(
+    probe = jit(
         lambda p, x: (
             jax.jacfwd(drift, 1)(p, x) != 0,
             (jax.jacrev(drift, 0)(p, x) != 0) | (jax.jacfwd(matrix, 0)(p, x) != 0).any(axis=1),

@@ -42,7 +42,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.scores import without_readout
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Objective, Params, Process, Rewards, Score, Step, Trajectories, working_dtype
+from fluctua.core.types import Array, Objective, Params, Process, Rewards, Score, Step, Trajectories, jit, working_dtype
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def measure_remainder(
     return Remainder(float(total.mean()), float(error), bound)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _remainders(
     corrected: CorrectedReward, name: str, theta: Params, states: tuple[Array, ...], t: Array, dt: Array, context: Any
 ) -> Array:
@@ -170,7 +170,7 @@ def warn_of_remainder(remainder: Remainder, value_stderr: float, stacklevel: int
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def reward_term(
     process: Process, rewards: Rewards, score: Score, variance: Array, theta: Params, data: Trajectories
 ) -> Array:

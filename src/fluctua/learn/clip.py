@@ -19,7 +19,7 @@ from fluctua.core.estimate import Samples, unflatten
 from fluctua.core.scores import Ratio
 from fluctua.core.simulate import grid
 from fluctua.core.sources import Recording
-from fluctua.core.types import Array, Params, PyTree, Step, Times
+from fluctua.core.types import Array, Params, PyTree, Step, Times, jit
 
 RatioOfStep = Callable[[Any, Params, Params, Step], Ratio]
 """(process, new, old, step) -> Ratio."""
@@ -80,7 +80,7 @@ def clipped_samples(
     return Samples(unflatten(theta, flat), value), float(held)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _surrogate(
     model: sweep.Model,
     ratio: RatioOfStep,

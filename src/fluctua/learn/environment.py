@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance_one, begin_one
-from fluctua.core.types import Array, Objective, Params, Rewards, Times
+from fluctua.core.types import Array, Objective, Params, Rewards, Times, jit
 
 
 def settings_environment(measure: Callable[[Array, Params], Any], low: Params, high: Params) -> Any:
@@ -64,7 +64,7 @@ def feedback_environment(
     steps, middle = len(times.dt), theta_of(np.zeros(size))
     if not isinstance(every, int) or every < 1 or steps % every:
         raise ValueError(f"`every` must divide the {steps} steps of the simulator; got {every!r}.")
-    start = jax.jit(lambda key: begin_one(recipe, key, middle, x0, jnp.zeros((), int)))
+    start = jit(lambda key: begin_one(recipe, key, middle, x0, jnp.zeros((), int)))
     width = jax.eval_shape(start, jax.random.key(0)).x.shape[0]
 
     class Feedback(_gymnasium().Env):  # type: ignore[misc]
@@ -90,7 +90,7 @@ def feedback_environment(
     return Feedback()
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _several(
     recipe: Recipe, rewards: Rewards, every: int, times: Times, theta: Params, one: Ensemble, begin: Array
 ) -> tuple[Array, Array]:

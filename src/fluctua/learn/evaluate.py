@@ -19,7 +19,7 @@ from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Estimator, Objective, OfMeans, Params, Rewards, Substrate, Times
+from fluctua.core.types import Array, Estimator, Objective, OfMeans, Params, Rewards, Substrate, Times, jit
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
@@ -125,7 +125,7 @@ def refined(substrate: Any, factor: int) -> Any:
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _simulated(
     recipe: Recipe, rewards: Rewards, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> Array:

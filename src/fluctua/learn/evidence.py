@@ -43,6 +43,7 @@ from fluctua.core.types import (
     Step,
     Times,
     Trajectories,
+    jit,
     working_dtype,
 )
 
@@ -188,7 +189,7 @@ def _log_q(process: Process, p: Params, x: Array, t: Array, context: PyTree) -> 
     return 2 * jnp.log(jnp.abs(sigma)) if sigma.ndim == 1 and not process.silent else sigma
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(jit, static_argnums=(0, 1, 2, 3, 4))
 def _sums(
     process: Process,
     score: Score,

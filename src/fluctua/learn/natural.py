@@ -40,6 +40,7 @@ from fluctua.core.types import (
     Score,
     Times,
     Trajectories,
+    jit,
 )
 
 ROWS = 20
@@ -239,7 +240,7 @@ def _streamed_rows(estimator: PPGT, key: Array, theta: Params, count: int, block
     return rows.reshape(-1, rows.shape[-1])
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jit, static_argnums=(0, 1, 2, 3))
 def _streamed(
     model: sweep.Model,
     recipe: Recipe,
@@ -281,7 +282,7 @@ def _recorded_rows(model: sweep.Model, theta: Params, recording: Recording, bloc
     return rows.reshape(-1, flat.size)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _recorded(
     model: sweep.Model,
     theta: Params,
@@ -311,12 +312,12 @@ def _score_of_start(model: sweep.Model, theta: Params, x: Array, times: Times, c
 # ------------------------------------------------------------------------------------- solving
 
 
-@jax.jit
+@jit
 def _product(rows: Array, v: Array, count: Array) -> Array:
     return rows.T @ (rows @ v) / count
 
 
-@jax.jit
+@jit
 def _solve(rows: Array, diagonal: Array, v: Array, count: Array, damping: Array) -> tuple[Array, Array]:
     """(F + damping·diag F)⁻¹ v, and the share of v that is left. In units in which diag F is one."""
     unit = jnp.where(diagonal > 0, 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)), 0)

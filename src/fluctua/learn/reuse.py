@@ -51,6 +51,7 @@ from fluctua.core.types import (
     Step,
     Times,
     Trajectories,
+    jit,
     working_dtype,
 )
 from fluctua.learn.clip import Clip, RatioOfStep, clipped_samples
@@ -309,7 +310,7 @@ def _log_ratios(law: _Law, rewards: Rewards, theta: Params, olds: Params, record
     return Ratio(log, divergence)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _ratio_of_start(law: _Law, theta: Params, olds: Params, x: Array, context: PyTree) -> Ratio:
     batches = jax.tree.leaves(olds)[0].shape[0]
     if not isinstance(law.start, Density):
@@ -321,7 +322,7 @@ def _ratio_of_start(law: _Law, theta: Params, olds: Params, x: Array, context: P
     return Ratio(log, -log)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _ratio_of_block(
     law: _Law, theta: Params, olds: Params, sums: Ratio, times: Times, x: Array, beside: tuple[PyTree, PyTree]
 ) -> Ratio:

@@ -25,7 +25,7 @@ from fluctua.core import check
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, as_estimator, combined, reduce_samples
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
-from fluctua.core.types import Array, Estimate, Estimator, Objective, OfMeans, Params, Rewards, Times
+from fluctua.core.types import Array, Estimate, Estimator, Objective, OfMeans, Params, Rewards, Times, jit
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
@@ -214,7 +214,7 @@ def return_of_one(
     return reward + objective.terminal(theta, seen(recipe, x), context)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _pathwise(
     objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
 ) -> tuple[Array, Array]:
@@ -225,7 +225,7 @@ def _pathwise(
     return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _differences(
     objective: Rewards,
     recipe: Recipe,
@@ -250,7 +250,7 @@ def _differences(
     return jax.lax.map(component, jnp.arange(flat.size)).T, returns(flat, each)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _spsa(
     objective: Rewards,
     recipe: Recipe,

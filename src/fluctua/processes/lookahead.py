@@ -41,7 +41,7 @@ from fluctua.core.twin import (
     expand,
     twin_parameters,
 )
-from fluctua.core.types import AnyProcess, Array, Params, PyTree, Rewards, Score, Times
+from fluctua.core.types import AnyProcess, Array, Params, PyTree, Rewards, Score, Times, jit
 
 BEGINNINGS = 20
 """Times that the path begins anew within a window."""
@@ -105,7 +105,7 @@ def lookahead(
     return Lookahead(model, numbers, recording.times.dt[0], recording.context)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _of_block(
     twin: TwinModel,
     stride: int,

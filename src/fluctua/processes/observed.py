@@ -39,7 +39,7 @@ from fluctua.core.scores import Gaussian, euler
 from fluctua.core.simulate import one_step
 from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
-from fluctua.core.types import Array, Memory, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
+from fluctua.core.types import Array, Memory, Params, Process, PyTree, Step, Times, Trajectories, jit, working_dtype
 
 READOUT = 2**30
 """The step whose draw is the readout of the first sample: steps of the process itself never come so far."""
@@ -278,7 +278,7 @@ def _pushed(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) 
     return jax.vmap(lambda *v: jax.jvp(f, at, v), out_axes=(None, 0))(*along)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyTree) -> tuple[Array, Array]:
     """ln p of every trajectory (E,), and eᵢ(S⁻¹e)ᵢ of every sample (E, T+1, D)."""
 
@@ -298,7 +298,7 @@ def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyT
     return jax.vmap(one)(x, context)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _facts(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
     """Channels with noise in them (D,), and those known at the start that move with θ (D, P)."""
     c = jnp.asarray(process.observe, x.dtype)

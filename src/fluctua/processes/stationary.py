@@ -51,6 +51,7 @@ from fluctua.core.types import (
     Score,
     Step,
     Trajectories,
+    jit,
 )
 from fluctua.processes.lookahead import Lookahead, lookahead
 
@@ -525,7 +526,7 @@ def _traces(
         yield n, begins, level, np.asarray(explicit, np.float64), np.asarray(u, np.float64)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _rewards_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree) -> Array:
     along = jax.vmap(lambda x, t, context: rewards.running(theta, x, t, context), in_axes=(0, 0, None))
     return jax.vmap(along, in_axes=(0, None, 0))(x[:, :-1], times.t[:-1], context)
@@ -542,7 +543,7 @@ def _paid_on_arrival(source: _Source, n: int, stop: int) -> tuple[np.ndarray, np
     return paid, slopes
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _paid_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, context: PyTree) -> tuple[Array, Array]:
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         assert rewards.step is not None
@@ -554,7 +555,7 @@ def _paid_of_block(rewards: Rewards, theta: Params, times: Any, x: Array, contex
     return jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], times.t[:-1], times.dt, context)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _of_block(
     process: AnyProcess,
     rewards: Rewards,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.types import Array, Params
+from fluctua.core.types import Array, Params, jit
 from fluctua.tcmt.coupled_modes import Drive, Frame, abs2, carrier, channels, coupled, decay, incoming, lead_matrix
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
@@ -135,7 +135,7 @@ def _responses(scheme: _Scheme, p: dict[str, Array]) -> Array:
     return jax.lax.scan(lambda v, _: (step(v), v), d, length=scheme.steps)[1]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _rewards(scheme: _Scheme, theta: Params) -> Array:
     network, p = scheme.network, scheme.parameters(theta)
     m, s_plus = _mean(scheme, p)
@@ -147,12 +147,12 @@ def _rewards(scheme: _Scheme, theta: Params) -> Array:
     return (mean_power + noise_power) @ jnp.asarray(scheme.weights)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _value_and_gradient(scheme: _Scheme, theta: Params) -> tuple[Array, Params]:
     return jax.value_and_grad(lambda th: _rewards(scheme, th).sum() * scheme.dt)(theta)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _moments(scheme: _Scheme, theta: Params) -> tuple[Array, Array]:
     p = scheme.parameters(theta)
     columns = jax.vmap(lambda v: scheme.propagate(p, v), in_axes=1, out_axes=1)
@@ -168,7 +168,7 @@ def _moments(scheme: _Scheme, theta: Params) -> tuple[Array, Array]:
     return _mean(scheme, p)[0], jnp.concatenate([none[None], path])
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _kerr(scheme: _Scheme, theta: Params) -> Array:
     p = scheme.parameters(theta)
     (m, c), s_plus = _moments(scheme, theta), _mean(scheme, p)[1]

@@ -29,7 +29,7 @@ from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.steps import Substeps
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params, Trajectories, on_host
+from fluctua.core.types import Array, Estimate, Params, Trajectories, jit, on_host
 from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
 from fluctua.tcmt import measured
@@ -572,7 +572,7 @@ def _estimate(theta: Params, result: KernelResult | TwinResult) -> Estimate:
     return Estimate(named[0], named[1], named[2], value, stderr, len(result.returns))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _apart(leaves: tuple[tuple[int, np.dtype], ...], flat: Array, *numbers: Array) -> tuple[Any, ...]:
     """Leaves that stand one after the other, and some numbers as they are."""
     ends = np.cumsum([size for size, _ in leaves])

@@ -29,7 +29,7 @@ import scipy
 
 from fluctua.core.dependence import varies_in_slope
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Params, PyTree, Trajectories
+from fluctua.core.types import Array, Params, PyTree, Trajectories, jit
 from fluctua.learn.evidence import At, Evidence
 from fluctua.tcmt.coupled_modes import delta_kappa
 from fluctua.tcmt.experiment import Experiment
@@ -334,7 +334,7 @@ def blocks(
         yield jnp.asarray(x[n : stop + 1], numbers.omega.dtype), dt, force[n:stop] if varying else force, shift
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
     return jax.vmap(lambda when: delta_kappa(modulation, context, when))(t.astype(jnp.result_type(float)))
 
@@ -365,13 +365,13 @@ def _residual(
     return re[1:] - re[:-1] - d_re * step, im[1:] - im[:-1] - d_im * step, re[:-1], im[:-1]
 
 
-@jax.jit
+@jit
 def _residuals(numbers: Numbers, graph: Graph, *block: Any) -> Array:
     re, im, _, _ = _residual(numbers, graph, *block)
     return jax.lax.complex(re, im)
 
 
-@jax.jit
+@jit
 def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
     """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
     r_re, r_im, re, im = _residual(numbers, graph, *block)
@@ -388,7 +388,7 @@ def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Ar
     return jnp.concatenate([own.sum(axis=0), cross[i, j] + cross[j, i], jnp.sum(own * (re**2 + im**2), axis=0)])
 
 
-_products_of = jax.jit(_products)
+_products_of = jit(_products)
 
 
 def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
@@ -477,7 +477,7 @@ def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool
     return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _with_jacobian(at: At, theta: Params, u: Array) -> tuple[Params, Params]:
     return at(theta, u), jax.jacfwd(lambda v: at(theta, v))(u)
 
@@ -501,7 +501,7 @@ def _ports(spec: KernelSpec) -> Ports:
     )
 
 
-@jax.jit
+@jit
 def _adjoint(numbers: Numbers, graph: Graph, ports: Ports, xbar: Array, dt: Array) -> Array:
     """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d: q_T = 0."""
 

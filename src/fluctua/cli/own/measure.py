@@ -32,6 +32,7 @@ from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, threefry
 from fluctua.core.ppgt import ppgt
 from fluctua.core.sources import estimate_seeds
+from fluctua.core.types import jit
 
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
@@ -201,7 +202,7 @@ def diffrax_call(own: Own, backend: str, count: int, steps: int) -> Callable[[],
             terms, diffrax.Euler(), 0.0, end, own.dt, own.start, max_steps=None, adjoint=diffrax.ForwardMode()
         ).ys
 
-    batch = jax.jit(jax.vmap(one))
+    batch = jit(jax.vmap(one))
     return lambda: jax.block_until_ready(batch(jax.random.split(jax.random.key(0), count)))
 
 

@@ -64,6 +64,7 @@ from fluctua.core.types import (
     Score,
     Step,
     Trajectories,
+    jit,
     put,
     working_dtype,
 )
@@ -269,7 +270,7 @@ def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: 
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _counts(
     process: Counting, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, events: PyTree
 ) -> tuple[Array, Array]:
@@ -335,7 +336,7 @@ def check_linearisation(process: Process, theta: Params, trajectories: Trajector
         )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _bend(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
     """Root mean square of |J(x + k) − J(x)| Δ over states x (E, n, M), k of one standard deviation along each axis."""
 

@@ -18,7 +18,7 @@ from jax.scipy.linalg import solve_triangular
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
 from fluctua.core.scores import Gaussian, euler, local_linear
 from fluctua.core.steps import mean_rate
-from fluctua.core.types import Array, Params, Process, PyTree, Step
+from fluctua.core.types import Array, Params, Process, PyTree, Step, jit
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 
@@ -31,7 +31,7 @@ class Standardised(NamedTuple):
     drift: Array
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def standardise(
     process: Process,
     transition: Transition | None,
@@ -84,7 +84,7 @@ def standardise(
     return along(one, now, following, t, dt, context)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def leave_out(
     process: Process,
     transition: Transition,
@@ -108,7 +108,7 @@ def leave_out(
     return along(one, now, following, t, dt, context)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def spread_noise(process: Process, theta: Params, step: Step, readout: Array) -> Array:
     """L of the correlations LLᵀ that independent noise has after an interval, by the locally linear law. (M, M)
 
@@ -120,7 +120,7 @@ def spread_noise(process: Process, theta: Params, step: Step, readout: Array) ->
     return jnp.linalg.cholesky(covariance / jnp.outer(amplitude, amplitude))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def have_noise(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
     """Components with noise at some state of x (E, T+1, M). (M,)"""
 

@@ -42,7 +42,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from fluctua.core import check
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.text import names
-from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, working_dtype
+from fluctua.core.types import Array, Params, Process, PyTree, Step, Times, Trajectories, jit, working_dtype
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
 Transition = Callable[[Process, Params, Step], Gaussian]
@@ -161,7 +161,7 @@ def _pass(
     return gram, normal, np.concatenate(rows), transitions
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _sums(
     process: Process, transition: Transition, lagged: bool, like: Params, flat: Array, x: Array, t: Array, dt: Array,
     context: PyTree, q: Array | None, mask: Array,
@@ -298,7 +298,7 @@ def feature_sums(
     return Sums(gram, normal, rows)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _block(
     drift: FeatureDrift, lagged: bool, pairs: Any, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
 ) -> tuple[Array, Array, Array]:

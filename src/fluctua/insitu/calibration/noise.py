@@ -33,7 +33,7 @@ from scipy.linalg import expm, toeplitz
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.scores import euler
-from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, working_dtype
+from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, jit, working_dtype
 from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
@@ -141,7 +141,7 @@ def _noisy(rate: np.ndarray) -> None:
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _sums(
     process: Process,
     transition: Transition,
@@ -353,7 +353,7 @@ def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple
     return [(np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval) for s in states]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _slope(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return jax.jacfwd(lambda x: process.drift(theta, x, t, context))(x)
 
@@ -364,7 +364,7 @@ def mean_diffusion(process: Process, theta: Params, data: Trajectories) -> np.nd
     return np.mean(np.asarray(each, np.float64), axis=0)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _diagonal(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return jnp.diagonal(diffusion_matrix(process, theta, x, t, context))
 

@@ -37,6 +37,7 @@ from fluctua.core.types import (
     Step,
     Times,
     Trajectories,
+    jit,
     working_dtype,
 )
 from fluctua.insitu.calibration.drift import Transition
@@ -162,7 +163,7 @@ def _find_slopes(source: Any, process: Process, theta: Params) -> Slopes:
     return _probe(process, theta, x, times, piece.context, jnp.asarray(probes, x.dtype))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _probe(process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array) -> Slopes:
     """∂θ Σₙ vₙ·μ and ∂θ Σₙ vₙ·Qvₙ of each trajectory, v random: zero only if every term is. (E, P) each"""
 
@@ -220,7 +221,7 @@ def euler_defect(
     return EulerDefect(total / square, square**-0.5) if square > 0 else EulerDefect(0.0, np.inf)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _defects(process: Process, theta: Params, x: Array, times: Times, context: PyTree, q: Array) -> tuple[Array, Array]:
     """Σ dᵀr/2QΔ and Σ dᵀd/2QΔ."""
 
@@ -260,7 +261,7 @@ def _features(x: Array, center: Array, scale: Array) -> Array:
     return jnp.concatenate([jnp.ones(1, x.dtype), z, z**3])
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _regression(
     process: Process, transition: Transition, lagged: bool, theta: Params, x: Array, times: Times, context: PyTree,
     center: Array, scale: Array, mask: Array,
@@ -301,7 +302,7 @@ def _bias(
     return total / members[:, None]
 
 
-_to_go = partial(jax.jit, static_argnums=0)(to_go)
+_to_go = partial(jit, static_argnums=0)(to_go)
 
 
 def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:
@@ -313,7 +314,7 @@ def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:
     return jnp.pad(inside, ((0, 0), (0, window))) / (steps - window)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jit, static_argnums=(0, 1, 2))
 def _biases(
     process: Process, rewards: Rewards, window: int | None, theta: Params, x: Array, times: Times, context: PyTree,
     beta: Array, center: Array, scale: Array, mask: Array, table: Array,

@@ -30,9 +30,10 @@ import scipy
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.residuals.alternatives import FEWEST_STEPS, Limits
-from fluctua.core.residuals.guard import TOLERANCE, Batch, examine_batch
+from fluctua.core.residuals.guard import Batch, examine_batch
+from fluctua.core.residuals.report import TOLERANCE
 from fluctua.core.steps import mean_rate
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories
+from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, jit
 
 SLACK = 2.0
 """Noise within this factor of that at calibration is the noise: calibrations are good to some per cent, drifts slow."""
@@ -141,7 +142,7 @@ class ResidualGuard:
         self.reading = np.nan  # noise of the last batch in units of the calibration's, of the component furthest off
         step = partial(_residual, self.process)
         steps = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, None))
-        self._residuals = jax.jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
+        self._residuals = jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
 
     def another(self) -> ResidualGuard:
         """A guard of another device of the same kind, which compiles nothing anew."""
