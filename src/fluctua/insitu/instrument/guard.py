@@ -252,12 +252,12 @@ class ResidualGuard:
         return np.where(silent, 1.0, np.mean(_unexplained(scaled - centre, x[:count, n]) ** 2, axis=1))
 
 
-def _judge(found: Batch, missed: float) -> str:
+def _judge(batch: Batch, missed: float) -> str:
     """The cause of a doubt; none where kicks are larger than they should be by what the drift may miss alone."""
-    wrong = found.residuals.v[found.residuals.wrong]
-    if wrong.size and not found.findings and np.all((wrong > 1) & (wrong < 1 + TOLERANCE + missed)):
+    wrong = batch.residuals.v[batch.residuals.wrong]
+    if wrong.size and not batch.findings and np.all((wrong > 1) & (wrong < 1 + TOLERANCE + missed)):
         return ""
-    return found.residuals.cause
+    return batch.residuals.cause
 
 
 def _missed(steps: int, size: int) -> float:
