@@ -13,6 +13,7 @@ from fluctua.core.residuals.guard import examine
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
 from fluctua.core.types import Step
+from fluctua.learn.evidence import evidence
 
 DT = 0.05
 T = DT * jnp.arange(41)
@@ -259,6 +260,8 @@ def test_other_users_of_the_score_refuse_it_too(key):
         fl.fisher(process, LATER, record)
     with pytest.raises(ValueError, match=said):
         fl.gradient(process, END, LATER, record, score=fl.drift_score)
+    with pytest.raises(ValueError, match=said):
+        evidence(process, fl.full_score, lambda th, u: {"f": u[0]}, LATER, np.array([0.3]), record)
     jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)
     with pytest.raises(ValueError, match=said):
         fl.ppgt(jumps, END, fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"))(key, LATER, 60)

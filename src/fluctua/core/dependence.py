@@ -70,7 +70,7 @@ def _run(program: ClosedJaxpr | Jaxpr, marks: Marks, numbers: Numbers) -> Marks:
         values = [_read(v.val) if isinstance(v, Literal) else known.get(v) for v in eqn.invars]
         if len(eqn.outvars) == 1:
             known[eqn.outvars[0]] = _compute(eqn, values)
-        after = _mark(eqn, before, values) if any(m.any() for m in before) else map(_mark_none, eqn.outvars)
+        after = _mark(eqn, before, values) if any(m.any() for m in before) else [_mark_none(v) for v in eqn.outvars]
         marked.update(zip(eqn.outvars, after, strict=True))
     return [_mark_none(v) if isinstance(v, Literal) else marked[v] for v in jaxpr.outvars]
 
@@ -89,7 +89,10 @@ def _compute(eqn: Any, values: Numbers) -> np.ndarray | None:
     """The numbers of a result, where they are constant: put elsewhere, or multiplied by zeros."""
     move = MOVES.get(eqn.primitive.name)
     if move and all(value is not None for value in values):
-        return move(eqn, *values)
+        try:
+            return move(eqn, *values)
+        except KeyError:
+            return None
     if eqn.primitive.name == "mul" and any(value is not None and not value.any() for value in values):
         return np.zeros(eqn.outvars[0].aval.shape)
     return None
@@ -97,19 +100,26 @@ def _compute(eqn: Any, values: Numbers) -> np.ndarray | None:
 
 def _mark(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
     """Marks of the results of one operation, of which some operand is marked."""
+    try:
+        after = _apply_rule(eqn, marks, numbers)
+    except KeyError:  # a parameter that has another name in this version of JAX
+        after = None
+    return [~_mark_none(v) for v in eqn.outvars] if after is None else after
+
+
+def _apply_rule(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
+    """The marks that the rule of an operation gives; None without one."""
     name = eqn.primitive.name
-    shapes = [v.aval.shape for v in eqn.outvars]
     if name == "mul":  # what is multiplied by a constant 0 says nothing
         marks = [m if n is None else m & (n != 0) for m, n in zip(marks, numbers[::-1], strict=True)]
     if name in ELEMENTWISE:
-        return [np.broadcast_to(np.logical_or.reduce(np.broadcast_arrays(*marks)), shapes[0])]
+        return [np.broadcast_to(np.logical_or.reduce(np.broadcast_arrays(*marks)), eqn.outvars[0].aval.shape)]
     if name in MOVES:
         return [MOVES[name](eqn, *marks)]
     if name in CALLS:
         return _run(eqn.params[CALLS[name]], marks, numbers)
     rule = RULES.get(name)
-    after = None if rule is None else rule(eqn, marks, numbers)
-    return [np.ones(shape, bool) for shape in shapes] if after is None else after
+    return None if rule is None else rule(eqn, marks, numbers)
 
 
 # ------------------------------------------------------------------------------------------ operations
