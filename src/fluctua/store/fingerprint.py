@@ -183,10 +183,11 @@ class _Walk:
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             array = _as_numpy(value)
             return _hash("array", str(array.dtype), str(array.shape), array.tobytes())
-        if isinstance(value, ClosedJaxpr):
-            return _hash("program", self.digest(value.jaxpr), self._all("constants", value.consts))
-        if isinstance(value, Jaxpr):
-            return self._jaxpr(value)
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            # from JAX 0.11 on they are one class, whose `jaxpr` is itself
+            equations = value if hasattr(value, "invars") else value.jaxpr
+            constants = self._all("constants", getattr(value, "consts", ()))
+            return _hash("program", self._jaxpr(equations), constants)
         if isinstance(value, np.dtype | enum.Enum):
             return _hash("word", str(value))
         if isinstance(value, type):
