@@ -185,7 +185,7 @@ class _Walk:
             return _hash("array", str(array.dtype), str(array.shape), array.tobytes())
         if isinstance(value, ClosedJaxpr | Jaxpr):
             # from JAX 0.11 on they are one class, whose `jaxpr` is itself
-            equations = value if hasattr(value, "invars") else value.jaxpr
+            equations: Any = value if hasattr(value, "invars") else getattr(value, "jaxpr", None)
             constants = self._all("constants", getattr(value, "consts", ()))
             return _hash("program", self._jaxpr(equations), constants)
         if isinstance(value, np.dtype | enum.Enum):
