@@ -24,6 +24,6 @@ def test_the_exact_gradient_is_that_of_the_scores(key):
 @pytest.mark.long
 def test_a_line_for_each_estimator():
     system = reactions.association(0.05, 1.0, 0.5)
-    lines = reactions.rows(system, trajectories=40, repeats=2, reference=40)
+    lines = reactions.rows(system, trajectories=200, repeats=2, reference=40)
     assert len(lines) == 2 + len(reactions.estimators(system))
     assert all("±" in line for line in lines[2:])

@@ -27,7 +27,7 @@ def right(x, rate=1.0):
 
 def collect(x, rate=1.0):
     z = (np.diff(x, axis=1) - right(x[:, :-1], rate) * DT) / np.sqrt(DT)
-    return alternatives.collect(z, x, alternatives.Places(np.arange(z.shape[1]), z.shape[1]))
+    return alternatives.collect(z, z**2, x, alternatives.Places(np.arange(z.shape[1]), z.shape[1]))
 
 
 def largest(x, limits=FITTED):

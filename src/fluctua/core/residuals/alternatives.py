@@ -117,11 +117,12 @@ class Places(NamedTuple):
     blurred: bool = False
 
 
-def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
+def collect(z: np.ndarray, square: np.ndarray, x: np.ndarray, where: Places) -> Table:
     """The sums of all families over the trajectories of one batch.
 
     Args:
         z: standardised residuals (E, S, M), in double precision.
+        square: z², and 1 at steps without noise, where there is nothing to judge.
         x: states (E, T+1, M).
         where: the steps of z among those of x.
 
@@ -129,6 +130,7 @@ def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
     blurred = where.blurred
     runs = _choose_runs(z.shape, where)
     kicks = _lead(z)[:, :, runs]
+    squares = _lead(square)[:, :, runs]
     # a sample and the residuals on both of its sides share its noise: f is one sample older then
     now = where.steps[runs] - (1 if blurred else 0)
     along = _lead(x)
@@ -142,12 +144,13 @@ def collect(z: np.ndarray, x: np.ndarray, where: Places) -> Table:
         own = {name: _rows(values[mine]) for name, values in states.items()}
         theirs = {name: _rows(values[other]) for name, values in states.items()}
         table = add(table, dict(_of_states(_rows(kicks[mine]), own, theirs)))
-    table |= dict(_of_variance(_rows(kicks)))
+        table = add(table, dict(_of_variance_by_state(_rows(squares[mine]), own, theirs)))
+    table |= dict(_of_variance(_rows(squares)))
     table |= dict(_products(kicks, blurred))
     excess = np.maximum(1, 1 + np.sqrt(2) * (table["v"].total / table["v"].variance)[:, 0])
     # noise that is larger than it should be is found by v, and must not raise everything else
     table = {name: _widen(name, sums, excess, blurred) for name, sums in table.items()}
-    table |= dict(_of_steps(z))
+    table |= dict(_of_steps(z, square))
     if len(z) > 1:
         table["pairs"] = _pairs(z)
     return table
@@ -248,9 +251,17 @@ def _of_states(
     for name in [name for name in other if name != "now"]:
         of = _scale(other[name])
         yield name, add_up(z, bend(of(states[name]), of(other[name])))
-    w = (_square(z) - 1) / np.sqrt(2)
+
+
+def _of_variance_by_state(
+    squares: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
+) -> Iterator[tuple[str, Sums]]:
+    """Families of a variance that depends on the state, of the rows (M, n) of one half with means of the other."""
+    x = _scale(other["now"])(states["now"])
+    w = (squares - 1) / np.sqrt(2)
+    add_up = _sum_for(len(x))
     yield "variance linear", add_up(w, x, SKEW_OF_SQUARE)
-    yield "variance square", add_up(w, square - 1, SKEW_OF_SQUARE)
+    yield "variance square", add_up(w, x * x - 1, SKEW_OF_SQUARE)
 
 
 def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -264,17 +275,12 @@ def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarra
     return lambda f, f_other: f - (f_other @ lines_other.T @ inverse) @ lines
 
 
-def _square(z: np.ndarray) -> np.ndarray:
-    """z²; 1 where z is exactly 0, as it is at steps without noise: there is nothing to judge."""
-    return np.where(z == 0, 1, z * z)
-
-
-def _of_variance(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
-    """v of every component, rows of z (M, n), and of all together."""
-    total = np.sum(_square(z) - 1, axis=1) / np.sqrt(2)
-    yield "v", _constant(total[:, None], float(z.shape[1]))
-    if len(z) > 1:
-        yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(z.size))
+def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, Sums]]:
+    """v of every component, rows of z² (M, n), and of all together."""
+    total = np.sum(squares - 1, axis=1) / np.sqrt(2)
+    yield "v", _constant(total[:, None], float(squares.shape[1]))
+    if len(squares) > 1:
+        yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(squares.size))
 
 
 def _constant(total: np.ndarray, count: float) -> Sums:
@@ -305,7 +311,7 @@ def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
 
 
-def _of_steps(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
+def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Sums]]:
     """Mean and variance of every step, or of neighbouring ones together where there are many. (M, bins)
 
     Squares of few are far from Gaussian: (χ²/n)^⅓ is nearly so (Wilson and Hilferty), in both tails.
@@ -317,7 +323,7 @@ def _of_steps(z: np.ndarray) -> Iterator[tuple[str, Sums]]:
     each = np.diff(edges) * float(count)
     whole = np.broadcast_to(each, (size, bins)).copy()
     yield "step", Sums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
-    v = add_up(_square(z).sum(axis=0)) / each
+    v = add_up(square.sum(axis=0)) / each
     for name, ratio, n in (("step v", v, each), ("step v of all", v.mean(axis=0, keepdims=True), size * each)):
         score = (np.cbrt(ratio) - (1 - 2 / (9 * n))) / np.sqrt(2 / (9 * n))
         more = np.where(ratio > 1, SKEW_OF_KICK * n, 0)

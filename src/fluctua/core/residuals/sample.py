@@ -198,7 +198,10 @@ def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
     if len(z) < alternatives.FEWEST_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
         return {}
     where = alternatives.Places(sample.steps, sample.run, sample.blurred)
-    return alternatives.collect(z.reshape(len(sample.x), len(sample.steps), -1), sample.x[..., there], where)
+    has_noise = (z != 0) | (made.v[:, there] == 0)  # a component that is held has z = v = 0, one without noise v = 1
+    shape = (len(sample.x), len(sample.steps), -1)
+    square = np.where(has_noise, z**2, 1)
+    return alternatives.collect(z.reshape(shape), square.reshape(shape), sample.x[..., there], where)
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
