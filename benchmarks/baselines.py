@@ -1,8 +1,8 @@
 """What baselines are worth: every estimator on one problem with a large mean reward, at equal cost.
 
-Four coupled Ornstein–Uhlenbeck components with a nonreciprocal coupling; the reward is ten plus a little
-that depends on the state, so the return without a baseline is almost all offset. Writes the table and the
-figure of docs/baselines.md: `python benchmarks/baselines.py`.
+Four coupled Ornstein–Uhlenbeck components with a nonreciprocal coupling; the reward is ten plus a
+little that depends on the state, so the return without a baseline is almost all offset. Writes the
+table and the figure of docs/baselines.md: `python benchmarks/baselines.py`.
 """
 
 from pathlib import Path
@@ -14,6 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fluctua as fl
+from fluctua.core.types import Estimator
+from fluctua.learn.reference import Comparison
 from fluctua.plot.style import LOOK, WIDTH, save_png
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,25 +29,27 @@ objective = fl.Objective(running=lambda theta, x: 10 + x[3] ** 2)
 simulator = fl.simulator(process, jnp.zeros(4), jnp.linspace(0, 3, 151))
 
 
-def estimators() -> dict[str, fl.Estimator]:
-    made: dict[str, fl.Estimator] = {
+def estimators() -> dict[str, Estimator]:
+    made: dict[str, Estimator] = {
         name: fl.ppgt(process, objective, simulator, baseline=baseline)
         for name, baseline in {
-            "policy gradient, no baseline": fl.none(),
-            "  time only (pilot)": fl.time_only(),
-            "  leave-one-out mean": fl.mean(),
-            "  leave-one-out optimal": fl.optimal(),
-            "  optimal in 20 bins": fl.binned(lambda theta, x: x[3] ** 2),
+            "policy gradient, no baseline": fl.baselines.none(),
+            "  time only (pilot)": fl.baselines.time_only(),
+            "  leave-one-out mean": fl.baselines.mean(),
+            "  leave-one-out optimal": fl.baselines.optimal(),
+            "  optimal in 20 bins": fl.baselines.binned(lambda theta, x: x[3] ** 2),
         }.items()
     }
-    made["SPSA"] = fl.spsa(objective, simulator)
-    made["finite differences"] = fl.finite_differences(objective, simulator)
-    made["pathwise"] = fl.pathwise(objective, simulator)
+    made["SPSA"] = fl.reference.spsa(objective, simulator)
+    made["finite differences"] = fl.reference.finite_differences(objective, simulator)
+    made["pathwise"] = fl.reference.pathwise(objective, simulator)
     return made
 
 
-def draw(comparison: fl.Comparison) -> Figure:
-    """Three panels over the estimators: bias in standard errors, variance per trajectory, time per call."""
+def draw(comparison: Comparison) -> Figure:
+    """Three panels over the estimators: bias in standard errors, variance per trajectory, time
+    per call.
+    """
     rows = comparison.rows
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 1.1 + 0.26 * len(rows)), layout="constrained")
@@ -61,7 +65,9 @@ def draw(comparison: fl.Comparison) -> Figure:
         bias.axvspan(-2, 2, color="C0", alpha=0.1, lw=0)
         bias.axvline(0, color="0.4", lw=0.8)
         reach = max(3.0, 1.1 * max(np.abs(row.z).max() for row in rows))
-        bias.set(xlim=(-reach, reach), xlabel="bias (standard errors)", ylim=(-0.6, len(rows) - 0.4))
+        bias.set(
+            xlim=(-reach, reach), xlabel="bias (standard errors)", ylim=(-0.6, len(rows) - 0.4)
+        )
         bias.set_yticks(place, [row.name for row in rows])
         variance.set(xscale="log", xlabel="variance per trajectory")
         seconds.set(xlabel="time per call (ms)", xlim=(0, 1.1e3 * max(row.seconds for row in rows)))
@@ -69,14 +75,18 @@ def draw(comparison: fl.Comparison) -> Figure:
             axes.grid(axis="x", color="0.9")
             axes.set_axisbelow(True)
         spent = max(row.trajectories for row in rows)
-        figure.suptitle(f"{spent:,} trajectories each; a dot is one parameter, a bar their mean", fontsize=8)
+        figure.suptitle(
+            f"{spent:,} trajectories each; a dot is one parameter, a bar their mean", fontsize=8
+        )
     return figure
 
 
 if __name__ == "__main__":
     # 200,000 pathwise derivatives: their standard error is far below any of the others'
-    reference = fl.pathwise(objective, simulator)(jax.random.key(1), THETA, 200_000)
-    result = fl.compare(jax.random.key(0), THETA, estimators(), trajectories=2000, reference=reference, repeats=20)
+    reference = fl.reference.pathwise(objective, simulator)(jax.random.key(1), THETA, 200_000)
+    result = fl.reference.compare(
+        jax.random.key(0), THETA, estimators(), trajectories=2000, reference=reference, repeats=20
+    )
     text = str(result)
     print(text)
     (ROOT / "results" / "baselines" / "table.txt").write_text(text + "\n")

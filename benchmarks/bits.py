@@ -1,13 +1,15 @@
-"""Fingerprints of the numbers that must stay the same to the bit: kernels on the CPU and emulated CUDA, and JAX.
+"""Fingerprints of the numbers that must stay the same to the bit: kernels on the CPU and emulated
+CUDA, and JAX.
 
 python benchmarks/bits.py [--tree PATH] [--json FILE]      a hash per case of the installed package
-python benchmarks/bits.py --gpu float32 [--json FILE]      of the kernels on a GPU, 3,000 trajectories of two networks
-python benchmarks/bits.py --compare BEFORE AFTER           a Markdown table of two such files
+python benchmarks/bits.py --gpu float32 [--json FILE]      of the kernels on a GPU, 3,000
+trajectories of two networks python benchmarks/bits.py --compare BEFORE AFTER           a Markdown
+table of two such files
 
-A hash is of returns, gradient, error and second moment. Rounding depends on the processor (which instructions it has,
-and how XLA compiles for it), so two columns are comparable only if both were made on one machine.
---tree: where the tests' helpers are, the emulated device among them; the tree of the package that is installed.
-"""
+A hash is of returns, gradient, error and second moment. Rounding depends on the processor (which
+instructions it has, and how XLA compiles for it), so two columns are comparable only if both were
+made on one machine. --tree: where the tests' helpers are, the emulated device among them; the tree
+of the package that is installed."""
 
 import argparse
 import hashlib
@@ -43,8 +45,16 @@ def fingerprint(tree) -> str:
 
 
 def of_kernel(result) -> str:
-    parts = [result.returns, result.gradient, result.stderr, result.second_moment, result.mean_return_to_go]
-    parts += [getattr(result, name, None) for name in ("direct", "correction", "mean_lambda", "samples")]
+    parts = [
+        result.returns,
+        result.gradient,
+        result.stderr,
+        result.second_moment,
+        result.mean_return_to_go,
+    ]
+    parts += [
+        getattr(result, name, None) for name in ("direct", "correction", "mean_lambda", "samples")
+    ]
     return fingerprint([tuple(p) if isinstance(p, tuple) else p for p in parts if p is not None])
 
 
@@ -66,7 +76,12 @@ def star(spec):
 
 def wrong(spec):
     replace = getattr(spec, "replace", None) or spec._replace
-    return replace(omega=1.05 * spec.omega + 0.01, kappa=0.95 * spec.kappa, chi=1.2 * spec.chi, drive=1.03 * spec.drive)
+    return replace(
+        omega=1.05 * spec.omega + 0.01,
+        kappa=0.95 * spec.kappa,
+        chi=1.2 * spec.chi,
+        drive=1.03 * spec.drive,
+    )
 
 
 def kernel_cases(spec, binned):
@@ -104,14 +119,21 @@ def of_kernels(rows, tree, device):
         sys.modules["cupy"] = cupy
     elif device in precisions:
         places, precisions = [("CUDA", {"backend": "cuda"}, 3000)], (device,)
-        networks_ = {name: networks_[name] for name in ("plain", "modulated")}  # each case compiles for a second or two
+        networks_ = {
+            name: networks_[name] for name in ("plain", "modulated")
+        }  # each case compiles for a second or two
     else:
         places = [(engine, {"engine": engine}, 38) for engine in native.engines()]
     for place, where, count in places:
         for dtype in precisions:
             for network, spec in networks_.items():
                 for name, (is_twin, options) in kernel_cases(spec, binned).items():
-                    if place.startswith("CUDA") and network == "a star" and "binned" not in name and name != "twin":
+                    if (
+                        place.startswith("CUDA")
+                        and network == "a star"
+                        and "binned" not in name
+                        and name != "twin"
+                    ):
                         continue
                     run = run_twin if is_twin else kernel.run
                     result = run(spec, SEED, count, dtype=dtype, samples=True, **where, **options)
@@ -123,30 +145,38 @@ def of_jax(rows):
     import fluctua as fl
 
     process = fl.Process(
-        lambda theta, x: -theta["k"] * x - theta["c"] * x**3, lambda theta, x: theta["s"] * jnp.ones_like(x)
+        lambda theta, x: -theta["k"] * x - theta["c"] * x**3,
+        lambda theta, x: theta["s"] * jnp.ones_like(x),
     )
-    objective = fl.Objective(running=lambda theta, x: -jnp.sum(x**2), terminal=lambda theta, x: x[0])
+    objective = fl.Objective(
+        running=lambda theta, x: -jnp.sum(x**2), terminal=lambda theta, x: x[0]
+    )
     theta = {"k": jnp.array([1.0, 0.7]), "c": jnp.array(0.1), "s": jnp.array([0.5, 0.6])}
     simulate = fl.simulator(process, jnp.array([0.3, -0.2]), np.linspace(0.0, 1.0, 41))
-    condition = lambda theta, x: {"k": x**2, "c": jnp.sum(x**2), "s": x**2}
+
+    def condition(theta, x):
+        return {"k": x**2, "c": jnp.sum(x**2), "s": x**2}
+
     baselines = {
-        "none": fl.none(),
-        "mean": fl.mean(),
-        "optimal": fl.optimal(),
-        "time": fl.time_only(),
-        "binned": fl.binned(condition, bins=5),
+        "none": fl.baselines.none(),
+        "mean": fl.baselines.mean(),
+        "optimal": fl.baselines.optimal(),
+        "time": fl.baselines.time_only(),
+        "binned": fl.baselines.binned(condition, bins=5),
         "twin": fl.Twin(),
         "wrong twin": fl.Twin(theta=lambda th: {**th, "k": 0.8 * th["k"]}),
         "twin of order 2": fl.Twin(order=2),
     }
     paths = simulate(jax.random.key(1), theta, 64)
     for name, baseline in baselines.items():
-        estimate = fl.ppgt(process, objective, simulate, baseline=baseline)(jax.random.key(2), theta, 64)
+        estimate = fl.ppgt(process, objective, simulate, baseline=baseline)(
+            jax.random.key(2), theta, 64
+        )
         rows[f"JAX, ppgt | {theta['k'].dtype} | {name}"] = fingerprint(
             [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
         )
         if name == "time":
-            baseline = fl.time_only(jnp.linspace(-0.3, 0.3, 41))
+            baseline = fl.baselines.time_only(jnp.linspace(-0.3, 0.3, 41))
         estimate = fl.gradient(process, objective, theta, paths, baseline=baseline)
         rows[f"JAX, gradient | {theta['k'].dtype} | {name}"] = fingerprint(
             [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
@@ -159,15 +189,22 @@ def of_tasks(rows):
     binned = module("fluctua.tcmt.kernel.options", "fluctua.tcmt.kernel").Binned
     for sigma in (0.0, 0.2):
         task = tcmt.isolation(tcmt.rectangular(2, 3), horizon=0.3, dt=5e-3, sigma_kappa=sigma)
-        theta = tcmt.initial_parameters(jax.random.key(1), task.network, train=tcmt.network.FAMILIES)
+        theta = tcmt.initial_parameters(
+            jax.random.key(1), task.network, train=tcmt.network.FAMILIES
+        )
         for backend in ("jax", "cpu"):
             for baseline in ("none", "time", "binned", "twin"):
                 chosen, plan = theta, baseline
                 if baseline == "binned" and backend == "cpu":
-                    chosen, plan = {name: theta[name] for name in ("omega", "kappa", "chi")}, binned(20, 100)
+                    chosen, plan = (
+                        {name: theta[name] for name in ("omega", "kappa", "chi")},
+                        binned(20, 100),
+                    )
                 estimate = task.estimator(backend, baseline=plan)(jax.random.key(3), chosen, 48)
-                rows[f"task, {backend} | {theta['kappa'].dtype} | σ_κ = {sigma:g}, {baseline}"] = fingerprint(
-                    [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
+                rows[f"task, {backend} | {theta['kappa'].dtype} | σ_κ = {sigma:g}, {baseline}"] = (
+                    fingerprint(
+                        [estimate.gradient, estimate.stderr, estimate.second_moment, estimate.value]
+                    )
                 )
 
 
@@ -207,7 +244,9 @@ def table(before: dict[str, str], after: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--gpu", choices=["float32", "float64"])

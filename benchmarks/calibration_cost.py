@@ -2,8 +2,8 @@
 
     python benchmarks/calibration_cost.py [--backend cpu|cuda] [--threads 1] [--trajectories 2]
 
-Times are the fastest of some repetitions, of the wall clock; on a machine with other work take `--cpu`, the time of the
-processor, with `--threads 1`.
+Times are the fastest of some repetitions, of the wall clock; on a machine with other work take
+`--cpu`, the time of the processor, with `--threads 1`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def fastest(clock: Callable[[], float], call: Callable[[], Any], repetitions: in
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--trajectories", type=int, default=2)
@@ -48,12 +50,16 @@ def main() -> None:
         estimator.model = dataclasses.replace(estimator.model, options=options)
     theta, key = parts.theta, jax.random.key(0)
     clock = time.process_time if given.cpu else time.perf_counter
-    timed = lambda call: fastest(clock, call, given.repetitions)
+
+    def timed(call):
+        return fastest(clock, call, given.repetitions)
 
     measured = estimator.device(key, theta, given.trajectories)
     u = estimator.belief.mean
     twin = timed(lambda: estimator._rows(key, theta, u, None))
-    evidence = timed(lambda: estimator.model.evidence(estimator.at, theta, u, measured, estimator.every))
+    evidence = timed(
+        lambda: estimator.model.evidence(estimator.at, theta, u, measured, estimator.every)
+    )
     learn = timed(lambda: estimator.learn(theta, measured))
     seldom = config.calibration.measure_every
     print(f"a call of the model, {estimator.simulated} simulated trajectories   {twin:8.4f} s")

@@ -1,9 +1,10 @@
-"""What shards and a cluster cost: against the plain estimator, and with the number of workers and of shards.
+"""What shards and a cluster cost: against the plain estimator, and with the number of workers and
+of shards.
 
     python benchmarks/cluster.py [--out results/cluster]
 
-Needs Ray (pip install 'fluctua[cluster]'). Everything runs on this machine; workers are processes of it.
-"""
+Needs Ray (pip install 'fluctua[cluster]'). Everything runs on this machine; workers are processes
+of it."""
 
 import argparse
 import time
@@ -16,6 +17,7 @@ import fluctua as fl
 from fluctua import tcmt
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import Call, Here, gathered
+from fluctua.scale.distributed import Distributed
 from fluctua.scale.parts import Part, total
 from fluctua.tcmt.kernel.options import cores
 
@@ -33,7 +35,9 @@ class Nothing:
 
 
 class Waiting:
-    """Shards that take their share of `SECONDS` and no processor: what is more is the cost of handing out."""
+    """Shards that take their share of `SECONDS` and no processor: what is more is the cost of
+    handing out.
+    """
 
     def part(self, shared, first, count):
         time.sleep(SECONDS / shared[1])
@@ -73,9 +77,14 @@ def dispatch(say):
 
 
 def waiting(say, repeats):
-    """An iteration that takes one worker `SECONDS`, against this process, whose waiting is as inexact."""
+    """An iteration that takes one worker `SECONDS`, against this process, whose waiting is as
+    inexact.
+    """
     theta = np.zeros(PARAMETERS)
-    say(f"An iteration whose shards wait for {SECONDS:g} s together, and how much longer it takes than a fair share:\n")
+    say(
+        f"An iteration whose shards wait for {SECONDS:g} s together, and how much longer it takes "
+        "than a fair share:\n"
+    )
     say("| workers | " + " | ".join(f"{n} shards" for n in SHARDS[:2]) + " |")
     say("| --- |" + " --- |" * 2)
     alone = [best(lambda n=n: iteration(Here(Waiting()), n, theta), repeats) for n in SHARDS[:2]]
@@ -85,7 +94,10 @@ def waiting(say, repeats):
         while len(pool.workers()) < workers:
             time.sleep(0.05)
         times = [best(lambda n=n, p=pool: iteration(p, n, theta), repeats) for n in SHARDS[:2]]
-        more = [f"{t:.3f} s, {100 * (t * workers / base - 1):+.1f} %" for t, base in zip(times, alone, strict=True)]
+        more = [
+            f"{t:.3f} s, {100 * (t * workers / base - 1):+.1f} %"
+            for t, base in zip(times, alone, strict=True)
+        ]
         say(f"| {workers} | " + " | ".join(more) + " |")
         pool.close()
 
@@ -93,15 +105,22 @@ def waiting(say, repeats):
 def processor_seconds(estimator):
     """Of this process and its workers: what other programs do meanwhile is not in it."""
     total = time.process_time()
-    if isinstance(estimator, fl.Distributed) and isinstance(estimator.pool, Cluster):
+    if isinstance(estimator, Distributed) and isinstance(estimator.pool, Cluster):
         ray = estimator.pool.ray
-        clock = lambda worker: time.process_time()
-        total += sum(ray.get([actor.__ray_call__.remote(clock) for actor in estimator.pool.actors.values()]))
+
+        def clock(worker):
+            return time.process_time()
+
+        total += sum(
+            ray.get([actor.__ray_call__.remote(clock) for actor in estimator.pool.actors.values()])
+        )
     return total
 
 
 def overhead(say, seconds, repeats):
-    """An iteration of about so many seconds: plain, in shards, and in shards on one worker with all cores."""
+    """An iteration of about so many seconds: plain, in shards, and in shards on one worker with
+    all cores.
+    """
     task = tcmt.transmission(tcmt.rectangular(11, 13), horizon=1.0, dt=1e-3)
     theta = tcmt.initial_parameters(jax.random.key(0), task.network)
     key, plain = jax.random.key(1), task.estimator("cpu", baseline="carried")
@@ -112,9 +131,14 @@ def overhead(say, seconds, repeats):
     count = int(seconds * cores() / each) // 1024 * 1024
     made = {"plain": plain}
     for shards in (16, 64):
-        again = lambda: task.estimator("cpu", baseline="carried")
+
+        def again():
+            return task.estimator("cpu", baseline="carried")
+
         made[f"{shards} shards, this process"] = fl.distributed(again(), None, shards=shards)
-        there = fl.distributed(again(), "auto", shards=shards, each={"cpu": 4}, workers=1)  # both find a place
+        there = fl.distributed(
+            again(), "auto", shards=shards, each={"cpu": 4}, workers=1
+        )  # both find a place
         made[f"{shards} shards, one worker of a cluster"] = there
     times = {name: [] for name in made}
     for e in made.values():
@@ -124,7 +148,10 @@ def overhead(say, seconds, repeats):
             before = processor_seconds(e)
             e(key, theta, count)
             times[name].append(processor_seconds(e) - before)
-    say(f"{count:,} trajectories of 11 × 13 resonators and 1,000 steps, processor time of all processes:\n")
+    say(
+        f"{count:,} trajectories of 11 × 13 resonators and 1,000 steps, processor time of all "
+        "processes:\n"
+    )
     say(f"| | seconds, best of {repeats} | against plain |\n| --- | --- | --- |")
     base = min(times["plain"])
     for name, of in times.items():
@@ -145,7 +172,10 @@ def main():
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     lines = []
-    say = lambda text: (lines.append(text), print(text, flush=True))
+
+    def say(text):
+        return (lines.append(text), print(text, flush=True))
+
     if not asked.kernels_only:
         say("An iteration whose shards cost nothing, by workers and shards:\n")
         dispatch(say)

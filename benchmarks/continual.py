@@ -1,13 +1,16 @@
-"""A device that changes while it is trained: what going on costs, against starting again and against not looking.
+"""A device that changes while it is trained: what going on costs, against starting again and
+against not looking.
 
-    python benchmarks/continual.py --processes 16     # measure 3 × 3 × 8 trainings; curves.csv.gz, table.md, figure
-    python benchmarks/continual.py                    # table and figure again, from curves.csv.gz
+    python benchmarks/continual.py --processes 16     # measure 3 × 3 × 8 trainings; curves.csv.gz,
+    table.md, figure python benchmarks/continual.py                    # table and figure again,
+    from curves.csv.gz
 
-4 × 5 resonators with leads on three corners, every coupling with a hidden gain and every detuning with a hidden offset.
-All trainings of a seed are alike for the first 60 iterations of two trajectories; then
+4 × 5 resonators with leads on three corners, every coupling with a hidden gain and every detuning
+with a hidden offset. All trainings of a seed are alike for the first 60 iterations of two
+trajectories; then
 
-    drift    every detuning begins to move at a rate of its own, 0.005 an iteration rms, for the rest of the time
-    jump     one coupling falls to a fifth: the one that costs most
+    drift    every detuning begins to move at a rate of its own, 0.005 an iteration rms, for the
+    rest of the time jump     one coupling falls to a fifth: the one that costs most
     task     the output moves to another corner, and after 60 more iterations back
 
 J is that of the device at the time, measured with trajectories that are not counted.
@@ -42,10 +45,14 @@ COUNT = 2
 """Measured trajectories an iteration, of every method."""
 
 RATE, ERROR, DRIFT, LEFT = 0.05, 0.2, 0.005, 0.2
-"""Adam's rate; hidden errors; drift of a detuning an iteration, rms; what is left of the coupling that jumps."""
+"""Adam's rate; hidden errors; drift of a detuning an iteration, rms; what is left of the
+coupling that jumps.
+"""
 
 EVALUATED, LOOK_EVERY, RESTARTED = 64, 4, 40
-"""Trajectories of a J that is looked at, and iterations between two; iterations between two restarts in the drift."""
+"""Trajectories of a J that is looked at, and iterations between two; iterations between two
+restarts in the drift.
+"""
 
 RECOVERED = 0.95
 """Of the best J: what counts as recovered."""
@@ -58,7 +65,9 @@ SCENARIOS = {
 
 
 class Way(NamedTuple):
-    """How a training meets a change. options: of `Calibrated`. ink: of its line. only: the one scenario that has it."""
+    """How a training meets a change. options: of `SelfCalibrating`. ink: of its line. only: the one
+    scenario that has it.
+    """
 
     label: str
     knows: str
@@ -69,7 +78,9 @@ class Way(NamedTuple):
 
 WAYS = {
     "told": Way("told every hidden number at every time", "the exact device", "#999999"),
-    "both": Way("goes on: memory=20, renew=True", "structure", "#d55e00", {"memory": 20, "renew": True}),
+    "both": Way(
+        "goes on: memory=20, renew=True", "structure", "#d55e00", {"memory": 20, "renew": True}
+    ),
     "memory": Way("goes on: memory=20", "structure", "#e69f00", {"memory": 20}),
     "renew": Way("goes on: renew=True", "structure", "#cc79a7", {"renew": True}),
     "all": Way("goes on, forgets nothing", "structure", "#0072b2"),
@@ -87,7 +98,11 @@ WAYS = {
         {"memory": 20, "renew": True},
         only="task",
     ),
-    "restart": Way("settings and calibration from scratch, told when", "structure, time of the change", "#009e73"),
+    "restart": Way(
+        "settings and calibration from scratch, told when",
+        "structure, time of the change",
+        "#009e73",
+    ),
 }
 
 
@@ -130,19 +145,28 @@ class Lattice:
         since, gain = max(0, iteration - CHANGE), self.gain.copy()
         if self.scenario == "jump" and iteration >= CHANGE:
             gain[self.broken] *= LEFT
-        return {"gain": gain, "offset": self.offset + (self.scenario == "drift") * since * self.rate}
+        return {
+            "gain": gain,
+            "offset": self.offset + (self.scenario == "drift") * since * self.rate,
+        }
 
     def parameters(self, theta: Any) -> dict[str, np.ndarray]:
         """What the device makes of its settings now."""
         hidden = self.hidden(self.now)
         omega, kappa = (np.asarray(theta[name], float) for name in ("omega", "kappa"))
-        return {"omega": omega + hidden["offset"], "kappa": kappa * hidden["gain"], "chi": np.zeros(len(omega))}
+        return {
+            "omega": omega + hidden["offset"],
+            "kappa": kappa * hidden["gain"],
+            "chi": np.zeros(len(omega)),
+        }
 
     def value(self, theta: Any, iteration: int) -> float:
         """J of the device at an iteration."""
         self.now = iteration
         run = self.runs[self.output(iteration)]
-        return float(run(jax.random.key(2**31 - 1), self.parameters(theta), EVALUATED, scores=False).value)
+        return float(
+            run(jax.random.key(2**31 - 1), self.parameters(theta), EVALUATED, scores=False).value
+        )
 
     def break_worst(self, theta: Any) -> None:
         """Choose the coupling whose fall costs most at these settings."""
@@ -152,12 +176,20 @@ class Lattice:
             values.append(self.value(theta, CHANGE))
         self.broken = int(np.argmin(values))
 
-    def calibrated(self, **options: Any) -> fl.Calibrated:
+    def calibrated(self, **options: Any) -> fl.SelfCalibrating:
         """An estimator that knows the structure."""
         unknown = {"gain": jnp.ones(len(self.gain)), "offset": jnp.zeros(len(self.offset))}
-        model = lambda call: self.models[self.output(call)]
-        options = {"samples": 0, "every": 20, "on_doubt": "continue", **options}  # changes are the point here
-        return fl.Calibrated(model, self.device, settings, unknown, ERROR, **options)
+
+        def model(call):
+            return self.models[self.output(call)]
+
+        options = {
+            "samples": 0,
+            "every": 20,
+            "on_doubt": "continue",
+            **options,
+        }  # changes are the point here
+        return fl.SelfCalibrating(model, self.device, settings, unknown, ERROR, **options)
 
 
 def settings(theta: Any, phi: Any) -> Any:
@@ -170,13 +202,17 @@ PROJECT = fl.box({"omega": -3.0, "kappa": 0.0}, {"omega": 3.0, "kappa": 2.0})
 RULE = optax.adam(RATE, b2=0.99)
 
 
-def follow(lattice: Lattice, way: str, key: Any, resume: Any, belief: dict[str, np.ndarray]) -> list[Point]:
+def follow(
+    lattice: Lattice, way: str, key: Any, resume: Any, belief: dict[str, np.ndarray]
+) -> list[Point]:
     """One training from the change on; everything before is `resume` and `belief`."""
     points: list[Point] = []
     estimator = lattice.calibrated(**WAYS[way].options)
     estimator.restore(belief)
     if way == "never":
-        estimator.measure_every = 10**9  # its trajectories are measured and rewarded, and teach nothing
+        estimator.measure_every = (
+            10**9
+        )  # its trajectories are measured and rewarded, and teach nothing
     now = resume
     while now.iteration < END:
         i = now.iteration
@@ -191,39 +227,64 @@ def follow(lattice: Lattice, way: str, key: Any, resume: Any, belief: dict[str, 
             tell(estimator, lattice.hidden(i))
         lattice.now = i
         (record,) = fl.train(
-            key, now.theta, estimator, RULE, count=COUNT, iterations=i + 1, project=PROJECT, resume=now
+            key,
+            now.theta,
+            estimator,
+            RULE,
+            count=COUNT,
+            iterations=i + 1,
+            project=PROJECT,
+            resume=now,
         )
         if (i - CHANGE) % LOOK_EVERY == 0 or estimator.event:
             J = lattice.value(record.theta, i)
             points.append(Point(lattice.scenario, lattice.seed, way, i, J, estimator.event))
         now = record.after
-    return [*points, Point(lattice.scenario, lattice.seed, way, END, lattice.value(now.theta, END - 1), "")]
+    return [
+        *points,
+        Point(lattice.scenario, lattice.seed, way, END, lattice.value(now.theta, END - 1), ""),
+    ]
 
 
-def nothing_known(estimator: fl.Calibrated) -> dict[str, np.ndarray]:
+def nothing_known(estimator: fl.SelfCalibrating) -> dict[str, np.ndarray]:
     """The state of one that has measured nothing."""
     size = estimator.belief.start.size
-    return {"information": np.zeros((size, size)), "vector": np.zeros(size), "trajectories": np.zeros(()),
-            "surprise": np.zeros(2)}  # fmt: skip
+    return {
+        "information": np.zeros((size, size)),
+        "vector": np.zeros(size),
+        "trajectories": np.zeros(()),
+        "surprise": np.zeros(2),
+    }
 
 
-def tell(estimator: fl.Calibrated, hidden: dict[str, np.ndarray]) -> None:
+def tell(estimator: fl.SelfCalibrating, hidden: dict[str, np.ndarray]) -> None:
     """Put the truth in place of what was measured."""
     truth = np.concatenate([hidden["gain"], hidden["offset"]])
     size = truth.size
-    estimator.belief = estimator.belief._replace(start=truth, information=np.zeros((size, size)), vector=np.zeros(size))
+    estimator.belief = estimator.belief._replace(
+        start=truth, information=np.zeros((size, size)), vector=np.zeros(size)
+    )
     estimator.measure_every = 10**9
 
 
 def trainings(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
-    """Some ways of one scenario and seed. What comes before the change is made by each process, to the same bits."""
+    """Some ways of one scenario and seed.
+
+    What comes before the change is made by each process, to the same bits.
+    """
     scenario, seed, ways = job
     warnings.simplefilter("ignore", RuntimeWarning)  # those that forget nothing say so
     lattice, key, points = Lattice(scenario, seed), jax.random.key(seed), []
     estimator = lattice.calibrated()
-    for record in fl.train(key, lattice.start, estimator, RULE, count=COUNT, iterations=CHANGE, project=PROJECT):
+    for record in fl.train(
+        key, lattice.start, estimator, RULE, count=COUNT, iterations=CHANGE, project=PROJECT
+    ):
         if record.iteration % LOOK_EVERY == 0:
-            points.append(Point(scenario, seed, "before", record.iteration, lattice.value(record.theta, 0), ""))
+            points.append(
+                Point(
+                    scenario, seed, "before", record.iteration, lattice.value(record.theta, 0), ""
+                )
+            )
     if scenario == "jump":
         lattice.break_worst(record.next_theta)
     for way in ways:
@@ -235,22 +296,40 @@ def trainings(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
 # ------------------------------------------------------------------------------------------ results
 
 
-def curve(points: Sequence[Point], scenario: str, seed: int, way: str) -> tuple[np.ndarray, np.ndarray]:
+def curve(
+    points: Sequence[Point], scenario: str, seed: int, way: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Iterations and J, on the common grid."""
-    rows = [p for p in points if (p.scenario, p.seed, p.way) == (scenario, seed, way) and p.iteration % LOOK_EVERY == 0]
+    rows = [
+        p
+        for p in points
+        if (p.scenario, p.seed, p.way) == (scenario, seed, way) and p.iteration % LOOK_EVERY == 0
+    ]
     return np.array([p.iteration for p in rows]), np.array([p.J for p in rows])
 
 
 def best(points: Sequence[Point], scenario: str, seed: int) -> Callable[[np.ndarray], np.ndarray]:
     """The highest J that anybody reached on the device with the same output: iterations -> J*."""
-    phase = lambda i: (scenario == "task") & (i >= CHANGE) & (i < BACK)
-    own = [p for p in points if (p.scenario, p.seed) == (scenario, seed) and (scenario != "jump" or p.way != "before")]
-    top = {side: max((p.J for p in own if phase(p.iteration) == side), default=np.nan) for side in (False, True)}
+
+    def phase(i):
+        return (scenario == "task") & (i >= CHANGE) & (i < BACK)
+
+    own = [
+        p
+        for p in points
+        if (p.scenario, p.seed) == (scenario, seed) and (scenario != "jump" or p.way != "before")
+    ]
+    top = {
+        side: max((p.J for p in own if phase(p.iteration) == side), default=np.nan)
+        for side in (False, True)
+    }
     return lambda i: np.where(phase(i), top[True], top[False])
 
 
 class Measures(NamedTuple):
-    """Of one training after the change. recovered: measured trajectories, one for each change; None is never."""
+    """Of one training after the change. recovered: measured trajectories, one for each change;
+    None is never.
+    """
 
     regret: float
     recovered: list[int | None]
@@ -264,7 +343,9 @@ def measures(points: Sequence[Point], scenario: str, seed: int, way: str) -> Mea
     top = best(points, scenario, seed)(np.minimum(i, END - 1))
     regret = float(np.sum((top - J)[:-1]) * LOOK_EVERY * COUNT)
     recovered: list[int | None] = []
-    for begin, end in ((CHANGE, BACK), (BACK, END + 1)) if scenario == "task" else ((CHANGE, END + 1),):
+    for begin, end in (
+        ((CHANGE, BACK), (BACK, END + 1)) if scenario == "task" else ((CHANGE, END + 1),)
+    ):
         there = np.flatnonzero((i >= begin) & (i < end) & (RECOVERED * top <= J))
         recovered.append(int(i[there[0]] - begin) * COUNT if there.size else None)
     share = J / top
@@ -275,7 +356,9 @@ def table(points: Sequence[Point]) -> str:
     """One table a scenario."""
     lines = []
     for scenario, title in SCENARIOS.items():
-        tops = ", ".join(f"{float(best(points, scenario, seed)(np.array(CHANGE))):.3f}" for seed in SEEDS)
+        tops = ", ".join(
+            f"{float(best(points, scenario, seed)(np.array(CHANGE))):.3f}" for seed in SEEDS
+        )
         columns = (
             "training",
             "knows",
@@ -293,12 +376,18 @@ def table(points: Sequence[Point]) -> str:
             found = [measures(points, scenario, seed, name) for seed in SEEDS]
             first = [" and ".join("–" if r is None else str(r) for r in m.recovered) for m in found]
             events = [
-                sum(bool(p.event) for p in points if (p.scenario, p.seed, p.way) == (scenario, seed, name))
+                sum(
+                    bool(p.event)
+                    for p in points
+                    if (p.scenario, p.seed, p.way) == (scenario, seed, name)
+                )
                 for seed in SEEDS
             ]
             lines.append(
-                f"| {way.label} | {way.knows} | {', '.join(f'{m.regret:.1f}' for m in found)} | {', '.join(first)} "
-                f"| {', '.join(f'{m.lowest:.2f}' for m in found)} | {', '.join(f'{m.end:.3f}' for m in found)} "
+                f"| {way.label} | {way.knows} | {', '.join(f'{m.regret:.1f}' for m in found)} | "
+                f"{', '.join(first)} "
+                f"| {', '.join(f'{m.lowest:.2f}' for m in found)} | "
+                f"{', '.join(f'{m.end:.3f}' for m in found)} "
                 f"| {', '.join(map(str, events))} |"
             )
         lines.append("")
@@ -309,7 +398,9 @@ DRAWN = ("never", "all", "restart", "fresh", "kept", "both", "told")
 
 
 def draw(points: Sequence[Point]) -> Figure:
-    """J on the device against measured trajectories: mean of three seeds, and all of them as a band."""
+    """J on the device against measured trajectories: mean of three seeds, and all of them as a
+    band.
+    """
     keys: dict[str, Any] = {}
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
@@ -323,9 +414,15 @@ def draw(points: Sequence[Point]) -> Figure:
                 each = np.array([np.append(b[1], r[1]) for b, r in zip(before, runs, strict=True)])
                 spent = COUNT * np.append(before[0][0], runs[0][0])
                 ink = WAYS[way].ink
-                axes.fill_between(spent, each.min(axis=0), each.max(axis=0), color=ink, alpha=0.15, lw=0)
+                axes.fill_between(
+                    spent, each.min(axis=0), each.max(axis=0), color=ink, alpha=0.15, lw=0
+                )
                 (keys[WAYS[way].label],) = axes.plot(
-                    spent, each.mean(axis=0), color=ink, lw=1.2, ls=(0, (3, 3)) if way == "told" else "-"
+                    spent,
+                    each.mean(axis=0),
+                    color=ink,
+                    lw=1.2,
+                    ls=(0, (3, 3)) if way == "told" else "-",
                 )
             for at in (CHANGE, BACK) if scenario == "task" else (CHANGE,):
                 axes.axvline(COUNT * at, color="0.8", lw=0.8, zorder=0)
@@ -338,9 +435,15 @@ def draw(points: Sequence[Point]) -> Figure:
 
 def main() -> None:
     """Measure if asked; table and figure from curves.csv.gz."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=0, help="measure anew, in so many processes")
-    parser.add_argument("--way", action="append", choices=WAYS, help="these only, the others stay; may be repeated")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--processes", type=int, default=0, help="measure anew, in so many processes"
+    )
+    parser.add_argument(
+        "--way", action="append", choices=WAYS, help="these only, the others stay; may be repeated"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/continual"))
     options = parser.parse_args()
     path = options.out / "curves.csv.gz"
@@ -354,9 +457,15 @@ def main() -> None:
             for seed in SEEDS
             for k in range(0, len(ways), 2)
         ]
-        kept = [p for p in study.read(path, Point) if (p.scenario, p.way) not in pairs] if options.way else []
+        kept = (
+            [p for p in study.read(path, Point) if (p.scenario, p.way) not in pairs]
+            if options.way
+            else []
+        )
         measured = study.measured(trainings, jobs, options.processes)
-        study.write(path, list(dict.fromkeys(kept + [p for p in measured if p.way != "before" or not kept])))
+        study.write(
+            path, list(dict.fromkeys(kept + [p for p in measured if p.way != "before" or not kept]))
+        )
     points = study.read(path, Point)
     text = table(points)
     (options.out / "table.md").write_text(text + "\n", encoding="utf-8")

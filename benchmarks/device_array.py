@@ -1,14 +1,15 @@
-"""Devices that differ, trained alone and together: table and figure of what `fluctua insitu demo --devices 4` measured.
+"""Devices that differ, trained alone and together: table and figure of what `fluctua insitu demo
+--devices 4` measured.
 
 for seed in 3 13 23; do
-    fluctua insitu demo --devices 4 --seed $seed --iterations 60 --trajectories 120 --out runs/array-$seed
-    cp runs/array-$seed/array.csv results/array/seed-$seed.csv
+    fluctua insitu demo --devices 4 --seed $seed --iterations 60 --trajectories 120 --out
+    runs/array-$seed cp runs/array-$seed/array.csv results/array/seed-$seed.csv
 done
 python benchmarks/device_array.py
 
-`--boxes` asks how many boxes a design for all needs: the same settings for K boxes, trained with exact moments and
-gradients, and J on 100 others. No measurement is needed for it, and none could do better.
-"""
+`--boxes` asks how many boxes a design for all needs: the same settings for K boxes, trained with
+exact moments and gradients, and J on 100 others. No measurement is needed for it, and none could do
+better."""
 
 import sys
 from pathlib import Path
@@ -39,12 +40,16 @@ NAMES = {
 
 
 def boxes(iterations=80):
-    """J of settings that K boxes share, on these and on 100 others, by exact moments; into boxes.md."""
+    """J of settings that K boxes share, on these and on 100 others, by exact moments; into
+    boxes.md.
+    """
     task = tcmt.transmission(device.Sheet().nominal, horizon=6.0, dt=device.Sheet().interval)
 
     def of(seed, settings):
         box = device.hidden(device.Sheet(seed=seed))
-        at = {name: box.offset[name] + box.gain[name] * np.asarray(u) for name, u in settings.items()}
+        at = {
+            name: box.offset[name] + box.gain[name] * np.asarray(u) for name, u in settings.items()
+        }
         value, slope = exact.value_and_gradient(task, at | {"gamma": box.gamma})
         return value, {name: slope[name] * box.gain[name] for name in settings}
 
@@ -60,7 +65,9 @@ def boxes(iterations=80):
         start = {"omega": jnp.zeros(task.network.sites), "kappa": jnp.ones(len(task.network.bonds))}
         rule = optax.adam(optax.cosine_decay_schedule(0.1, iterations, alpha=0.05))
         bounds = fl.box({"omega": -2.0, "kappa": 0.0}, {"omega": 2.0, "kappa": 1.5})
-        *_, last = fl.train(jax.random.key(0), start, mean, rule, count=1, iterations=iterations, project=bounds)
+        *_, last = fl.train(
+            jax.random.key(0), start, mean, rule, count=1, iterations=iterations, project=bounds
+        )
         others = np.array([of(seed, last.next_theta)[0] for seed in range(2000, 2100)])
         level = with_error(float(others.mean()), float(others.std(ddof=1) / 10))
         lines.append(f"| {count} | {float(last.estimate.value):.3f} | {level} |")
@@ -72,15 +79,27 @@ def main():
     """Write table.md and array.png."""
     paths = sorted(FOLDER.glob("seed-*.csv"), key=lambda path: int(path.stem.split("-")[1]))
     each = [read(path) for path in paths]
-    lines = ["| design | boxes | " + " | ".join(f"seed {p.stem.split('-')[1]}" for p in paths) + " |"]
+    lines = [
+        "| design | boxes | " + " | ".join(f"seed {p.stem.split('-')[1]}" for p in paths) + " |"
+    ]
     lines += ["| --- | --- |" + " --- |" * len(paths)]
     for k, name in enumerate(design.name for design in each[0].designs):
-        kinds = [("trained", lambda c: slice(0, c.devices)), ("took no part", lambda c: slice(c.devices, None))]
+        kinds = [
+            ("trained", lambda c: slice(0, c.devices)),
+            ("took no part", lambda c: slice(c.devices, None)),
+        ]
         if name == "one device":
             kinds.insert(0, ("the one", lambda c: slice(0, 1)))
         for kind, boxes in kinds:
-            levels = [c.designs[k].over(boxes(c)) if kind != "the one" else c.designs[k].levels[0] for c in each]
-            lines.append(f"| {NAMES[name]} | {kind} | " + " | ".join(with_error(*level) for level in levels) + " |")
+            levels = [
+                c.designs[k].over(boxes(c)) if kind != "the one" else c.designs[k].levels[0]
+                for c in each
+            ]
+            lines.append(
+                f"| {NAMES[name]} | {kind} | "
+                + " | ".join(with_error(*level) for level in levels)
+                + " |"
+            )
     (FOLDER / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     save_png(draw_population(together(each)), FOLDER / "array.png")

@@ -1,9 +1,10 @@
-"""Every estimator on the paper's lattice: variance of each family, cost of a trajectory, and so the gain at equal cost.
+"""Every estimator on the paper's lattice: variance of each family, cost of a trajectory, and so the
+gain at equal cost.
 
-One block for each σ_κ and each place in training (the start, and θ of a run under results/fig1). Variances are of one
-trajectory's gradient, averaged over a family, relative to the paper's binned baseline; cost is processor time a
-trajectory and step, of trajectories beyond the first: `python benchmarks/estimators.py --count 256`.
-"""
+One block for each σ_κ and each place in training (the start, and θ of a run under results/fig1).
+Variances are of one trajectory's gradient, averaged over a family, relative to the paper's binned
+baseline; cost is processor time a trajectory and step, of trajectories beyond the first: `python
+benchmarks/estimators.py --count 256`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # waiting threads would be counted as processor time
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # waiting threads would be counted as processor time
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +35,8 @@ FAMILIES = ("omega", "kappa", "chi")
 
 
 def wrong_by(error, seed):
-    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z couplings.
+    """A twin whose couplings are all wrong by a factor 1 + error·z, and whose detunings by error·z
+    couplings.
 
     One draw for a whole training: a model is wrong in one way, not in another way every day.
     """
@@ -52,8 +56,8 @@ def wrong_by(error, seed):
 class Entry(NamedTuple):
     """run: how many -> samples, a dict of (E, ·). paired: samples 2j and 2j+1 belong together.
 
-    like: the estimator whose cost stands in, where ours is written in JAX and would be as fast in a kernel.
-    """
+    like: the estimator whose cost stands in, where ours is written in JAX and would be as fast in a
+    kernel."""
 
     name: str
     run: Callable[[int], dict[str, np.ndarray]]
@@ -87,27 +91,52 @@ def cost(run: Callable[[int], Any], count: int, steps: int) -> float:
 def entries(task: tcmt.Task, theta: dict[str, jax.Array]) -> Iterator[Entry]:
     spec, modulated = kernel_spec(task, theta), task.modulation is not None
     pilot = kernel.run(spec, 1, 128, scores=False).mean_return_to_go
-    plain = lambda n, **o: families(kernel.run(spec, 0, n, samples=True, **o))
-    twin = lambda n, **o: families(run_twin(spec, 0, n, samples=True, **o))
+
+    def plain(n, **o):
+        return families(kernel.run(spec, 0, n, samples=True, **o))
+
+    def twin(n, **o):
+        return families(run_twin(spec, 0, n, samples=True, **o))
+
     yield Entry("binned (the paper's)", lambda n: plain(n, baseline=Binned(every=100)))
     yield Entry("no baseline", plain)
     yield Entry("time only", lambda n: plain(n, baseline=pilot))
-    yield Entry("time only, antithetic pairs", lambda n: plain(n, baseline=pilot, antithetic=True), paired=True)
+    yield Entry(
+        "time only, antithetic pairs",
+        lambda n: plain(n, baseline=pilot, antithetic=True),
+        paired=True,
+    )
     if modulated:
-        group = lambda n: rivals.grouped(task, theta, jax.random.key(2), n)
+
+        def group(n):
+            return rivals.grouped(task, theta, jax.random.key(2), n)
+
         yield Entry("16 share a modulation, leave one out", group, like="time only")
-    yield Entry("learned linear critic", lambda n: rivals.critic(task, theta, jax.random.key(3), n), like="twin")
+    yield Entry(
+        "learned linear critic",
+        lambda n: rivals.critic(task, theta, jax.random.key(3), n),
+        like="twin",
+    )
     yield Entry("twin", twin)
     for error in (0.05, 0.2):
         wrong = kernel_spec(task, wrong_by(error, 0)(theta))
         table = run_twin(spec, 7, 128, twin=wrong).mean_lambda  # that of an iteration before
-        yield Entry(f"twin {error:.0%} wrong", lambda n, w=wrong, t=table: twin(n, twin=w, table=t), like="twin")
+        yield Entry(
+            f"twin {error:.0%} wrong",
+            lambda n, w=wrong, t=table: twin(n, twin=w, table=t),
+            like="twin",
+        )
     if modulated:
-        yield Entry("twin, modulation unknown to it", lambda n: twin(n, knows_modulation=False), like="twin")
+        yield Entry(
+            "twin, modulation unknown to it", lambda n: twin(n, knows_modulation=False), like="twin"
+        )
     else:
         for rank in (4, 8, 16, 32):
             yield Entry(f"twin, rank {rank}", lambda n, r=rank: twin(n, rank=r))
-    direct = lambda n: _direct(run_twin(spec, 0, n, samples=True))
+
+    def direct(n):
+        return _direct(run_twin(spec, 0, n, samples=True))
+
     yield Entry("its direct part alone (biased if wrong)", direct, like="twin")
 
 
@@ -124,8 +153,12 @@ def places(sigma: float) -> Iterator[tuple[str, dict[str, jax.Array]]]:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--count", type=int, default=256, help="trajectories behind each variance")
-    ask.add_argument("--sigma", type=float, nargs="+", default=[0.0, 0.2], help="strengths of the modulation")
-    ask.add_argument("--timed", type=int, default=64, help="trajectories of a timing; 0 leaves costs out")
+    ask.add_argument(
+        "--sigma", type=float, nargs="+", default=[0.0, 0.2], help="strengths of the modulation"
+    )
+    ask.add_argument(
+        "--timed", type=int, default=64, help="trajectories of a timing; 0 leaves costs out"
+    )
     options = ask.parse_args()
     for sigma in options.sigma:
         task = tcmt.transmission(tcmt.paper(), sigma_kappa=sigma)
@@ -141,7 +174,11 @@ def main() -> None:
                 if options.timed and not e.like and e.name not in costs:
                     costs[e.name] = cost(e.run, options.timed, steps)
                 spent = costs.get(e.like or e.name, np.nan)
-                gain = np.exp(np.log(reference / variances).mean()) * costs.get("binned (the paper's)", np.nan) / spent
+                gain = (
+                    np.exp(np.log(reference / variances).mean())
+                    * costs.get("binned (the paper's)", np.nan)
+                    / spent
+                )
                 ratio = "".join(f"{r:10.3g}" for r in reference / variances)
                 print(f"{e.name:40}{ratio}{spent:14.0f}{gain:12.3g}", flush=True)
 

@@ -1,7 +1,8 @@
-"""The bias of the extended filter: a Kerr oscillator of which one quadrature is read, against finite differences.
+"""The bias of the extended filter: a Kerr oscillator of which one quadrature is read, against
+finite differences.
 
-Run it with `python benchmarks/extended_filter.py`: gradients by the filter and by common-noise finite differences of
-40,000 trajectories each, the error of their difference, and the ratio.
+Run it with `python benchmarks/extended_filter.py`: gradients by the filter and by common-noise
+finite differences of 40,000 trajectories each, the error of their difference, and the ratio.
 """
 
 import jax
@@ -25,14 +26,23 @@ def main() -> None:
     process = fl.Observed(oscillator, observe=[[1.0, 0.0]], noise=0.04, start=jnp.array([0.5, 0.0]))
     objective = fl.Objective(running=lambda theta, y: y[0], terminal=lambda theta, y: y[0] ** 2)
     substrate = fl.simulator(process, t=jnp.linspace(0, 2, 21))
-    filtered, differences = fl.ppgt(process, objective, substrate), fl.finite_differences(objective, substrate)
+    filtered, differences = (
+        fl.ppgt(process, objective, substrate),
+        fl.reference.finite_differences(objective, substrate),
+    )
     for chi in (0.02, 0.05, 0.1, 0.3):
         theta = {"omega": jnp.array(0.5), "chi": jnp.array(chi), "sigma": jnp.array(0.4)}
-        ours, exact = filtered(jax.random.key(0), theta, COUNT), differences(jax.random.key(1), theta, COUNT)
+        ours, exact = (
+            filtered(jax.random.key(0), theta, COUNT),
+            differences(jax.random.key(1), theta, COUNT),
+        )
         for name in theta:
             g, truth = float(ours.gradient[name]), float(exact.gradient[name])
             error = np.hypot(float(ours.stderr[name]), float(exact.stderr[name]))
-            print(f"χ = {chi:<5} ∂J/∂{name:6} {g:8.3f}   exact {truth:8.3f}   ± {error:.3f}   {g / truth - 1:+.1%}")
+            print(
+                f"χ = {chi:<5} ∂J/∂{name:6} {g:8.3f}   exact {truth:8.3f}   ± {error:.3f}   "
+                f"{g / truth - 1:+.1%}"
+            )
 
 
 if __name__ == "__main__":

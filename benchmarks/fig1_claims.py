@@ -1,4 +1,6 @@
-"""What the runs behind figure 1 say to each claim of the paper, as a table: `python benchmarks/fig1_claims.py RUNS`."""
+"""What the runs behind figure 1 say to each claim of the paper, as a table: `python
+benchmarks/fig1_claims.py RUNS`.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,32 @@ def rms(v: np.ndarray) -> float:
 
 def describe(run: Run, trajectories: int) -> str:
     network, theta, h = run.task.network, run.trained, run.history
-    sites, bonds = distance(run, network.positions), distance(run, network.positions[network.bonds].mean(axis=1))
+    sites, bonds = (
+        distance(run, network.positions),
+        distance(run, network.positions[network.bonds].mean(axis=1)),
+    )
     light = exposure(0, run.task, theta).omega
     bright, dark = light >= np.quantile(light, 0.75), light <= np.quantile(light, 0.25)
-    smooth = lambda at: float(np.mean(h.J[max(at - 2, 0) : at + 3]))
-    gain = lambda at: (smooth(at) - h.J[0]) / (EVENTUAL - h.J[0])
+
+    def smooth(at):
+        return float(np.mean(h.J[max(at - 2, 0) : at + 3]))
+
+    def gain(at):
+        return (smooth(at) - h.J[0]) / (EVENTUAL - h.J[0])
+
     lines = [
         f"σ_κ = {run.sigma_kappa:g}: {len(h.J):,} iterations, {h.trajectories[-1]:,} trajectories, "
         f"largest ensemble {h.ensemble.max():,}, {np.sum(h.seconds) / 60:.1f} minutes",
-        f"  J {h.J[0]:.4f} at the start, {smooth(15):.4f} after 15 iterations, {smooth(75):.4f} after 75",
+        f"  J {h.J[0]:.4f} at the start, {smooth(15):.4f} after 15 iterations, {smooth(75):.4f} "
+        "after 75",
         f"  of a gain to {EVENTUAL}: {gain(15):.0%} after 15, {gain(75):.0%} after 75",
-        f"  couplings within {BAND} of the diagonal {theta['kappa'][bonds < BAND].mean():.3f} in the mean, "
+        f"  couplings within {BAND} of the diagonal {theta['kappa'][bonds < BAND].mean():.3f} in "
+        "the mean, "
         f"beyond 3: {theta['kappa'][bonds > 3].mean():.3f}",
         f"  detuning within {BAND} of the diagonal {rms(theta['omega'][sites < BAND]):.3f} rms, "
         f"beyond 3: {rms(theta['omega'][sites > 3]):.3f}",
-        f"  Kerr coefficient of the quarter of sites with most light {rms(theta['chi'][bright]):.4f} rms, "
+        "  Kerr coefficient of the quarter of sites with most light "
+        f"{rms(theta['chi'][bright]):.4f} rms, "
         f"with least {rms(theta['chi'][dark]):.4f}",
     ]
     events = [f"{i} {e}" for i, e in zip(h.iteration, h.event, strict=True) if e]

@@ -1,12 +1,13 @@
-"""The CUDA kernels on a real GPU: their tests, and how long they take, beside those of another tree.
+"""The CUDA kernels on a real GPU: their tests, and how long they take, beside those of another
+tree.
 
 python benchmarks/gpu_check.py [--package DIR] [--old TREE] [--out DIR]
 
---package: where this tree is installed; without it, it is built into a folder of its own, with the tools that are there
-(pip install --no-build-isolation --no-deps). --old: a tree to compare with, whose Python files are used as they lie.
-Writes tests.txt, times.json and README.md with one table. Whole calls, the best of some, old and new in turn; a hash of
-returns and gradients says whether the two agree to the bit. Needs a GPU, CuPy and JAX; takes five minutes.
-"""
+--package: where this tree is installed; without it, it is built into a folder of its own, with the
+tools that are there (pip install --no-build-isolation --no-deps). --old: a tree to compare with,
+whose Python files are used as they lie. Writes tests.txt, times.json and README.md with one table.
+Whole calls, the best of some, old and new in turn; a hash of returns and gradients says whether the
+two agree to the bit. Needs a GPU, CuPy and JAX; takes five minutes."""
 
 import argparse
 import hashlib
@@ -94,11 +95,15 @@ def measure(package: Path) -> dict[str, list]:
         spec = paper_lattice(options.KernelSpec, sigma)
         calls = {
             "time-only": lambda n, s=spec: kernel.run(s, 0, n, baseline=table, backend="cuda"),
-            "binned": lambda n, s=spec: kernel.run(s, 0, n, baseline=binned(20, 100), backend="cuda"),
+            "binned": lambda n, s=spec: kernel.run(
+                s, 0, n, baseline=binned(20, 100), backend="cuda"
+            ),
             "twin": lambda n, s=spec: run_twin(s, 0, n, table=0 * table, backend="cuda"),
         }
         if sigma == 0:
-            calls["twin, rank 16"] = lambda n, s=spec: run_twin(s, 0, n, rank=16, table=0 * table, backend="cuda")
+            calls["twin, rank 16"] = lambda n, s=spec: run_twin(
+                s, 0, n, rank=16, table=0 * table, backend="cuda"
+            )
         for name, call in calls.items():
             for count in (1000, 20_000):
                 if count > 1000 and (sigma or "rank" in name):
@@ -109,7 +114,11 @@ def measure(package: Path) -> dict[str, list]:
                     call(count)
                     best = min(best, time.perf_counter() - begin)
                 rows[f"{name} | {sigma:g} | {count:,}"] = [1e3 * best, hash_]
-                print(f"{name:16} σ_κ = {sigma:g} {count:6} {1e3 * best:9.1f} ms  {hash_}", file=sys.stderr, flush=True)
+                print(
+                    f"{name:16} σ_κ = {sigma:g} {count:6} {1e3 * best:9.1f} ms  {hash_}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return rows
 
 
@@ -136,10 +145,22 @@ def run_tests(package: Path, out: Path) -> str:
         command = [sys.executable, "benchmarks/kernel_cuda_check.py", "--checks"]
     else:
         chosen = "gpu or repeats or large or papers or compile"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *TESTS]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            chosen,
+            *TESTS,
+        ]
     env = {**os.environ, "PYTHONPATH": str(package)}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False
+        )
         text = done.stdout + done.stderr
     except subprocess.TimeoutExpired as late:
         text = (late.stdout or b"").decode() + "\nstopped after 240 s"
@@ -151,7 +172,8 @@ def run_tests(package: Path, out: Path) -> str:
 def table(times: dict[str, dict[str, list]], tests: str) -> str:
     new, old = times["new"], times.get("old", {})
     lines = [
-        f"The paper's lattice, {STEPS:,} steps, whole calls, the best of {ROUNDS} × 5 (2 for 20,000 trajectories).",
+        f"The paper's lattice, {STEPS:,} steps, whole calls, the best of {ROUNDS} × 5 (2 for "
+        "20,000 trajectories).",
         "`python benchmarks/gpu_check.py` makes this table.",
         "",
         "| baseline | σ_κ | trajectories | before | after | same bits |",
@@ -165,13 +187,24 @@ def table(times: dict[str, dict[str, list]], tests: str) -> str:
 
 
 def installed(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--target"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-build-isolation",
+        "--no-deps",
+        "--target",
+    ]
     subprocess.run([*command, str(folder), str(ROOT)], check=True)
     return folder
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--package", type=Path)
     parser.add_argument("--old", type=Path, metavar="TREE")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))

@@ -1,12 +1,13 @@
-"""How far apart may samples be? Euler's score and local linearisation's against the truth, on a small lattice.
+"""How far apart may samples be? Euler's score and local linearisation's against the truth, on a
+small lattice.
 
 python benchmarks/insitu_intervals.py [--trajectories 20000] [--minutes 8] [--out results/insitu]
 
-The lattice is simulated in fine steps and looked at every Δ. What is estimated is the gradient of the return as the
-samples see it, J_Δ = E[(Δ/T) Σ g(X_{nΔ})]. Without bias it is had from the same trajectories if the score of an
-interval is the sum of the scores of its fine steps, which only a simulation knows. The difference of the two,
-trajectory by trajectory, is the bias, with an error far below that of either gradient.
-"""
+The lattice is simulated in fine steps and looked at every Δ. What is estimated is the gradient of
+the return as the samples see it, J_Δ = E[(Δ/T) Σ g(X_{nΔ})]. Without bias it is had from the same
+trajectories if the score of an interval is the sum of the scores of its fine steps, which only a
+simulation knows. The difference of the two, trajectory by trajectory, is the bias, with an error
+far below that of either gradient."""
 
 import argparse
 import json
@@ -22,20 +23,32 @@ from scipy.stats import chi2
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.core.ppgt import samples_of
+from fluctua.core.ppgt import gradient_samples
 from fluctua.core.simulate import advance_one, begin_one
 
 DT, HORIZON, FINEST = 2e-4, 5.0, 10
-EVERY = (10, 20, 50, 100, 250, 500, 1000, 2500, 5000)  # steps of DT between samples, multiples of FINEST
+EVERY = (
+    10,
+    20,
+    50,
+    100,
+    250,
+    500,
+    1000,
+    2500,
+    5000,
+)  # steps of DT between samples, multiples of FINEST
 FAMILIES = ("omega", "kappa", "chi")
 WORTH = 100  # below, local linearisation costs much and Euler is as good
-SCORES = {"Euler": fl.full_score, "local linearisation": fl.local_linear_score}
+SCORES = {"Euler": fl.scores.full_score, "local linearisation": fl.scores.local_linear_score}
 
 CASES = [(name, every) for name in SCORES for every in EVERY if name == "Euler" or every >= WORTH]
 
 
 def lattice():
-    """2 × 3 in the paper's conditions, away from the symmetric start, with a Kerr effect that matters."""
+    """2 × 3 in the paper's conditions, away from the symmetric start, with a Kerr effect that
+    matters.
+    """
     network = tcmt.rectangular(2, 3)
     rng = np.random.default_rng(0)
     theta = {
@@ -47,15 +60,22 @@ def lattice():
 
 
 def nearly_continuous(process):
-    """The process whose Euler step of DT is a midpoint step: hardware has no Δt, and Euler's own error would show."""
+    """The process whose Euler step of DT is a midpoint step: hardware has no Δt, and Euler's
+    own error would show.
+    """
     f = process.drift
-    middle = lambda th, x, t, c: f(th, x + f(th, x, t, c) * DT / 2, t + DT / 2, c)
+
+    def middle(th, x, t, c):
+        return f(th, x + f(th, x, t, c) * DT / 2, t + DT / 2, c)
+
     return process._replace(drift=middle)
 
 
 @partial(jax.jit, static_argnums=0)
 def simulate(recipe, key, theta, trajectories, x0, t):
-    """States (E, T/FINEST + 1, M) and the scores of the steps between them, summed (E, T/FINEST, P)."""
+    """States (E, T/FINEST + 1, M) and the scores of the steps between them, summed (E,
+    T/FINEST, P).
+    """
 
     def one(j):
         begun = begin_one(recipe, key, theta, x0, j)
@@ -63,7 +83,9 @@ def simulate(recipe, key, theta, trajectories, x0, t):
         def step(carry, n):
             x, total = carry
             after = advance_one(recipe, theta, x, begun.context, begun.streams, n, t[n], DT)
-            u = fl.full_score(recipe.process, theta, fl.Step(x, after, t[n], DT, begun.context))
+            u = fl.scores.full_score(
+                recipe.process, theta, fl.Step(x, after, t[n], DT, begun.context)
+            )
             return (after, total + ravel_pytree(u)[0]), None
 
         def several(x, first):
@@ -86,38 +108,61 @@ def unbiased(task, theta, data, scores, table):
 
 
 def run(task, theta, batches, batch, key, until):
-    """{(score, every): (bias, its error)}, {every: gradient}, and how many trajectories they are from."""
+    """{(score, every): (bias, its error)}, {every: gradient}, and how many trajectories they
+    are from.
+    """
     differences = {which: [] for which in CASES}
     truth = {every: [] for every in EVERY}
     tables, substrate = {}, task._replace(process=nearly_continuous(task.process)).simulator()
-    for k in range(batches + 1):  # the first is a pilot: the mean return-to-go of trajectories used for nothing else
+    for k in range(
+        batches + 1
+    ):  # the first is a pilot: the mean return-to-go of trajectories used for nothing else
         j = jnp.arange(batch) + k * batch
-        x, u = map(np.asarray, simulate(substrate.recipe, key, theta, j, substrate.x0, jnp.asarray(task.t)))
+        x, u = map(
+            np.asarray, simulate(substrate.recipe, key, theta, j, substrate.x0, jnp.asarray(task.t))
+        )
         for every in EVERY:
             c = every // FINEST
             data = fl.Trajectories(task.t[::every], x[:, ::c])
             if k == 0:
                 tables[every] = fl.mean_return_to_go(task.objective, theta, data)
                 continue
-            right = unbiased(task, theta, data, u.reshape(batch, -1, c, u.shape[-1]).sum(axis=2), tables[every])
+            right = unbiased(
+                task, theta, data, u.reshape(batch, -1, c, u.shape[-1]).sum(axis=2), tables[every]
+            )
             truth[every].append(right)
             for name, score in SCORES.items():
                 if (name, every) not in differences:
                     continue
-                plan = fl.time_only(tables[every])
-                each = samples_of(task.process, task.objective, theta, data, score=score, baseline=plan).gradient
-                rows = np.concatenate([np.asarray(each[family]) for family in sorted(theta)], axis=1)
+                plan = fl.baselines.time_only(tables[every])
+                each = gradient_samples(
+                    task.process, task.objective, theta, data, score=score, baseline=plan
+                ).gradient
+                rows = np.concatenate(
+                    [np.asarray(each[family]) for family in sorted(theta)], axis=1
+                )
                 differences[name, every].append(rows - right)
         print(f"batch {k} of {batches}", flush=True)
         if k and time.time() > until:
             break
-    of = lambda parts: (lambda v: (v.mean(axis=0), v.std(axis=0, ddof=1) / np.sqrt(len(v))))(np.concatenate(parts))
+
+    def of(parts):
+        return (lambda v: (v.mean(axis=0), v.std(axis=0, ddof=1) / np.sqrt(len(v))))(
+            np.concatenate(parts)
+        )
+
     count = sum(map(len, truth[EVERY[0]]))
-    return {w: of(parts) for w, parts in differences.items()}, {e: of(parts)[0] for e, parts in truth.items()}, count
+    return (
+        {w: of(parts) for w, parts in differences.items()},
+        {e: of(parts)[0] for e, parts in truth.items()},
+        count,
+    )
 
 
 def compared(theta, pair, gradient):
-    """Relative bias of each family beyond noise, what noise alone gives, and χ² of all parameters."""
+    """Relative bias of each family beyond noise, what noise alone gives, and χ² of all
+    parameters.
+    """
     bias, error = pair
     statistic = float(np.sum((bias / error) ** 2))
     row = {"chi2_per_parameter": statistic / bias.size, "p": float(chi2.sf(statistic, bias.size))}
@@ -133,25 +178,38 @@ def compared(theta, pair, gradient):
 
 def report(table, count):
     lines = [
-        "Bias of the gradient against the interval between samples (benchmarks/insitu_intervals.py):",
-        f"2 x 3 lattice, T = {HORIZON:g}, midpoint steps of {DT:g}, sigma_W = 0.5, chi on, {count:,} trajectories.",
-        "Bias: |G - truth| / |truth| of a family, the noise taken off; (floor): what noise alone gives.",
+        "Bias of the gradient against the interval between samples "
+        "(benchmarks/insitu_intervals.py):",
+        f"2 x 3 lattice, T = {HORIZON:g}, midpoint steps of {DT:g}, sigma_W = 0.5, chi on, "
+        f"{count:,} trajectories.",
+        "Bias: |G - truth| / |truth| of a family, the noise taken off; (floor): what noise alone "
+        "gives.",
         "chi2/P: over all 19 parameters.",
         "",
-        f"{'score':<20} {'interval':>8} {'omega':>16} {'kappa':>16} {'chi':>16} {'chi2/P':>8} {'p':>8}",
+        f"{'score':<20} {'interval':>8} {'omega':>16} {'kappa':>16} {'chi':>16} {'chi2/P':>8} "
+        f"{'p':>8}",
     ]
     for row in table:
         cells = " ".join(f"{row[k]['bias']:>7.1%} ({row[k]['floor']:>5.1%})" for k in FAMILIES)
         lines.append(
-            f"{row['score']:<20} {row['interval']:>8g} {cells} {row['chi2_per_parameter']:>8.2f} {row['p']:>8.2g}"
+            f"{row['score']:<20} {row['interval']:>8g} {cells} {row['chi2_per_parameter']:>8.2f} "
+            f"{row['p']:>8.2g}"
         )
     lines.append("")
     for name in SCORES:
         mine = [row for row in table if row["score"] == name]
         good = [row["interval"] for row in mine if row["p"] > 1e-3]
-        small = [row["interval"] for row in mine if max(max(row[k].values()) for k in FAMILIES) < 0.05]
-        largest = lambda v: f"up to an interval of {max(v):g}" if v else "at none of these intervals"
-        lines.append(f"{name}: no bias seen (p > 0.001) {largest(good)}; bias and floor below 5 % {largest(small)}")
+        small = [
+            row["interval"] for row in mine if max(max(row[k].values()) for k in FAMILIES) < 0.05
+        ]
+
+        def largest(v):
+            return f"up to an interval of {max(v):g}" if v else "at none of these intervals"
+
+        lines.append(
+            f"{name}: no bias seen (p > 0.001) {largest(good)}; bias and floor below 5 % "
+            f"{largest(small)}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +217,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trajectories", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=1_000)
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no other batch after this")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin no other batch after this"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/insitu"))
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)

@@ -1,11 +1,13 @@
-"""A bench of 11 × 13 resonators whose every number is hidden, trained over its socket: J against measured trajectories.
+"""A bench of 11 × 13 resonators whose every number is hidden, trained over its socket: J against
+measured trajectories.
 
-    python benchmarks/insitu_unknown.py --seed 0 --out RUNS/bench_0          # one training, its J as RUNS/bench_0/J.csv
-    python benchmarks/insitu_unknown.py --table RUNS/bench_*                 # results/insitu/unknown.csv, .txt and .png
+    python benchmarks/insitu_unknown.py --seed 0 --out RUNS/bench_0          # one training, its J
+    as RUNS/bench_0/J.csv python benchmarks/insitu_unknown.py --table RUNS/bench_*                 #
+    results/insitu/unknown.csv, .txt and .png
 
-A training is `fluctua virtual-bench` and `fluctua insitu train --calibration training` with the options below. J of the
-settings is simulated with the hidden parameters at the age of the bench, with trajectories that are not counted.
-"""
+A training is `fluctua virtual-bench` and `fluctua insitu train --calibration training` with the
+options below. J of the settings is simulated with the hidden parameters at the age of the bench,
+with trajectories that are not counted."""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from fluctua.cli.insitu import _model_of
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import bench_process, sheet_options
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.training import Plan, begin
+from fluctua.insitu.training import Plan, run
 from fluctua.plot.style import LOOK, WIDTH, save_png
 from fluctua.store import history
 
@@ -39,17 +41,28 @@ EVALUATED, AT = 64, (0, 10, 20, 30, 45, 60, 75, 90, 105, 120, 135, 150)
 def sheet_of(given: argparse.Namespace) -> device.Sheet:
     """20 % of everything, and detunings that turn by 0.05 in 1,000 trajectories."""
     return device.Sheet(
-        rows=given.rows, columns=given.columns, seed=given.seed, disorder=0.2, kappa_disorder=0.2, gain_error=0.2,
-        loss_spread=0.2, ageing=0.05, ageing_shots=1000.0,
-    )  # fmt: skip
+        rows=given.rows,
+        columns=given.columns,
+        seed=given.seed,
+        disorder=0.2,
+        kappa_disorder=0.2,
+        gain_error=0.2,
+        loss_spread=0.2,
+        ageing=0.05,
+        ageing_shots=1000.0,
+    )
 
 
 def value(sheet: device.Sheet, settings: dict[str, np.ndarray], shots: int) -> tuple[float, float]:
     """J on the box after so many trajectories, and its error."""
-    codes = device.measure(sheet, device.hidden(sheet), settings, count=EVALUATED, points=POINTS, shots=shots)
+    codes = device.measure(
+        sheet, device.hidden(sheet), settings, count=EVALUATED, points=POINTS, shots=shots
+    )
     x = codes[:, :-1].astype(np.float32) * np.float32(sheet.scale)
     out = sheet.nominal.lead_sites[-1]
-    power = 2 * sheet.nominal.gamma_e[-1] * (x[..., out] ** 2 + x[..., sheet.nominal.sites + out] ** 2)
+    power = (
+        2 * sheet.nominal.gamma_e[-1] * (x[..., out] ** 2 + x[..., sheet.nominal.sites + out] ** 2)
+    )
     returns = power.sum(axis=1) * sheet.interval / (10.0**2 * (POINTS - 1) * sheet.interval)
     return float(returns.mean()), float(returns.std(ddof=1) / np.sqrt(EVALUATED))
 
@@ -58,16 +71,23 @@ def train(given: argparse.Namespace) -> None:
     """One training, and J of its settings on the way."""
     sheet = sheet_of(given)
     plan = Plan(
-        iterations=given.iterations, trajectories=2, calibration="training", measure_every=given.measure_every,
-        memory=given.memory, points=POINTS, most_omega=3.0, most_kappa=2.0, record=False,
-    )  # fmt: skip
+        iterations=given.iterations,
+        trajectories=2,
+        calibration="training",
+        measure_every=given.measure_every,
+        memory=given.memory,
+        points=POINTS,
+        most_omega=3.0,
+        most_kappa=2.0,
+        record=False,
+    )
     begun = time.monotonic()
     with bench_process(*sheet_options(sheet)) as (host, port):
         connect = partial(VirtualBench, f"tcp://{host}:{port}", points=POINTS, timeout=120.0)
         bench = connect()
         model = _model_of(bench.description, plan)
         bench.close()
-        for row, _ in begin(connect, model, plan, given.out):
+        for row, _ in run(connect, model, plan, given.out):
             if row.iteration % 10 == 0 or row.event:
                 text = f"{row.iteration:>4} J = {row.J:.4f} after {row.trajectories} {row.event}"
                 print(f"{text}   {time.monotonic() - begun:.0f} s", flush=True)
@@ -81,13 +101,18 @@ def write_values(given: argparse.Namespace, sheet: device.Sheet) -> None:
     lines = ["iteration,trajectories,J,error"]
     with h5py.File(given.out / "parameters.h5") as file:
         settings = {
-            int(k): {n: np.asarray(file[n][i]) for n in ("omega", "kappa")} for i, k in enumerate(file["iteration"][:])
+            int(k): {n: np.asarray(file[n][i]) for n in ("omega", "kappa")}
+            for i, k in enumerate(file["iteration"][:])
         }
     with np.load(given.out / "final.npz") as final:
-        settings[rows[-1].iteration + 1] = {name: np.array(final[name]) for name in ("omega", "kappa")}
+        settings[rows[-1].iteration + 1] = {
+            name: np.array(final[name]) for name in ("omega", "kappa")
+        }
     for k in sorted(set(settings) & {*AT, rows[-1].iteration + 1}):
         shots = spent.get(k, 0)
-        J, error = value(sheet, {name: np.asarray(v, float) for name, v in settings[k].items()}, shots)
+        J, error = value(
+            sheet, {name: np.asarray(v, float) for name, v in settings[k].items()}, shots
+        )
         lines.append(f"{k},{shots},{J:.5f},{error:.5f}")
     (given.out / "J.csv").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), flush=True)
@@ -99,13 +124,20 @@ def read(folder: Path) -> dict[str, Any]:
     table = np.genfromtxt(folder / "J.csv", delimiter=",", names=True)
     label = f"memory of {plan['memory']:g} batches" if plan["memory"] else "nothing fades"
     box = folder.name.split("_")[1]  # RUNS/bench_SEED…
-    return {"name": folder.name, "label": f"box {box}, {label}", "table": table, "dashed": not plan["memory"]}
+    return {
+        "name": folder.name,
+        "label": f"box {box}, {label}",
+        "table": table,
+        "dashed": not plan["memory"],
+    }
 
 
 def summarise(folders: list[Path], out: Path) -> None:
     """Table and figure of some trainings."""
     runs = [read(folder) for folder in folders]
-    head = f"{'training':<16} {'bench and calibration':<30} {'trajectories':>12} {'J':>8} {'error':>7}"
+    head = (
+        f"{'training':<16} {'bench and calibration':<30} {'trajectories':>12} {'J':>8} {'error':>7}"
+    )
     lines = [f"{head}  trajectories until J = 0.65"]
     rows = ["run,trajectories,J,error"]
     with mpl.rc_context(LOOK):
@@ -116,10 +148,13 @@ def summarise(folders: list[Path], out: Path) -> None:
             there = np.flatnonzero(t["J"] >= 0.65)
             until = f"{t['trajectories'][there[0]]:.0f}" if there.size else "–"
             lines.append(
-                f"{run['name']:<16} {run['label']:<30} {t['trajectories'][-1]:>12.0f} {t['J'][-1]:>8.4f} "
+                f"{run['name']:<16} {run['label']:<30} {t['trajectories'][-1]:>12.0f} "
+                f"{t['J'][-1]:>8.4f} "
                 f"{t['error'][-1]:>7.4f}  {until:>10}"
             )
-            rows += [f"{run['name']},{r['trajectories']:.0f},{r['J']:.5f},{r['error']:.5f}" for r in t]
+            rows += [
+                f"{run['name']},{r['trajectories']:.0f},{r['J']:.5f},{r['error']:.5f}" for r in t
+            ]
             last = np.append(np.diff(t["trajectories"]) > 0, True)
             axes.plot(
                 t["trajectories"][last],
@@ -130,7 +165,11 @@ def summarise(folders: list[Path], out: Path) -> None:
                 ls="--" if run["dashed"] else "-",
             )
         axes.axhline(0.65, color="#bbbbbb", lw=0.8, zorder=0)
-        axes.set(xlabel="trajectories measured on the bench, all counted", ylabel="$J$ on the bench", ylim=(0, 0.72))
+        axes.set(
+            xlabel="trajectories measured on the bench, all counted",
+            ylabel="$J$ on the bench",
+            ylim=(0, 0.72),
+        )
         axes.legend(fontsize=8, loc="lower right")
     out.mkdir(parents=True, exist_ok=True)
     (out / "unknown.csv").write_text("\n".join(rows) + "\n")
@@ -141,7 +180,9 @@ def summarise(folders: list[Path], out: Path) -> None:
 
 def main() -> None:
     """Train, or summarise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", nargs="*", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/insitu"))
     parser.add_argument("--seed", type=int, default=0)

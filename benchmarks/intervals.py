@@ -1,7 +1,8 @@
-"""Cover of 95 % intervals of gradient and return, at small ensembles, on problems whose answers are exact.
+"""Cover of 95 % intervals of gradient and return, at small ensembles, on problems whose answers are
+exact.
 
-The problems are those of the tests (tests/support/problems.py): affine drifts, rewards and noise at most quadratic,
-whose samples have skewness of up to 30 and kurtosis of up to 2,000.
+The problems are those of the tests (tests/support/problems.py): affine drifts, rewards and noise at
+most quadratic, whose samples have skewness of up to 30 and kurtosis of up to 2,000.
 
     python benchmarks/intervals.py
 """
@@ -19,12 +20,18 @@ from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.processes.stationary import of_batches
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
-PROBLEMS = {"Ornstein–Uhlenbeck": ornstein_uhlenbeck, "non-normal": non_normal, "multiplicative noise": multiplicative}
+PROBLEMS = {
+    "Ornstein–Uhlenbeck": ornstein_uhlenbeck,
+    "non-normal": non_normal,
+    "multiplicative noise": multiplicative,
+}
 SIZES = (2, 3, 5, 10, 20, 50, 200, 2000)
 
 
 def cover(make, size, repeats, seed=0):
-    """Fraction of intervals that hold the exact answer, for every component and the return: (95 %, ±1.96 stderr)."""
+    """Fraction of intervals that hold the exact answer, for every component and the return: (95
+    %, ±1.96 stderr).
+    """
     the = problem(make)
     samples = the.estimator().samples(jax.random.key(seed), the.theta, size * repeats)
     rows = [np.asarray(v).reshape(size * repeats, -1) for v in jax.tree.leaves(samples.gradient)]
@@ -33,7 +40,9 @@ def cover(make, size, repeats, seed=0):
     inside, plain = [], []
     for g, r in zip(each, np.asarray(samples.returns).reshape(repeats, size), strict=True):
         e = reduce_samples(Samples(jnp.asarray(g), jnp.asarray(r)))
-        low, high = (np.append(side, end) for side, end in zip(e.interval, e.value_interval, strict=True))
+        low, high = (
+            np.append(side, end) for side, end in zip(e.interval, e.value_interval, strict=True)
+        )
         exact = np.append(truth, value)
         inside.append((low < exact) & (exact < high))
         error = np.append(e.stderr, e.value_stderr)
@@ -42,7 +51,8 @@ def cover(make, size, repeats, seed=0):
 
 
 def cover_of_records(steps, window, length, repeats, seed=0):
-    """The same for dJ/dk of a long-run average, J = E[x²], from Ornstein–Uhlenbeck records of so many steps each.
+    """The same for dJ/dk of a long-run average, J = E[x²], from Ornstein–Uhlenbeck records of so
+    many steps each.
 
     The batches of `fluctua.stationary` with this window and batch length, of all records at once.
     """
@@ -66,7 +76,9 @@ def cover_of_records(steps, window, length, repeats, seed=0):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--repeats", type=int, default=1000)
     repeats = options.parse_args().repeats
     jax.config.update("jax_enable_x64", True)
@@ -74,11 +86,16 @@ def main():
     for size in SIZES:
         for name, make in PROBLEMS.items():
             inside, plain = cover(make, size, repeats)
-            with_least = lambda v: f"{v.mean():.3f} ({v.min():.2f})"
+
+            def with_least(v):
+                return f"{v.mean():.3f} ({v.min():.2f})"
+
             print(f"{size:>6}  {name:<20}{with_least(inside):>36}{with_least(plain):>22}")
     for steps in (2500, 8000, 80_000):
         size, inside, plain = cover_of_records(steps, 70, 140, repeats)
-        print(f"{size:>6}  {'batches of a record':<20}{with_least(inside):>36}{with_least(plain):>22}")
+        print(
+            f"{size:>6}  {'batches of a record':<20}{with_least(inside):>36}{with_least(plain):>22}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""A Kerr lattice that was trained to isolate: power forward and backward, against iteration and against the drive.
+"""A Kerr lattice that was trained to isolate: power forward and backward, against iteration and
+against the drive.
 
 Reads a folder of `fluctua train isolation`, leaves the tables in --out and draws them:
-`python benchmarks/isolation.py --run runs/isolation`; without --run the tables in --out are drawn again.
-"""
+`python benchmarks/isolation.py --run runs/isolation`; without --run the tables in --out are drawn
+again."""
 
 from __future__ import annotations
 
@@ -43,8 +44,12 @@ class Power(NamedTuple):
     stderr: float
 
 
-def directed(config: Config, direction: str, amplitude: float | None = None, **options: float) -> tcmt.Task:
-    """One direction of the experiment. options: sigma_w and dt, where they are not those of the configuration."""
+def directed(
+    config: Config, direction: str, amplitude: float | None = None, **options: float
+) -> tcmt.Task:
+    """One direction of the experiment. options: sigma_w and dt, where they are not those of the
+    configuration.
+    """
     t = config.task
     source, to = DIRECTIONS[direction]
     return tcmt.transmission(
@@ -61,14 +66,27 @@ def directed(config: Config, direction: str, amplitude: float | None = None, **o
 
 def power(task: tcmt.Task, theta: Params, trajectories: int, seed: int = 0) -> Power:
     """The transmitted fraction, measured."""
-    result = task.estimator("cpu", baseline="none").run(jax.random.key(seed), theta, trajectories, scores=False)
+    result = task.estimator("cpu", baseline="none").run(
+        jax.random.key(seed), theta, trajectories, scores=False
+    )
     return Power(result.value, result.value_stderr)
 
 
-def both_ways(config: Config, theta: Params, trajectories: int, amplitude: float | None = None, **options: float):
-    """Power forward and backward, with independent noise. (forward, its error, backward, its error)"""
+def both_ways(
+    config: Config,
+    theta: Params,
+    trajectories: int,
+    amplitude: float | None = None,
+    **options: float,
+):
+    """Power forward and backward, with independent noise.
+
+    (forward, its error, backward, its error)
+    """
     ways = [directed(config, way, amplitude, **options) for way in DIRECTIONS]
-    return [number for k, task in enumerate(ways) for number in power(task, theta, trajectories, seed=k)]
+    return [
+        number for k, task in enumerate(ways) for number in power(task, theta, trajectories, seed=k)
+    ]
 
 
 def course(folder: Path, config: Config, every: int, trajectories: int) -> dict[str, np.ndarray]:
@@ -77,7 +95,13 @@ def course(folder: Path, config: Config, every: int, trajectories: int) -> dict[
     last = len(records.iteration) - 1
     places = sorted({*range(0, last, every), last})
     rows = [both_ways(config, records.theta(k), trajectories) for k in places]
-    columns = dict(zip(("forward", "forward_stderr", "backward", "backward_stderr"), np.transpose(rows), strict=True))
+    columns = dict(
+        zip(
+            ("forward", "forward_stderr", "backward", "backward_stderr"),
+            np.transpose(rows),
+            strict=True,
+        )
+    )
     chi = {f"chi_{n}": records.chi[places, n] for n in range(records.chi.shape[1])}
     return {"iteration": records.iteration[places], **columns, **chi}
 
@@ -86,7 +110,14 @@ def against_drive(config: Config, theta: Params, trajectories: int) -> dict[str,
     """Power both ways at other amplitudes of the drive, without noise and with it."""
     quiet = [both_ways(config, theta, 2, s, sigma_w=0.0)[::2] for s in AMPLITUDES]
     noisy = [both_ways(config, theta, trajectories, s) for s in AMPLITUDES]
-    names = ("forward", "backward", "noisy_forward", "noisy_forward_stderr", "noisy_backward", "noisy_backward_stderr")
+    names = (
+        "forward",
+        "backward",
+        "noisy_forward",
+        "noisy_forward_stderr",
+        "noisy_backward",
+        "noisy_backward_stderr",
+    )
     values = np.hstack([np.array(quiet), np.array(noisy)])
     return {"amplitude": AMPLITUDES, **dict(zip(names, values.T, strict=True))}
 
@@ -110,12 +141,16 @@ def numbers(config: Config, theta: Params, trajectories: int) -> str:
         difference = f"{forward - backward:.4f} ± {np.hypot(error, other):.4f}"
         contrast = 10 * np.log10(forward / backward)
         lines.append(
-            f"Δt = {dt:g}: forward {forward:.4f} ± {error:.4f}, backward {backward:.4f} ± {other:.4f}, "
+            f"Δt = {dt:g}: forward {forward:.4f} ± {error:.4f}, backward {backward:.4f} ± "
+            f"{other:.4f}, "
             f"J = {difference}, {contrast:.1f} dB ({trajectories:,} trajectories each)"
         )
     linear = {**theta, "chi": 0 * theta["chi"]}
     quiet = both_ways(config, linear, 2, sigma_w=0.0)[::2]
-    lines.append(f"χ = 0, no noise: forward {quiet[0]:.6f}, backward {quiet[1]:.6f}, J = {quiet[0] - quiet[1]:.1e}")
+    lines.append(
+        f"χ = 0, no noise: forward {quiet[0]:.6f}, backward {quiet[1]:.6f}, J = "
+        f"{quiet[0] - quiet[1]:.1e}"
+    )
     for sigma_w in (0.0, config.task.sigma_w):
         value = exact.value(make_task(config, sigma_w=sigma_w), linear)
         lines.append(f"χ = 0, σ_W = {sigma_w:g}, exact moments: J = {value:.1e}")
@@ -124,7 +159,14 @@ def numbers(config: Config, theta: Params, trajectories: int) -> str:
 
 
 def write(path: Path, columns: dict[str, np.ndarray]) -> None:
-    np.savetxt(path, np.column_stack(list(columns.values())), "%.7g", ",", header=",".join(columns), comments="")
+    np.savetxt(
+        path,
+        np.column_stack(list(columns.values())),
+        "%.7g",
+        ",",
+        header=",".join(columns),
+        comments="",
+    )
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -155,10 +197,16 @@ def draw(out: Path) -> Figure:
 def _curves(axes: Axes, run: dict[str, np.ndarray]) -> None:
     for way, ink in (("forward", FORWARD), ("backward", BACKWARD)):
         reach = 2 * run[f"{way}_stderr"]
-        axes.fill_between(run["iteration"], run[way] - reach, run[way] + reach, color=ink, alpha=0.25, lw=0)
+        axes.fill_between(
+            run["iteration"], run[way] - reach, run[way] + reach, color=ink, alpha=0.25, lw=0
+        )
         axes.plot(run["iteration"], run[way], color=ink, label=way)
     axes.plot(
-        run["iteration"], run["forward"] - run["backward"], color=DIFFERENCE, ls=(0, (4, 2)), label="difference, $J$"
+        run["iteration"],
+        run["forward"] - run["backward"],
+        color=DIFFERENCE,
+        ls=(0, (4, 2)),
+        label="difference, $J$",
     )
     axes.set(xlabel="iteration", ylabel="fraction of power transmitted", ylim=(-0.03, 1))
     axes.legend(loc="upper left", ncols=3, columnspacing=1)
@@ -175,7 +223,9 @@ def _drive(axes: Axes, drive: dict[str, np.ndarray], trained: float) -> None:
     axes.legend(loc="lower left")
     axes.axvline(trained, color="0.6", lw=0.6, ls=(0, (4, 3)))
     axes.text(0.95 * trained, 0.97, "trained here", fontsize=7, color="0.4", ha="right", va="top")
-    axes.set(xscale="log", xlabel="drive amplitude $s^+$", ylabel="fraction of power", ylim=(-0.03, 1))
+    axes.set(
+        xscale="log", xlabel="drive amplitude $s^+$", ylabel="fraction of power", ylim=(-0.03, 1)
+    )
     axes.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
     axes.minorticks_off()
     letter(axes, "c")
@@ -191,14 +241,22 @@ def _kerr(axes: Axes, run: dict[str, np.ndarray]) -> None:
 
 def _sites(axes: Axes, sites: dict[str, np.ndarray]) -> None:
     """Detunings while driven: ω + χ|ψ|² either way, and ω alone."""
-    order = np.argsort(-np.abs(sites["chi"] * (sites["intensity_forward"] - sites["intensity_backward"])))[:SHOWN]
+    order = np.argsort(
+        -np.abs(sites["chi"] * (sites["intensity_forward"] - sites["intensity_backward"]))
+    )[:SHOWN]
     place = np.arange(len(order))
     axes.plot(place, sites["omega"][order], "_", ms=9, color="0.4", label=r"$\omega_n$")
     for way, ink in (("forward", FORWARD), ("backward", BACKWARD)):
         shifted = sites["omega"] + sites["chi"] * sites[f"intensity_{way}"]
         axes.plot(place, shifted[order], "o", ms=4, color=ink, label=way)
     axes.axhline(0, color="0.8", lw=0.6, zorder=0)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.55, 0.98), ncols=3, handletextpad=0.1, columnspacing=0.8)
+    axes.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.55, 0.98),
+        ncols=3,
+        handletextpad=0.1,
+        columnspacing=0.8,
+    )
     axes.set_xticks(place, [f"{int(n)}" for n in sites["site"][order]])
     axes.set(xlabel="resonator", ylabel=r"detuning $\omega_n+\chi_n|\psi_n|^2$")
     letter(axes, "e")
@@ -220,7 +278,9 @@ def main() -> None:
         write(out / "course.csv", course(options.run, config, every=10, trajectories=64))
         write(out / "drive.csv", against_drive(config, theta, trajectories=64))
         write(out / "sites.csv", detunings(config, theta))
-        (out / "numbers.txt").write_text(numbers(config, theta, options.trajectories), encoding="utf-8")
+        (out / "numbers.txt").write_text(
+            numbers(config, theta, options.trajectories), encoding="utf-8"
+        )
     print((out / "numbers.txt").read_text(encoding="utf-8"))
     for path in save(draw(out), out / "isolation"):
         print(path)

@@ -1,4 +1,5 @@
-"""How long the CPU kernel takes on the paper's lattice, per instruction set, precision and baseline.
+"""How long the CPU kernel takes on the paper's lattice, per instruction set, precision and
+baseline.
 
 python benchmarks/kernel_cpu.py [--trajectories 1000] [--steps 20000] [--repeat 3] [--engines all]
 """
@@ -13,7 +14,9 @@ from fluctua.tcmt.kernel.options import Binned, KernelSpec
 from fluctua.tcmt.native import _native
 
 
-def paper_lattice(rows=11, columns=13, steps=20_000, sigma_kappa=0.0, dt=1e-3, sigma=0.5) -> KernelSpec:
+def paper_lattice(
+    rows=11, columns=13, steps=20_000, sigma_kappa=0.0, dt=1e-3, sigma=0.5
+) -> KernelSpec:
     """The paper's start, in the frame of the drive."""
     n = rows * columns
     index = np.arange(n).reshape(rows, columns)
@@ -51,7 +54,9 @@ def seconds(repeat, call):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trajectories", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many is printed")
@@ -62,15 +67,24 @@ def main():
     variants = {
         "no baseline": (spec, {}),
         "time-only": (spec, {"baseline": table}),
-        "time-only, σ_κ = 0.2": (paper_lattice(steps=a.steps, sigma_kappa=0.2), {"baseline": table}),
+        "time-only, σ_κ = 0.2": (
+            paper_lattice(steps=a.steps, sigma_kappa=0.2),
+            {"baseline": table},
+        ),
         "time-only, float64": (spec, {"baseline": table, "dtype": "float64"}),
         "binned": (spec, {"baseline": Binned(every=100)}),
         "simulation only": (spec, {"scores": False}),
     }
-    print(f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, {len(spec.bonds)} bonds")
+    print(
+        f"{a.trajectories} trajectories × {a.steps} steps, {spec.omega.size} sites, "
+        f"{len(spec.bonds)} bonds"
+    )
     for engine in _native.engines() if a.engines == "all" else _native.engines()[:1]:
         for name, (of, options) in variants.items():
-            t = seconds(a.repeat, lambda of=of, o=options, e=engine: kernel.run(of, 0, a.trajectories, engine=e, **o))
+            t = seconds(
+                a.repeat,
+                lambda of=of, o=options, e=engine: kernel.run(of, 0, a.trajectories, engine=e, **o),
+            )
             print(f"{engine:10} {name:24} {t:8.2f} s", flush=True)
 
 

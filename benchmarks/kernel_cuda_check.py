@@ -47,7 +47,10 @@ def report(name, what, value, limit):
     ok = value < limit
     if not ok:
         FAILED.append(f"{name}: {what}")
-    print(f"  {name:44} {what:18} {value:9.2e}  {'ok' if ok else f'FAILED, limit {limit:g}'}", flush=True)
+    print(
+        f"  {name:44} {what:18} {value:9.2e}  {'ok' if ok else f'FAILED, limit {limit:g}'}",
+        flush=True,
+    )
 
 
 def check_against_reference():
@@ -89,7 +92,9 @@ def check_against_reference():
                 worst = max(deviation(samples[k], v) for k, v in expected.items() if k in samples)
                 report(label, "scores", worst, limit)
                 if "gain" in samples:
-                    report(label, "∂g/∂gain", deviation(samples["gain"], path.explicit.sum(1)), limit)
+                    report(
+                        label, "∂g/∂gain", deviation(samples["gain"], path.explicit.sum(1)), limit
+                    )
 
 
 def check_heun():
@@ -103,12 +108,22 @@ def check_heun():
     for dtype, limit in (("float32", 5e-5), ("float64", 1e-10)):
         for name, (network, options) in cases.items():
             spec = rectangle(**network, step="heun")
-            options = {**options, "dtype": dtype, "samples": True, "baseline": np.linspace(0.02, 0.01, spec.steps + 1)}
+            options = {
+                **options,
+                "dtype": dtype,
+                "samples": True,
+                "baseline": np.linspace(0.02, 0.01, spec.steps + 1),
+            }
             cpu = kernel.run(spec, SEED, 20, **options)
             gpu = kernel.run(spec, SEED, 20, backend="cuda", **options)
             report(f"{name}, {dtype}", "returns", deviation(gpu.returns, cpu.returns), limit)
             of = zip(gpu.samples, cpu.samples, strict=True)
-            report(f"{name}, {dtype}", "scores", max(deviation(a, b) for a, b in of if b is not None), limit)
+            report(
+                f"{name}, {dtype}",
+                "scores",
+                max(deviation(a, b) for a, b in of if b is not None),
+                limit,
+            )
 
 
 def time_heun(cp):
@@ -124,7 +139,11 @@ def time_heun(cp):
                 cp.cuda.Device().synchronize()
                 best = min(best, time.perf_counter() - begin)
             each = best / (20_000 * 2_000 * spec.sites) * 1e12
-            print(f"  σ_κ = {sigma_kappa}, {step:6} {1e3 * best:9.2f} ms   {each:6.2f} ps a site and step", flush=True)
+            print(
+                f"  σ_κ = {sigma_kappa}, {step:6} {1e3 * best:9.2f} ms   {each:6.2f} ps a site and "
+                "step",
+                flush=True,
+            )
 
 
 def check_binned():
@@ -144,14 +163,19 @@ def check_binned():
             path = simulate(spec, SEED, count)
             path = path._replace(scores={k: path.scores[k] for k in ("omega", "kappa", "chi")})
             expected = path.gradient(binned_bars(spec, path, baseline.bins, baseline.every))
-            run = kernel.run(spec, SEED, count, backend="cuda", dtype=dtype, baseline=baseline, samples=True)
+            run = kernel.run(
+                spec, SEED, count, backend="cuda", dtype=dtype, baseline=baseline, samples=True
+            )
             worst = max(deviation(getattr(run.samples, k), v) for k, v in expected.items())
             report(f"{name}, {dtype}", "gradients", worst, limit)
 
 
 def time_binned(cp, quick):
     steps = 2_000 if quick else 20_000
-    print(f"Binned baseline, the paper's lattice, {steps} steps; whole calls, both passes, fastest of 3")
+    print(
+        f"Binned baseline, the paper's lattice, {steps} steps; whole calls, both passes, fastest "
+        "of 3"
+    )
     for sigma_kappa in (0.0, 0.2):
         spec = paper_lattice(steps=steps, sigma_kappa=sigma_kappa)
         for count in (1000,) if quick else (1000, 4000, 30_000):
@@ -164,16 +188,23 @@ def time_binned(cp, quick):
                     best = min(best, time.perf_counter() - begin)
                 used = cp.get_default_memory_pool().total_bytes() / 2**30
                 label = f"σ_κ = {sigma_kappa}, sorted every {every}"
-                print(f"  {label:44} {count:6} {1e3 * best:9.1f} ms   pool {used:.2f} GiB", flush=True)
+                print(
+                    f"  {label:44} {count:6} {1e3 * best:9.1f} ms   pool {used:.2f} GiB", flush=True
+                )
                 cp.get_default_memory_pool().free_all_blocks()
 
 
 def profile_binned(cp, quick):
     """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
-    second = cuda_binned.Second(cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100)))
+    second = cuda_binned.Second(
+        cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100))
+    )
     second.returns()
     whole = event_time(cp, second.settle, 3)
-    print(f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for 20,000 steps")
+    print(
+        f"  second pass, 500 steps, 1,000 trajectories: {whole:.2f} ms, {40 * whole:.0f} ms for "
+        "20,000 steps"
+    )
     module, get = second.device.module, second.device.module.get_function
     for name in ("replay", "rebin", "columns"):
 
@@ -214,7 +245,8 @@ def check_against_cpu(quick):
 
 def check_large():
     print(
-        "CUDA against the CPU kernel, networks of several blocks: 6 trajectories × 101 steps, all of their parameters"
+        "CUDA against the CPU kernel, networks of several blocks: 6 trajectories × 101 steps, all "
+        "of their parameters"
     )
     for rows, columns, network, options in (
         (48, 48, {}, {}),
@@ -225,13 +257,20 @@ def check_large():
         (150, 150, {}, {}),
     ):
         spec = rectangle(rows, columns, steps=101, **network)
-        options = {"record_every": 25, "samples": True, "baseline": np.linspace(0.02, 0, 102), **options}
+        options = {
+            "record_every": 25,
+            "samples": True,
+            "baseline": np.linspace(0.02, 0, 102),
+            **options,
+        }
         cpu, gpu = (kernel.run(spec, SEED, 6, backend=b, **options) for b in ("cpu", "cuda"))
         label = f"{rows} × {columns}, " + ", ".join(map(str, [*network, *list(options)[3:]]))
         limit = 1e-10 if options.get("dtype") == "float64" else 1e-4
         report(label, "trajectories", deviation(gpu.trajectories, cpu.trajectories), limit)
         report(label, "returns", deviation(gpu.returns, cpu.returns), limit)
-        pairs = [(getattr(gpu.samples, k), v) for k, v in cpu.samples._asdict().items() if v is not None]
+        pairs = [
+            (getattr(gpu.samples, k), v) for k, v in cpu.samples._asdict().items() if v is not None
+        ]
         report(label, "scores", max(deviation(*pair) for pair in pairs), limit)
 
 
@@ -251,8 +290,14 @@ def event_time(cp, call, repeat):
 
 
 def time_one_pass(cp, quick):
-    print("One pass, the paper's lattice, median of CUDA events: the kernel, then kernel and reduction")
-    print(f"  {'variant':44} {'E':>6} {'kernel':>10} {'+ reduce':>10} {'whole call':>11}  regs spill blocks/SM")
+    print(
+        "One pass, the paper's lattice, median of CUDA events: the kernel, then kernel and "
+        "reduction"
+    )
+    print(
+        f"  {'variant':44} {'E':>6} {'kernel':>10} {'+ reduce':>10} {'whole call':>11}  regs spill "
+        "blocks/SM"
+    )
     steps, repeat = (2_000, 3) if quick else (20_000, 7)
     table = np.linspace(0.2, 0, steps + 1)
     plain, modulated = paper_lattice(steps=steps), paper_lattice(steps=steps, sigma_kappa=0.2)
@@ -306,7 +351,10 @@ def time_sizes(cp, quick):
 
 
 def time_large_baselines(cp):
-    print("Baselines that know of no clusters: whole calls of 400 trajectories × 200 steps, the fastest of 3")
+    print(
+        "Baselines that know of no clusters: whole calls of 400 trajectories × 200 steps, the "
+        "fastest of 3"
+    )
     for size in (32, 64):
         spec = paper_lattice(size, size, steps=200)
         calls = {
@@ -321,7 +369,11 @@ def time_large_baselines(cp):
                 call()
                 best = min(best, time.perf_counter() - begin)
             each = 1e12 * best / (size**2 * 400 * 200)
-            print(f"  {size} × {size}, {name:10} {1e3 * best:9.2f} ms, {each:7.1f} ps a site and step", flush=True)
+            print(
+                f"  {size} × {size}, {name:10} {1e3 * best:9.2f} ms, {each:7.1f} ps a site and "
+                "step",
+                flush=True,
+            )
 
 
 HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
@@ -331,15 +383,20 @@ def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
     ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
     device = cuda.Device(cp, ensemble, plan_of(ensemble))
-    launch = event_time(cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1)
+    launch = event_time(
+        cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1
+    )
     alone, k, how = kernel_time(cp, device, count), device.kernel, device.layout
     each = 1e9 / (rows * columns * 2e3 * min(count, device.chunk))
     name = (
-        f"{rows} × {columns}" + (f", σ_κ = {sigma_kappa}" if sigma_kappa else "") + "".join(map(_said, options.items()))
+        f"{rows} × {columns}"
+        + (f", σ_κ = {sigma_kappa}" if sigma_kappa else "")
+        + "".join(map(_said, options.items()))
     )
     print(
         f"  {name:26} {launch:11.3f}ms {alone:9.3f}ms {each * alone:19.2f}  "
-        f"{how.cluster:2} × {how.threads} × {how.per}, {device.grid}, {k.num_regs}, {k.local_size_bytes}",
+        f"{how.cluster:2} × {how.threads} × {how.per}, {device.grid}, {k.num_regs}, "
+        f"{k.local_size_bytes}",
         flush=True,
     )
 
@@ -372,24 +429,38 @@ def time_spreads(cp):
 
 CALLS = 30
 SHORT, LONG = 100, 2000
-"""Steps of calls whose own cost is looked at. While a kernel runs, the host is ahead: a longer run hides more of it."""
+"""Steps of calls whose own cost is looked at. While a kernel runs, the host is ahead: a longer
+run hides more of it.
+"""
 
 
 def time_calls(cp, in_parts):
-    """The seconds of an estimate that are not the kernel's: whole calls, beside the kernel alone."""
+    """The seconds of an estimate that are not the kernel's: whole calls, beside the kernel
+    alone.
+    """
     import jax
 
-    print(f"Whole calls of an estimator, median of {CALLS}; θ on the host, then on JAX's own device")
-    print(f"  {'lattice':10} {'steps':>6} {'E':>6} {'baseline':8} {'θ':>4} {'estimator':>11} {'fastest':>9} "
-          f"{'kernel.run':>11} {'kernel':>9} {'estimator − kernel':>19}")  # fmt: skip
+    print(
+        f"Whole calls of an estimator, median of {CALLS}; θ on the host, then on JAX's own device"
+    )
+    print(
+        f"  {'lattice':10} {'steps':>6} {'E':>6} {'baseline':8} {'θ':>4} {'estimator':>11} "
+        f"{'fastest':>9} "
+        f"{'kernel.run':>11} {'kernel':>9} {'estimator − kernel':>19}"
+    )
     for rows, columns in ((4, 4), (11, 13), (32, 32)):
         for steps in (SHORT, LONG):
             for count in (100, 1000):
                 baselines = ["table"]
                 if (rows, steps, count) == (11, SHORT, 1000):
                     baselines += ["time", "binned", "twin"]
-                spec, table = paper_lattice(rows, columns, steps=steps), np.linspace(0.2, 0, steps + 1)
-                direct = wall(lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b))[0]
+                spec, table = (
+                    paper_lattice(rows, columns, steps=steps),
+                    np.linspace(0.2, 0, steps + 1),
+                )
+                direct = wall(
+                    lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b)
+                )[0]
                 ensemble = ensemble_of(spec, count, baseline=table)
                 alone = kernel_time(cp, cuda.Device(cp, ensemble, plan_of(ensemble)), count)
                 for name in baselines:
@@ -399,11 +470,16 @@ def time_calls(cp, in_parts):
                             median, least = wall(call)
                             beside = f"{median - alone:17.3f}ms" if name == "table" else ""
                             print(
-                                f"  {rows:3} × {columns:<4} {steps:6} {count:6} {name:8} {place:>4} {median:9.3f}ms "
+                                f"  {rows:3} × {columns:<4} {steps:6} {count:6} {name:8} "
+                                f"{place:>4} {median:9.3f}ms "
                                 f"{least:7.3f}ms {direct:9.3f}ms {alone:7.3f}ms {beside}",
                                 flush=True,
                             )
-                            if in_parts and name == "table" and (rows, steps, count) == (11, SHORT, 1000):
+                            if (
+                                in_parts
+                                and name == "table"
+                                and (rows, steps, count) == (11, SHORT, 1000)
+                            ):
                                 time_parts(cp, estimator, count)
 
 
@@ -427,7 +503,10 @@ def kernel_time(cp, device, count):
     few = min(count, device.chunk)
     _part = device.launch(0, few, 0)  # what the kernel writes to again
     grid, arguments = min(device.grid, few) * device.layout.cluster, device.arguments(0, few)
-    call = lambda: device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
+
+    def call():
+        return device.kernel((grid,), (device.layout.threads,), arguments, shared_mem=device.shared)
+
     return event_time(cp, call, 15 if device.layout.cluster == 1 else 3)
 
 
@@ -452,7 +531,10 @@ def time_parts(cp, estimator, count):
     from fluctua.core.sources import estimate_seeds
     from fluctua.tcmt import fused
 
-    key, theta = jax.random.key(1), tcmt.initial_parameters(jax.random.key(0), estimator.task.network)
+    key, theta = (
+        jax.random.key(1),
+        tcmt.initial_parameters(jax.random.key(0), estimator.task.network),
+    )
     values = check.values(theta)
     spec = estimator._spec(values)
     ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
@@ -487,15 +569,25 @@ def time_parts(cp, estimator, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--checks", action="store_true", help="nothing but the checks")
-    parser.add_argument("--sizes", action="store_true", help="nothing but large networks and the table of sizes")
-    parser.add_argument("--spreads", action="store_true", help="and how it depends on the blocks of a trajectory")
-    parser.add_argument("--calls", action="store_true", help="nothing but what a call costs beside its kernel")
+    parser.add_argument(
+        "--sizes", action="store_true", help="nothing but large networks and the table of sizes"
+    )
+    parser.add_argument(
+        "--spreads", action="store_true", help="and how it depends on the blocks of a trajectory"
+    )
+    parser.add_argument(
+        "--calls", action="store_true", help="nothing but what a call costs beside its kernel"
+    )
     parser.add_argument("--parts", action="store_true", help="and where")
-    parser.add_argument("--heun", action="store_true", help="nothing but Heun's step: checks and times")
+    parser.add_argument(
+        "--heun", action="store_true", help="nothing but Heun's step: checks and times"
+    )
     a = parser.parse_args()
     cp = cuda.require_cupy()
     print(cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "CuPy", cp.__version__)

@@ -1,15 +1,18 @@
-"""Kills without warning: trainings, recordings and the in-situ loop, at random moments and at every write.
+"""Kills without warning: trainings, recordings and the in-situ loop, at random moments and at every
+write.
 
     python benchmarks/kill.py --kills 1000 --minutes 60
 
-Each round begins something in a new folder, kills it again and again (SIGKILL), goes on each time as a user would, lets
-it end, and looks at what is there. A loss: it cannot be gone on with, or something that was acknowledged is gone. A
-difference: a training that ended is not, to the bit, the one that was left alone. Half of the kills come at a random
-moment, half at one of the system calls that write (write, fsync, rename, truncate, unlink, mkdir), before it or
-between two pages of its bytes. A library between the program and the system counts them, so a C compiler is needed.
+Each round begins something in a new folder, kills it again and again (SIGKILL), goes on each time
+as a user would, lets it end, and looks at what is there. A loss: it cannot be gone on with, or
+something that was acknowledged is gone. A
+difference: a training that ended is not, to the bit, the one that was left alone. Half of the kills
+come at a random moment, half at one of the system calls that write (write, fsync, rename, truncate,
+unlink, mkdir), before it or between two pages of its bytes. A library between the program and the
+system counts them, so a C compiler is needed.
 
-The table is written after every round; a run that was stopped goes on with it. `--fresh` begins a new one.
-"""
+The table is written after every round; a run that was stopped goes on with it. `--fresh` begins a
+new one."""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ ssize_t pwrite64(int fd, const void *b, size_t n, off64_t o) {
 }
 int fsync(int fd) { if (ours(fd) && now()) die(); return NEXT(fsync)(fd); }
 int ftruncate(int fd, off_t n) { if (ours(fd) && now()) die(); return NEXT(ftruncate)(fd, n); }
-int ftruncate64(int fd, off64_t n) { if (ours(fd) && now()) die(); return NEXT(ftruncate64)(fd, n); }
+int ftruncate64(int fd, off64_t n) {
+  if (ours(fd) && now()) die();
+  return NEXT(ftruncate64)(fd, n);
+}
 static int named(const char *path) { return armed && strstr(path, "fluctua-kill-") && now(); }
 int rename(const char *a, const char *b) { if (named(b)) die(); return NEXT(rename)(a, b); }
 int unlink(const char *a) { if (named(a)) die(); return NEXT(unlink)(a); }
@@ -91,7 +97,9 @@ class Lost(Exception):
 
 
 class Ended(NamedTuple):
-    """How a child ended: "killed", "done" or "failed". words: what it acknowledged. writes: how many it made."""
+    """How a child ended: "killed", "done" or "failed". words: what it acknowledged. writes: how
+    many it made.
+    """
 
     how: str
     words: list[str]
@@ -100,7 +108,9 @@ class Ended(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """at: the write at which to die, −1 for none. half: between two pages of it. after: seconds, None for none."""
+    """at: the write at which to die, −1 for none. half: between two pages of it. after:
+    seconds, None for none.
+    """
 
     at: int = -1
     half: bool = False
@@ -113,7 +123,9 @@ class Kill(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """go_on: (folder, acknowledged, tell, draw) begins or goes on. check: (folder, reference) raises if it differs."""
+    """go_on: (folder, acknowledged, tell, draw) begins or goes on. check: (folder, reference)
+    raises if it differs.
+    """
 
     name: str
     share: float
@@ -127,7 +139,10 @@ def child(work: Callable[[Callable[[str], None]], None], kill: Kill, shim: Any) 
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        tell = lambda text: os.write(write, (text.replace("\n", " ") + "\n").encode())
+
+        def tell(text):
+            return os.write(write, (text.replace("\n", " ") + "\n").encode())
+
         status = 1
         try:
             faulthandler.dump_traceback_later(HANGS, exit=True, file=write)
@@ -138,7 +153,10 @@ def child(work: Callable[[Callable[[str], None]], None], kill: Kill, shim: Any) 
         except BaseException as error:
             shim.counted()
             place = traceback.extract_tb(error.__traceback__)[-1]
-            tell(f"failed {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
+            tell(
+                f"failed {type(error).__name__}: {error} "
+                f"({Path(place.filename).name}:{place.lineno})"
+            )
         finally:
             os._exit(status)
     os.close(write)
@@ -159,7 +177,11 @@ def child(work: Callable[[Callable[[str], None]], None], kill: Kill, shim: Any) 
     if failed:
         return Ended("failed", words, message=failed[0].removeprefix("failed "))
     if status:
-        return Ended("failed", words, message="it hung: " + " < ".join(_short(w) for w in words if "File " in w)[:500])
+        return Ended(
+            "failed",
+            words,
+            message="it hung: " + " < ".join(_short(w) for w in words if "File " in w)[:500],
+        )
     return Ended("done", words, int(words[-1].split()[1]))
 
 
@@ -168,21 +190,37 @@ def _short(line: str) -> str:
     return re.sub(r'File ".*/([^/"]+)", line (\d+) in (\w+)', r"\1:\2 \3", line.strip())
 
 
-# --------------------------------------------------------------------------------------------- lattices
+# ----------------------------------------------------------------------------------------- lattices
 
 
-def lattice(folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random) -> None:
+def lattice(
+    folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
+) -> None:
     """A small lattice with an escalating schedule, rewinds included."""
     from fluctua.runs import train as runs
     from fluctua.runs.config import PRESETS, changed
 
-    config = changed(PRESETS["demo"], {
-        "lattice.rows": 2, "lattice.columns": 3, "task.horizon": 0.5, "task.dt": 5e-3, "iterations": 60,
-        "backend": "cpu",
-        "keep.checkpoint_seconds": 0.02, "ensemble.schedule": "escalation", "ensemble.window": 10,
-        "ensemble.budgets": [8, 12, 16, 20, 24, 28], "optimiser.rule": "paper", "keep.parameters_every": 3,
-    })  # fmt: skip
-    quiet = lambda text: None
+    config = changed(
+        PRESETS["demo"],
+        {
+            "lattice.rows": 2,
+            "lattice.columns": 3,
+            "task.horizon": 0.5,
+            "task.dt": 5e-3,
+            "iterations": 60,
+            "backend": "cpu",
+            "keep.checkpoint_seconds": 0.02,
+            "ensemble.schedule": "escalation",
+            "ensemble.window": 10,
+            "ensemble.budgets": [8, 12, 16, 20, 24, 28],
+            "optimiser.rule": "paper",
+            "keep.parameters_every": 3,
+        },
+    )
+
+    def quiet(text):
+        return None
+
     if not (folder / "config.toml").exists():
         rows = runs.run(config, folder)
     elif (folder / "summary.json").exists():
@@ -193,7 +231,9 @@ def lattice(folder: Path, acknowledged: list[str], tell: Callable[[str], None], 
         pass
 
 
-def own(folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random) -> None:
+def own(
+    folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
+) -> None:
     """A process of one's own, through fluctua.run and fluctua.resume."""
     import jax.numpy as jnp
     import optax
@@ -202,9 +242,19 @@ def own(folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw
 
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
-    estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21)))
+    estimator = fl.ppgt(
+        process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21))
+    )
     how: Any = fl.resume if (folder / "run.json").exists() else fl.run
-    how(folder, estimator, {"f": jnp.zeros(1)}, optax.adam(0.1), count=20, iterations=40, checkpoint_seconds=0.02)
+    how(
+        folder,
+        estimator,
+        {"f": jnp.zeros(1)},
+        optax.adam(0.1),
+        count=20,
+        iterations=40,
+        checkpoint_seconds=0.02,
+    )
 
 
 def same_training(folder: Path, reference: Path) -> None:
@@ -214,12 +264,17 @@ def same_training(folder: Path, reference: Path) -> None:
 
     from fluctua.store import history
 
-    rows = [[row._replace(seconds=0.0) for row in history.read(path / "history.csv")] for path in (folder, reference)]
+    rows = [
+        [row._replace(seconds=0.0) for row in history.read(path / "history.csv")]
+        for path in (folder, reference)
+    ]
     if rows[0] != rows[1]:
         raise Lost("another history")
     with h5py.File(folder / "parameters.h5") as a, h5py.File(reference / "parameters.h5") as b:
         names: list[str] = []
-        b.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        b.visititems(
+            lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
+        )
         for name in names:
             if not np.array_equal(a[name][...], b[name][...]):
                 raise Lost(f"other parameters {name}")
@@ -228,7 +283,7 @@ def same_training(folder: Path, reference: Path) -> None:
             raise Lost("another final.npz")
 
 
-# ------------------------------------------------------------------------------------------- recordings
+# --------------------------------------------------------------------------------------- recordings
 
 TRAJECTORIES, TIMES = 12, 40
 
@@ -240,7 +295,9 @@ def states(number: int) -> Any:
     return np.random.default_rng(number).normal(size=(TIMES, 2))
 
 
-def recording(folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random) -> None:
+def recording(
+    folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
+) -> None:
     """create, append, append_to and repair; every append that returned is told."""
     import numpy as np
 
@@ -248,7 +305,9 @@ def recording(folder: Path, acknowledged: list[str], tell: Callable[[str], None]
 
     folder.mkdir(exist_ok=True)
     path = folder / "run.nc"
-    known = 1 + max((int(word.split()[1]) for word in acknowledged if word.startswith("have ")), default=-1)
+    known = 1 + max(
+        (int(word.split()[1]) for word in acknowledged if word.startswith("have ")), default=-1
+    )
     if not path.exists():
         if known:
             raise Lost(f"the recording is gone, {known} trajectories were acknowledged")
@@ -283,7 +342,7 @@ def whole_recording(folder: Path, reference: Path) -> None:
         raise Lost("other states")
 
 
-# ------------------------------------------------------------------------------------------- in situ
+# ------------------------------------------------------------------------------------------ in situ
 
 
 class Box:
@@ -319,8 +378,12 @@ class Box:
 ITERATIONS = 8
 
 
-def in_situ(folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random) -> None:
-    """The loop with every batch on disk; rows that were yielded are told, and have to stay as they were."""
+def in_situ(
+    folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
+) -> None:
+    """The loop with every batch on disk; rows that were yielded are told, and have to stay as
+    they were.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -332,9 +395,14 @@ def in_situ(folder: Path, acknowledged: list[str], tell: Callable[[str], None], 
 
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: jnp.ones_like(x))
     model = Model(
-        process, fl.Objective(running=lambda th, x: x[0]), {"f": jnp.zeros(1)}, -1.0, 1.0,
-        probe=lambda rng: {"f": rng.normal(size=1)}, calibrate=lambda runs: DeviceFit({"gain": np.ones(1)}, "a report"),
-    )  # fmt: skip
+        process,
+        fl.Objective(running=lambda th, x: x[0]),
+        {"f": jnp.zeros(1)},
+        -1.0,
+        1.0,
+        probe=lambda rng: {"f": rng.normal(size=1)},
+        calibrate=lambda runs: DeviceFit({"gain": np.ones(1)}, "a report"),
+    )
 
     class Slope:
         def __init__(self, process: Any, objective: Any, substrate: Any):
@@ -344,11 +412,21 @@ def in_situ(folder: Path, acknowledged: list[str], tell: Callable[[str], None], 
             x = self.substrate(key, theta, count).x
             zero = jax.tree.map(jnp.zeros_like, theta)
             return fl.Estimate(
-                jax.tree.map(jnp.ones_like, theta), zero, zero, jnp.asarray(x.mean()), jnp.asarray(0.1), count
+                jax.tree.map(jnp.ones_like, theta),
+                zero,
+                zero,
+                jnp.asarray(x.mean()),
+                jnp.asarray(0.1),
+                count,
             )
 
     plan = training.Plan(
-        iterations=ITERATIONS, trajectories=6, probes=2, probe_trajectories=4, batch=3, first_pause=0.0
+        iterations=ITERATIONS,
+        trajectories=6,
+        probes=2,
+        probe_trajectories=4,
+        batch=3,
+        first_pause=0.0,
     )
     if (folder / "plan.json").exists():
         rows = training.resume(Box, model, folder, estimator=Slope)
@@ -390,11 +468,13 @@ SCENARIOS = (
 KINDS = ("random moment", "a write")
 
 
-# ----------------------------------------------------------------------------------------------- rounds
+# ------------------------------------------------------------------------------------------- rounds
 
 
 class Tally:
-    """Kills, losses and differences of each scenario and kind, in a table that is written after every round."""
+    """Kills, losses and differences of each scenario and kind, in a table that is written after
+    every round.
+    """
 
     def __init__(self, path: Path, fresh: bool):
         from fluctua.store import tables
@@ -406,7 +486,9 @@ class Tally:
         self.seconds = 0.0
         if path.exists() and not fresh:
             table = tables.read(path)
-            self.rounds, self.seconds, self.notes = (table.header[n] for n in ("rounds", "seconds", "notes"))
+            self.rounds, self.seconds, self.notes = (
+                table.header[n] for n in ("rounds", "seconds", "notes")
+            )
             columns = table.columns
             for k, key in enumerate(zip(columns["what"], columns["killed_at"], strict=True)):
                 self.numbers[key] = [int(columns[n][k]) for n in ("kills", "losses", "differences")]
@@ -422,14 +504,28 @@ class Tally:
 
         keys = list(self.numbers)
         columns = {"what": [k[0] for k in keys], "killed_at": [k[1] for k in keys]}
-        columns |= {n: [self.numbers[k][i] for k in keys] for i, n in enumerate(("kills", "losses", "differences"))}
-        head = {"command": "python benchmarks/kill.py", "rounds": self.rounds, "seconds": round(self.seconds, 1),
-                "notes": self.notes}  # fmt: skip
+        columns |= {
+            n: [self.numbers[k][i] for k in keys]
+            for i, n in enumerate(("kills", "losses", "differences"))
+        }
+        head = {
+            "command": "python benchmarks/kill.py",
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 1),
+            "notes": self.notes,
+        }
         tables.write(self.path, columns, head)
 
 
-def one_round(scenario: Scenario, tally: Tally, shim: Any, folder: Path, reference: Path, span: tuple[int, float],
-              draw: random.Random) -> None:  # fmt: skip
+def one_round(
+    scenario: Scenario,
+    tally: Tally,
+    shim: Any,
+    folder: Path,
+    reference: Path,
+    span: tuple[int, float],
+    draw: random.Random,
+) -> None:
     """Begin, kill and go on up to eight times, let it end, and look."""
     acknowledged: list[str] = []
     writes, seconds = span
@@ -453,7 +549,9 @@ def one_round(scenario: Scenario, tally: Tally, shim: Any, folder: Path, referen
             break
         last, dying = kill.kind, kill
         tally.numbers[scenario.name, last][0] += 1
-    ended = child(lambda tell: scenario.go_on(folder, acknowledged, tell, random.Random(1)), Kill(), shim)
+    ended = child(
+        lambda tell: scenario.go_on(folder, acknowledged, tell, random.Random(1)), Kill(), shim
+    )
     if ended.how == "done":
         ended = child(lambda tell: scenario.check(folder, reference), Kill(), shim)
         column = 2
@@ -466,8 +564,12 @@ def one_round(scenario: Scenario, tally: Tally, shim: Any, folder: Path, referen
 
 def main() -> None:
     """See the head of this file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000, help="in all, those in the table included")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills", type=int, default=1000, help="in all, those in the table included"
+    )
     parser.add_argument("--minutes", type=float, default=120.0, help="stop after this long")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "kill" / "kills.csv")
     parser.add_argument("--only", choices=[s.name for s in SCENARIOS], help="one of the scenarios")
@@ -480,11 +582,16 @@ def main() -> None:
             (work / "shim.c").write_text(SHIM)
             made = ["-o", work / "shim.so", work / "shim.c", "-ldl"]
             subprocess.run(["cc", "-shared", "-fPIC", "-O1", *made], check=True)
-            extra = {"LD_PRELOAD": str(work / "shim.so"), "FLUCTUA_KILL": str(work), "OPENBLAS_NUM_THREADS": "1",
-                     "JAX_COMPILATION_CACHE_DIR": str(work.with_name(work.name.replace(MARK, "cache-"))),
-                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-                     "XLA_FLAGS": "--xla_backend_optimization_level=0", "HDF5_USE_FILE_LOCKING": "FALSE"}  # fmt: skip
+            extra = {
+                "LD_PRELOAD": str(work / "shim.so"),
+                "FLUCTUA_KILL": str(work),
+                "OPENBLAS_NUM_THREADS": "1",
+                "JAX_COMPILATION_CACHE_DIR": str(work.with_name(work.name.replace(MARK, "cache-"))),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+                "XLA_FLAGS": "--xla_backend_optimization_level=0",
+                "HDF5_USE_FILE_LOCKING": "FALSE",
+            }
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=os.environ | extra).returncode)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -516,25 +623,42 @@ def run(options: argparse.Namespace, work: Path) -> None:
             if ended.how != "done":
                 raise SystemExit(f"{scenario.name} does not run when left alone: {ended.message}")
             spans[scenario.name] = (ended.writes, time.monotonic() - start)
-        print(f"{scenario.name}: {ended.writes} writes, {spans[scenario.name][1]:.1f} s when left alone", flush=True)
+        print(
+            f"{scenario.name}: {ended.writes} writes, {spans[scenario.name][1]:.1f} s when left "
+            "alone",
+            flush=True,
+        )
     while time.monotonic() - begun < 60 * options.minutes:
-        open_ = [s for s in chosen if tally.kills(s.name) < options.kills * s.share / sum(c.share for c in chosen)]
+        open_ = [
+            s
+            for s in chosen
+            if tally.kills(s.name) < options.kills * s.share / sum(c.share for c in chosen)
+        ]
         if not open_:
             break
         scenario = min(open_, key=lambda s: tally.kills(s.name) / s.share)
         folder = work / f"round-{tally.rounds}"
         draw = random.Random(f"{scenario.name} {tally.rounds}")
-        one_round(scenario, tally, shim, folder, references[scenario.name], spans[scenario.name], draw)
+        one_round(
+            scenario, tally, shim, folder, references[scenario.name], spans[scenario.name], draw
+        )
         shutil.rmtree(folder, ignore_errors=True)
         tally.rounds += 1
         tally.seconds = before + time.monotonic() - begun
         tally.write()
         if tally.rounds % 10 == 0:
-            print(f"{tally.total(0)} kills, {tally.total(1)} losses, {tally.total(2)} differences", flush=True)
+            print(
+                f"{tally.total(0)} kills, {tally.total(1)} losses, {tally.total(2)} differences",
+                flush=True,
+            )
     for (name, kind), (kills, losses, differences) in tally.numbers.items():
-        print(f"{name:<18} killed at {kind:<14} {kills:>5} kills {losses:>3} losses {differences:>3} differences")
+        print(
+            f"{name:<18} killed at {kind:<14} {kills:>5} kills {losses:>3} losses {differences:>3} "
+            "differences"
+        )
     print(
-        f"{tally.total(0)} kills, {tally.total(1)} losses, {tally.total(2)} differences in {tally.seconds / 60:.1f} min"
+        f"{tally.total(0)} kills, {tally.total(1)} losses, {tally.total(2)} differences in "
+        f"{tally.seconds / 60:.1f} min"
     )
     for note in tally.notes:
         print("  " + note)

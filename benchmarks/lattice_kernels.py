@@ -1,7 +1,8 @@
-"""The generated kernel on resonator lattices, beside the kernels that were written for them by hand, on the CPU.
+"""The generated kernel on resonator lattices, beside the kernels that were written for them by
+hand, on the CPU.
 
-The same noise (Philox), so that gradients are compared too. CPU time of the process, best of five calls:
-`python benchmarks/lattice_kernels.py`.
+The same noise (Philox), so that gradients are compared too. CPU time of the process, best of five
+calls: `python benchmarks/lattice_kernels.py`.
 """
 
 import time
@@ -27,7 +28,9 @@ def seconds(call, repeats=5):
 
 
 def measure(network, count, steps):
-    """ns a site and step of either kernel, and their largest difference relative to the largest gradient."""
+    """ns a site and step of either kernel, and their largest difference relative to the largest
+    gradient.
+    """
     task = tcmt.transmission(network, horizon=steps * 1e-3)
     theta = tcmt.initial_parameters(jax.random.key(0), network, train=("omega", "kappa"))
     simulator = fl.simulator(task.process, task.start, task.t, wiener=philox, backend="cpu")
@@ -35,7 +38,10 @@ def measure(network, count, steps):
     by_hand = task.estimator("cpu", baseline="none")
     size, gradients = count * steps * network.sites, []
     for estimator in (generated, by_hand):
-        call = lambda estimator=estimator: estimator(jax.random.key(1), theta, count)
+
+        def call(estimator=estimator):
+            return estimator(jax.random.key(1), theta, count)
+
         gradients.append(np.concatenate(jax.tree.leaves(call().gradient)))
         yield 1e9 * seconds(call) / size
     yield np.abs(gradients[0] - gradients[1]).max() / np.abs(gradients[1]).max()
@@ -44,5 +50,9 @@ def measure(network, count, steps):
 if __name__ == "__main__":
     for name, (network, count, steps) in LATTICES.items():
         generated, by_hand, difference = measure(network, count, steps)
-        print(f"{name}: generated {generated:.2f} ns a site and step of CPU time, by hand {by_hand:.2f}; ", end="")
+        print(
+            f"{name}: generated {generated:.2f} ns a site and step of CPU time, by hand "
+            f"{by_hand:.2f}; ",
+            end="",
+        )
         print(f"gradients differ by {difference:.0e}")

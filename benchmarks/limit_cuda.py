@@ -2,9 +2,9 @@
 
 python benchmarks/limit_cuda.py [--out FILE]
 
-Runs itself under `ncu` for one launch of the paper's lattice (one wave of blocks, 2,000 steps, time-only
-baseline) and prints issue slots, pipes and instructions per site and step. Needs a GPU, CuPy and `ncu`.
-"""
+Runs itself under `ncu` for one launch of the paper's lattice (one wave of blocks, 2,000 steps,
+time-only baseline) and prints issue slots, pipes and instructions per site and step. Needs a GPU,
+CuPy and `ncu`."""
 
 import argparse
 import csv
@@ -41,8 +41,21 @@ def profile_target() -> None:
 
 def measure() -> dict[str, float]:
     here = Path(__file__).resolve()
-    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--kernel-name", "one_pass",
-               "--metrics", ",".join(METRICS), sys.executable, str(here), "--profile"]  # fmt: skip
+    command = [
+        "ncu",
+        "--clock-control",
+        "none",
+        "--csv",
+        "--page",
+        "raw",
+        "--kernel-name",
+        "one_pass",
+        "--metrics",
+        ",".join(METRICS),
+        sys.executable,
+        str(here),
+        "--profile",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     table = done.stdout[done.stdout.find('"ID"') :]
     rows = list(csv.DictReader(io.StringIO(table)))
@@ -53,31 +66,43 @@ def measure() -> dict[str, float]:
     for metric, label in METRICS.items():
         text = values.get(metric, "").replace(",", "")
         if text:
-            scale = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3}.get(
-                units[metric], 1
-            )
+            scale = {
+                "nsecond": 1e-9,
+                "ns": 1e-9,
+                "usecond": 1e-6,
+                "us": 1e-6,
+                "msecond": 1e-3,
+                "ms": 1e-3,
+            }.get(units[metric], 1)
             rates[label] = float(text) * scale
     return rates
 
 
 def report(rates: dict[str, float]) -> str:
     sites = 143 * STEPS * TRAJECTORIES
-    lines = [f"one launch: {TRAJECTORIES} trajectories × {STEPS} steps of the paper's lattice, time-only baseline"]
+    lines = [
+        f"one launch: {TRAJECTORIES} trajectories × {STEPS} steps of the paper's lattice, "
+        "time-only baseline"
+    ]
     for label, value in rates.items():
         if label.endswith(("used", "resident")):
             lines.append(f"  {label:<24} {value:6.1f} % of peak")
     flops = 2 * rates["fused multiply-adds"] + rates["additions"] + rates["multiplications"]
     lines += [
         f"  time                     {1e3 * rates['time']:6.2f} ms",
-        f"  thread instructions      {32 * rates['warp instructions'] / sites:6.1f} per site and step",
+        f"  thread instructions      {32 * rates['warp instructions'] / sites:6.1f} per site and "
+        "step",
         f"  floating-point           {flops / sites:6.1f} operations per site and step",
-        f"  rate                     {flops / rates['time'] / 1e12:6.1f} Tflop/s in single precision",
+        f"  rate                     {flops / rates['time'] / 1e12:6.1f} Tflop/s in single "
+        "precision",
     ]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

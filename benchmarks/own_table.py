@@ -15,7 +15,13 @@ from matplotlib.figure import Figure
 from fluctua.plot.style import LOOK, WIDTH, save_png
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "own"
-COLOURS = {"JAX": "#332288", "diffrax": "#DDCC77", "torchsde": "#CC6677", "kernel": "#117733", "by hand": "#999999"}
+COLOURS = {
+    "JAX": "#332288",
+    "diffrax": "#DDCC77",
+    "torchsde": "#CC6677",
+    "kernel": "#117733",
+    "by hand": "#999999",
+}
 SIMULATION = "simulation only"
 
 
@@ -23,28 +29,53 @@ def merged(paths):
     rows, starts = [], {}
     for path in paths:
         part = json.loads(Path(path).read_text())
-        rows += [{key: v for key, v in row.items() if key not in ("call", "seconds")} for row in part["rows"]]
+        rows += [
+            {key: v for key, v in row.items() if key not in ("call", "seconds")}
+            for row in part["rows"]
+        ]
         starts |= part["starts"]
     return {"machine": part["machine"], "rows": rows, "starts": starts}
 
 
 def ns_of(rows, process, who, what, count):
-    most = 2_000 if (who, what) == ("JAX", "twin") else count  # in batches: as much for each of more
+    most = (
+        2_000 if (who, what) == ("JAX", "twin") else count
+    )  # in batches: as much for each of more
     values = [
-        r["ns"] for r in rows if (r["process"], r["who"], r["what"], r["trajectories"]) == (process, who, what, most)
+        r["ns"]
+        for r in rows
+        if (r["process"], r["who"], r["what"], r["trajectories"]) == (process, who, what, most)
     ]
     return values[0] if values else None
 
 
 def table(result):
     rows = result["rows"]
-    number = lambda v: "" if v is None else f"{v:.3g}"
-    ratio = lambda a, b: "" if a is None or b is None else f"{a / b:,.0f}" if a > 10 * b else f"{a / b:.2g}"
-    head = ["process", "trajectories", "kernel, ns", "with Philox", "by hand", "JAX ÷ kernel: time", "optimal", "twin",
-            "diffrax ÷ kernel", "torchsde ÷ kernel"]  # fmt: skip
+
+    def number(v):
+        return "" if v is None else f"{v:.3g}"
+
+    def ratio(a, b):
+        return "" if a is None or b is None else f"{a / b:,.0f}" if a > 10 * b else f"{a / b:.2g}"
+
+    head = [
+        "process",
+        "trajectories",
+        "kernel, ns",
+        "with Philox",
+        "by hand",
+        "JAX ÷ kernel: time",
+        "optimal",
+        "twin",
+        "diffrax ÷ kernel",
+        "torchsde ÷ kernel",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for process, count in dict.fromkeys((r["process"], r["trajectories"]) for r in rows):
-        ns = lambda who, what, process=process, count=count: ns_of(rows, process, who, what, count)
+
+        def ns(who, what, process=process, count=count):
+            return ns_of(rows, process, who, what, count)
+
         own = ns("kernel", "time")
         cells = [
             process,
@@ -53,7 +84,9 @@ def table(result):
             number(ns("kernel", "time, philox")),
             number(ns("by hand", "time")),
         ]
-        cells += [ratio(ns("JAX", what), ns("kernel", what)) for what in ("time", "optimal", "twin")]
+        cells += [
+            ratio(ns("JAX", what), ns("kernel", what)) for what in ("time", "optimal", "twin")
+        ]
         cells += [ratio(ns(who, SIMULATION), own) for who in ("diffrax", "torchsde")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -75,7 +108,11 @@ def draw(panels):
             axes.set_xticks(range(len(processes)), processes)
             axes.set_ylabel("ns a trajectory and step")
             axes.set_title(title, loc="left")
-        names = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
+        names = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         figure.legend(names.values(), names, loc="outside lower center", ncols=len(names))
     return figure
 
@@ -88,7 +125,9 @@ def main():
     OUT.mkdir(exist_ok=True)
     results = {"cpu": merged(options.cpu), "cuda": merged(options.cuda)}
     for name, result in results.items():
-        text = json.dumps(result, indent=None, separators=(",", ":")).replace('{"process"', '\n{"process"')
+        text = json.dumps(result, indent=None, separators=(",", ":")).replace(
+            '{"process"', '\n{"process"'
+        )
         (OUT / f"{name}.json").write_text(text + "\n")
     tables = [f"{result['machine']}\n\n{table(result)}\n" for result in results.values()]
     (OUT / "table.md").write_text("\n".join(tables))

@@ -1,9 +1,10 @@
-"""Gradients of reaction networks: scores with every baseline against finite differences, at equal trajectories.
+"""Gradients of reaction networks: scores with every baseline against finite differences, at equal
+trajectories.
 
-The two systems that Burger et al. (arXiv 2604.02121) compare estimators on, a bimolecular association A + B <-> AB and
-a repressilator, with rate constants of our own. Parameters are factors on the rate constants, all 1, so that gradients
-are per relative change. Writes results/reactions/table.txt: `python benchmarks/reactions.py`.
-"""
+The two systems that Burger et al. (arXiv 2604.02121) compare estimators on, a bimolecular
+association A + B <-> AB and a repressilator, with rate constants of our own. Parameters are factors
+on the rate constants, all 1, so that gradients are per relative change. Writes
+results/reactions/table.txt: `python benchmarks/reactions.py`."""
 
 import argparse
 import time
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fluctua as fl
+from fluctua.core.types import Estimator
 
 ROOT = Path(__file__).resolve().parents[1]
 MOLECULES = 20
@@ -52,18 +54,23 @@ def association(on: float, off: float, horizon: float) -> System:
 
     complexes = fl.Objective(terminal=lambda theta, x: x[0])
     t = jnp.linspace(0, horizon, 21)
-    return System(process, complexes, jnp.zeros(1), t, theta, lambda theta, x: x[0], jax.grad(value)(theta))
+    return System(
+        process, complexes, jnp.zeros(1), t, theta, lambda theta, x: x[0], jax.grad(value)(theta)
+    )
 
 
 def repressilator() -> System:
-    """Three proteins in a ring, each made at a rate that the one before represses, each lost at rate 1.
+    """Three proteins in a ring, each made at a rate that the one before represses, each lost at
+    rate 1.
 
-    a_i = 60 / (1 + (p_{i−1}/8)³). Reward: minus the mean squared distance of the first protein to the time course of
-    the rate equations with 20 % faster loss, which is what an inference of parameters from data would minimise.
-    """
+    a_i = 60 / (1 + (p_{i−1}/8)³). Reward: minus the mean squared distance of the first protein to
+    the time course of the rate equations with 20 % faster loss, which is what an inference of
+    parameters from data would minimise."""
 
     def rates(theta, x):
-        make = 60 * theta["make"] / (1 + (jnp.roll(x, 1) / (8 * theta["half"])) ** (3 * theta["hill"]))
+        make = (
+            60 * theta["make"] / (1 + (jnp.roll(x, 1) / (8 * theta["half"])) ** (3 * theta["hill"]))
+        )
         return jnp.concatenate([make, theta["loss"] * x])
 
     process = fl.Jumps(rates, np.concatenate([np.eye(3), -np.eye(3)]))
@@ -76,7 +83,10 @@ def repressilator() -> System:
         return x + (a[:3] - a[3:]) * (t[1] - t[0]) / fine, x[0]
 
     target = jax.lax.scan(flow, start, None, length=60 * fine)[1][::fine]
-    reward = lambda theta, x, t: -((x[0] - jnp.interp(t, jnp.linspace(0, 6, 61)[:-1], target)) ** 2) / 6
+
+    def reward(theta, x, t):
+        return -((x[0] - jnp.interp(t, jnp.linspace(0, 6, 61)[:-1], target)) ** 2) / 6
+
     return System(process, fl.Objective(running=reward), start, t, theta, lambda theta, x: x[0])
 
 
@@ -88,38 +98,52 @@ SYSTEMS = {
 }
 
 
-def estimators(system: System) -> dict[str, fl.Estimator]:
+def estimators(system: System) -> dict[str, Estimator]:
     process, objective = system.process, system.objective
     run = fl.simulator(process, system.start, system.t)
     baselines = {
-        "score, no baseline": fl.none(),
-        "score, time only (pilot)": fl.time_only(),
-        "score, leave-one-out mean": fl.mean(),
-        "score, leave-one-out optimal": fl.optimal(),
-        "score, optimal in 5 bins": fl.binned(system.seen, bins=5),
+        "score, no baseline": fl.baselines.none(),
+        "score, time only (pilot)": fl.baselines.time_only(),
+        "score, leave-one-out mean": fl.baselines.mean(),
+        "score, leave-one-out optimal": fl.baselines.optimal(),
+        "score, optimal in 5 bins": fl.baselines.binned(system.seen, bins=5),
     }
-    made: dict[str, fl.Estimator] = {
+    made: dict[str, Estimator] = {
         name: fl.ppgt(process, objective, run, baseline=plan) for name, plan in baselines.items()
     }
     for h in (0.02, 0.1, 0.3):
-        made[f"finite differences, common numbers, h = {h}"] = fl.finite_differences(objective, run, step=h)
+        made[f"finite differences, common numbers, h = {h}"] = fl.reference.finite_differences(
+            objective, run, step=h
+        )
     return made
 
 
 def rows(system: System, trajectories: int, repeats: int, reference: int) -> list[str]:
-    """A line for each estimator: variance, what a gradient to a tenth takes, bias, processor time."""
+    """A line for each estimator: variance, what a gradient to a tenth takes, bias, processor
+    time.
+    """
     methods, truth, known = estimators(system), system.exact, "exact, by the master equation"
     if truth is None:
         truth = methods["score, leave-one-out optimal"](jax.random.key(1), system.theta, reference)
         known = f"from the scores of {reference:,} other trajectories"
-    result = fl.compare(
-        jax.random.key(0), system.theta, methods, trajectories=trajectories, reference=truth, repeats=repeats
+    result = fl.reference.compare(
+        jax.random.key(0),
+        system.theta,
+        methods,
+        trajectories=trajectories,
+        reference=truth,
+        repeats=repeats,
     )
-    gradient = np.array(jax.tree.leaves(truth if system.exact is not None else truth.gradient), float)
-    each = ", ".join(f"{name} {g:.4g}" for name, g in zip(sorted(system.theta), gradient, strict=True))
+    gradient = np.array(
+        jax.tree.leaves(truth if system.exact is not None else truth.gradient), float
+    )
+    each = ", ".join(
+        f"{name} {g:.4g}" for name, g in zip(sorted(system.theta), gradient, strict=True)
+    )
     lines = [
         f"gradient ({known}): {each}",
-        f"{'estimator':<44} {'variance':>9} {'to 10 %':>9} {'bias / |∇J|':>16} {'ms':>6} {'variance × ms':>14}",
+        f"{'estimator':<44} {'variance':>9} {'to 10 %':>9} {'bias / |∇J|':>16} {'ms':>6} "
+        f"{'variance × ms':>14}",
     ]
     for row in result.rows:
         variance, error = row.variance.mean(), np.sqrt(row.variance / (row.trajectories * repeats))
@@ -128,13 +152,14 @@ def rows(system: System, trajectories: int, repeats: int, reference: int) -> lis
         needed = row.variance.sum() / (0.1 * size) ** 2
         spent = processor_time(methods[row.name], system, row.samples) / row.trajectories
         lines.append(
-            f"{row.name:<44} {variance:>9.3g} {needed:>9,.0f} {bias:>8.3f} ± {doubt:.3f} {1e3 * spent:>6.3f} "
+            f"{row.name:<44} {variance:>9.3g} {needed:>9,.0f} {bias:>8.3f} ± {doubt:.3f} "
+            f"{1e3 * spent:>6.3f} "
             f"{1e3 * spent * variance:>14.3g}"
         )
     return lines
 
 
-def processor_time(estimator: fl.Estimator, system: System, samples: int) -> float:
+def processor_time(estimator: Estimator, system: System, samples: int) -> float:
     """Seconds of one call, all cores together; the wall clock of a busy machine says little."""
     begun = time.process_time()
     for j in range(3):
@@ -142,9 +167,9 @@ def processor_time(estimator: fl.Estimator, system: System, samples: int) -> flo
     return (time.process_time() - begun) / 3
 
 
-NOTES = """variance: of one component of the gradient times the trajectories spent, mean over parameters. to 10 %:
-trajectories for a relative error of a tenth, by variance alone. bias: |mean − reference| over |∇J|, beside what chance
-gives. ms: processor time of a trajectory."""
+NOTES = """variance: of one component of the gradient times the trajectories spent, mean over
+parameters. to 10 %: trajectories for a relative error of a tenth, by variance alone. bias:
+|mean − reference| over |∇J|, beside what chance gives. ms: processor time of a trajectory."""
 
 
 def table(systems: str, trajectories: int, repeats: int, reference: int) -> str:
@@ -152,15 +177,26 @@ def table(systems: str, trajectories: int, repeats: int, reference: int) -> str:
     for name, make in ((name, make) for name, make in SYSTEMS.items() if name.startswith(systems)):
         parts.append("\n".join([name, *rows(make(), trajectories, repeats, reference), ""]))
         print(parts[-1], flush=True)
-    return "\n".join([*parts, f"{trajectories:,} trajectories a call, {repeats} calls. {NOTES}", ""])
+    return "\n".join(
+        [*parts, f"{trajectories:,} trajectories a call, {repeats} calls. {NOTES}", ""]
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default="", help="those whose name begins so, such as repressilator")
-    parser.add_argument("--trajectories", type=int, default=2000, help="spent by every estimator in one call")
+    parser.add_argument(
+        "--systems", default="", help="those whose name begins so, such as repressilator"
+    )
+    parser.add_argument(
+        "--trajectories", type=int, default=2000, help="spent by every estimator in one call"
+    )
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--reference", type=int, default=100_000, help="trajectories, where no exact answer is known")
+    parser.add_argument(
+        "--reference",
+        type=int,
+        default=100_000,
+        help="trajectories, where no exact answer is known",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "reactions")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)

@@ -1,12 +1,13 @@
-"""False alarms and power of the residual guard: 200 right models, and every fault that a residual can show.
+"""False alarms and power of the residual guard: 200 right models, and every fault that a residual
+can show.
 
     python benchmarks/residual_guard.py right   -> results/guard/right.csv
     python benchmarks/residual_guard.py faults  -> results/guard/faults.csv
 
-Right models are drawn at random: linear, nonlinear, multiplicative, sampled from finer steps, read out with noise that
-is known, and lattices. Each is calibrated call after call by a `Calibrated`, whose guard adds its sums up. Faults are
-of two states with four unknowns, calibrated in the same way, and of a lattice of six resonators that is known.
-"""
+Right models are drawn at random: linear, nonlinear, multiplicative, sampled from finer steps, read
+out with noise that is known, and lattices. Each is calibrated call after call by a
+`SelfCalibrating`, whose guard adds its sums up. Faults are of two states with four unknowns,
+calibrated in the same way, and of a lattice of six resonators that is known."""
 
 import argparse
 import csv
@@ -31,7 +32,9 @@ REWARD = fl.Objective(running=lambda p, x: -jnp.sum((x - 1) ** 2))
 
 
 class Model(NamedTuple):
-    """One kind of right model. unknown: φ at the start. hidden: rng -> φ of a device. device: what is measured."""
+    """One kind of right model. unknown: φ at the start. hidden: rng -> φ of a device. device:
+    what is measured.
+    """
 
     name: str
     estimator: Any
@@ -43,7 +46,7 @@ class Model(NamedTuple):
     readout: float = 0.0
 
 
-# ------------------------------------------------------------------------------------------ processes
+# ---------------------------------------------------------------------------------------- processes
 
 
 def linear_drift(p: Any, x: Any) -> Any:
@@ -71,8 +74,12 @@ def set_up(theta: Any, phi: Any) -> Any:
     return {"k": theta["k"] + phi["k"], "b": theta["b"] * phi["b"]}
 
 
-def small(name: str, drift: Any, noise: Any, size: int, steps: int, trajectories: int, **options: Any) -> Model:
-    """A process of a few components. options: finer, steps in an interval; readout, over the noise of one step."""
+def small(
+    name: str, drift: Any, noise: Any, size: int, steps: int, trajectories: int, **options: Any
+) -> Model:
+    """A process of a few components. options: finer, steps in an interval; readout, over the
+    noise of one step.
+    """
     finer, readout = options.get("finer", 1), options.get("readout", 0.0) * 0.3 * np.sqrt(DT)
     process = fl.Process(drift, noise)
     start = jnp.full(size, 0.4)
@@ -102,7 +109,10 @@ def lattice(rows: int, columns: int, trajectories: int) -> Model:
     network = tcmt.rectangular(rows, columns)
     task = tcmt.transmission(network, horizon=1.0, dt=4e-3)
     sites, bonds = network.sites, len(network.bonds)
-    effective = lambda theta, phi: {"omega": theta["omega"] + phi["offset"], "kappa": theta["kappa"] * phi["gain"]}
+
+    def effective(theta, phi):
+        return {"omega": theta["omega"] + phi["offset"], "kappa": theta["kappa"] * phi["gain"]}
+
     return Model(
         f"lattice {rows} × {columns}",
         task.estimator("cpu", baseline="twin", threads=1),
@@ -132,16 +142,27 @@ def right_models() -> Iterator[Model]:
 
 def draw(model: Model, rng: np.random.Generator) -> Any:
     """φ of a device."""
-    return jax.tree.map(lambda v: v + jnp.asarray(SPREAD * rng.normal(size=v.shape), v.dtype), model.unknown)
+    return jax.tree.map(
+        lambda v: v + jnp.asarray(SPREAD * rng.normal(size=v.shape), v.dtype), model.unknown
+    )
 
 
 def watch(model: Model, device: Any, seed: int, calls: int) -> list[str]:
     """The doubt of every call about one device; a guard that has doubted begins anew."""
     hidden = draw(model, np.random.default_rng(seed))
-    make = lambda: fl.Calibrated(
-        model.estimator, device, model.effective, model.unknown, SPREAD, samples=0, readout=model.readout,
-        on_doubt="continue",
-    )  # fmt: skip
+
+    def make():
+        return fl.SelfCalibrating(
+            model.estimator,
+            device,
+            model.effective,
+            model.unknown,
+            SPREAD,
+            samples=0,
+            readout=model.readout,
+            on_doubt="continue",
+        )
+
     estimator, doubts = make(), []
     for call in range(calls):
         theta = {**model.theta}
@@ -163,13 +184,22 @@ def study_right(models: int, calls: int) -> list[dict[str, Any]]:
     kinds, table = list(right_models()), []
     each = -(-models // len(kinds))
     for model in kinds:
-        doubts = [doubt for seed in range(each) for doubt in watch(model, model.device, seed, calls)]
+        doubts = [
+            doubt for seed in range(each) for doubt in watch(model, model.device, seed, calls)
+        ]
         size = len(jax.tree.leaves(model.theta)[0])
         alarms = [doubt for doubt in doubts if doubt]
         table.append(
-            {"kind": model.name, "size": size, "trajectories": model.trajectories, "models": each,
-             "batches": len(doubts), "alarms": len(alarms), "first": alarms[0] if alarms else ""}
-        )  # fmt: skip
+            {
+                "kind": model.name,
+                "size": size,
+                "trajectories": model.trajectories,
+                "models": each,
+                "batches": len(doubts),
+                "alarms": len(alarms),
+                "first": alarms[0] if alarms else "",
+            }
+        )
         print(table[-1], flush=True)
     return table
 
@@ -214,20 +244,34 @@ def faults_of_two_states() -> Iterator[tuple[str, Model, Any]]:
     """Faults of the structure, of the detector and of the time axis."""
     model = two_states()
     many = model._replace(trajectories=2000)
-    made = lambda drift, noise: small("two states", drift, noise, 2, 100, 40).device
+
+    def made(drift, noise):
+        return small("two states", drift, noise, 2, 100, 40).device
+
     yield "cubic", many, made(lambda p, x: linear_drift(p, x) - 0.5 * x**3, steady)
     yield "multiplicative noise", model, made(linear_drift, lambda p, x: 0.3 * (1 + 0.3 * x))
     for gain in (1.05, 1.2):
         yield f"gain {gain} of both", model, change(model.device, lambda x, g=gain: g * x)
-        yield f"gain {gain} of one", model, change(model.device, lambda x, g=gain: x * np.array([g, 1.0], x.dtype))
+        yield (
+            f"gain {gain} of one",
+            model,
+            change(model.device, lambda x, g=gain: x * np.array([g, 1.0], x.dtype)),
+        )
     for samples in (3, 20):
-        yield f"delay of {samples} samples", model, change(model.device, lambda x, n=samples: delay(x, n))
+        yield (
+            f"delay of {samples} samples",
+            model,
+            change(model.device, lambda x, n=samples: delay(x, n)),
+        )
 
 
 def faults_of_a_lattice() -> Iterator[tuple[str, Any]]:
     """Changes of states [Re ψ, Im ψ] of six resonators, one of them or all."""
     yield "stuck half way", stick
-    yield "stale, 1e-6 of noise", lambda x: x[:1] + 1e-6 * np.random.default_rng(0).normal(size=x.shape)
+    yield (
+        "stale, 1e-6 of noise",
+        lambda x: x[:1] + 1e-6 * np.random.default_rng(0).normal(size=x.shape),
+    )
     for samples in (3, 20):
         yield f"one delayed by {samples}", lambda x, n=samples: delay(x, n, [1, 7])
         yield f"one shifted by {samples}", lambda x, n=samples: shift(x, n, [1, 7])
@@ -254,7 +298,9 @@ def turn(angle: float) -> np.ndarray:
 
 
 def tabulate(system: str, fault: str, each: list[list[str]]) -> dict[str, Any]:
-    """How often a fault was found, and what it was called most often. each: doubts of the batches of one device."""
+    """How often a fault was found, and what it was called most often. each: doubts of the
+    batches of one device.
+    """
     words = [doubt.split(" (")[0] for doubts in each for doubt in doubts if doubt]
     row = {
         "system": system,
@@ -316,7 +362,9 @@ def main() -> None:
     if options.study == "right":
         write("right.csv", study_right(options.models, options.calls))
     else:
-        write("faults.csv", study_two_states(options.repetitions) + study_lattice(options.repetitions))
+        write(
+            "faults.csv", study_two_states(options.repetitions) + study_lattice(options.repetitions)
+        )
 
 
 if __name__ == "__main__":

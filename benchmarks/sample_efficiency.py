@@ -1,10 +1,11 @@
 """J against the trajectories spent, of trainings by different estimators: curves, table and figure.
 
-From run folders: `python benchmarks/sample_efficiency.py --runs RUNS... --out results/sample_efficiency`, which also
-writes curves.csv.gz and table.txt there. Without --runs the figure is drawn again from that curves.csv.gz.
+From run folders: `python benchmarks/sample_efficiency.py --runs RUNS... --out
+results/sample_efficiency`, which also writes curves.csv.gz and table.txt there. Without --runs the
+figure is drawn again from that curves.csv.gz.
 
-A training with a twin that is wrong on purpose: `python benchmarks/sample_efficiency.py --train-wrong 0.05 --seed 0
---learning-rate 0.02 --out RUNS/fast5_0_0`.
+A training with a twin that is wrong on purpose: `python benchmarks/sample_efficiency.py
+--train-wrong 0.05 --seed 0 --learning-rate 0.02 --out RUNS/fast5_0_0`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from fluctua.runs.reading import find_runs, rolling_mean
 from fluctua.store import history, tables
 
 SMOOTHED = 9
-"""Iterations of the rolling mean under a curve: with 16 trajectories an iteration J itself is noisy."""
+"""Iterations of the rolling mean under a curve: with 16 trajectories an iteration J itself is
+noisy.
+"""
 
 POINTS = 300
 """Of a curve in the table, evenly spaced in the logarithm of the trajectories."""
@@ -41,7 +44,12 @@ PAPER_FINAL = 0.65
 
 LEVELS = (0.3, 0.4, 0.5, 0.55, 0.6, PAPER_FINAL)
 EXACT = "exact model as twin, Adam"
-INK = {"binned": "#888888", "time": "#222222", "twin": "#d55e00", "wrong": ("#e69f00", "#cc79a7", "#56b4e9")}
+INK = {
+    "binned": "#888888",
+    "time": "#222222",
+    "twin": "#d55e00",
+    "wrong": ("#e69f00", "#cc79a7", "#56b4e9"),
+}
 
 
 class Curve(NamedTuple):
@@ -56,7 +64,9 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Trainings that differ in their seeds alone. spent: (K,); low, mean, high: over the seeds (K,)."""
+    """Trainings that differ in their seeds alone. spent: (K,); low, mean, high: over the seeds
+    (K,).
+    """
 
     label: str
     spent: np.ndarray
@@ -67,7 +77,9 @@ class Band(NamedTuple):
 
 
 WRONG = "wrong_twin.json"
-"""In the folder of a training whose twin is wrong on purpose: by how much, and what else the figure needs."""
+"""In the folder of a training whose twin is wrong on purpose: by how much, and what else the
+figure needs.
+"""
 
 
 def train_wrong(
@@ -78,33 +90,64 @@ def train_wrong(
     changes: Mapping[str, Any] | None = None,
     memory: float = 1,
 ) -> None:
-    """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact; memory: of `Weighted`."""
-    config = changed(PRESETS["fast"], {"seed": seed, "optimiser.learning_rate": learning_rate, "iterations": 780,
-                                       "ensemble.trajectories": 64, "backend": "cpu", **(changes or {})})  # fmt: skip
+    """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact;
+    memory: of `ShrunkCorrection`.
+    """
+    config = changed(
+        PRESETS["fast"],
+        {
+            "seed": seed,
+            "optimiser.learning_rate": learning_rate,
+            "iterations": 780,
+            "ensemble.trajectories": 64,
+            "backend": "cpu",
+            **(changes or {}),
+        },
+    )
     parts = build(config)
     twin: Any = parts.task.estimator("cpu", baseline=tcmt.KernelTwin(theta=wrong_by(error, seed)))
-    estimator = fl.Weighted(twin, memory=memory, carry=True)
+    estimator = fl.ShrunkCorrection(twin, memory=memory, carry=True)
     size, iterations = config.ensemble.trajectories, config.iterations
     fl.run(
-        folder, estimator, parts.theta, parts.rule, count=size, iterations=iterations, seed=seed, project=parts.project
+        folder,
+        estimator,
+        parts.theta,
+        parts.rule,
+        count=size,
+        iterations=iterations,
+        seed=seed,
+        project=parts.project,
     )
-    (folder / WRONG).write_text(json.dumps({"error": error, "seed": seed, "sigma_kappa": config.task.sigma_kappa}))
+    (folder / WRONG).write_text(
+        json.dumps({"error": error, "seed": seed, "sigma_kappa": config.task.sigma_kappa})
+    )
 
 
 def read_curve(folder: Path) -> Curve:
     """A run folder as a curve."""
     if (folder / WRONG).exists():
         about, rows = json.loads((folder / WRONG).read_text()), history.read(folder / "history.csv")
-        spent, J = (np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J"))
+        spent, J = (
+            np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J")
+        )
         label = f"twin {100 * about['error']:g} % wrong, score exact, Adam"
-        return Curve(label, about["sigma_kappa"], about["seed"], spent, rolling_mean(J, SMOOTHED), None)
+        return Curve(
+            label, about["sigma_kappa"], about["seed"], spent, rolling_mean(J, SMOOTHED), None
+        )
     tree = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     wrong = tree.get("baseline", {}).pop("twin_error", 0.0)
     config, rows = parse(tree), history.effective(history.read(folder / "history.csv"))
     summary = folder / "summary.json"
     finer = json.loads(summary.read_text())["finer"]["J"] if summary.exists() else None
     spent, J = (np.array([getattr(row, name) for row in rows]) for name in ("trajectories", "J"))
-    return Curve(describe(config, wrong), config.task.sigma_kappa, config.seed, spent, rolling_mean(J, SMOOTHED), finer)
+    return Curve(
+        describe(config, wrong),
+        config.task.sigma_kappa,
+        config.seed,
+        spent,
+        rolling_mean(J, SMOOTHED),
+        finer,
+    )
 
 
 def describe(config: Config, wrong: float = 0.0) -> str:
@@ -121,7 +164,10 @@ def describe(config: Config, wrong: float = 0.0) -> str:
 
 def write_curves(path: Path, curves: Sequence[Curve]) -> None:
     """The curves as a small table."""
-    header = [{"label": c.label, "sigma_kappa": c.sigma_kappa, "seed": c.seed, "finer": c.finer} for c in curves]
+    header = [
+        {"label": c.label, "sigma_kappa": c.sigma_kappa, "seed": c.seed, "finer": c.finer}
+        for c in curves
+    ]
     columns: dict[str, list[float]] = {"curve": [], "trajectories": [], "J": []}
     for k, c in enumerate(curves):
         kept = np.searchsorted(c.spent, np.geomspace(c.spent[0], c.spent[-1], POINTS).round())
@@ -137,7 +183,14 @@ def read_curves(path: Path) -> list[Curve]:
     table = tables.read(path)
     each = (table.where(curve=k) for k in range(len(table.header["curves"])))
     return [
-        Curve(h["label"], h["sigma_kappa"], h["seed"], rows["trajectories"].astype(int), rows["J"], h["finer"])
+        Curve(
+            h["label"],
+            h["sigma_kappa"],
+            h["seed"],
+            rows["trajectories"].astype(int),
+            rows["J"],
+            h["finer"],
+        )
         for h, rows in zip(table.header["curves"], each, strict=True)
     ]
 
@@ -170,13 +223,17 @@ def table_text(curves: Sequence[Curve]) -> str:
     for c in sorted(curves, key=lambda c: (c.sigma_kappa, c.label, c.seed)):
         when = (spent_until(c, level) for level in LEVELS)
         finer = "      –" if c.finer is None else f"{c.finer:7.4f}"
-        lines.append(f"{c.label:<{width}} {c.sigma_kappa:>4g} {c.seed:>4} {c.spent[-1]:>11,}  {finer}  "
-                     + "".join(f"{'–' if n is None else f'{n:,}':>11}" for n in when))  # fmt: skip
+        lines.append(
+            f"{c.label:<{width}} {c.sigma_kappa:>4g} {c.seed:>4} {c.spent[-1]:>11,}  {finer}  "
+            + "".join(f"{'–' if n is None else f'{n:,}':>11}" for n in when)
+        )
     return "\n".join([*lines, ""])
 
 
 def draw(curves: Sequence[Curve]) -> Figure:
-    """One panel for each σ_κ; lines are means over seeds, shades their spread, dots J with half the time step."""
+    """One panel for each σ_κ; lines are means over seeds, shades their spread, dots J with half
+    the time step.
+    """
     sigmas = sorted({c.sigma_kappa for c in curves})
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
@@ -204,12 +261,28 @@ def _panel(axes: Axes, of: Sequence[Band]) -> None:
         axes.fill_between(band.spent, band.low, band.high, color=ink, alpha=0.25, lw=0)
         axes.plot(band.spent, band.mean, color=ink, lw=width, zorder=order, label=band.label)
         if band.finer:
-            axes.plot(band.spent[-1], np.mean(band.finer), "o", ms=3.5, color=ink, mec="white", mew=0.5, zorder=5)
+            axes.plot(
+                band.spent[-1],
+                np.mean(band.finer),
+                "o",
+                ms=3.5,
+                color=ink,
+                mec="white",
+                mew=0.5,
+                zorder=5,
+            )
     axes.axhline(PAPER_FINAL, color="0.6", lw=0.6, ls=(0, (4, 3)))
     axes.annotate(
-        rf"the paper's final $J={PAPER_FINAL}$ at $\sigma_\kappa=0$", (1, PAPER_FINAL), (0, -3),
-        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7, color="0.4", ha="right", va="top",
-    )  # fmt: skip
+        rf"the paper's final $J={PAPER_FINAL}$ at $\sigma_\kappa=0$",
+        (1, PAPER_FINAL),
+        (0, -3),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=7,
+        color="0.4",
+        ha="right",
+        va="top",
+    )
     axes.set(xscale="log")
 
 
@@ -220,17 +293,33 @@ def _rank(label: str) -> tuple[bool, bool, int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, nargs="+", help="folders of run folders; only σ_κ = 0 and 0.2 are shown")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        help="folders of run folders; only σ_κ = 0 and 0.2 are shown",
+    )
     parser.add_argument("--out", type=Path, default=Path("results/sample_efficiency"))
     parser.add_argument(
-        "--train-wrong", type=float, metavar="ERROR", help="train with a twin wrong by this, into --out"
+        "--train-wrong",
+        type=float,
+        metavar="ERROR",
+        help="train with a twin wrong by this, into --out",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--memory", type=float, default=1, help="of the correction; 1 takes all of it")
+    parser.add_argument(
+        "--memory", type=float, default=1, help="of the correction; 1 takes all of it"
+    )
     options = parser.parse_args()
     if options.train_wrong is not None:
-        train_wrong(options.out, options.train_wrong, options.seed, options.learning_rate, memory=options.memory)
+        train_wrong(
+            options.out,
+            options.train_wrong,
+            options.seed,
+            options.learning_rate,
+            memory=options.memory,
+        )
         return
     if options.runs:
         read = (read_curve(run) for folder in options.runs for run in find_runs(folder))
@@ -238,7 +327,9 @@ def main() -> None:
         write_curves(options.out / "curves.csv.gz", curves)
         (options.out / "table.txt").write_text(table_text(curves))
         print(table_text(curves))
-    for path in save(draw(read_curves(options.out / "curves.csv.gz")), options.out / "sample_efficiency"):
+    for path in save(
+        draw(read_curves(options.out / "curves.csv.gz")), options.out / "sample_efficiency"
+    ):
         print(path)
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/several_gpus.py [--pretend 2]
 
-Where there is one GPU, `--pretend N` has it stand for N: the bits are compared as they would be, times are not.
-"""
+Where there is one GPU, `--pretend N` has it stand for N: the bits are compared as they would be,
+times are not."""
 
 import argparse
 import time
@@ -44,7 +44,9 @@ def main():
     cases = {
         "time-only, 100,000": lambda: kernel.run(spec, 1, 100_000, baseline=table, backend="cuda"),
         "twin, 40,000": lambda: run_twin(spec, 1, 40_000, table=0 * table, backend="cuda"),
-        "binned, 16,384": lambda: kernel.run(spec, 1, 16_384, baseline=Binned(20, 50), backend="cuda"),
+        "binned, 16,384": lambda: kernel.run(
+            spec, 1, 16_384, baseline=Binned(20, 50), backend="cuda"
+        ),
     }
     pretended = " (one stands for all)" * bool(asked.pretend)
     print(f"11 × 13 resonators, {asked.steps:,} steps; {len(numbers)} GPUs{pretended}")
@@ -59,7 +61,9 @@ def main():
         gpus.visible = every
         bits = "the same bits" if same(one, several) else "OTHER BITS"
         print(
-            f"  {name:20} one launch {whole:6.3f} s, pieces {alone:6.3f} s, on all {shared:6.3f} s: {bits}", flush=True
+            f"  {name:20} one launch {whole:6.3f} s, pieces {alone:6.3f} s, on all {shared:6.3f} "
+            f"s: {bits}",
+            flush=True,
         )
 
 

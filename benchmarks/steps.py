@@ -1,11 +1,13 @@
-"""Better steps than Euler's on the processes of `fluctua bench own`: bias of J and of the gradient, against cost.
+"""Better steps than Euler's on the processes of `fluctua bench own`: bias of J and of the gradient,
+against cost.
 
-Bias: 2,000 trajectories in double precision whose coarse kicks are the sums of fine ones, so that steps of all lengths
-see one noise. The gradient is that of the discretised process, by differentiating its trajectories. The reference is
-extrapolated from Heun's two finest steps. The double well, of one state, is integrated over its transitions instead: no
-trajectories, no error bars. Cost: nanoseconds a trajectory and step of the generated CPU kernel with
-scores and a time-only baseline, everyone in turn, the best of several calls. Rewards by the trapezoid rule but where
-"left" says otherwise. Nothing about a process is known here that its estimator does not know.
+Bias: 2,000 trajectories in double precision whose coarse kicks are the sums of fine ones, so that
+steps of all lengths see one noise. The gradient is that of the discretised process, by
+differentiating its trajectories. The reference is extrapolated from Heun's two finest steps. The
+double well, of one state, is integrated over its transitions instead: no trajectories, no error
+bars. Cost: nanoseconds a trajectory and step of the generated CPU kernel with scores and a
+time-only baseline, everyone in turn, the best of several calls. Rewards by the trapezoid rule but
+where "left" says otherwise. Nothing about a process is known here that its estimator does not know.
 
 `taskset -c 0,1 python benchmarks/steps.py --out results/steps` writes own.txt and own.png.
 """
@@ -28,12 +30,14 @@ import fluctua as fl
 from fluctua.cli.common import machine
 from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.core import check
-from fluctua.core.steps import mean_rate
+from fluctua.core.integrators import mean_rate
 from fluctua.plot.style import LOOK, save_png
 
 LINEAR = {
-    "genes": fl.Exponential(lambda theta: -jnp.concatenate([jnp.ones(3), theta["decay"]])),
-    "neural": fl.Exponential(lambda theta: -jnp.ones(4)),
+    "genes": fl.integrators.Exponential(
+        lambda theta: -jnp.concatenate([jnp.ones(3), theta["decay"]])
+    ),
+    "neural": fl.integrators.Exponential(lambda theta: -jnp.ones(4)),
 }
 SILENT = {"pendulum": (0,)}
 FINEST = {"pendulum": 0.01, "double well": 0.01, "genes": 0.02, "kuramoto": 0.02, "neural": 0.02}
@@ -42,7 +46,9 @@ COLOURS = {"euler": "#b0452c", "heun": "#20639b", "rk4": "#3b7a57", "exponential
 
 
 class Bias(NamedTuple):
-    """Of one step at one length: of J, and of the gradient relative to its norm; each with its standard error."""
+    """Of one step at one length: of J, and of the gradient relative to its norm; each with its
+    standard error.
+    """
 
     dt: float
     value: float
@@ -59,7 +65,9 @@ def steps_of(name: str) -> dict[str, Any]:
 
 def stepped(name: str, own: Own, step: Any) -> fl.Process:
     """The process with a step; Euler's needs no components named."""
-    return check.process(own.process._replace(step=step, silent=() if step == "euler" else SILENT.get(name, ())))
+    return check.process(
+        own.process._replace(step=step, silent=() if step == "euler" else SILENT.get(name, ()))
+    )
 
 
 def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.ndarray, np.ndarray]]:
@@ -70,15 +78,25 @@ def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.nda
     theta, x0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (own.theta, own.start))
     kicks = np.sqrt(h) * np.random.default_rng(0).normal(size=(finest, count, x0.size))
     runs = [("euler left", "euler", own.objective)]
-    runs += [(label, step, fl.trapezoidal(own.objective)) for label, step in steps_of(name).items()]
+    runs += [
+        (label, step, fl.integrators.trapezoidal(own.objective))
+        for label, step in steps_of(name).items()
+    ]
     if own.objective.running is None:
         runs = runs[1:]
     for label, step, objective in runs:
         process, rewards = stepped(name, own, step), check.objective(objective)
         for coarser in COARSER:
             if x0.size == 1:
-                value, slope = _integrated(process, rewards, finest // coarser, theta, x0, h * coarser)
-                yield label, h * coarser, np.asarray(value)[None], np.asarray(ravel_pytree(slope)[0])[None]
+                value, slope = _integrated(
+                    process, rewards, finest // coarser, theta, x0, h * coarser
+                )
+                yield (
+                    label,
+                    h * coarser,
+                    np.asarray(value)[None],
+                    np.asarray(ravel_pytree(slope)[0])[None],
+                )
                 continue
             dw = kicks.reshape(finest // coarser, coarser, count, -1).sum(axis=1)
             values, slopes = _differentiated(process, rewards, theta, x0, h * coarser, dw)
@@ -86,13 +104,19 @@ def chains(name: str, own: Own, count: int) -> Iterator[tuple[str, float, np.nda
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _differentiated(process: Any, rewards: Any, theta: Any, x0: Any, dt: Any, dw: Any) -> tuple[Any, Any]:
+def _differentiated(
+    process: Any, rewards: Any, theta: Any, x0: Any, dt: Any, dw: Any
+) -> tuple[Any, Any]:
     """Returns (E,) of trajectories with the kicks dw (T, E, M), and their derivatives (E, P)."""
 
     def value(theta: Any, dw: Any) -> Any:
         def body(carry: Any, step: Any) -> tuple[Any, None]:
             (x, reward), (t, kick) = carry, step
-            x_next = x + mean_rate(process, theta, x, t, dt, None) * dt + process.noise(theta, x, t, None) * kick
+            x_next = (
+                x
+                + mean_rate(process, theta, x, t, dt, None) * dt
+                + process.noise(theta, x, t, None) * kick
+            )
             reward = reward + rewards.running(theta, x, t, None) * dt
             if rewards.step is not None:
                 reward = reward + rewards.step(theta, x, x_next, t, dt, None)
@@ -106,15 +130,20 @@ def _differentiated(process: Any, rewards: Any, theta: Any, x0: Any, dt: Any, dw
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _integrated(process: Any, rewards: Any, steps: int, theta: Any, x0: Any, dt: Any) -> tuple[Any, Any]:
-    """J of one state with a terminal reward, and its derivatives, by quadrature over the transitions of the chain.
+def _integrated(
+    process: Any, rewards: Any, steps: int, theta: Any, x0: Any, dt: Any
+) -> tuple[Any, Any]:
+    """J of one state with a terminal reward, and its derivatives, by quadrature over the
+    transitions of the chain.
 
     The grid is fine against every kick, so that the sums are integrals to rounding.
     """
     grid = jnp.linspace(-3.0, 3.0, 601)
 
     def value(theta: Any) -> Any:
-        mean = jax.vmap(lambda x: x + mean_rate(process, theta, x, 0.0, dt, None) * dt)(grid[:, None])
+        mean = jax.vmap(lambda x: x + mean_rate(process, theta, x, 0.0, dt, None) * dt)(
+            grid[:, None]
+        )
         width = jax.vmap(lambda x: process.noise(theta, x, 0.0, None))(grid[:, None]) * jnp.sqrt(dt)
         law = jax.nn.softmax(-(((grid - mean) / width) ** 2) / 2, axis=1)
         end = jax.vmap(lambda x: rewards.terminal(theta, x, None))(grid[:, None])
@@ -132,14 +161,19 @@ def biases(name: str, own: Own, count: int) -> tuple[dict[str, list[Bias]], floa
     (_, *fine), (_, *next_to) = rows["heun"][:2]
     true_values, true_slopes = (2 * a - b for a, b in zip(fine, next_to, strict=True))
     scale, root = np.linalg.norm(true_slopes.mean(axis=0)), np.sqrt(count)
-    of = lambda dt, values, slopes: Bias(
-        dt,
-        float(np.mean(values - true_values)),
-        float(np.std(values - true_values) / root),
-        float(np.linalg.norm(np.mean(slopes - true_slopes, axis=0)) / scale),
-        float(np.linalg.norm(np.std(slopes - true_slopes, axis=0)) / root / scale),
+
+    def of(dt, values, slopes):
+        return Bias(
+            dt,
+            float(np.mean(values - true_values)),
+            float(np.std(values - true_values) / root),
+            float(np.linalg.norm(np.mean(slopes - true_slopes, axis=0)) / scale),
+            float(np.linalg.norm(np.std(slopes - true_slopes, axis=0)) / root / scale),
+        )
+
+    return {label: [of(*row) for row in some] for label, some in rows.items()}, float(
+        true_values.mean()
     )
-    return {label: [of(*row) for row in some] for label, some in rows.items()}, float(true_values.mean())
 
 
 def costs(name: str, timed: int, repeats: int) -> dict[str, float]:
@@ -151,8 +185,12 @@ def costs(name: str, timed: int, repeats: int) -> dict[str, float]:
         t = jnp.asarray(own.dt * np.arange(own.steps + 1), jnp.float32)
         for label, step in steps_of(name).items():
             process = stepped(name, own, step)
-            objective = own.objective if step == "euler" else fl.trapezoidal(own.objective)
-            estimator = fl.ppgt(process, objective, fl.simulator(process, own.start, t, backend="cpu"))
+            objective = (
+                own.objective if step == "euler" else fl.integrators.trapezoidal(own.objective)
+            )
+            estimator = fl.ppgt(
+                process, objective, fl.simulator(process, own.start, t, backend="cpu")
+            )
             calls[label] = partial(estimator, jax.random.key(0), own.theta, count)
             calls[label]()
             seconds[label] = np.inf
@@ -161,27 +199,44 @@ def costs(name: str, timed: int, repeats: int) -> dict[str, float]:
                 begin = time.perf_counter()
                 jax.block_until_ready(call().gradient)
                 seconds[label] = min(seconds[label], time.perf_counter() - begin)
-    return {label: 1e9 * s / (count + 128) / own.steps for label, s in seconds.items()}  # 128: the pilot
+    return {
+        label: 1e9 * s / (count + 128) / own.steps for label, s in seconds.items()
+    }  # 128: the pilot
 
 
 def longest(rows: list[Bias], bias: float) -> float | None:
-    """The step at which the gradient is off by `bias`, by interpolation; None where noise hides it, or outside."""
+    """The step at which the gradient is off by `bias`, by interpolation; None where noise hides
+    it, or outside.
+    """
     seen = [row for row in rows if row.gradient > 3 * row.gradient_error]
     if len(seen) < 2 or not seen[0].gradient <= bias <= seen[-1].gradient:
         return None
-    return float(np.exp(np.interp(np.log(bias), *np.log([[row.gradient for row in seen], [row.dt for row in seen]]))))
+    return float(
+        np.exp(
+            np.interp(
+                np.log(bias), *np.log([[row.gradient for row in seen], [row.dt for row in seen]])
+            )
+        )
+    )
 
 
-def table(name: str, rows: dict[str, list[Bias]], value: float, cost: dict[str, float]) -> Iterator[str]:
+def table(
+    name: str, rows: dict[str, list[Bias]], value: float, cost: dict[str, float]
+) -> Iterator[str]:
     """Lines of text."""
     yield f"{name}: J = {value:.4g}"
     yield f"  {'step':12} {'ns':>6} {'Δt':>8} {'bias of J':>22} {'of the gradient':>20}"
     for label, some in rows.items():
         for i, row in enumerate(some):
             ns = f"{cost[label.split()[0]]:.1f}" if i == 0 else ""
-            of_value, of_gradient = (f"± {e:.0e}" if e else "" for e in (row.value_error, row.gradient_error))
-            yield (f"  {label if i == 0 else '':12} {ns:>6} {row.dt:8.4f} {row.value:+12.2e} {of_value:7} "
-                   f"{row.gradient:12.2e} {of_gradient:7}".rstrip())  # fmt: skip
+            of_value, of_gradient = (
+                f"± {e:.0e}" if e else "" for e in (row.value_error, row.gradient_error)
+            )
+            yield (
+                f"  {label if i == 0 else '':12} {ns:>6} {row.dt:8.4f} {row.value:+12.2e} "
+                f"{of_value:7} "
+                f"{row.gradient:12.2e} {of_gradient:7}".rstrip()
+            )
     bias = rows["euler"][1].gradient
     yield f"  at the bias of Euler at Δt = {rows['euler'][1].dt:.4f}, {bias:.1e} of the gradient:"
     for label in cost:
@@ -241,8 +296,15 @@ def _drawn(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, floa
                 continue
             seen = [row for row in some if row.gradient > 2 * row.gradient_error]
             microseconds = [cost[label] * own.dt * own.steps / row.dt / 1e3 for row in seen]
-            axes.errorbar(microseconds, [row.gradient for row in seen], [row.gradient_error for row in seen],
-                          color=COLOURS[label], marker="o", ms=4, lw=1.4)  # fmt: skip
+            axes.errorbar(
+                microseconds,
+                [row.gradient for row in seen],
+                [row.gradient_error for row in seen],
+                color=COLOURS[label],
+                marker="o",
+                ms=4,
+                lw=1.4,
+            )
         axes.set(xscale="log", yscale="log", title=name, xlabel="µs a trajectory")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.spines[["top", "right"]].set_visible(False)
@@ -250,20 +312,26 @@ def _drawn(results: dict[str, tuple[dict[str, list[Bias]], float, dict[str, floa
         axes.set_ylabel("bias of the gradient, relative")
     for axes in panels[len(results) :]:
         axes.set_axis_off()
-    handles = [plt.Line2D([], [], color=colour, marker="o", ms=4, lw=1.4) for colour in COLOURS.values()]
+    handles = [
+        plt.Line2D([], [], color=colour, marker="o", ms=4, lw=1.4) for colour in COLOURS.values()
+    ]
     panels[-1].legend(handles, COLOURS, frameon=False, loc="center", title="step")
     return chart
 
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=list(PROCESSES), choices=list(PROCESSES))
     parser.add_argument("--trajectories", type=int, default=2000, help="of the biases")
     parser.add_argument("--timed", type=int, default=20_000, help="trajectories of a timed call")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, help="a folder")
-    parser.add_argument("--figure-only", action="store_true", help="the figure again, from own.txt of that folder")
+    parser.add_argument(
+        "--figure-only", action="store_true", help="the figure again, from own.txt of that folder"
+    )
     options = parser.parse_args()
     if options.figure_only:
         save_png(figure(read((options.out / "own.txt").read_text())), options.out / "own.png")

@@ -1,4 +1,6 @@
-"""A study of many trainings: jobs in processes of one core each, and a point a row in a table that is read back."""
+"""A study of many trainings: jobs in processes of one core each, and a point a row in a table
+that is read back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Point = TypeVar("Point", bound=NamedTuple)
 Job = TypeVar("Job")
 
 
-def measured(study: Callable[[Job], list[Point]], jobs: Sequence[Job], processes: int) -> list[Point]:
+def measured(
+    study: Callable[[Job], list[Point]], jobs: Sequence[Job], processes: int
+) -> list[Point]:
     """The points of all jobs, in their order."""
     os.environ |= {
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",

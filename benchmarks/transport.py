@@ -1,4 +1,5 @@
-"""A trapped particle moved with the least work: what `examples/moving_trap.py` and `examples/kicked_trap.py` learn.
+"""A trapped particle moved with the least work: what `examples/moving_trap.py` and
+`examples/kicked_trap.py` learn.
 
 Trains both, measures their protocols by exact moments and draws them beside the optima:
 `python benchmarks/transport.py --out results/transport`.
@@ -23,7 +24,9 @@ from fluctua.plot.style import LOOK, WIDTH, letter, save
 
 def example(name: str) -> Any:
     """The module examples/NAME.py."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).resolve().parents[1] / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,11 +45,23 @@ def curve(example: Any, records: list) -> np.ndarray:
 
 
 def draw_moving(axes: Axes, protocol: np.ndarray) -> None:
-    """Centre against time: learnt, best on the grid and in continuous time, with the jumps at both ends."""
+    """Centre against time: learnt, best on the grid and in continuous time, with the jumps at
+    both ends.
+    """
     t = np.asarray(moving_trap.T)
-    stairs = lambda p, **look: axes.stairs(p, t, baseline=None, **look)
+
+    def stairs(p, **look):
+        return axes.stairs(p, t, baseline=None, **look)
+
     stairs(protocol, color=LEARNT, lw=1.0, label="learnt, 100 parameters")
-    axes.plot([0, 0, 1, 1], [0, 5 / 3, 10 / 3, 5], color=EXACT, ls="--", lw=1.0, label="exact, continuous time")
+    axes.plot(
+        [0, 0, 1, 1],
+        [0, 5 / 3, 10 / 3, 5],
+        color=EXACT,
+        ls="--",
+        lw=1.0,
+        label="exact, continuous time",
+    )
     axes.plot([0, 1], [0, 5], color=START, ls=":", label="before training")
     axes.set(xlabel="time", ylabel="centre of the trap", title="overdamped: jumps at both ends")
     axes.legend(loc="upper left")
@@ -64,9 +79,15 @@ def draw_kicked(axes: Axes, th: dict) -> None:
     axes.plot([0, e.DURATION], [0, 5], color=START, ls=":", label="before training")
     for x, kick, sign in ((0.0, th["kicks"][0], 1), (e.DURATION, th["kicks"][1], -1)):
         axes.bar(x - 0.012, float(kick), width=0.022, color=LEARNT)
-        axes.bar(x + 0.012, sign * speed, width=0.022, color="none", edgecolor=EXACT, ls="--", lw=0.8)
+        axes.bar(
+            x + 0.012, sign * speed, width=0.022, color="none", edgecolor=EXACT, ls="--", lw=0.8
+        )
     axes.axhline(0, color="0.8", lw=0.5, zorder=0)
-    axes.set(xlabel="time", ylabel="centre; bars: impulse of a kick", title="underdamped: a kick at both ends")
+    axes.set(
+        xlabel="time",
+        ylabel="centre; bars: impulse of a kick",
+        title="underdamped: a kick at both ends",
+    )
     axes.legend(loc="lower left", bbox_to_anchor=(0.08, 0.0))
 
 
@@ -81,9 +102,14 @@ def draw_work(axes: Axes, rows: np.ndarray, least: float, best: float) -> None:
 
 
 def best_of(example: Any) -> float:
-    """The least work of the family of protocols on its grid: the work is quadratic in the parameters."""
+    """The least work of the family of protocols on its grid: the work is quadratic in the
+    parameters.
+    """
     flat, unravel = jax.flatten_util.ravel_pytree(example.RAMP)
-    work = lambda p: example.exact_work(unravel(p))
+
+    def work(p):
+        return example.exact_work(unravel(p))
+
     slope, bend = jax.grad(work)(flat), jax.hessian(work)(flat)
     return float(work(flat - jax.numpy.linalg.solve(bend, slope)))
 
@@ -101,11 +127,20 @@ def trained(out: Path, share: float) -> None:
     for name, (example, iterations, count) in PLANS.items():
         records = example.train(max(2, round(share * iterations)), count)
         rows, measured = curve(example, records), records[-1].estimate
-        np.savetxt(out / f"{name}.csv", rows, "%.6g", ",", header="iteration,trajectories,work", comments="")
+        np.savetxt(
+            out / f"{name}.csv",
+            rows,
+            "%.6g",
+            ",",
+            header="iteration,trajectories,work",
+            comments="",
+        )
         protocols[name] = jax.flatten_util.ravel_pytree(records[-1].next_theta)[0]
         lines.append(
-            f"{name}: W {rows[-1, 2]:.4f}, W* {example.LEAST:.5f}, ratio {rows[-1, 2] / example.LEAST:.4f}, best of "
-            f"its family {best_of(example):.4f}, ramp {float(example.exact_work(example.RAMP)):.4f}, "
+            f"{name}: W {rows[-1, 2]:.4f}, W* {example.LEAST:.5f}, ratio "
+            f"{rows[-1, 2] / example.LEAST:.4f}, best of "
+            f"its family {best_of(example):.4f}, ramp "
+            f"{float(example.exact_work(example.RAMP)):.4f}, "
             f"{int(rows[-1, 1]):,} trajectories; "
             f"last batch measured {-float(measured.value):.3f} ± {float(measured.value_stderr):.3f}"
         )
@@ -117,7 +152,10 @@ def trained(out: Path, share: float) -> None:
 def draw(out: Path) -> Figure:
     """Protocols above, work against iteration below, from the files in `out`."""
     protocols = np.load(out / "trained.npz")
-    thetas = {name: jax.flatten_util.ravel_pytree(PLANS[name][0].RAMP)[1](protocols[name]) for name in PLANS}
+    thetas = {
+        name: jax.flatten_util.ravel_pytree(PLANS[name][0].RAMP)[1](protocols[name])
+        for name in PLANS
+    }
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
         axes = figure.subplots(2, 2, height_ratios=[1.3, 1])
@@ -132,9 +170,13 @@ def draw(out: Path) -> Figure:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("results/transport"))
-    parser.add_argument("--share", type=float, default=1.0, help="of the iterations; 0 draws what --out has")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the iterations; 0 draws what --out has"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.share:

@@ -1,4 +1,5 @@
-"""How long the twin correction takes on the GPU: the paper's lattice, whole calls, the best of three.
+"""How long the twin correction takes on the GPU: the paper's lattice, whole calls, the best of
+three.
 
 `python benchmarks/twin_cuda.py [trajectories]`
 """
@@ -19,7 +20,11 @@ if __name__ == "__main__":
     for sigma, ranks in ((0.0, (0, 8, 16)), (0.2, (0,))):
         spec = kernel_spec(tcmt.transmission(tcmt.paper(), sigma_kappa=sigma), theta)
         table = kernel.run(spec, 1, 128, scores=False, backend="cuda").mean_return_to_go
-        calls = {"time only": lambda spec=spec, table=table: kernel.run(spec, 0, count, baseline=table, backend="cuda")}
+        calls = {
+            "time only": lambda spec=spec, table=table: kernel.run(
+                spec, 0, count, baseline=table, backend="cuda"
+            )
+        }
         for rank in ranks:
             lam = run_twin(spec, 1, 128, rank=rank, backend="cuda").mean_lambda
             calls[f"twin, rank {rank}"] = lambda spec=spec, lam=lam, rank=rank: run_twin(
@@ -32,4 +37,8 @@ if __name__ == "__main__":
                 begin = time.perf_counter()
                 call()
                 times.append(time.perf_counter() - begin)
-            print(f"σ_κ = {sigma:g}  {name:<16} {1e3 * min(times):8.1f} ms for {count:,} trajectories", flush=True)
+            print(
+                f"σ_κ = {sigma:g}  {name:<16} {1e3 * min(times):8.1f} ms for {count:,} "
+                "trajectories",
+                flush=True,
+            )

@@ -1,12 +1,14 @@
-"""Trainings on a device with hidden errors: J on the device against measured trajectories, as table and figure.
+"""Trainings on a device with hidden errors: J on the device against measured trajectories, as table
+and figure.
 
-    python benchmarks/unknown.py --runs RUNS... [--nominal RUNS/nominal]     # curves.csv and the figure
-    python benchmarks/unknown.py                                             # the figure again, from curves.csv
+    python benchmarks/unknown.py --runs RUNS... [--nominal RUNS/nominal]     # curves.csv and the
+    figure python benchmarks/unknown.py                                             # the figure
+    again, from curves.csv
 
-RUNS are folders of `fluctua train unknown`; J at some iterations of those in the figure is measured afresh on the
-device, with trajectories that are not counted. NOMINAL is a training that knew of no hidden errors (`fluctua train
-fast`), whose parameters are set on the same devices. The curve of the paper's rule is that of results/fig1.
-"""
+RUNS are folders of `fluctua train unknown`; J at some iterations of those in the figure is measured
+afresh on the device, with trajectories that are not counted. NOMINAL is a training that knew of no
+hidden errors (`fluctua train fast`), whose parameters are set on the same devices. The curve of the
+paper's rule is that of results/fig1."""
 
 from __future__ import annotations
 
@@ -35,13 +37,25 @@ AT = (0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 75, 90, 105, 120, 135, 149, 17
 """Iterations whose parameters are measured."""
 
 GOAL = 0.65
-INK = {"alone": "#d55e00", "seldom": "#0072b2", "correction": "#009e73", "paper": "#222222", "nominal": "#888888"}
+INK = {
+    "alone": "#d55e00",
+    "seldom": "#0072b2",
+    "correction": "#009e73",
+    "paper": "#222222",
+    "nominal": "#888888",
+}
 
 
 KINDS = {
-    "measured in one iteration of 3": ("seldom", "calibrated gradient alone: the structure, and these trajectories"),
+    "measured in one iteration of 3": (
+        "seldom",
+        "calibrated gradient alone: the structure, and these trajectories",
+    ),
     "calibrated gradient alone": ("alone", "the same, measured in every iteration"),
-    "with the measured correction": ("correction", "calibrated gradient with the score's correction: the same"),
+    "with the measured correction": (
+        "correction",
+        "calibrated gradient with the score's correction: the same",
+    ),
 }
 """What is drawn, and what each of them knows."""
 
@@ -62,11 +76,22 @@ def label_of(config: Config) -> str:
         (c.correction == "measured", "with the measured correction"),
         (c.measure_every > 1, f"measured in one iteration of {c.measure_every}"),
         (t.sigma_kappa, f"σ_κ = {t.sigma_kappa:g}, modulation recorded"),
-        (d.kerr_error, f"Kerr coefficients off by {d.kerr_error:g}, " + ("fitted" if c.kerr else "not in the model")),
-        (d.second_neighbours, f"couplings of {d.second_neighbours:g} across the cells, {SECOND[c.second_neighbours]}"),
-        (d.readout, f"readout noise of {d.readout:g}, " + ("taken off" if c.readout else "not in the model")),
+        (
+            d.kerr_error,
+            f"Kerr coefficients off by {d.kerr_error:g}, "
+            + ("fitted" if c.kerr else "not in the model"),
+        ),
+        (
+            d.second_neighbours,
+            f"couplings of {d.second_neighbours:g} across the cells, {SECOND[c.second_neighbours]}",
+        ),
+        (
+            d.readout,
+            f"readout noise of {d.readout:g}, "
+            + ("taken off" if c.readout else "not in the model"),
+        ),
         (d.sample_every > 1, f"sampled every {d.sample_every} steps"),
-    ]  # fmt: skip
+    ]
     return "; ".join(text for there, text in parts if there) or "calibrated gradient alone"
 
 
@@ -74,19 +99,25 @@ SECOND = {"ignore": "not in the model", "watch": "watched", "fit": "fitted"}
 
 
 def read_curve(folder: Path) -> Curve:
-    """J on the device of the parameters in a run folder: at some iterations if it is drawn, and at the end."""
+    """J on the device of the parameters in a run folder: at some iterations if it is drawn, and
+    at the end.
+    """
     config = parse(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
     rows = history.effective(history.read(folder / "history.csv"))
     spent = {row.iteration: row.trajectories for row in rows}
     label = label_of(config)
     end = (
-        json.loads((folder / "summary.json").read_text())["final"]["J"] if (folder / "summary.json").exists() else None
+        json.loads((folder / "summary.json").read_text())["final"]["J"]
+        if (folder / "summary.json").exists()
+        else None
     )
     counts, values = [], []
     with h5py.File(folder / "parameters.h5") as file:
         iterations = file["iteration"][:]
         wanted = AT if label in KINDS else ()
-        for k in np.flatnonzero(np.isin(iterations, wanted if end is not None else (*wanted, iterations[-1]))):
+        for k in np.flatnonzero(
+            np.isin(iterations, wanted if end is not None else (*wanted, iterations[-1]))
+        ):
             theta = {name: np.asarray(file[name][k]) for name in ("omega", "kappa", "chi")}
             # θ of iteration l was reached with what was measured before it
             counts.append(spent.get(int(iterations[k]) - 1, 0))
@@ -103,7 +134,9 @@ def nominal(folder: Path, seeds: Sequence[int]) -> list[Curve]:
     made = []
     for seed in seeds:
         config = changed(named("unknown"), {"seed": seed, "backend": "cpu"})
-        theta = load_parameters(folder / "final.npz", make_network(config)) if theta is None else theta
+        theta = (
+            load_parameters(folder / "final.npz", make_network(config)) if theta is None else theta
+        )
         J = evaluate(config, theta, trajectories=4 * EVALUATED, seed=1).J
         made.append(Curve("nominal model carried over", seed, np.array([0]), np.array([J])))
     return made
@@ -133,12 +166,15 @@ def read_curves(path: Path) -> list[Curve]:
 def table_text(curves: Sequence[Curve]) -> str:
     """Trajectories until J = 0.65, and J at the end, of every training."""
     width = max(len(curve.label) for curve in curves)
-    lines = [f"{'training':<{width}}  seed  trajectories  J at the end  trajectories until J = {GOAL}"]
+    lines = [
+        f"{'training':<{width}}  seed  trajectories  J at the end  trajectories until J = {GOAL}"
+    ]
     for curve in curves:
         there = np.flatnonzero(curve.J >= GOAL)
         until = f"{curve.spent[there[0]]:,}" if there.size else "–"
         lines.append(
-            f"{curve.label:<{width}}  {curve.seed:>4}  {curve.spent[-1]:>12,}  {curve.J[-1]:>12.4f}  {until:>10}"
+            f"{curve.label:<{width}}  {curve.seed:>4}  {curve.spent[-1]:>12,}  "
+            f"{curve.J[-1]:>12.4f}  {until:>10}"
         )
     return "\n".join([*lines, ""])
 
@@ -149,37 +185,57 @@ def paper_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
     names = [run["name"] for run in table.header["runs"]]
     rows = table.where(run=names.index("sigma_kappa_0"))
     spent = np.cumsum(rows["ensemble"])
-    kept = np.unique(np.searchsorted(spent, np.geomspace(spent[0], spent[-1], 300)).clip(0, len(spent) - 1))
+    kept = np.unique(
+        np.searchsorted(spent, np.geomspace(spent[0], spent[-1], 300)).clip(0, len(spent) - 1)
+    )
     window = np.ones(9) / 9
     smooth = np.convolve(np.pad(rows["J"], 4, mode="edge"), window, mode="valid")
     return spent[kept], smooth[kept]
 
 
 def draw(curves: Sequence[Curve], paper: tuple[np.ndarray, np.ndarray] | None) -> Figure:
-    """J on the device against measured trajectories, on a logarithmic axis; a line for each seed."""
+    """J on the device against measured trajectories, on a logarithmic axis; a line for each
+    seed.
+    """
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
         axes = figure.subplots()
         if paper is not None:
-            axes.plot(*paper, color=INK["paper"], lw=1, label="score alone, the paper's rule: exact drift in the score")
+            axes.plot(
+                *paper,
+                color=INK["paper"],
+                lw=1,
+                label="score alone, the paper's rule: exact drift in the score",
+            )
         for label, (kind, text) in KINDS.items():
             for k, curve in enumerate([c for c in curves if c.label == label]):
-                last = np.append(np.diff(curve.spent) > 0, True)  # of several J after as many trajectories
+                last = np.append(
+                    np.diff(curve.spent) > 0, True
+                )  # of several J after as many trajectories
                 spent = np.maximum(curve.spent, 1)
-                axes.plot(spent[last], curve.J[last], color=INK[kind], lw=1.2, label=None if k else text)
+                axes.plot(
+                    spent[last], curve.J[last], color=INK[kind], lw=1.2, label=None if k else text
+                )
         never = [float(c.J[-1]) for c in curves if c.label == "nominal model carried over"]
         for k, J in enumerate(never):
             text = None if k else "nominal model carried over: the data sheet, nothing measured"
             axes.axhline(J, color=INK["nominal"], lw=1, ls="--", label=text)
         axes.axhline(GOAL, color="#bbbbbb", lw=0.8, zorder=0)
-        axes.set(xscale="log", xlabel="measured trajectories, all counted", ylabel="$J$ on the device", ylim=(0, 0.72))
+        axes.set(
+            xscale="log",
+            xlabel="measured trajectories, all counted",
+            ylabel="$J$ on the device",
+            ylim=(0, 0.72),
+        )
         figure.legend(loc="outside lower center", ncols=1, fontsize=8)
     return figure
 
 
 def main() -> None:
     """Read runs or curves, write table and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", nargs="*", type=Path, default=[])
     parser.add_argument("--nominal", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/unknown"))
@@ -192,14 +248,18 @@ def main() -> None:
         curves = [c for c in curves if (c.label, c.seed) != (curve.label, curve.seed)] + [curve]
         print(f"{folder}: {curve.label}, J = {curve.J[-1]:.4f} after {curve.spent[-1]}", flush=True)
     if given.nominal:
-        curves = [c for c in curves if c.label != "nominal model carried over"] + nominal(given.nominal, (0, 1, 2))
+        curves = [c for c in curves if c.label != "nominal model carried over"] + nominal(
+            given.nominal, (0, 1, 2)
+        )
     curves.sort(key=lambda c: (c.label, c.seed))
     write_curves(path, curves)
     text = table_text(curves)
     (given.out / "table.txt").write_text(text)
     print(text)
     reference = Path("results/fig1/long/curves.csv.gz")
-    save(draw(curves, paper_curve(reference) if reference.exists() else None), given.out / "unknown")
+    save(
+        draw(curves, paper_curve(reference) if reference.exists() else None), given.out / "unknown"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What a wrong model costs: in the twin alone, variance; in the score too, a bias that no error bar shows.
+"""What a wrong model costs: in the twin alone, variance; in the score too, a bias that no error bar
+shows.
 
-An Ornstein–Uhlenbeck process dX = −k(X − rest)dt + σ dW whose gradient is known exactly for the Euler scheme. The model
-has every parameter wrong by the same factor, and the trajectories are those of the device.
+An Ornstein–Uhlenbeck process dX = −k(X − rest)dt + σ dW whose gradient is known exactly for the
+Euler scheme. The model has every parameter wrong by the same factor, and the trajectories are those
+of the device.
 
     python benchmarks/wrong_model.py
 """
@@ -17,7 +19,9 @@ import fluctua as fl
 
 T = jnp.linspace(0, 2, 17)
 THETA = {"k": jnp.array(0.6), "rest": jnp.array(0.5), "sigma": jnp.array(1.0)}
-PROCESS = fl.Process(lambda th, x: -th["k"] * (x - th["rest"]), lambda th, x: th["sigma"] * jnp.ones(1))
+PROCESS = fl.Process(
+    lambda th, x: -th["k"] * (x - th["rest"]), lambda th, x: th["sigma"] * jnp.ones(1)
+)
 OBJECTIVE = fl.Objective(lambda th, x: 0.4 * x[0] - x[0] ** 2, lambda th, x: -((x[0] - 0.4) ** 2))
 START = jnp.array([-0.8])
 
@@ -37,8 +41,13 @@ def exact():
 
 
 def bias(factor, name, data):
-    """(relative bias of ∂J/∂k, its standard error) with every parameter of the model `factor` times the device's."""
-    wrong = lambda th: jax.tree.map(lambda v: factor * v, th)
+    """(relative bias of ∂J/∂k, its standard error) with every parameter of the model `factor`
+    times the device's.
+    """
+
+    def wrong(th):
+        return jax.tree.map(lambda v: factor * v, th)
+
     where = {
         "twin": (THETA, fl.Twin(theta=wrong)),
         "twin and score": (wrong(THETA), fl.Twin()),
@@ -58,7 +67,9 @@ def trajectories(count, seed=1):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--trajectories", type=int, default=200_000)
     data = trajectories(options.parse_args().trajectories)
     print("relative error of ∂J/∂k, every parameter of the model wrong by")

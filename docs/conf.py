@@ -26,11 +26,15 @@ suppress_warnings = ["myst.xref_missing"]
 
 
 def plain_docstrings(app, what, name, obj, options, lines):
-    """p(x'|x) in a docstring is a density, not a substitution, and `Record`s are several; code stays as it is."""
+    """p(x'|x) in a docstring is a density, not a substitution, and `Record`s are several; code
+    stays as it is.
+    """
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = line.split("`")
-            line = "`".join(part.replace("|", r"\|") if k % 2 == 0 else part for k, part in enumerate(parts))
+            line = "`".join(
+                part.replace("|", r"\|") if k % 2 == 0 else part for k, part in enumerate(parts)
+            )
             lines[i] = re.sub(r"(`[^`]+`)(?=s\b)", r"\1\\ ", line)
 
 

@@ -1,7 +1,8 @@
-"""A device that changes while it is trained: the calibration notices, forgets, and the training goes on.
+"""A device that changes while it is trained: the calibration notices, forgets, and the training
+goes on.
 
-A particle in a trap is pushed to hold at x = 1. Nobody knows the stiffness of the trap or its offset, and after 20
-iterations the offset jumps. Run it with `python examples/changing.py`.
+A particle in a trap is pushed to hold at x = 1. Nobody knows the stiffness of the trap or its
+offset, and after 20 iterations the offset jumps. Run it with `python examples/changing.py`.
 """
 
 import tempfile
@@ -20,7 +21,9 @@ def effective(theta, phi):
     return {"push": theta + phi["offset"], "stiffness": phi["stiffness"]}
 
 
-process = fl.Process(lambda p, x: p["push"] - p["stiffness"] * x, noise=lambda p, x: 0.2 * jnp.ones(1))
+process = fl.Process(
+    lambda p, x: p["push"] - p["stiffness"] * x, noise=lambda p, x: 0.2 * jnp.ones(1)
+)
 hold = fl.Objective(running=lambda p, x: -((x[0] - 1) ** 2))
 simulator = fl.simulator(process, start=jnp.zeros(1), t=TIMES)
 model = fl.ppgt(process, hold, simulator, baseline=fl.Twin())
@@ -41,15 +44,33 @@ class Device:
 
 if __name__ == "__main__":
     for memory, renew in ((jnp.inf, False), (20, True)):
-        estimator = fl.Calibrated(
-            model, Device(), effective, nominal, spread=0.5, samples=0, memory=memory, renew=renew,
+        estimator = fl.SelfCalibrating(
+            model,
+            Device(),
+            effective,
+            nominal,
+            spread=0.5,
+            samples=0,
+            memory=memory,
+            renew=renew,
             on_doubt="continue",  # the first one is shown what becomes of it
-        )  # fmt: skip
+        )
         print(f"memory={memory}, renew={renew}")
 
         def show(row, record):
             if row.event or row.iteration in (JUMP - 1, JUMP, JUMP + 10, JUMP + 19):
-                print(f"  {row.iteration:>3}  push {float(record.theta):6.3f}  J = {row.J:.3f}  {row.event}")
+                print(
+                    f"  {row.iteration:>3}  push {float(record.theta):6.3f}  J = {row.J:.3f}  "
+                    f"{row.event}"
+                )
 
         with tempfile.TemporaryDirectory() as folder:
-            fl.run(f"{folder}/run", estimator, jnp.array(0.0), optax.adam(0.1), count=4, iterations=40, on_row=show)
+            fl.run(
+                f"{folder}/run",
+                estimator,
+                jnp.array(0.0),
+                optax.adam(0.1),
+                count=4,
+                iterations=40,
+                on_row=show,
+            )

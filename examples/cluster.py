@@ -1,8 +1,10 @@
-"""Train a particle in a noisy trap with ensembles that are computed in shards, here or on a Ray cluster.
+"""Train a particle in a noisy trap with ensembles that are computed in shards, here or on a Ray
+cluster.
 
     python examples/cluster.py                      # in this process
-    python examples/cluster.py --address local      # on Ray, begun on this machine (pip install 'fluctua[cluster]')
-    python examples/cluster.py --address HOST:6379  # on a cluster: `ray start --head` there
+    python examples/cluster.py --address local      # on Ray, begun on this machine (pip install
+    'fluctua[cluster]') python examples/cluster.py --address HOST:6379  # on a cluster: `ray start
+    --head` there
 
 All three print the same numbers, to the last digit, also if you kill some of the workers.
 """
@@ -21,16 +23,31 @@ options.add_argument("--count", type=int, default=4000)
 options.add_argument("--iterations", type=int, default=10)
 asked = options.parse_args()
 
-process = fl.Process(lambda theta, x: theta["force"] - x**3, lambda theta, x: 0.3 * jnp.ones_like(x))
+process = fl.Process(
+    lambda theta, x: theta["force"] - x**3, lambda theta, x: 0.3 * jnp.ones_like(x)
+)
 objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
-estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101)))
+estimator = fl.ppgt(
+    process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 101))
+)
 
 with fl.distributed(estimator, asked.address, shards=16) as sharded:
     training = fl.train(
-        jax.random.key(0), {"force": jnp.zeros(())}, sharded, optax.adam(0.1), count=asked.count,
+        jax.random.key(0),
+        {"force": jnp.zeros(())},
+        sharded,
+        optax.adam(0.1),
+        count=asked.count,
         iterations=asked.iterations,
-    )  # fmt: skip
+    )
     for record in training:
-        print(f"{record.iteration:3}  J = {float(record.estimate.value):.9f}  force {float(record.theta['force']):.9f}")
-    lost = f"{len(sharded.losses)} shards were computed again" if sharded.losses else "no worker was lost"
+        print(
+            f"{record.iteration:3}  J = {float(record.estimate.value):.9f}  force "
+            f"{float(record.theta['force']):.9f}"
+        )
+    lost = (
+        f"{len(sharded.losses)} shards were computed again"
+        if sharded.losses
+        else "no worker was lost"
+    )
     print(f"{record.trajectories:,} trajectories; {lost}")

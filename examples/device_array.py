@@ -1,8 +1,8 @@
 """Four devices that differ, one design for all of them, and a fifth that took no part.
 
-Each box is a driven, noisy mode whose resonance is off by an amount of its own, which a calibration of that box found.
-All get the same settings: J of the population is trained. One of them falls silent for a while.
-"""
+Each box is a driven, noisy mode whose resonance is off by an amount of its own, which a calibration
+of that box found. All get the same settings: J of the population is trained. One of them falls
+silent for a while."""
 
 from functools import partial
 
@@ -14,7 +14,11 @@ import optax
 import fluctua as fl
 from fluctua.insitu import Batch, Health, InstrumentError, Retry, array
 
-T, SIGMA, OFFSETS = np.linspace(0, 6, 151), 0.2, [0.9, 1.2, 0.5, 1.0, 0.8]  # the last box takes no part
+T, SIGMA, OFFSETS = (
+    np.linspace(0, 6, 151),
+    0.2,
+    [0.9, 1.2, 0.5, 1.0, 0.8],
+)  # the last box takes no part
 calls = [0] * len(OFFSETS)
 
 
@@ -34,7 +38,10 @@ class Box:
         calls[self.number] += 1
         if self.number == 1 and 4 <= calls[1] < 8:
             raise InstrumentError("no trigger")
-        rate, psi = -1 - 1j * (OFFSETS[self.number] + self.settings["detuning"]), np.zeros((self.count, 151), complex)
+        rate, psi = (
+            -1 - 1j * (OFFSETS[self.number] + self.settings["detuning"]),
+            np.zeros((self.count, 151), complex),
+        )
         for n, dt in enumerate(np.diff(T)):
             kick = SIGMA * np.sqrt(dt) * self.rng.normal(size=(2, self.count))
             psi[:, n + 1] = psi[:, n] + (rate * psi[:, n] + 1) * dt + kick[0] + 1j * kick[1]
@@ -48,11 +55,22 @@ def drift(theta, x, t, offset):  # offset: of the box, from the context
 process = fl.Process(drift, noise=lambda theta, x: SIGMA * jnp.ones(2))
 energy = fl.Objective(running=lambda theta, x: jnp.sum(x**2) / T[-1])
 connects = [partial(Box, k) for k in range(5)]
-known = [partial(np.full, fill_value=offset) for offset in OFFSETS]  # the calibration of a box, a row a trajectory
-boxes = array(connects[:4], contexts=known[:4], retry=Retry(2, first=0.01), report=lambda note: print(note.message))
+known = [
+    partial(np.full, fill_value=offset) for offset in OFFSETS
+]  # the calibration of a box, a row a trajectory
+boxes = array(
+    connects[:4],
+    contexts=known[:4],
+    retry=Retry(2, first=0.01),
+    report=lambda note: print(note.message),
+)
 estimator, theta = fl.ppgt(process, energy, boxes, baseline="twin"), {"detuning": jnp.array(0.0)}
-for record in fl.train(jax.random.key(0), theta, estimator, optax.adam(0.2), count=80, iterations=12):
+for record in fl.train(
+    jax.random.key(0), theta, estimator, optax.adam(0.2), count=80, iterations=12
+):
     theta = record.next_theta
 print(record.estimate, boxes.describe(record.estimate.groups), sep="\n")
-fifth = fl.ppgt(process, energy, array(connects[4:], contexts=known[4:]))(jax.random.key(1), theta, 200)
+fifth = fl.ppgt(process, energy, array(connects[4:], contexts=known[4:]))(
+    jax.random.key(1), theta, 200
+)
 print(f"detuning {theta['detuning']:+.2f}; on a box that took no part J = {fifth.value:.3f}")

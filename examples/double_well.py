@@ -1,8 +1,8 @@
 """Train a bistable switch: find the weakest pulse that carries a noisy particle over the barrier.
 
-The particle sits in the left well of V(x) = x⁴/4 − x²/2 and feels a force u(t) = Σ uₖ bump(t − tₖ) whose
-twelve amplitudes are trained. The reward is to end in the right well, less the energy of the pulse.
-Run it with `python examples/double_well.py --out demo`.
+The particle sits in the left well of V(x) = x⁴/4 − x²/2 and feels a force u(t) = Σ uₖ bump(t − tₖ)
+whose twelve amplitudes are trained. The reward is to end in the right well, less the energy of the
+pulse. Run it with `python examples/double_well.py --out demo`.
 """
 
 import argparse
@@ -39,7 +39,7 @@ simulator = fl.simulator(process, start=jnp.array([-1.0]), t=jnp.linspace(0, HOR
 
 def train(iterations: int, count: int):
     # the bins compare particles that are at the same place before the kick
-    estimator = fl.ppgt(process, switch, simulator, baseline=fl.binned(lambda u, x: x[0]))
+    estimator = fl.ppgt(process, switch, simulator, baseline=fl.baselines.binned(lambda u, x: x[0]))
     # without a nudge no run ever switches, and there is nothing to learn from
     start = 0.3 * jnp.ones(12)
     records = fl.train(
@@ -58,12 +58,17 @@ def draw(records) -> Figure:
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     axes = figure.subplots(2, 2)
     t = np.asarray(simulator.t)
-    for column, (title, u) in enumerate([("before", records[0].theta), ("after", records[-1].next_theta)]):
+    for column, (title, u) in enumerate(
+        [("before", records[0].theta), ("after", records[-1].next_theta)]
+    ):
         x = np.asarray(simulator(jax.random.key(1), u, 200).x)[..., 0]
         share = (x[:, -1] > 0).mean()
         axes[0, column].plot(t, x[:60].T, lw=0.5, color="C0", alpha=0.4)
         axes[0, column].set(
-            title=f"{title}: {share:.0%} of runs switch", xlabel="time", ylabel="position", ylim=(-1.9, 1.9)
+            title=f"{title}: {share:.0%} of runs switch",
+            xlabel="time",
+            ylabel="position",
+            ylim=(-1.9, 1.9),
         )
         axes[0, column].axhline(0, color="0.6", lw=0.8, ls=":")
         axes[1, 0].plot(t, jax.vmap(lambda s, u=u: pulse(u, s))(t), label=title, color=f"C{column}")
@@ -78,7 +83,9 @@ def draw(records) -> Figure:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--count", type=int, default=300, help="trajectories per iteration")

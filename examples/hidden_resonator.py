@@ -1,4 +1,5 @@
-"""Three resonators of which only the last is read, through noise: the ones that nobody sees are trained all the same.
+"""Three resonators of which only the last is read, through noise: the ones that nobody sees are
+trained all the same.
 
 Run it with `python examples/hidden_resonator.py`.
 """
@@ -19,7 +20,8 @@ network = tcmt.chain(3)
 task = tcmt.transmission(network, horizon=4.0, dt=0.05, s=3.0)
 theta = {"omega": jnp.array([0.8, -1.2, 0.5]), "kappa": jnp.ones(2)}
 
-# Of the state [Re ψ, Im ψ] the readout gives both quadratures of site 2, with noise of variance 0.02 on each.
+# Of the state [Re ψ, Im ψ] the readout gives both quadratures of site 2, with noise of variance
+# 0.02 on each.
 quadratures = [2, 5]
 process = fl.Observed(task.process, observe=np.eye(6)[quadratures], noise=0.02, start=task.start)
 
@@ -40,7 +42,10 @@ _, of_network = exact.value_and_gradient(task, theta)  # linear, so known
 for name, value in of_network.items():
     for i, g in enumerate(value):
         measured, error = estimate.gradient[name][i], estimate.stderr[name][i]
-        print(f"∂J/∂{name}[{i}] = {measured:7.4f} ± {error:.4f}   exact {g:7.4f}   {(measured - g) / error:+.1f} σ")
+        print(
+            f"∂J/∂{name}[{i}] = {measured:7.4f} ± {error:.4f}   exact {g:7.4f}   "
+            f"{(measured - g) / error:+.1f} σ"
+        )
 
 training = fl.train(jax.random.key(1), theta, estimator, optax.adam(0.1), iterations=30, count=300)
 trained = list(training)[-1].next_theta

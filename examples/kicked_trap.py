@@ -1,12 +1,12 @@
 """Move a heavy particle with the least work: the trap learns to kick it off and to catch it.
 
-As in `moving_trap.py`, with mass 1 and friction γ = 1/7, within t_f = 0.3π. The optimum sets the particle moving by an
-impulse at the start, carries it at the constant speed c = 5/(t_f + 2γ) and stops it by an impulse at the end
-(Gomez-Marin, Schmiedl and Seifert 2008): W* = 25γ/(t_f + 2γ) = 2.90787. The protocol here is a ramp and two kicks, each
-one of 60 steps long. Only the velocity has noise. The work is the change of the potential energy and what the force
-does on the particle, F·(v + v')/2·Δt a step: the kinetic energy that it gains at any step size; F·(x' − x) is not.
-Run it with `python examples/kicked_trap.py`.
-"""
+As in `moving_trap.py`, with mass 1 and friction γ = 1/7, within t_f = 0.3π. The optimum sets the
+particle moving by an impulse at the start, carries it at the constant speed c = 5/(t_f + 2γ) and
+stops it by an impulse at the end (Gomez-Marin, Schmiedl and Seifert 2008): W* = 25γ/(t_f + 2γ) =
+2.90787. The protocol here is a ramp and two kicks, each one of 60 steps long. Only the velocity has
+noise. The work is the change of the potential energy and what the force does on the particle, F·(v
++ v')/2·Δt a step: the kinetic energy that it gains at any step size; F·(x' − x) is not. Run it with
+`python examples/kicked_trap.py`."""
 
 import argparse
 
@@ -59,11 +59,15 @@ def exact_work(th):
 
 def train(iterations, count):
     rule = optax.sgd(optax.cosine_decay_schedule(0.1, iterations))
-    return list(fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations))
+    return list(
+        fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations)
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--count", type=int, default=4000, help="trajectories per iteration")
     options = parser.parse_args()
@@ -71,4 +75,8 @@ if __name__ == "__main__":
     work = exact_work(last.next_theta)
     print(f"work: ramp {exact_work(RAMP):.4f}, trained {work:.4f}; W* {LEAST:.5f}")
     print(f"trained / W* = {work / LEAST:.4f} with {last.trajectories:,} trajectories")
-    print("kicks at both ends:", np.round(last.next_theta["kicks"], 2), f"(±{END / (DURATION + 2 * FRICTION):.2f})")
+    print(
+        "kicks at both ends:",
+        np.round(last.next_theta["kicks"], 2),
+        f"(±{END / (DURATION + 2 * FRICTION):.2f})",
+    )

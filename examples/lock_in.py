@@ -1,8 +1,8 @@
 """Tune a shaken resonator to its drive by what a lock-in amplifier shows, and nothing else.
 
-The reward is the lock-in's R² = X² + Y², the position demodulated at the drive's frequency and low-passed. The filter's
-state joins that of the resonator, without noise of its own. `python examples/lock_in.py` runs it.
-"""
+The reward is the lock-in's R² = X² + Y², the position demodulated at the drive's frequency and
+low-passed. The filter's state joins that of the resonator, without noise of its own. `python
+examples/lock_in.py` runs it."""
 
 import argparse
 
@@ -25,10 +25,14 @@ def drift(theta, x, t):
 
 resonator = fl.Process(drift, noise=lambda theta, x: jnp.array([0.0, SHAKING]))
 position = fl.Objective(running=lambda theta, x: x[0])
-seen = fl.filtered(resonator, position, jnp.zeros(2), fl.lock_in(FREQUENCY, tau=1.0))
+seen = fl.filters.filtered(
+    resonator, position, jnp.zeros(2), fl.filters.lock_in(FREQUENCY, tau=1.0)
+)
 simulator = fl.simulator(seen.process, seen.start, t)
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--iterations", type=int, default=40)
 parser.add_argument("--count", type=int, default=100, help="trajectories per iteration")
 options = parser.parse_args()
@@ -36,7 +40,12 @@ options = parser.parse_args()
 theta = {"stiffness": jnp.array(30.0)}
 estimator = fl.ppgt(seen.process, seen.objective, simulator, baseline="mean")
 training = fl.train(
-    jax.random.key(0), theta, estimator, optax.adam(0.6), count=options.count, iterations=options.iterations
+    jax.random.key(0),
+    theta,
+    estimator,
+    optax.adam(0.6),
+    count=options.count,
+    iterations=options.iterations,
 )
 for record in training:
     if record.iteration % 10 == 0:

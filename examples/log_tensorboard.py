@@ -1,7 +1,7 @@
 """A training in TensorBoard.
 
-Run it with `pip install tensorboardX`, `python examples/log_tensorboard.py`; look with `tensorboard --logdir runs`.
-"""
+Run it with `pip install tensorboardX`, `python examples/log_tensorboard.py`; look with `tensorboard
+--logdir runs`."""
 
 import sys
 
@@ -23,4 +23,14 @@ with SummaryWriter(f"{folder}-events") as writer:
             writer.add_scalar(name, getattr(row, name), row.iteration)
         writer.add_scalar("force", float(record.theta["force"]), row.iteration)
 
-    print(fl.run(folder, estimator, {"force": jnp.zeros(())}, optax.adam(0.1), count=200, iterations=30, on_row=log))
+    print(
+        fl.run(
+            folder,
+            estimator,
+            {"force": jnp.zeros(())},
+            optax.adam(0.1),
+            count=200,
+            iterations=30,
+            on_row=log,
+        )
+    )

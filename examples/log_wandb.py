@@ -1,7 +1,7 @@
 """A training in Weights & Biases.
 
-Run it with `pip install wandb`, `python examples/log_wandb.py`; WANDB_MODE=offline keeps everything here.
-"""
+Run it with `pip install wandb`, `python examples/log_wandb.py`; WANDB_MODE=offline keeps everything
+here."""
 
 import sys
 
@@ -25,4 +25,14 @@ with wandb.init(project="fluctua", config=settings) as board:
 
     count, iterations = settings["count"], settings["iterations"]
     theta = {"force": jnp.zeros(())}
-    print(fl.run(folder, estimator, theta, optax.adam(0.1), count=count, iterations=iterations, on_row=log))
+    print(
+        fl.run(
+            folder,
+            estimator,
+            theta,
+            optax.adam(0.1),
+            count=count,
+            iterations=iterations,
+            on_row=log,
+        )
+    )

@@ -1,10 +1,11 @@
 """Move a trapped particle with the least work, learnt from its own fluctuations.
 
-A Brownian particle (friction 1, k_BT = 1) sits in a trap of stiffness 1 whose centre goes from 0 to 5 within a time 1,
-in 100 steps, each of which is a parameter. When the centre is switched from λ to λ' the work V(x, λ') − V(x, λ) is
-done: at the start, and after every step at the state where it arrives. In continuous time the least work is
-W* = 25/(1 + 2) = 8.3333, by jumps of 5/3 at both ends and a constant speed between (Schmiedl and Seifert 2007).
-Run it with `python examples/moving_trap.py`.
+A Brownian particle (friction 1, k_BT = 1) sits in a trap of stiffness 1 whose centre goes from 0 to
+5 within a time 1, in 100 steps, each of which is a parameter. When the centre is switched from λ to
+λ' the work V(x, λ') − V(x, λ) is
+done: at the start, and after every step at the state where it arrives. In continuous time the least
+work is W* = 25/(1 + 2) = 8.3333, by jumps of 5/3 at both ends and a constant speed between
+(Schmiedl and Seifert 2007). Run it with `python examples/moving_trap.py`.
 """
 
 import argparse
@@ -21,7 +22,9 @@ T = jnp.linspace(0.0, 1.0, STEPS + 1)
 
 
 def centre(protocol, t, ahead=0):
-    """Centre during the step that begins at t, or that many steps ahead; at the end of time it is where it must be."""
+    """Centre during the step that begins at t, or that many steps ahead; at the end of time it
+    is where it must be.
+    """
     return jnp.append(protocol, END)[jnp.round(t * STEPS).astype(int) + ahead]
 
 
@@ -40,7 +43,9 @@ RAMP = END * (jnp.arange(STEPS) + 0.5) / STEPS
 
 
 def exact_work(protocol):
-    """E[W] of the simulated chain: the work is linear in x, so that its mean path is all that matters."""
+    """E[W] of the simulated chain: the work is linear in x, so that its mean path is all that
+    matters.
+    """
 
     def step(mean, centres):
         now, after = centres
@@ -58,16 +63,26 @@ def best_on_grid():
 
 def train(iterations, count):
     rule = optax.sgd(optax.cosine_decay_schedule(30.0, iterations))
-    return list(fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations))
+    return list(
+        fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations)
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--count", type=int, default=1000, help="trajectories per iteration")
     options = parser.parse_args()
     last = train(**vars(options))[-1]
     work = exact_work(last.next_theta)
-    print(f"work: ramp {exact_work(RAMP):.4f}, trained {work:.4f}, best on this grid {exact_work(best_on_grid()):.4f}")
+    print(
+        f"work: ramp {exact_work(RAMP):.4f}, trained {work:.4f}, best on this grid "
+        f"{exact_work(best_on_grid()):.4f}"
+    )
     print(f"trained / W* = {work / LEAST:.4f} with {last.trajectories:,} trajectories")
-    print("jumps at both ends:", np.round([last.next_theta[:5].mean(), END - last.next_theta[-5:].mean()], 2))
+    print(
+        "jumps at both ends:",
+        np.round([last.next_theta[:5].mean(), END - last.next_theta[-5:].mean()], 2),
+    )

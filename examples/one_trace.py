@@ -1,9 +1,9 @@
 """One long trace, nobody restarts anything: the gradient of a long-run average.
 
-A particle is watched in an optical trap that is stiffer further out. The trace is cut out of an experiment that was
-running anyway, so there is no start to speak of. Which way do the stiffness k, the cubic part c and the temperature
-move the mean square displacement? Compared with the Boltzmann distribution.
-Run it with `python examples/one_trace.py`.
+A particle is watched in an optical trap that is stiffer further out. The trace is cut out of an
+experiment that was running anyway, so there is no start to speak of. Which way do the stiffness k,
+the cubic part c and the temperature move the mean square displacement? Compared with the Boltzmann
+distribution. Run it with `python examples/one_trace.py`.
 """
 
 import argparse
@@ -52,4 +52,7 @@ exact = jax.grad(boltzmann)(theta)
 print(f"{plain}\n\nwith the trap's own model as a twin\n{twin}\n")
 for name in KNOBS:
     gain = float((plain.estimate.stderr[name] / twin.estimate.stderr[name]) ** 2)
-    print(f"Boltzmann: ∂J/∂{name} = {float(exact[name]):.4f}; the twin saves {gain:.1f} times the record")
+    print(
+        f"Boltzmann: ∂J/∂{name} = {float(exact[name]):.4f}; the twin saves {gain:.1f} times the "
+        "record"
+    )

@@ -1,8 +1,8 @@
 """A driver for one's own instrument: five short methods, and it trains.
 
-The box is a driven, noisy mode with two knobs, a detuning and a drive. Its resonance is off by 0.9 from the data sheet,
-which a calibration has found; nobody has a simulator of it. Every tenth acquisition fails, as acquisitions do. Run it
-with `python examples/own_instrument.py`.
+The box is a driven, noisy mode with two knobs, a detuning and a drive. Its resonance is off by 0.9
+from the data sheet, which a calibration has found; nobody has a simulator of it. Every tenth
+acquisition fails, as acquisitions do. Run it with `python examples/own_instrument.py`.
 """
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu import Batch, Health, InstrumentError, measured
+from fluctua.insitu import Batch, Health, InstrumentError, instrument_substrate
 
 T = np.linspace(0, 6, 301)
 OFFSET, LOSS, SIGMA = 0.9, 1.0, 0.2  # from the calibration
@@ -28,8 +28,14 @@ class Box:
             raise TimeoutError("no trigger")
         psi = np.zeros((count, T.size), complex)
         for n, dt in enumerate(np.diff(T)):
-            kick = SIGMA * np.sqrt(dt) * (self.rng.normal(size=count) + 1j * self.rng.normal(size=count))
-            psi[:, n + 1] = psi[:, n] + ((-LOSS - 1j * (OFFSET + detuning)) * psi[:, n] + drive) * dt + kick
+            kick = (
+                SIGMA
+                * np.sqrt(dt)
+                * (self.rng.normal(size=count) + 1j * self.rng.normal(size=count))
+            )
+            psi[:, n + 1] = (
+                psi[:, n] + ((-LOSS - 1j * (OFFSET + detuning)) * psi[:, n] + drive) * dt + kick
+            )
         return psi
 
 
@@ -54,7 +60,9 @@ class MyInstrument:
         return Batch(T, np.stack([psi.real, psi.imag], axis=-1), full_scale=5.0)
 
     def health(self):
-        return Health(settings=self.settings, identity="box 7")  # as the instrument tells, if it can
+        return Health(
+            settings=self.settings, identity="box 7"
+        )  # as the instrument tells, if it can
 
     def close(self):
         pass
@@ -71,14 +79,23 @@ def drift(theta, x):
 
 
 process = fl.Process(drift, noise=lambda theta, x: SIGMA * jnp.ones(2))
-energy = fl.Objective(running=lambda theta, x: (jnp.sum(x**2) - 0.1 * theta["drive"] ** 2) / T[-1])  # drive has a price
+energy = fl.Objective(
+    running=lambda theta, x: (jnp.sum(x**2) - 0.1 * theta["drive"] ** 2) / T[-1]
+)  # drive has a price
 
-substrate = measured(MyInstrument, batch=100, report=lambda incident: print("note:", incident.message))
+substrate = instrument_substrate(
+    MyInstrument, batch=100, report=lambda incident: print("note:", incident.message)
+)
 estimator = fl.ppgt(process, energy, substrate)
 theta = {"detuning": jnp.array(0.0), "drive": jnp.array(1.0)}
 bounds = fl.box({"detuning": -2.0, "drive": 0.0}, {"detuning": 2.0, "drive": 2.0})
-for record in fl.train(jax.random.key(0), theta, estimator, optax.adam(0.15), count=200, iterations=16, project=bounds):
+for record in fl.train(
+    jax.random.key(0), theta, estimator, optax.adam(0.15), count=200, iterations=16, project=bounds
+):
     if record.iteration % 3 == 0:
-        print(f"iteration {record.iteration:2d}   J = {record.estimate.value:.3f} ± {record.estimate.value_stderr:.3f}")
+        print(
+            f"iteration {record.iteration:2d}   J = {record.estimate.value:.3f} ± "
+            f"{record.estimate.value_stderr:.3f}"
+        )
 print(f"detuning {record.next_theta['detuning']:+.2f}, where resonance is at {-OFFSET:+.2f}")
 print(substrate.describe())

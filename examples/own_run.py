@@ -1,7 +1,8 @@
-"""Train a process of your own into a folder that survives a kill: push a particle in a noisy trap to x = 1.
+"""Train a process of your own into a folder that survives a kill: push a particle in a noisy trap
+to x = 1.
 
-Run it with `python examples/own_run.py`, kill it, and run it again: it goes on where it was, to the bit.
-"""
+Run it with `python examples/own_run.py`, kill it, and run it again: it goes on where it was, to the
+bit."""
 
 import sys
 from pathlib import Path
@@ -18,5 +19,13 @@ estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/trap")
 go = fl.resume if folder.exists() else fl.run
 print(
-    go(folder, estimator, {"force": jnp.zeros(())}, optax.adam(0.1), count=200, iterations=60, checkpoint_seconds=1.0)
+    go(
+        folder,
+        estimator,
+        {"force": jnp.zeros(())},
+        optax.adam(0.1),
+        count=200,
+        iterations=60,
+        checkpoint_seconds=1.0,
+    )
 )

@@ -1,8 +1,8 @@
 """Train a gene to hold its protein at twenty molecules, from the times of its reactions.
 
-A protein is made at a rate that it represses itself, a/(1 + (n/K)²), and lost at rate 1 each. Without repression its
-number would be Poissonian, with a variance of 20. `python examples/reactions.py` runs it.
-"""
+A protein is made at a rate that it represses itself, a/(1 + (n/K)²), and lost at rate 1 each.
+Without repression its number would be Poissonian, with a variance of 20. `python
+examples/reactions.py` runs it."""
 
 import argparse
 
@@ -22,7 +22,9 @@ def rates(theta, x):
 
 
 gene = fl.Jumps(rates, changes=[[1.0], [-1.0]])
-steady = fl.Objective(running=lambda theta, x, t: -jnp.where(t >= 3.0, (x[0] - WANTED) ** 2, 0.0) / 3.0)
+steady = fl.Objective(
+    running=lambda theta, x, t: -jnp.where(t >= 3.0, (x[0] - WANTED) ** 2, 0.0) / 3.0
+)
 simulator = fl.simulator(gene, start=jnp.array([WANTED]), t=jnp.linspace(0, 6, 61))
 
 
@@ -35,7 +37,9 @@ def exact(theta):
     return mean, np.sum(p * (np.arange(120) - mean) ** 2) / p.sum()
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--iterations", type=int, default=60)
 parser.add_argument("--count", type=int, default=400, help="trajectories per iteration")
 options = parser.parse_args()
@@ -43,7 +47,12 @@ options = parser.parse_args()
 theta = {"make": jnp.log(jnp.array(20.0)), "half": jnp.log(jnp.array(60.0))}
 estimator = fl.ppgt(gene, steady, simulator, baseline="mean")
 training = fl.train(
-    jax.random.key(0), theta, estimator, optax.adam(0.1), count=options.count, iterations=options.iterations
+    jax.random.key(0),
+    theta,
+    estimator,
+    optax.adam(0.1),
+    count=options.count,
+    iterations=options.iterations,
 )
 for record in training:
     if record.iteration % 10 == 0:

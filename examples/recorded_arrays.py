@@ -1,8 +1,8 @@
 """No simulator: arrays in, gradient out.
 
-A laboratory recorded 4,000 runs of a driven mode and saved them as plain arrays. All that is known is the
-drift with its calibrated coefficients and the strength of the noise. The gradient says which way to turn
-each knob. Run it with `python examples/recorded_arrays.py`.
+A laboratory recorded 4,000 runs of a driven mode and saved them as plain arrays. All that is known
+is the drift with its calibrated coefficients and the strength of the noise. The gradient says which
+way to turn each knob. Run it with `python examples/recorded_arrays.py`.
 """
 
 import tempfile
@@ -17,7 +17,9 @@ KNOBS = {"detuning": 0.8, "gain": 0.5}
 
 
 def laboratory(path: Path, runs: int = 4000, seed: int = 7) -> None:
-    """Stands for the instrument: writes t (301,), re and im (runs, 301), and the phase of each run's drive."""
+    """Stands for the instrument: writes t (301,), re and im (runs, 301), and the phase of each
+    run's drive.
+    """
     rng = np.random.default_rng(seed)
     t = np.linspace(0, 6, 301)
     dt = np.diff(t)
@@ -45,13 +47,17 @@ with tempfile.TemporaryDirectory() as folder:
     laboratory(Path(folder) / "run.npz")
     data = np.load(Path(folder) / "run.npz")
 
-recorded = fl.Trajectories(data["t"], np.stack([data["re"], data["im"]], axis=-1), context=data["phase"])
+recorded = fl.Trajectories(
+    data["t"], np.stack([data["re"], data["im"]], axis=-1), context=data["phase"]
+)
 process = fl.Process(drift, noise=lambda theta, x: 0.2 * jnp.ones(2))
 power = fl.Objective(terminal=lambda theta, x: jnp.sum(x**2))
 theta = {name: jnp.array(value) for name, value in KNOBS.items()}
 
 # The bins compare runs that had the same power just before the kick.
-estimate = fl.gradient(process, power, theta, recorded, baseline=fl.binned(lambda theta, x: jnp.sum(x**2)))
+estimate = fl.gradient(
+    process, power, theta, recorded, baseline=fl.baselines.binned(lambda theta, x: jnp.sum(x**2))
+)
 print(estimate)
 
 detuning, gain = KNOBS["detuning"], KNOBS["gain"]

@@ -1,8 +1,8 @@
 """From a measurement to a gradient, through a file: record, inspect, calibrate, estimate.
 
-A laboratory writes every run of a driven mode into a recording as it comes in; a kill in between would lose nothing.
-The knobs are not quite what they were set to, which the calibration finds. `python examples/recording_file.py` runs it.
-"""
+A laboratory writes every run of a driven mode into a recording as it comes in; a kill in between
+would lose nothing. The knobs are not quite what they were set to, which the calibration finds.
+`python examples/recording_file.py` runs it."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,9 @@ T = np.linspace(0, 6, 301)
 
 
 def runs(count, seed=7):
-    """Stands for the instrument: ψ (301, 1) of one run after the other, and the phase of its drive."""
+    """Stands for the instrument: ψ (301, 1) of one run after the other, and the phase of its
+    drive.
+    """
     rng = np.random.default_rng(seed)
     dt = T[1] - T[0]
     for _ in range(count):
@@ -28,7 +30,9 @@ def runs(count, seed=7):
         kicks = 0.2 * np.sqrt(dt) * (rng.normal(size=300) + 1j * rng.normal(size=300))
         psi = np.zeros(301, complex)
         for n in range(300):
-            rate = (-TRUE["loss"] - 1j * TRUE["detuning"]) * psi[n] + TRUE["gain"] * np.exp(1j * phase)
+            rate = (-TRUE["loss"] - 1j * TRUE["detuning"]) * psi[n] + TRUE["gain"] * np.exp(
+                1j * phase
+            )
             psi[n + 1] = psi[n] + rate * dt + kicks[n]
         yield psi[:, None], {"phase": phase}
 
@@ -50,7 +54,13 @@ power = fl.Objective(terminal=lambda theta, x: jnp.sum(x**2))
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "run.nc"
     head = insitu.Description(
-        T, ("psi",), "complex128", time_units="us", context={"phase": ()}, parameters=SET, provenance="example"
+        T,
+        ("psi",),
+        "complex128",
+        time_units="us",
+        context={"phase": ()},
+        parameters=SET,
+        provenance="example",
     )
     with insitu.create(path, head) as writer:
         for psi, known in runs(1000):
@@ -62,11 +72,17 @@ with tempfile.TemporaryDirectory() as folder:
         print("\n".join(finding.text for finding in found) or "nothing is wrong with it")
 
         noise = insitu.fit_noise(recording, process, recording.description.theta)
-        print(f"diffusion: {noise.diffusion[0]:.5f} ± {noise.diffusion_stderr[0]:.5f}, the model has {0.2**2 / 2:.5f}")
+        print(
+            f"diffusion: {noise.diffusion[0]:.5f} ± {noise.diffusion_stderr[0]:.5f}, the model has "
+            f"{0.2**2 / 2:.5f}"
+        )
 
         fit = insitu.fit_drift(recording, process, recording.description.theta)
         for name, value in fit.theta.items():
-            print(f"{name}: set {SET[name]}, measured {float(value):.4f} ± {float(fit.stderr[name]):.4f}")
+            print(
+                f"{name}: set {SET[name]}, measured {float(value):.4f} ± "
+                f"{float(fit.stderr[name]):.4f}"
+            )
 
         print("\nwith the measured knobs")
         print(insitu.estimate(recording, process, power, fit.theta).estimate)

@@ -1,8 +1,8 @@
 """Steps of a known length, and a look around with the trajectories at hand.
 
-A bead in an optical trap is to be carried from 0 to 1 in time 2; stiffness and two way points of the trap are trained
-by the natural gradient. Then one batch says what other stiffnesses would give, without a further trajectory.
-Run it with `python examples/reuse.py`.
+A bead in an optical trap is to be carried from 0 to 1 in time 2; stiffness and two way points of
+the trap are trained by the natural gradient. Then one batch says what other stiffnesses would give,
+without a further trajectory. Run it with `python examples/reuse.py`.
 """
 
 import jax
@@ -28,7 +28,9 @@ simulator = fl.simulator(process, start=jnp.zeros(1), t=jnp.linspace(0, HORIZON,
 theta = {"stiffness": jnp.array(1.0), "way": jnp.array([0.0, 0.0])}
 
 estimator = fl.natural(fl.ppgt(process, arrive, simulator))
-for record in fl.train(jax.random.key(0), theta, estimator, fl.kl_ascent(0.1), count=200, iterations=25):
+for record in fl.train(
+    jax.random.key(0), theta, estimator, fl.optimisers.kl_ascent(0.1), count=200, iterations=25
+):
     if record.iteration % 6 == 0:
         print(f"iteration {record.iteration:2d}   J = {record.estimate.value:+.3f}")
 theta = record.next_theta
@@ -43,4 +45,7 @@ for change in (-0.6, -0.3, 0.3, 0.6, 6.0):
         print(f"  {change:+.1f}   {str(refusal).split(':')[0]}")
     else:
         J, error = found.estimate.value, found.estimate.value_stderr
-        print(f"  {change:+.1f}   J = {J:+.3f} ± {error:.3f}   worth {found.ess:.0f}, KL {found.kl[0]:.2f}")
+        print(
+            f"  {change:+.1f}   J = {J:+.3f} ± {error:.3f}   worth {found.ess:.0f}, KL "
+            f"{found.kl[0]:.2f}"
+        )

@@ -1,8 +1,9 @@
-"""A trapped bead, its position and velocity sampled far apart: calibrate the trap, then read the gradient off the file.
+"""A trapped bead, its position and velocity sampled far apart: calibrate the trap, then read the
+gradient off the file.
 
-Only the velocity is kicked; the position follows it. Over an interval of a fifth of a period an Euler step is wrong for
-both, and the exact transition of the linear part is right for both. `python examples/sampled_oscillator.py` runs it.
-"""
+Only the velocity is kicked; the position follows it. Over an interval of a fifth of a period an
+Euler step is wrong for both, and the exact transition of the linear part is right for both. `python
+examples/sampled_oscillator.py` runs it."""
 
 import tempfile
 from pathlib import Path
@@ -47,10 +48,19 @@ def measured(count, seed=5):
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "bead.nc"
-    head = insitu.Description(INTERVAL * np.arange(SAMPLES + 1), ("position", "velocity"), parameters=SET)
+    head = insitu.Description(
+        INTERVAL * np.arange(SAMPLES + 1), ("position", "velocity"), parameters=SET
+    )
     insitu.save(path, head, measured(2000))
     with insitu.open_recording(path) as recording:
         fit = insitu.fit_drift(recording, process, SET, transition=local_linear)
         for name, value in fit.theta.items():
-            print(f"{name}: set {SET[name]}, measured {float(value):.4f} ± {float(fit.stderr[name]):.4f}")
-        print(insitu.estimate(recording, process, spread, fit.theta, score=fl.local_linear_score).estimate)
+            print(
+                f"{name}: set {SET[name]}, measured {float(value):.4f} ± "
+                f"{float(fit.stderr[name]):.4f}"
+            )
+        print(
+            insitu.estimate(
+                recording, process, spread, fit.theta, score=fl.scores.local_linear_score
+            ).estimate
+        )

@@ -1,10 +1,11 @@
-"""Train a detector for its signal-to-noise ratio, mean²/variance: a function of averages, not an average.
+"""Train a detector for its signal-to-noise ratio, mean²/variance: a function of averages, not an
+average.
 
-A cantilever (position, velocity) in noise is pushed by a weak force and read out at the time 6. Its damping, and for
-how long the force is on, may be chosen. No reward of a single run says how good the choice was: the ratio is of many
-runs together, J = F(E[x], E[x²]). Its gradient is F' times those of the two averages, without the bias of plugging in.
-Run it with `python examples/signal_to_noise.py`.
-"""
+A cantilever (position, velocity) in noise is pushed by a weak force and read out at the time 6. Its
+damping, and for how long the force is on, may be chosen. No reward of a single run says how good
+the choice was: the ratio is of many runs together, J = F(E[x], E[x²]). Its gradient is F' times
+those of the two averages, without the bias of plugging in. Run it with `python
+examples/signal_to_noise.py`."""
 
 import argparse
 
@@ -26,7 +27,9 @@ process = fl.Process(drift, noise=lambda theta, x: jnp.array([0.0, 0.25]))
 simulator = fl.simulator(process, jnp.zeros(2), T)
 readout = fl.Objective(terminal=lambda theta, x: x[0])
 square = fl.Objective(terminal=lambda theta, x: x[0] ** 2)
-ratio = fl.of_means(lambda mean, mean_square: mean**2 / (mean_square - mean**2), readout, square)
+ratio = fl.function_of_means(
+    lambda mean, mean_square: mean**2 / (mean_square - mean**2), readout, square
+)
 START = {"damping": jnp.log(0.3), "width": jnp.log(4.0)}
 
 
@@ -37,22 +40,33 @@ def exact_ratio(theta):
 
     def step(carry, t):
         m, p = carry
-        return (m + dt * drift(theta, m, t), a @ p @ a.T + dt * jnp.diag(jnp.array([0.0, 0.25**2]))), None
+        return (
+            m + dt * drift(theta, m, t),
+            a @ p @ a.T + dt * jnp.diag(jnp.array([0.0, 0.25**2])),
+        ), None
 
     (m, p), _ = jax.lax.scan(step, (jnp.zeros(2), jnp.zeros((2, 2))), T[:-1])
     return m[0] ** 2 / p[0, 0]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--count", type=int, default=500, help="trajectories per iteration")
     options = parser.parse_args()
     estimator = fl.ppgt(process, ratio, simulator)
     first, exact = estimator(jax.random.key(1), START, 2000), jax.grad(exact_ratio)(START)
     for name in START:
-        print(f"∂J/∂{name} = {first.gradient[name]:.2f} ± {first.stderr[name]:.2f}, exactly {exact[name]:.2f}")
+        print(
+            f"∂J/∂{name} = {first.gradient[name]:.2f} ± {first.stderr[name]:.2f}, exactly "
+            f"{exact[name]:.2f}"
+        )
     records = fl.train(jax.random.key(0), START, estimator, optax.adam(0.05), **vars(options))
     *_, last = records
-    print(f"signal to noise: {exact_ratio(START):.3f} before, {exact_ratio(last.next_theta):.3f} after, exactly")
+    print(
+        f"signal to noise: {exact_ratio(START):.3f} before, {exact_ratio(last.next_theta):.3f} "
+        "after, exactly"
+    )
     print({name: round(float(jnp.exp(value)), 2) for name, value in last.next_theta.items()})

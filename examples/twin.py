@@ -1,8 +1,9 @@
-"""A digital twin that is 10 % wrong: far smaller error bars, no bias, and a certificate of how wrong it is.
+"""A digital twin that is 10 % wrong: far smaller error bars, no bias, and a certificate of how
+wrong it is.
 
-A damped pendulum in a noisy bath is pushed by a force with three trained amplitudes, to come to rest at an angle of one
-radian. Its twin has stiffness and friction 10 % too large. Run it with `python examples/twin.py`.
-"""
+A damped pendulum in a noisy bath is pushed by a force with three trained amplitudes, to come to
+rest at an angle of one radian. Its twin has stiffness and friction 10 % too large. Run it with
+`python examples/twin.py`."""
 
 import argparse
 
@@ -22,7 +23,9 @@ def force(theta, t):
 
 def drift(theta, x, t):
     angle, speed = x
-    return jnp.array([speed, force(theta, t) - theta["stiffness"] * jnp.sin(angle) - theta["friction"] * speed])
+    return jnp.array(
+        [speed, force(theta, t) - theta["stiffness"] * jnp.sin(angle) - theta["friction"] * speed]
+    )
 
 
 def ten_percent_off(theta):
@@ -32,7 +35,11 @@ def ten_percent_off(theta):
 process = fl.Process(drift, noise=lambda theta, x: NOISE)
 rest = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2) - x[1] ** 2)
 pendulum = fl.simulator(process, start=jnp.zeros(2), t=TIMES)
-theta = {"push": jnp.array([0.5, 0.5, 0.5]), "stiffness": jnp.array(2.0), "friction": jnp.array(0.5)}
+theta = {
+    "push": jnp.array([0.5, 0.5, 0.5]),
+    "stiffness": jnp.array(2.0),
+    "friction": jnp.array(0.5),
+}
 
 
 def flat(tree):
@@ -40,20 +47,25 @@ def flat(tree):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000, help="trajectories per estimate")
     count = parser.parse_args().count
     key = jax.random.key(2)
 
-    # The pendulum here is a simulation, so its true gradient can be had, as it could not in a laboratory.
-    true = fl.pathwise(rest, pendulum)(jax.random.key(1), theta, 20 * count)
+    # The pendulum here is a simulation, so its true gradient can be had, as it could not in a
+    # laboratory.
+    true = fl.reference.pathwise(rest, pendulum)(jax.random.key(1), theta, 20 * count)
     plain = fl.ppgt(process, rest, pendulum)(key, theta, count)
     rough = fl.ppgt(process, rest, pendulum, baseline=fl.Twin(ten_percent_off))
     estimates = {
         "no twin, optimal baseline": plain,
         "twin 10 % off": rough(key, theta, count),
         "exact twin": fl.ppgt(process, rest, pendulum, baseline=fl.Twin())(key, theta, count),
-        "exact twin, second order": fl.ppgt(process, rest, pendulum, baseline=fl.Twin(order=2))(key, theta, count),
+        "exact twin, second order": fl.ppgt(process, rest, pendulum, baseline=fl.Twin(order=2))(
+            key, theta, count
+        ),
     }
     print(f"{'':28}{'variance, times lower':>22}   {'largest |error| / s.e.':>22}")
     for name, estimate in estimates.items():
@@ -62,7 +74,9 @@ if __name__ == "__main__":
         z = np.abs(flat(estimate.gradient) - flat(true.gradient)) / error
         print(f"{name:<28}{gain:>22.1f}   {z.max():>22.1f}")
 
-    weighted = fl.Weighted(rough, memory=100)  # as a training would use it, θ moving little from call to call
+    weighted = fl.ShrunkCorrection(
+        rough, memory=100
+    )  # as a training would use it, θ moving little from call to call
     for call in range(10):
         weighted(jax.random.fold_in(key, call), theta, count)
     print(f"\n{weighted.certificate}")

@@ -1,8 +1,9 @@
-"""A device that is not what its settings say: calibrated and trained with the same few trajectories.
+"""A device that is not what its settings say: calibrated and trained with the same few
+trajectories.
 
-A damped pendulum in a noisy bath is pushed to come to rest at an angle of one radian. Its three pushes have gains that
-nobody told us, and stiffness and friction are not those of the data sheet. Run it with `python examples/unknown.py`.
-"""
+A damped pendulum in a noisy bath is pushed to come to rest at an angle of one radian. Its three
+pushes have gains that nobody told us, and stiffness and friction are not those of the data sheet.
+Run it with `python examples/unknown.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,11 @@ simulator = fl.simulator(process, start=jnp.zeros(2), t=TIMES)
 model = fl.ppgt(process, rest, simulator, baseline=fl.Twin())
 
 data_sheet = {"gain": jnp.ones(3), "stiffness": jnp.array(2.0), "friction": jnp.array(0.5)}
-hidden = {"gain": jnp.array([0.7, 1.2, 0.9]), "stiffness": jnp.array(2.5), "friction": jnp.array(0.4)}
+hidden = {
+    "gain": jnp.array([0.7, 1.2, 0.9]),
+    "stiffness": jnp.array(2.5),
+    "friction": jnp.array(0.4),
+}
 
 
 def device(key, theta, count):
@@ -40,11 +45,18 @@ def device(key, theta, count):
 
 
 if __name__ == "__main__":
-    estimator, theta = fl.Calibrated(model, device, effective, data_sheet, spread=0.3, samples=0), jnp.zeros(3)
+    estimator, theta = (
+        fl.SelfCalibrating(model, device, effective, data_sheet, spread=0.3, samples=0),
+        jnp.zeros(3),
+    )
     J = lambda theta: fl.evaluate(device, theta, objective=rest, count=200)
     print(f"before: {J(theta)}")
-    *_, record = fl.train(jax.random.key(0), theta, estimator, optax.adam(0.1), count=2, iterations=60)
-    print(f"after:  {J(record.next_theta)}; {record.trajectories} trajectories trained and calibrated")
+    *_, record = fl.train(
+        jax.random.key(0), theta, estimator, optax.adam(0.1), count=2, iterations=60
+    )
+    print(
+        f"after:  {J(record.next_theta)}; {record.trajectories} trajectories trained and calibrated"
+    )
     print(estimator.calibration)
     truth = np.concatenate([np.ravel(hidden[name]) for name in sorted(hidden)])
     print(f"hidden: {', '.join(f'{v:g}' for v in truth)} (friction, gains, stiffness)")

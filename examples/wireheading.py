@@ -1,11 +1,12 @@
 """Wireheading, and the guard against it.
 
-The paper warns of training a noise channel: a growing γ_e amplifies the noise at the output port, which the return
-cannot tell from transmitted power, "driving it above unity". Here a 3 × 3 network of noisy resonators is trained
-twice, its frequencies and the couplings γ_e of its leads together, with the score of Eq. 21. Once for the bare
-return: it passes unity, while less and less of the drive arrives. Once with guard="dark", which subtracts the power
-that comes out when the drive is off. Run it with `python examples/wireheading.py --out demo`.
-"""
+The paper warns of training a noise channel: a growing γ_e amplifies the noise at the output port,
+which the return cannot tell from transmitted power, "driving it above unity". Here a 3 × 3 network
+of noisy resonators is trained twice, its frequencies and the couplings γ_e of its leads together,
+with the score of Eq. 21. Once for the bare
+return: it passes unity, while less and less of the drive arrives. Once with guard="dark", which
+subtracts the power that comes out when the drive is off. Run it with `python
+examples/wireheading.py --out demo`."""
 
 import argparse
 from pathlib import Path
@@ -25,12 +26,17 @@ from fluctua.tcmt import exact
 
 SETTING: Any = {"horizon": 10.0, "dt": 1e-2}
 NETWORK = tcmt.rectangular(3, 3, gamma=0.08, sigma_w=2.0)
-BARE, GUARDED = tcmt.transmission(NETWORK, **SETTING), tcmt.transmission(NETWORK, guard="dark", **SETTING)
+BARE, GUARDED = (
+    tcmt.transmission(NETWORK, **SETTING),
+    tcmt.transmission(NETWORK, guard="dark", **SETTING),
+)
 BOUNDS = fl.box({"omega": -0.3, "gamma_e": 0.2}, {"omega": 0.3, "gamma_e": 8.0})
 
 
 class Course(NamedTuple):
-    """One training. claimed: the return it was trained for. measured: by a power meter. transmitted: without noise."""
+    """One training. claimed: the return it was trained for. measured: by a power meter.
+    transmitted: without noise.
+    """
 
     claimed: np.ndarray
     measured: np.ndarray
@@ -41,12 +47,22 @@ class Course(NamedTuple):
 def train(task: tcmt.Task, iterations: int, count: int) -> Course:
     theta = tcmt.initial_parameters(jax.random.key(0), NETWORK, train=("omega", "gamma_e"))
     records = fl.train(
-        jax.random.key(1), theta, task.estimator("cpu"), optax.adam(0.1), count=count, iterations=iterations,
+        jax.random.key(1),
+        theta,
+        task.estimator("cpu"),
+        optax.adam(0.1),
+        count=count,
+        iterations=iterations,
         project=BOUNDS,
-    )  # fmt: skip
+    )
     quiet = tcmt.with_noise(BARE, sigma_w=0.0)
     rows = [
-        (float(r.estimate.value), exact.value(BARE, r.theta), exact.value(quiet, r.theta), r.theta["gamma_e"])
+        (
+            float(r.estimate.value),
+            exact.value(BARE, r.theta),
+            exact.value(quiet, r.theta),
+            r.theta["gamma_e"],
+        )
         for r in watch(records, iterations)
     ]
     return Course(*(np.array(column) for column in zip(*rows, strict=True)))
@@ -58,8 +74,12 @@ def draw(bare: Course, guarded: Course) -> Figure:
         a, b, c = figure.subplots(1, 3)
         for axes, course, title in ((a, bare, "bare return"), (b, guarded, "dark run subtracted")):
             iteration = 1 + np.arange(len(course.measured))
-            axes.plot(iteration, course.measured, color="#d55e00", lw=2.6, label="power at the output")
-            axes.plot(iteration, course.transmitted, color="#117733", lw=2.6, label="of it transmitted")
+            axes.plot(
+                iteration, course.measured, color="#d55e00", lw=2.6, label="power at the output"
+            )
+            axes.plot(
+                iteration, course.transmitted, color="#117733", lw=2.6, label="of it transmitted"
+            )
             axes.plot(iteration, course.claimed, color="black", lw=0.7, label="return as estimated")
             axes.axhline(1, color="0.45", lw=0.8, ls=(0, (4, 2)))
             axes.set(xlabel="iteration", title=title)
@@ -69,9 +89,20 @@ def draw(bare: Course, guarded: Course) -> Figure:
         a.set_ylabel("fraction of the drive's power")
         a.legend(loc="upper left")
         for course, colour, name in ((bare, "#d55e00", "bare"), (guarded, "#117733", "guarded")):
-            c.plot(iteration, course.gamma_e[:, 0], color=colour, lw=0.8, ls=(0, (3, 1.5)), label=f"{name}, input")
+            c.plot(
+                iteration,
+                course.gamma_e[:, 0],
+                color=colour,
+                lw=0.8,
+                ls=(0, (3, 1.5)),
+                label=f"{name}, input",
+            )
             c.plot(iteration, course.gamma_e[:, 1], color=colour, label=f"{name}, output")
-        c.set(xlabel="iteration", ylabel=r"coupling of the lead $\gamma_e$", ylim=(0, 1.5 * bare.gamma_e.max()))
+        c.set(
+            xlabel="iteration",
+            ylabel=r"coupling of the lead $\gamma_e$",
+            ylim=(0, 1.5 * bare.gamma_e.max()),
+        )
         c.legend(loc="upper left", ncols=2, columnspacing=0.8, handlelength=1.0, handletextpad=0.4)
         for axes, name in zip((a, b, c), "abc", strict=True):
             letter(axes, name)
@@ -79,7 +110,9 @@ def draw(bare: Course, guarded: Course) -> Figure:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--count", type=int, default=2000, help="trajectories per iteration")
@@ -91,6 +124,9 @@ if __name__ == "__main__":
         courses.append(train(task, options.iterations, options.count))
     save_png(draw(*courses), options.out / "wireheading.png")
     for name, course in zip(("bare", "guarded"), courses, strict=True):
-        print(f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, of it transmitted "
-              f"{course.transmitted[0]:.3f} -> {course.transmitted[-1]:.3f}")  # fmt: skip
+        print(
+            f"{name:<8} power at the output {course.measured[0]:.3f} -> {course.measured[-1]:.3f}, "
+            "of it transmitted "
+            f"{course.transmitted[0]:.3f} -> {course.transmitted[-1]:.3f}"
+        )
     print(f"Picture: {options.out / 'wireheading.png'}")

@@ -1,9 +1,9 @@
 """Tests run in float64, so that tolerances speak of the equations, and each has one fixed seed.
 
-Most of their time would be XLA optimising code that runs once, so here it does not optimise, nor in the processes that
-tests start unless they ask for `environment_of_a_user`: half of the time. To have the compiler of users everywhere:
-`XLA_FLAGS= make test`. What was compiled is kept with pytest's cache, for the other workers and the next run;
-`pytest --cache-clear` begins anew.
+Most of their time would be XLA optimising code that runs once, so here it does not optimise, nor in
+the processes that tests start unless they ask for `environment_of_a_user`: half of the time. To
+have the compiler of users everywhere: `XLA_FLAGS= make test`. What was compiled is kept with
+pytest's cache, for the other workers and the next run; `pytest --cache-clear` begins anew.
 """
 
 import gc
@@ -11,10 +11,13 @@ import os
 import zlib
 from pathlib import Path
 
-# Before NumPy is imported: the threads of its linear algebra wait for each other by spinning, on the cores of the other
-# workers. An eigenvalue problem of the paper's lattice takes a tenth of the time without them.
+# Before NumPy is imported: the threads of its linear algebra wait for each other by spinning, on
+# the cores of the other workers. An eigenvalue problem of the paper's lattice takes a tenth of the
+# time without them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # the lines of Python are not compiled in
+os.environ.setdefault(
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0"
+)  # the lines of Python are not compiled in
 
 import jax
 import pytest
@@ -23,7 +26,9 @@ from cuda_device import device  # noqa: F401
 from fluctua.compiled import backend
 from processes import compile_quickly
 
-backend.WORTHWHILE = 10**18  # large calls of other tests stay on JAX: none waits for a compiler of C++
+backend.WORTHWHILE = (
+    10**18
+)  # large calls of other tests stay on JAX: none waits for a compiler of C++
 compile_quickly()  # before JAX first looks for devices
 jax.config.update("jax_enable_x64", True)
 
@@ -34,7 +39,9 @@ def pytest_configure(config):
 
 
 def keep_compiled(folder):
-    """However small: in a folder of compiled functions, for this process and those that it starts."""
+    """However small: in a folder of compiled functions, for this process and those that it
+    starts.
+    """
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
@@ -42,14 +49,18 @@ def keep_compiled(folder):
 
 
 def pytest_collection_finish():
-    """Tracing makes many small objects: Python would look for cycles, among all that was imported, all the time."""
+    """Tracing makes many small objects: Python would look for cycles, among all that was
+    imported, all the time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
 
 MOST_MAPS = 30_000
-"""Memory maps of a process at which compiled functions are let go: XLA crashes at Linux' limit of 65,530."""
+"""Memory maps of a process at which compiled functions are let go: XLA crashes at Linux' limit
+of 65,530.
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,6 @@
-"""The shape of the tree that import-linter does not see; pyproject.toml has the layers and the ban on cycles."""
+"""The shape of the tree that import-linter does not see; pyproject.toml has the layers and the
+ban on cycles.
+"""
 
 import ast
 from pathlib import Path
@@ -11,7 +13,18 @@ PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu"]
 MOST_MODULES = 16
 
 # Not installed with fluctua, therefore imported where they are needed.
-OPTIONAL = {"cupy", "diffrax", "gymnasium", "pyvisa", "pyvisa_py", "ray", "starlette", "torch", "torchsde", "uvicorn"}
+OPTIONAL = {
+    "cupy",
+    "diffrax",
+    "gymnasium",
+    "pyvisa",
+    "pyvisa_py",
+    "ray",
+    "starlette",
+    "torch",
+    "torchsde",
+    "uvicorn",
+}
 
 
 def within(path, root=SOURCE):
@@ -28,21 +41,36 @@ def imports(tree):
 
 def packages(node):
     """Top-level packages that an import statement names."""
-    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    modules = (
+        [node.module or ""]
+        if isinstance(node, ast.ImportFrom)
+        else [alias.name for alias in node.names]
+    )
     return {module.split(".")[0] for module in modules}
 
 
 def local_imports(path):
-    """Packages imported elsewhere than at the top of a module: in functions, or for the type checker only."""
+    """Packages imported elsewhere than at the top of a module: in functions, or for the type
+    checker only.
+    """
     tree = parsed(path)
     return set().union(*(packages(node) for node in imports(tree) if node not in tree.body))
 
 
 def exports(folder):
-    """Names that a package takes from its modules, without modules and sub-packages made public as such."""
+    """Names that a package takes from its modules, without modules and sub-packages made public
+    as such.
+    """
     package = ".".join(("fluctua", *folder.relative_to(SOURCE).parts))
-    nodes = [node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.ImportFrom)]
-    names = {a.asname or a.name for node in nodes if node.module not in (package, "typing") for a in node.names}
+    nodes = [
+        node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.ImportFrom)
+    ]
+    names = {
+        a.asname or a.name
+        for node in nodes
+        if node.module not in (package, "typing")
+        for a in node.names
+    }
     return {name for name in names if not name.startswith("_")}
 
 
@@ -58,14 +86,22 @@ def test_folders_fit_a_screen():
 
 
 def test_internal_packages_hold_a_docstring_only():
-    bodies = {folder: parsed(folder / "__init__.py").body for folder in FOLDERS if folder not in PUBLIC}
-    more = {folder for folder, body in bodies.items() if len(body) != 1 or not isinstance(body[0], ast.Expr)}
+    bodies = {
+        folder: parsed(folder / "__init__.py").body for folder in FOLDERS if folder not in PUBLIC
+    }
+    more = {
+        folder
+        for folder, body in bodies.items()
+        if len(body) != 1 or not isinstance(body[0], ast.Expr)
+    }
     assert not {within(folder) for folder in more}
 
 
 def test_public_packages_list_their_names():
     def listed(folder):
-        assignments = [node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.Assign)]
+        assignments = [
+            node for node in parsed(folder / "__init__.py").body if isinstance(node, ast.Assign)
+        ]
         values = [node.value for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
         return set(ast.literal_eval(values[0])) if values else set()
 
@@ -84,7 +120,11 @@ def test_tests_mirror_the_tree_and_do_not_import_from_each_other():
     borrowing = {
         within(path, TESTS)
         for path in files
-        if any(package.startswith("test") for node in imports(parsed(path)) for package in packages(node))
+        if any(
+            package.startswith("test")
+            for node in imports(parsed(path))
+            for package in packages(node)
+        )
     }
     assert not borrowing
 
@@ -97,7 +137,11 @@ def test_variables_say_what_they_hold():
         """The name that a node gives to something, if it does."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return node.id
-        return getattr(node, "arg", None) if isinstance(node, ast.arg | ast.keyword) else getattr(node, "name", None)
+        return (
+            getattr(node, "arg", None)
+            if isinstance(node, ast.arg | ast.keyword)
+            else getattr(node, "name", None)
+        )
 
     names = {(within(path), bound(node)) for path in MODULES for node in ast.walk(parsed(path))}
     assert not {(path, name) for path, name in names if name in empty}

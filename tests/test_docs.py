@@ -32,12 +32,20 @@ def test_every_name_of_the_reference_exists():
 
 
 def test_the_reference_names_all_that_is_public():
-    public = {f"{p.__name__}.{name}" for p in (fluctua, fluctua.tcmt, fluctua.insitu) for name in p.__all__}
+    public = {
+        f"{p.__name__}.{name}"
+        for p in (fluctua, fluctua.tcmt, fluctua.insitu)
+        for name in p.__all__
+    }
     assert public - set(NAMES) == set()
 
 
 def test_dotted_names_in_the_text_exist():
-    pages = [*DOCS.glob("*.md"), *(DOCS.parent / "results").rglob("*.md"), *DOCS.parent.glob("[!C]*.md")]
+    pages = [
+        *DOCS.glob("*.md"),
+        *(DOCS.parent / "results").rglob("*.md"),
+        *DOCS.parent.glob("[!C]*.md"),
+    ]
     for page in (*pages, DOCS.parent / "CONTRIBUTING.md"):
         for name in re.findall(r"`(fluctua(?:\.\w+)+)", page.read_text()):
             assert find(name) is not None, f"{page.name}: {name}"
@@ -51,27 +59,43 @@ def test_files_in_the_text_exist():
 
 
 def test_pages_that_are_linked_exist():
-    for page in (*DOCS.glob("*.md"), *DOCS.parent.glob("*.md"), *(DOCS.parent / "results").rglob("*.md")):
+    for page in (
+        *DOCS.glob("*.md"),
+        *DOCS.parent.glob("*.md"),
+        *(DOCS.parent / "results").rglob("*.md"),
+    ):
         for target in re.findall(r"\]\(([\w./]+\.(?:md|png))\b", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_titles_are_nouns():
     """At least they do not begin as questions, instructions or clauses do."""
-    verbs = re.compile(r"^#+ (What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b", re.M)
+    verbs = re.compile(
+        r"^#+ (What|Why|Which|How|When|Where|Who|Is|Do|Add|Read|Run|Use|Write|Make|In|From|To)\b",
+        re.M,
+    )
     pages = [*DOCS.glob("*.md"), *(DOCS.parent / "results").rglob("README.md")]
     pages += [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md")]
-    prose = {page.as_posix(): re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
-    assert {name: title.group() for name, text in prose.items() if (title := verbs.search(text))} == {}
+    prose = {
+        page.as_posix(): re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for page in pages
+    }
+    assert {
+        name: title.group() for name, text in prose.items() if (title := verbs.search(text))
+    } == {}
 
 
 def test_the_design_shows_the_tree():
     """Every folder of the package with a line, indented as it lies."""
     page = (DOCS / "design.md").read_text()
-    drawn = re.findall(r"^( +)(\w+)/ ", page.split("src/fluctua/\n")[1].split("\ntests/")[0], re.MULTILINE)
+    drawn = re.findall(
+        r"^( +)(\w+)/ ", page.split("src/fluctua/\n")[1].split("\ntests/")[0], re.MULTILINE
+    )
     folders, above = set(), ""
     for indent, name in drawn:
         above = name if len(indent) == 2 else above
         folders.add(name if len(indent) == 2 else f"{above}/{name}")
     package = DOCS.parent / "src" / "fluctua"
-    assert folders == {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}
+    assert folders == {
+        path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")
+    } - {"."}

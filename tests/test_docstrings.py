@@ -1,4 +1,5 @@
-"""Examples in docstrings run: each in its module, with the small objects of `docstring_worlds`, in a folder of its own.
+"""Examples in docstrings run: each in its module, with the small objects of `docstring_worlds`, in
+a folder of its own.
 
 An example that shows a result must give it; one that shows none must not fail.
 """
@@ -21,8 +22,14 @@ def examples():
     finder = doctest.DocTestFinder()
     for path in sorted(SOURCE.rglob("*.py")):
         if ">>>" in path.read_text():
-            module = importlib.import_module(".".join(("fluctua", *path.relative_to(SOURCE).with_suffix("").parts)))
-            yield from (pytest.param(module, test, id=test.name) for test in finder.find(module) if test.examples)
+            module = importlib.import_module(
+                ".".join(("fluctua", *path.relative_to(SOURCE).with_suffix("").parts))
+            )
+            yield from (
+                pytest.param(module, test, id=test.name)
+                for test in finder.find(module)
+                if test.examples
+            )
 
 
 class Checker(doctest.OutputChecker):

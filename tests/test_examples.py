@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run an example by its name, or another script, in the precision of users, and give what it prints.
+    """Run an example by its name, or another script, in the precision of users, and give what it
+    prints.
 
     In this process: a new one would import JAX and compile anew what examples have in common.
     """
@@ -54,7 +55,12 @@ def run_apart(*arguments, environment=None, cwd=ROOT):
 def test_own_process_is_short_and_prints_a_gradient(run):
     path = ROOT / "examples" / "own_process.py"
     statements = ast.parse(path.read_text()).body[1:]  # the docstring is not code
-    lines = {n for s in statements for n in range(s.lineno, s.end_lineno + 1) if not isinstance(s, ast.Import)}
+    lines = {
+        n
+        for s in statements
+        for n in range(s.lineno, s.end_lineno + 1)
+        if not isinstance(s, ast.Import)
+    }
     assert len(lines) < 20
     assert "∂J/∂stiffness" in run("own_process")
 
@@ -80,9 +86,15 @@ def test_reuse_trains_and_looks_around(run):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_loggers_are_given_every_row(name, tmp_path):
-    pytest.importorskip({"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed")
-    quiet = environment_of_a_user(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
-    out = run_apart(ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path)
+    pytest.importorskip(
+        {"tensorboard": "tensorboardX"}.get(name, name), reason="the logger is not installed"
+    )
+    quiet = environment_of_a_user(
+        WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path)
+    )
+    out = run_apart(
+        ROOT / "examples" / f"log_{name}.py", tmp_path / "run", environment=quiet, cwd=tmp_path
+    )
     assert "30 iterations" in out
     logged = [p for p in tmp_path.rglob("*") if "tfevents" in p.name or p.suffix == ".wandb"]
     assert sum(path.stat().st_size for path in logged) > 1000
@@ -93,7 +105,9 @@ def test_recorded_arrays(run):
     out = run("recorded_arrays")
     numbers = dict(re.findall(r"∂J/∂(\w+)\s+= (\S+ ± \S+)", out))
     gain, error = map(float, numbers["gain"].split(" ± "))
-    assert abs(gain - 0.6098) < 4 * error + 0.01  # the steady state is not reached to better than 1 %
+    assert (
+        abs(gain - 0.6098) < 4 * error + 0.01
+    )  # the steady state is not reached to better than 1 %
 
 
 @pytest.mark.long
@@ -110,7 +124,8 @@ def test_hidden_resonator(run):
 def test_twin(run):
     out = run("twin", "--count", 200)
     gains = dict(re.findall(r"^(\S.*?\S) {2,}(\d+\.\d) ", out, re.MULTILINE))
-    # Measured with 1,000: 20 and 420. A variance from 200 trajectories is known to a factor of two, generously.
+    # Measured with 1,000: 20 and 420. A variance from 200 trajectories is known to a factor of two,
+    # generously.
     assert float(gains["twin 10 % off"]) > 5
     assert float(gains["exact twin, second order"]) > 50
     assert "the twin's error in the gradient" in out
@@ -119,11 +134,15 @@ def test_twin(run):
 @pytest.mark.long
 def test_one_trace(run):
     out = run("one_trace", "--steps", 60_000)
-    exact = {name: float(value) for name, value in re.findall(r"Boltzmann: ∂J/∂(\w+) = (\S+);", out)}
+    exact = {
+        name: float(value) for name, value in re.findall(r"Boltzmann: ∂J/∂(\w+) = (\S+);", out)
+    }
     assert len(exact) == 3
     for part in out.split("with the trap's own model as a twin"):
         for name, value, error in re.findall(r"∂J/∂(\w+) += (\S+) ± (\S+)", part):
-            assert abs(float(value) - exact[name]) < 4 * float(error) + 0.03 * abs(exact[name])  # steps of 0.02
+            assert abs(float(value) - exact[name]) < 4 * float(error) + 0.03 * abs(
+                exact[name]
+            )  # steps of 0.02
     gains = [float(gain) for gain in re.findall(r"saves (\S+) times", out)]
     assert min(gains) > 1.5  # measured with 200,000 steps: 3.5 to 7.4
 
@@ -131,7 +150,9 @@ def test_one_trace(run):
 @pytest.mark.long
 def test_unknown_device(run):
     out = run("unknown")
-    before, after = (float(re.search(rf"{when}:\s+J = (\S+) ±", out)[1]) for when in ("before", "after"))
+    before, after = (
+        float(re.search(rf"{when}:\s+J = (\S+) ±", out)[1]) for when in ("before", "after")
+    )
     assert before < -0.8
     assert after > -0.05
     assert "calibrated with 120 trajectories" in out
@@ -145,7 +166,9 @@ def test_changing_device(run):
     last = lambda text: float(text.strip().splitlines()[-1].split("J = ")[1].split()[0])
     assert "renewed χ²" in renewed
     assert "renewed" not in forgetful
-    assert last(renewed) > last(forgetful) + 0.5  # half of what the jump cost; one J is known to 0.05
+    assert (
+        last(renewed) > last(forgetful) + 0.5
+    )  # half of what the jump cost; one J is known to 0.05
 
 
 def test_own_instrument_trains_though_acquisitions_fail(run):
@@ -156,7 +179,12 @@ def test_own_instrument_trains_though_acquisitions_fail(run):
 
 
 def test_the_driver_in_the_laboratory_guide_is_the_one_that_runs():
-    part = (ROOT / "examples" / "own_instrument.py").read_text().split("# --8<-- the driver\n")[1].strip()
+    part = (
+        (ROOT / "examples" / "own_instrument.py")
+        .read_text()
+        .split("# --8<-- the driver\n")[1]
+        .strip()
+    )
     assert part in (ROOT / "docs" / "laboratory.md").read_text()
 
 
@@ -171,10 +199,14 @@ def test_recording_file(run):
 
 @pytest.mark.long
 def test_sampled_oscillator(run):
-    """∂J/∂θ of the oscillator with exact samples: E[x_T²] by its transition over T = 7.2, differentiated."""
+    """∂J/∂θ of the oscillator with exact samples: E[x_T²] by its transition over T = 7.2,
+    differentiated.
+    """
     out = run("sampled_oscillator")
     for name, true in (("stiffness", 4.0), ("friction", 0.5)):
-        value, error = map(float, re.search(rf"{name}: set \S+, measured (\S+) ± (\S+)", out).groups())
+        value, error = map(
+            float, re.search(rf"{name}: set \S+, measured (\S+) ± (\S+)", out).groups()
+        )
         assert abs(value - true) < 4 * error
     for name, exact in spread_of_a_bead(4.0, 0.5).items():
         value, error = map(float, re.search(rf"∂J/∂{name}\s+= (\S+) ± (\S+)", out).groups())
@@ -182,7 +214,9 @@ def test_sampled_oscillator(run):
 
 
 def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
-    """d E[x_T²] of ẍ = −kx − γẋ + noise from rest at 1, by central differences of the Lyapunov solution."""
+    """d E[x_T²] of ẍ = −kx − γẋ + noise from rest at 1, by central differences of the Lyapunov
+    solution.
+    """
 
     def value(k, g):
         j = np.array([[0.0, 1.0], [-k, -g]])
@@ -199,9 +233,14 @@ def spread_of_a_bead(stiffness, friction, kicks=0.8, horizon=7.2, h=1e-4):
 @pytest.mark.long
 def test_lock_in_finds_the_resonance(run):
     out = run("lock_in", "--iterations", 25, "--count", 60)
-    start, last = float(re.search(r"R² = (\S+) ±", out)[1]), float(re.findall(r"R² = (\S+) ±", out)[-1])
+    start, last = (
+        float(re.search(r"R² = (\S+) ±", out)[1]),
+        float(re.findall(r"R² = (\S+) ±", out)[-1]),
+    )
     assert last > 1.5 * start
-    assert abs(float(re.search(r"in the end (\S+);", out)[1]) - 39.5) < 5  # half of the width ωγ = 6.3
+    assert (
+        abs(float(re.search(r"in the end (\S+);", out)[1]) - 39.5) < 5
+    )  # half of the width ωγ = 6.3
 
 
 @pytest.mark.long
@@ -215,11 +254,15 @@ def test_a_gene_learns_to_hold_its_protein(run):
 
 def test_a_trap_in_shards_learns(run):
     out = run("cluster", "--count", 64, "--iterations", 3)
-    assert [float(J) for J in re.findall(r"J = (\S+)", out)] == sorted(float(J) for J in re.findall(r"J = (\S+)", out))
+    assert [float(J) for J in re.findall(r"J = (\S+)", out)] == sorted(
+        float(J) for J in re.findall(r"J = (\S+)", out)
+    )
     assert "576 trajectories; no worker was lost" in out  # a pilot of 128 an iteration
 
 
-@pytest.mark.parametrize("name", ["cluster", "sampled_oscillator", "lock_in", "reactions", "one_trace"])
+@pytest.mark.parametrize(
+    "name", ["cluster", "sampled_oscillator", "lock_in", "reactions", "one_trace"]
+)
 def test_short_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 60
 
@@ -269,7 +312,9 @@ def test_readme_blocks_run_in_order(run, tmp_path, monkeypatch):
     script.write_text("\n".join(README))
     monkeypatch.chdir(tmp_path)
     out = run(script)
-    assert out.count("J = ") >= 2  # of the first block and of the trajectories that came from somewhere
+    assert (
+        out.count("J = ") >= 2
+    )  # of the first block and of the trajectories that came from somewhere
     assert (tmp_path / "runs" / "pendulum" / "summary.txt").exists()
 
 

@@ -32,16 +32,24 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).output == f"fluctua {fluctua.__version__}\n"
 
 
-@pytest.mark.parametrize("package", [fluctua, fluctua.tcmt, fluctua.insitu], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [fluctua, fluctua.tcmt, fluctua.insitu], ids=lambda package: package.__name__
+)
 def test_arguments_of_public_functions_can_be_scanned(package):
-    """Whoever has two arguments or more explains each under `Args:`, and what comes back under `Returns:`."""
-    functions = [value for name in package.__all__ if inspect.isfunction(value := getattr(package, name))]
+    """Whoever has two arguments or more explains each under `Args:`, and what comes back under
+    `Returns:`.
+    """
+    functions = [
+        value for name in package.__all__ if inspect.isfunction(value := getattr(package, name))
+    ]
     for function in functions:
         signature = inspect.signature(function)
         if len(signature.parameters) < 2:
             continue
         before, _, listed = function.__doc__.partition("\n    Args:\n")
         for name in signature.parameters:
-            assert re.search(rf"^        (\*\*)?{name}: \S", listed, re.MULTILINE), f"{function.__name__}: {name}"
+            assert re.search(rf"^        (\*\*)?{name}: \S", listed, re.MULTILINE), (
+                f"{function.__name__}: {name}"
+            )
         explained = bool(re.search(r"^    Returns: ?\S|^    Returns:\n +\S", listed, re.MULTILINE))
         assert explained == (signature.return_annotation not in (None, "None")), function.__name__

@@ -55,7 +55,10 @@ def test_names_do_not_steer_the_terminal(tmp_path, monkeypatch):
     ):
         done = CliRunner().invoke(app, list(words))
         assert not set(ESCAPE) & set("\x1b\x07\x9b\u202e") & set(done.output), words
-        assert r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e" in done.output.replace("\n", ""), (words, done.output)
+        assert r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e" in done.output.replace("\n", ""), (
+            words,
+            done.output,
+        )
 
 
 def test_warnings_do_not_steer_the_terminal(monkeypatch):
@@ -68,4 +71,6 @@ def test_commands_print_through_one_function():
     """`say` escapes; what is printed otherwise does not."""
     cli = Path(fluctua.cli.__file__).parent
     printing = re.compile(r"typer\.s?echo|^ *print\(", re.MULTILINE)
-    assert [path.name for path in cli.rglob("*.py") if printing.search(path.read_text())] == ["common.py"]
+    assert [path.name for path in cli.rglob("*.py") if printing.search(path.read_text())] == [
+        "common.py"
+    ]

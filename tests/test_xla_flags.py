@@ -1,4 +1,6 @@
-"""The flags that the tests give XLA: JAX ends its process, without a message, at one that it does not know."""
+"""The flags that the tests give XLA: JAX ends its process, without a message, at one that it
+does not know.
+"""
 
 from processes import QUICK_FLAGS, accepted_flags
 

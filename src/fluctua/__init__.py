@@ -1,150 +1,92 @@
-"""Fluctua: train stochastic physical systems from their own fluctuations."""
+"""Fluctua: train stochastic physical systems from their own fluctuations.
+
+`simulator`, `ppgt` and `gradient` estimate; `train`, `run` and `evaluate` train. Baselines, scores,
+filters, integrators, optimisers and reference estimators are in the namespaces of these names.
+"""
 
 from importlib.metadata import version as _version
 
 from fluctua.compiled.backend import simulator
-from fluctua.core.baselines import Baseline, Kick, Twin, binned, carried, mean, none, optimal, time_only
-from fluctua.core.draws import Density, Reparameterised, Wiener
-from fluctua.core.estimate import Samples, of_means, reduce_samples
-from fluctua.core.ppgt import gradient, mean_return_to_go, ppgt, samples_of
-from fluctua.core.scores import drift_score, full_score, local_linear_score, residual
-from fluctua.core.steps import Exponential, trapezoidal
+from fluctua.core import baselines, integrators, scores
+from fluctua.core.baselines import Twin
+from fluctua.core.draws import Density, Reparameterised
+from fluctua.core.estimate import Samples, function_of_means, reduce_samples
+from fluctua.core.ppgt import gradient, gradient_samples, mean_return_to_go, ppgt
+from fluctua.core.residuals.guard import DoubtError
 from fluctua.core.sweep import returns_to_go
-from fluctua.core.twin import TwinSamples
-from fluctua.core.types import (
-    Estimate,
-    Estimator,
-    Groups,
-    NoiseProduct,
-    Objective,
-    OfMeans,
-    Process,
-    Score,
-    Step,
-    Substrate,
-    Trajectories,
-    Variances,
-)
-from fluctua.learn.belief import Calibration
-from fluctua.learn.calibrated import Calibrated
+from fluctua.core.types import Estimate, NoiseProduct, Objective, Process, Step, Trajectories
+from fluctua.learn import optimisers, reference
 from fluctua.learn.environment import feedback_environment, settings_environment
-from fluctua.learn.evaluate import Evaluation, evaluate
-from fluctua.learn.natural import Fisher, Natural, fisher, kl_ascent, natural
-from fluctua.learn.optimise import rms_ascent
-from fluctua.learn.reuse import Clip, Reweighted, reweighted
-from fluctua.learn.train import Record, box, train
-from fluctua.learn.weighted import Certificate, Weighted
-from fluctua.learn.yardsticks import Comparison, compare, finite_differences, pathwise, spsa
-from fluctua.processes.augmented import (
-    Coloured,
-    Filter,
-    Filtered,
-    coloured,
-    filtered,
-    linear_filter,
-    lock_in,
-    low_pass,
-    moving_average,
-)
-from fluctua.processes.jumps import Events, Jumps, Sized, events_on
+from fluctua.learn.evaluate import evaluate
+from fluctua.learn.natural import fisher, natural
+from fluctua.learn.reuse import Clip, reweighted
+from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.learn.shrunk_correction import ShrunkCorrection
+from fluctua.learn.train import box, train
+from fluctua.processes import filters
+from fluctua.processes.jumps import Events, Jumps, RandomJump, bin_events
 from fluctua.processes.observed import Normal, Observed
-from fluctua.processes.stationary import Stationary, stationary
-from fluctua.scale.distributed import Distributed, distributed
+from fluctua.processes.stationary import stationary
+from fluctua.scale.distributed import distributed
 from fluctua.store.training import resume, run
 
 __version__ = _version("fluctua")
 
 __all__ = [
-    "Baseline",
-    "Calibrated",
-    "Calibration",
-    "Certificate",
     "Clip",
-    "Coloured",
-    "Comparison",
     "Density",
-    "Distributed",
+    "DoubtError",
     "Estimate",
-    "Estimator",
-    "Evaluation",
     "Events",
-    "Exponential",
-    "Filter",
-    "Filtered",
-    "Fisher",
-    "Groups",
     "Jumps",
-    "Kick",
-    "Natural",
     "NoiseProduct",
     "Normal",
     "Objective",
     "Observed",
-    "OfMeans",
     "Process",
-    "Record",
+    "RandomJump",
     "Reparameterised",
-    "Reweighted",
     "Samples",
-    "Score",
-    "Sized",
-    "Stationary",
+    "SelfCalibrating",
+    "ShrunkCorrection",
     "Step",
-    "Substrate",
     "Trajectories",
     "Twin",
-    "TwinSamples",
-    "Variances",
-    "Weighted",
-    "Wiener",
-    "binned",
+    "baselines",
+    "bin_events",
     "box",
-    "carried",
-    "coloured",
-    "compare",
     "distributed",
-    "drift_score",
     "evaluate",
-    "events_on",
     "feedback_environment",
-    "filtered",
-    "finite_differences",
+    "filters",
     "fisher",
-    "full_score",
+    "function_of_means",
     "gradient",
-    "kl_ascent",
-    "linear_filter",
-    "local_linear_score",
-    "lock_in",
-    "low_pass",
-    "mean",
+    "gradient_samples",
+    "integrators",
     "mean_return_to_go",
-    "moving_average",
     "natural",
-    "none",
-    "of_means",
-    "optimal",
-    "pathwise",
+    "optimisers",
     "ppgt",
     "reduce_samples",
-    "residual",
+    "reference",
     "resume",
     "returns_to_go",
     "reweighted",
-    "rms_ascent",
     "run",
-    "samples_of",
+    "scores",
     "settings_environment",
     "simulator",
-    "spsa",
     "stationary",
-    "time_only",
     "train",
-    "trapezoidal",
 ]
 
 
 def __dir__() -> list[str]:
     """The public names and the sub-packages that are loaded."""
-    rooms = [name for name, value in globals().items() if getattr(value, "__package__", None) == f"fluctua.{name}"]
+    rooms = [
+        name
+        for name, value in globals().items()
+        if getattr(value, "__package__", None) == f"fluctua.{name}"
+    ]
     return sorted({*__all__, *rooms, "__all__", "__doc__", "__version__"})

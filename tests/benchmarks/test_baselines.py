@@ -8,10 +8,14 @@ from figures import assert_legible
 
 
 def test_a_comparison_is_drawn():
-    estimators = {"policy gradient": fl.ppgt(baselines.process, baselines.objective, baselines.simulator),
-                  "pathwise": fl.pathwise(baselines.objective, baselines.simulator)}  # fmt: skip
+    estimators = {
+        "policy gradient": fl.ppgt(baselines.process, baselines.objective, baselines.simulator),
+        "pathwise": fl.reference.pathwise(baselines.objective, baselines.simulator),
+    }
     exact = estimators["pathwise"](jax.random.key(1), baselines.THETA, 40)
-    result = fl.compare(jax.random.key(0), baselines.THETA, estimators, trajectories=160, reference=exact, repeats=2)
+    result = fl.reference.compare(
+        jax.random.key(0), baselines.THETA, estimators, trajectories=160, reference=exact, repeats=2
+    )
     figure = baselines.draw(result)
     assert_legible(figure)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(estimators)

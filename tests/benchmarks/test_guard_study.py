@@ -11,13 +11,17 @@ import residual_guard as study
 def test_right_models_pass(kind):
     """60 batches each; the study has 5,000 (`results/guard`)."""
     model = list(study.right_models())[kind]
-    assert not [doubt for seed in range(6) for doubt in study.watch(model, model.device, seed, 10) if doubt]
+    assert not [
+        doubt for seed in range(6) for doubt in study.watch(model, model.device, seed, 10) if doubt
+    ]
 
 
 @pytest.mark.long
 def test_faults_of_two_states_are_found():
     for fault, model, device in study.faults_of_two_states():
-        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, fault
+        assert np.mean([any(study.watch(model, device, seed, 4)) for seed in range(5)]) >= 0.8, (
+            fault
+        )
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""The comparison with other optimisers: its trap against exact work, and trajectories counted as they are run."""
+"""The comparison with other optimisers: its trap against exact work, and trajectories counted
+as they are run.
+"""
 
 import itertools
 import json
@@ -33,7 +35,9 @@ def test_gradients_of_the_work_are_exact(dragged, known):
     centres = lambda u: RAMP + OFFSETS + AROUND * u
     mean = lambda u: -work(centres(u), mean_positions(centres(u)))
     slope, square, cost = dragged.estimators[known]()(jax.random.key(1), u, 4000)
-    z = (slope - np.asarray(jax.jit(jax.grad(mean))(jnp.asarray(u)))) / np.sqrt((square - slope**2) / 4000)
+    z = (slope - np.asarray(jax.jit(jax.grad(mean))(jnp.asarray(u)))) / np.sqrt(
+        (square - slope**2) / 4000
+    )
     assert np.abs(z).max() < 4
     assert cost == 4000
 
@@ -56,7 +60,9 @@ def hill(size=4, budget=400):
     return Problem("hill", size, budget, measure, value, {}, 0.0), calls
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.run is not gradient])
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if method.run is not gradient]
+)
 def test_methods_climb_and_count_what_they_run(name):
     if name == "cma":
         pytest.importorskip("cmaes")
@@ -94,7 +100,9 @@ def test_the_best_trial_is_run_on_other_seeds_and_read_back(tmp_path):
 
 def test_half_of_the_gain_is_a_number_of_trajectories():
     rows = [
-        Point("hill", "fd", json.dumps({"rate": 1}), seed, n, j) for seed in SEEDS for n, j in ((10, -0.3), (90, 0.0))
+        Point("hill", "fd", json.dumps({"rate": 1}), seed, n, j)
+        for seed in SEEDS
+        for n, j in ((10, -0.3), (90, 0.0))
     ]
     problem, _ = hill()
     assert "| 90, 90, 90 |" in table(rows, [problem])

@@ -1,4 +1,6 @@
-"""The yardsticks of `fluctua bench own`: the kernel by hand does the library's work, and what is missing is named."""
+"""The yardsticks of `fluctua bench own`: the kernel by hand does the library's work, and what
+is missing is named.
+"""
 
 import shutil
 from pathlib import Path
@@ -23,7 +25,9 @@ def test_the_pendulum_by_hand_has_the_librarys_numbers():
     rounding = 1e-5 * steps**0.5  # float32 sums of `steps` terms
     assert np.abs(gradient - expected).max() < rounding * np.abs(expected).max()
     assert abs(value - float(estimate.value)) < rounding * abs(value)
-    assert np.array([1e-310]) * np.array([0.5]) > 0  # the library that was loaded left the processor as it was
+    assert (
+        np.array([1e-310]) * np.array([0.5]) > 0
+    )  # the library that was loaded left the processor as it was
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -33,7 +37,9 @@ def test_drift_and_noise_for_torchsde_are_those_of_the_process(name):
     y = np.asarray(own.start) + np.random.default_rng(0).normal(size=(3, own.start.size)) / 10
     drift, noise = own.torch(TorchNames, jax.tree.map(np.asarray, own.theta), y)
     for j in range(3):
-        np.testing.assert_allclose(drift[j], process.drift(own.theta, y[j], 0.0, None), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            drift[j], process.drift(own.theta, y[j], 0.0, None), rtol=1e-5, atol=1e-6
+        )
         np.testing.assert_allclose(noise[j], process.noise(own.theta, y[j], 0.0, None), rtol=1e-5)
 
 
@@ -41,8 +47,14 @@ class TorchNames:
     """The few names of torch that the processes use, by NumPy: torch is not needed to test them."""
 
     sin, sqrt, abs, tanh, roll, concatenate, stack = (
-        np.sin, np.sqrt, np.abs, np.tanh, np.roll, np.concatenate, np.stack,
-    )  # fmt: skip
+        np.sin,
+        np.sqrt,
+        np.abs,
+        np.tanh,
+        np.roll,
+        np.concatenate,
+        np.stack,
+    )
 
     @staticmethod
     def as_tensor(value, dtype, device):
@@ -63,9 +75,18 @@ def test_ratios_are_to_the_kernel_with_the_same_baseline():
         {**row, "who": "kernel", "what": "optimal", "ns": 5.0},
         {**row, "who": "diffrax", "what": "simulation only", "ns": 48.0},
     ]
-    result = {"rows": rows, "starts": {}, "skipped": {"torchsde": "no torch"}, "machine": "here", "quick": False}
+    result = {
+        "rows": rows,
+        "starts": {},
+        "skipped": {"torchsde": "no torch"},
+        "machine": "here",
+        "quick": False,
+    }
     text = measure.report(result)
-    last = {line.split(",")[0].strip() + line.split(",")[1][:8]: line.split()[-1] for line in text.splitlines()[2:7]}
+    last = {
+        line.split(",")[0].strip() + line.split(",")[1][:8]: line.split()[-1]
+        for line in text.splitlines()[2:7]
+    }
     assert last == {
         "JAX time   ": "15",
         "JAX optimal": "30",

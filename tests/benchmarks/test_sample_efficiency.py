@@ -1,4 +1,6 @@
-"""The picture of J against trajectories: its bands are what the run folders, and the table kept of them, hold."""
+"""The picture of J against trajectories: its bands are what the run folders, and the table kept
+of them, hold.
+"""
 
 from pathlib import Path
 
@@ -37,8 +39,14 @@ def test_trajectories_until_a_level():
 
 
 def test_a_run_folder_becomes_a_curve_that_says_what_its_estimator_knew(tmp_path):
-    tiny = {"lattice.rows": 2, "lattice.columns": 3, "task.horizon": 0.5, "task.dt": 5e-3, "iterations": 3,
-            "backend": "cpu"}  # fmt: skip
+    tiny = {
+        "lattice.rows": 2,
+        "lattice.columns": 3,
+        "task.horizon": 0.5,
+        "task.dt": 5e-3,
+        "iterations": 3,
+        "backend": "cpu",
+    }
     runs.complete(changed(PRESETS["fast"], tiny), tmp_path / "run")
     made = study.read_curve(tmp_path / "run")
     assert made.label == "exact model as twin, Adam"
@@ -47,8 +55,14 @@ def test_a_run_folder_becomes_a_curve_that_says_what_its_estimator_knew(tmp_path
 
 
 def test_a_training_with_a_wrong_twin_says_how_wrong(tmp_path):
-    tiny = {"lattice.rows": 2, "lattice.columns": 3, "task.horizon": 0.5, "task.dt": 5e-3, "iterations": 3,
-            "ensemble.trajectories": 8}  # fmt: skip
+    tiny = {
+        "lattice.rows": 2,
+        "lattice.columns": 3,
+        "task.horizon": 0.5,
+        "task.dt": 5e-3,
+        "iterations": 3,
+        "ensemble.trajectories": 8,
+    }
     study.train_wrong(tmp_path / "run", 0.05, 1, 0.02, tiny)
     made = study.read_curve(tmp_path / "run")
     assert made.label == "twin 5 % wrong, score exact, Adam"
@@ -61,7 +75,11 @@ def test_the_kept_table_is_read_and_drawn(tmp_path):
     study.write_curves(tmp_path / "curves.csv", curves)
     for one, other in zip(curves, study.read_curves(tmp_path / "curves.csv"), strict=True):
         assert one._replace(spent=0, J=0) == other._replace(spent=0, J=0)
-        assert (other.spent[0], other.spent[-1], other.J[-1]) == (one.spent[0], one.spent[-1], one.J[-1])
+        assert (other.spent[0], other.spent[-1], other.J[-1]) == (
+            one.spent[0],
+            one.spent[-1],
+            one.J[-1],
+        )
     figure = study.draw(curves)
     assert_legible(figure)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {c.label for c in curves}

@@ -1,4 +1,6 @@
-"""The works that are reported: exact moments against simulation, the chain's optimum against continuous time."""
+"""The works that are reported: exact moments against simulation, the chain's optimum against
+continuous time.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ EXAMPLES = {"overdamped": transport.moving_trap, "underdamped": transport.kicked
 
 def off_ramp(example):
     """A protocol that is neither the start nor the optimum."""
-    return jax.tree.map(lambda v: v + 0.5 * jnp.cos(jnp.arange(v.size).reshape(v.shape) + 1.0), example.RAMP)
+    return jax.tree.map(
+        lambda v: v + 0.5 * jnp.cos(jnp.arange(v.size).reshape(v.shape) + 1.0), example.RAMP
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
@@ -31,7 +35,9 @@ def test_exact_work_is_that_of_the_chain(key, example):
 
 @pytest.mark.long
 def test_least_work():
-    """The chains' optima tend to those of continuous time with the step: 0.2 % at 100 steps, 1.2 % at 60."""
+    """The chains' optima tend to those of continuous time with the step: 0.2 % at 100 steps,
+    1.2 % at 60.
+    """
     assert transport.best_of(transport.moving_trap) == pytest.approx(25 / 3, rel=2e-3)
     assert pytest.approx(2.90787, rel=1e-5) == transport.kicked_trap.LEAST
     assert transport.best_of(transport.kicked_trap) == pytest.approx(2.90787, rel=1.3e-2)

@@ -30,7 +30,9 @@ PROCESS = fl.Process(relaxing, lambda theta, x: 0.3 * jnp.ones(2))
 
 
 def estimator(process=PROCESS, *, baseline="none", **options):
-    return fl.ppgt(process, OBJECTIVE, fl.simulator(process, jnp.ones(2), T, **options), baseline=baseline)
+    return fl.ppgt(
+        process, OBJECTIVE, fl.simulator(process, jnp.ones(2), T, **options), baseline=baseline
+    )
 
 
 @pytest.fixture
@@ -95,7 +97,9 @@ def test_what_kernels_do_not_do_is_done_by_jax(small, caplog):
     sorting = fl.Process(lambda theta, x: relaxing(theta, jnp.sort(x)), PROCESS.noise)
     estimator(sorting).samples(jax.random.key(0), THETA, 8)
     assert "`sort`" in caplog.text
-    estimator(baseline=fl.binned(lambda theta, x: x[0], bins=2)).samples(jax.random.key(0), THETA, 8)
+    estimator(baseline=fl.baselines.binned(lambda theta, x: x[0], bins=2)).samples(
+        jax.random.key(0), THETA, 8
+    )
     assert "'binned'" in caplog.text
 
 
@@ -108,7 +112,9 @@ def test_generated_source_has_the_names_of_the_parameters():
     source = estimator().source(THETA)
     for name in ("rate", "rest[0]", "rest[1]"):
         assert f"score of {name}" in source
-    assert "0.7" not in source.split("// The same for all")[1].split("#include")[0]  # numbers of θ are arguments
+    assert (
+        "0.7" not in source.split("// The same for all")[1].split("#include")[0]
+    )  # numbers of θ are arguments
     with pytest.raises(ValueError, match="backend"):
         estimator(backend="jax").source(THETA)
 
@@ -124,7 +130,10 @@ def test_a_step_of_jumps_counts_for_several(monkeypatch):
 
 @pytest.fixture
 def kernel_calls(monkeypatch):
-    """Keys of the calls that "auto" gives to a kernel; JAX does them all the same. Ten calls of 8 × 4 steps pay."""
+    """Keys of the calls that "auto" gives to a kernel; JAX does them all the same.
+
+    Ten calls of 8 × 4 steps pay.
+    """
     monkeypatch.setattr(backend, "WORTHWHILE", 10 * 8 * 4)
     monkeypatch.setattr(backend, "_logged", set())
     calls = []
@@ -138,7 +147,11 @@ def kernel_calls(monkeypatch):
 
 
 def ascend(subject, most=12, **options):
-    return list(islice(fl.train(jax.random.key(0), THETA, subject, optax.sgd(1e-3), count=8, **options), most))
+    return list(
+        islice(
+            fl.train(jax.random.key(0), THETA, subject, optax.sgd(1e-3), count=8, **options), most
+        )
+    )
 
 
 @pytest.mark.parametrize("shards", [0, 1])
@@ -159,7 +172,9 @@ def test_auto_decides_alike_wherever_a_training_was_interrupted(kernel_calls):
     first = ascend(estimator(), most=4, iterations=10)
     rest = ascend(estimator(), iterations=10, resume=first[-1])
     assert kernel_calls == at_once
-    assert [float(r.estimate.value) for r in first + rest] == [float(r.estimate.value) for r in whole]
+    assert [float(r.estimate.value) for r in first + rest] == [
+        float(r.estimate.value) for r in whole
+    ]
 
 
 def test_auto_counts_the_iterations_so_far_where_no_number_is_planned(kernel_calls):
@@ -183,10 +198,14 @@ def test_a_range_of_trajectories_is_that_of_the_whole():
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[16:], b), whole, part)
 
 
-NEGATIVE = fl.Jumps(lambda theta, x: jnp.array([9.0, theta["rate"] * (1.5 - x[0])]), [[1.0, 0.0], [-1.0, 0.0]])
+NEGATIVE = fl.Jumps(
+    lambda theta, x: jnp.array([9.0, theta["rate"] * (1.5 - x[0])]), [[1.0, 0.0], [-1.0, 0.0]]
+)
 
 
-@pytest.mark.parametrize(("process", "rate"), [(PROCESS, 1e200), (NEGATIVE, 0.7)], ids=["overflow", "negative rate"])
+@pytest.mark.parametrize(
+    ("process", "rate"), [(PROCESS, 1e200), (NEGATIVE, 0.7)], ids=["overflow", "negative rate"]
+)
 def test_states_that_are_not_finite_are_named_as_on_jax(process, rate):
     theta = {**THETA, "rate": jnp.array(rate)}
     messages = []

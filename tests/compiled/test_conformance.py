@@ -1,4 +1,6 @@
-"""A kernel gives the numbers of the JAX path, on the same noise: to rounding, whatever the process and the baseline."""
+"""A kernel gives the numbers of the JAX path, on the same noise: to rounding, whatever the
+process and the baseline.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,12 @@ def both(process, objective, start, t, theta, *, baseline, context=None, **optio
     results = []
     for backend in ("jax", "cpu"):
         simulator = fl.simulator(process, start, t, context=context, backend=backend, **options)
-        samples = fl.ppgt(process, objective, simulator, baseline=baseline).samples(jax.random.key(3), theta, COUNT)
-        gradient = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(samples.gradient)]
+        samples = fl.ppgt(process, objective, simulator, baseline=baseline).samples(
+            jax.random.key(3), theta, COUNT
+        )
+        gradient = [
+            np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(samples.gradient)
+        ]
         results.append((np.concatenate(gradient, axis=1), np.asarray(samples.returns)))
     return results
 
@@ -28,15 +34,29 @@ def both(process, objective, start, t, theta, *, baseline, context=None, **optio
 def assert_equal(results, relative):
     for jax_numbers, kernel_numbers in zip(*results, strict=True):
         assert kernel_numbers.dtype == jax_numbers.dtype
-        np.testing.assert_allclose(kernel_numbers, jax_numbers, rtol=0, atol=relative * np.abs(jax_numbers).max())
+        np.testing.assert_allclose(
+            kernel_numbers, jax_numbers, rtol=0, atol=relative * np.abs(jax_numbers).max()
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "start", "baseline"),
     [
-        (problems.non_normal, "fade part", "mean"),  # dense noise, context, time-dependent, a start that moves with θ
-        (problems.driven_rotor, "density", "optimal"),  # running, step, initial and terminal rewards; a random start
-        (problems.multiplicative, "fixed", "none"),  # noise that depends on the state, fewer components than noises
+        (
+            problems.non_normal,
+            "fade part",
+            "mean",
+        ),  # dense noise, context, time-dependent, a start that moves with θ
+        (
+            problems.driven_rotor,
+            "density",
+            "optimal",
+        ),  # running, step, initial and terminal rewards; a random start
+        (
+            problems.multiplicative,
+            "fixed",
+            "none",
+        ),  # noise that depends on the state, fewer components than noises
     ],
 )
 def test_double_precision(make, start, baseline):
@@ -54,7 +74,9 @@ def test_weights_of_a_long_run_whose_scores_are_not_kept(monkeypatch):
     with jax.enable_x64(True):
         double = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
         numbers = problem.start, double(problem.t), double(problem.theta)
-        assert_equal(both(*problem[:2], *numbers, context=problem.context, baseline="optimal"), 1e-9)
+        assert_equal(
+            both(*problem[:2], *numbers, context=problem.context, baseline="optimal"), 1e-9
+        )
 
 
 def pendulum():
@@ -74,11 +96,14 @@ def test_single_precision_with_a_silent_component(options):
         start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 41)
         results = both(process, objective, start, t, theta, baseline="time", **options)
     assert results[0][0].dtype == np.float32
-    # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of 6e-8·|x|
+    # JAX reads the kick off the rounded states: 40 kicks of 0.4·√0.025, each with an error of
+    # 6e-8·|x|
     assert_equal(results, 1e-5)
 
 
-LINEAR = fl.Exponential(lambda theta: jnp.array([[0.0, 0.0], [0.0, -1.0]]) * theta["friction"])
+LINEAR = fl.integrators.Exponential(
+    lambda theta: jnp.array([[0.0, 0.0], [0.0, -1.0]]) * theta["friction"]
+)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +114,12 @@ def test_better_steps_in_double_precision(step, baseline):
         process, objective, theta = pendulum()
         process = process._replace(silent=(0,), step=step)
         start, t = jnp.array([1.0, 0.0]), jnp.linspace(0, 2, 21)
-        assert_equal(both(process, fl.trapezoidal(objective), start, t, theta, baseline=baseline), 1e-9)
+        assert_equal(
+            both(
+                process, fl.integrators.trapezoidal(objective), start, t, theta, baseline=baseline
+            ),
+            1e-9,
+        )
 
 
 @pytest.mark.parametrize("baselines", [("optimal",), ("none", "time", "mean")])
@@ -105,12 +135,13 @@ def test_jumps_in_single_precision():
         *case, _ = events.ring_of_genes()
         results = both(*case, baseline="time")
     assert results[0][0].dtype == np.float32
-    # some 60 events, each with a time that is known to 6e-8; no choice of a channel is as near as that
+    # some 60 events, each with a time that is known to 6e-8; no choice of a channel is as near as
+    # that
     assert_equal(results, 1e-5)
 
 
 def test_changes_of_random_size_stay_on_jax():
-    size = fl.Sized(lambda key, theta, x: jnp.ones(1), lambda theta, change: jnp.zeros(()))
+    size = fl.RandomJump(lambda key, theta, x: jnp.ones(1), lambda theta, change: jnp.zeros(()))
     process = fl.Jumps(lambda theta, x: theta[None], size)
     simulator = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 1, 5), backend="cpu")
     estimator = fl.ppgt(process, fl.Objective(terminal=lambda theta, x: x[0]), simulator)
@@ -124,12 +155,16 @@ def test_a_twin_in_double_precision(order):
     problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
         theta, t = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (problem.theta, problem.t))
-        twin = fl.Twin(theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=order)
+        twin = fl.Twin(
+            theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=order
+        )
         results = []
         for backend in ("jax", "cpu"):
             simulator = fl.simulator(problem.process, problem.start, t, backend=backend)
             estimator = fl.ppgt(problem.process, problem.objective, simulator, baseline=twin)
-            results.append(jax.tree.map(np.asarray, estimator.split(jax.random.key(3), theta, COUNT)))
+            results.append(
+                jax.tree.map(np.asarray, estimator.split(jax.random.key(3), theta, COUNT))
+            )
         assert "direct term of" in estimator.source(theta)
     for of_jax, of_kernel in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(of_kernel, of_jax, rtol=0, atol=1e-9 * np.abs(of_jax).max())
@@ -143,4 +178,6 @@ def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(basel
     moved = fl.Process(late, process.noise)
     run = fl.simulator(moved, jnp.array([1.0, 0.0]), jnp.linspace(0, 1, 21), backend="cpu")
     with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`f`"):
-        fl.ppgt(moved, objective, run, baseline=baseline)(jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT)
+        fl.ppgt(moved, objective, run, baseline=baseline)(
+            jax.random.key(3), theta | {"f": jnp.array(0.1)}, COUNT
+        )

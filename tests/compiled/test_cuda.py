@@ -1,4 +1,6 @@
-"""Kernels for a GPU give the numbers of the JAX path on the same noise; emulated where there is none."""
+"""Kernels for a GPU give the numbers of the JAX path on the same noise; emulated where there is
+none.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +33,24 @@ def kernels_of_device(device):
 
 def samples(backend, process, objective, start, t, theta, baseline, **options):
     simulator = fl.simulator(process, start, t, backend=backend, **options)
-    result = fl.ppgt(process, objective, simulator, baseline=baseline).samples(jax.random.key(3), theta, COUNT)
+    result = fl.ppgt(process, objective, simulator, baseline=baseline).samples(
+        jax.random.key(3), theta, COUNT
+    )
     rows = [np.asarray(leaf).reshape(COUNT, -1) for leaf in jax.tree.leaves(result.gradient)]
     return np.concatenate(rows, axis=1), np.asarray(result.returns)
 
 
 def assert_alike(case, relative, **options):
-    for expected, got in zip(samples("jax", *case, **options), samples("cuda", *case, **options), strict=True):
+    for expected, got in zip(
+        samples("jax", *case, **options), samples("cuda", *case, **options), strict=True
+    ):
         assert got.dtype == expected.dtype
         np.testing.assert_allclose(got, expected, rtol=0, atol=relative * np.abs(expected).max())
 
 
-on_a_gpu = pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; emulated, the cases beside it have to do")
+on_a_gpu = pytest.mark.skipif(
+    not has_gpu(), reason="no GPU, or no CuPy; emulated, the cases beside it have to do"
+)
 
 
 def in_double_precision(make, start, baseline):
@@ -53,7 +61,10 @@ def in_double_precision(make, start, baseline):
 
 
 def of_the_benchmark(name, baseline, relative, **options):
-    with jax.enable_x64(False), jax.default_matmul_precision("highest"):  # on a GPU, JAX's own is TF32
+    with (
+        jax.enable_x64(False),
+        jax.default_matmul_precision("highest"),
+    ):  # on a GPU, JAX's own is TF32
         own = PROCESSES[name]()
         case = (own.process, own.objective, own.start, jnp.arange(41) * own.dt, own.theta, baseline)
         assert_alike(case, relative, **options)
@@ -67,7 +78,9 @@ def test_arrays_of_an_ensemble_that_jax_begins(monkeypatch):  # all kinds of rew
 
 @pytest.mark.usefixtures("kernels_of_device")
 def test_an_ensemble_that_the_kernel_begins():
-    of_the_benchmark("pendulum", "optimal", 2e-5, wiener=philox)  # as on the CPU, and 1e-6 of the noise's functions
+    of_the_benchmark(
+        "pendulum", "optimal", 2e-5, wiener=philox
+    )  # as on the CPU, and 1e-6 of the noise's functions
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -76,7 +89,10 @@ def test_a_better_step():
         own = PROCESSES["pendulum"]()
         process = own.process._replace(silent=(0,), step="rk4")
         t = jnp.arange(41) * (8 * own.dt)
-        assert_alike((process, fl.trapezoidal(own.objective), own.start, t, own.theta, "time"), 2e-5)
+        assert_alike(
+            (process, fl.integrators.trapezoidal(own.objective), own.start, t, own.theta, "time"),
+            2e-5,
+        )
 
 
 @pytest.mark.usefixtures("kernels_of_device")
@@ -91,7 +107,9 @@ def test_numbers_that_single_precision_does_not_hold(place):
     with jax.enable_x64(False):
         process = fl.Process(lambda theta, x: -(theta**2) * x, lambda theta, x: jnp.ones(1))
         objective = fl.Objective(running=lambda theta, x: x[0])
-        theta = jnp.float32(1e-25)  # kernels have its square from double precision: below the least number of all
+        theta = jnp.float32(
+            1e-25
+        )  # kernels have its square from double precision: below the least number of all
         with pytest.raises(ValueError, match="range of float32"):
             samples(place, process, objective, jnp.ones(1), jnp.arange(5) * 0.1, theta, "none")
 
@@ -110,11 +128,14 @@ def test_events_of_a_kernel_that_begins():
 @pytest.mark.usefixtures("kernels_of_device")
 def test_a_parameter_that_enters_a_silent_component_later_is_refused_by_name():
     process = fl.Process(
-        lambda theta, x, t: jnp.array([x[1] + theta * (t > 0.5), -x[1]]), lambda theta, x: jnp.array([0.0, 0.5])
+        lambda theta, x, t: jnp.array([x[1] + theta * (t > 0.5), -x[1]]),
+        lambda theta, x: jnp.array([0.0, 0.5]),
     )
     objective = fl.Objective(terminal=lambda theta, x: x[0])
     with pytest.raises(ValueError, match=r"index 11 \(t = 0.55.*component 0 .*`theta`"):
-        samples("cuda", process, objective, jnp.zeros(2), jnp.linspace(0, 1, 21), jnp.array(0.3), "time")
+        samples(
+            "cuda", process, objective, jnp.zeros(2), jnp.linspace(0, 1, 21), jnp.array(0.3), "time"
+        )
 
 
 @on_a_gpu
@@ -143,16 +164,29 @@ def test_processes_of_the_benchmark(name, baseline):
 @on_a_gpu
 def test_a_call_repeats_itself_to_the_last_bit():
     own = PROCESSES["pendulum"]()
-    case = ("cuda", own.process, own.objective, own.start, jnp.linspace(0, 1, 41), own.theta, "optimal")
+    case = (
+        "cuda",
+        own.process,
+        own.objective,
+        own.start,
+        jnp.linspace(0, 1, 41),
+        own.theta,
+        "optimal",
+    )
     for a, b in zip(samples(*case), samples(*case), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
     ("cupy", "gpu", "parameters", "place"),
-    [(True, True, 3, "cuda"), (True, False, 256, "cuda"), (False, False, 256, "cpu"), (True, True, 256, None),
-     (False, True, 3, None)],
-)  # fmt: skip
+    [
+        (True, True, 3, "cuda"),
+        (True, False, 256, "cuda"),
+        (False, False, 256, "cpu"),
+        (True, True, 256, None),
+        (False, True, 3, None),
+    ],
+)
 def test_auto_leaves_to_jax_what_it_does_faster(monkeypatch, cupy, gpu, parameters, place):
     monkeypatch.setattr(cuda, "available", lambda: cupy)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if gpu else "cpu")

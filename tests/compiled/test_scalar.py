@@ -14,27 +14,58 @@ from fluctua.compiled.scalar import Unsupported, _equation, scalarise
 
 ARRAY = st.lists(st.floats(-2, 2, allow_subnormal=False), min_size=3, max_size=3).map(np.array)
 UNARY = [
-    jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.abs, jnp.negative, jnp.floor, jnp.sign, jnp.square, jnp.flip, jnp.cumsum,
-    lambda v: jnp.log(1 + v**2), lambda v: jnp.sqrt(jnp.abs(v)), lambda v: v[::-1] - v[0], lambda v: v / (2 + v**2),
-    lambda v: jnp.where(v > 0, v, 2 * v), lambda v: jnp.max(v) - v, lambda v: jnp.clip(v, -1, 0.5),
+    jnp.sin,
+    jnp.cos,
+    jnp.tanh,
+    jnp.exp,
+    jnp.abs,
+    jnp.negative,
+    jnp.floor,
+    jnp.sign,
+    jnp.square,
+    jnp.flip,
+    jnp.cumsum,
+    lambda v: jnp.log(1 + v**2),
+    lambda v: jnp.sqrt(jnp.abs(v)),
+    lambda v: v[::-1] - v[0],
+    lambda v: v / (2 + v**2),
+    lambda v: jnp.where(v > 0, v, 2 * v),
+    lambda v: jnp.max(v) - v,
+    lambda v: jnp.clip(v, -1, 0.5),
     lambda v: jnp.abs(jnp.exp(1j * v) * (v[0] + 2j) / (3 - 1j * v)),
-    lambda v: jnp.outer(v, v) @ v, lambda v: v.at[1].add(v[0]), lambda v: jnp.roll(v, 1), lambda v: v**3,
-    jax.nn.softplus, jax.nn.relu, lambda v: jax.lax.fori_loop(0, 3, lambda k, w: w * 0.5 + v[k], v),
+    lambda v: jnp.outer(v, v) @ v,
+    lambda v: v.at[1].add(v[0]),
+    lambda v: jnp.roll(v, 1),
+    lambda v: v**3,
+    jax.nn.softplus,
+    jax.nn.relu,
+    lambda v: jax.lax.fori_loop(0, 3, lambda k, w: w * 0.5 + v[k], v),
     lambda v: jax.lax.cond(v[0] > 0, lambda w: w + 1, lambda w: -w, v),
-]  # fmt: skip
+]
 BINARY = [
-    jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, jnp.minimum, jnp.arctan2, jnp.hypot,
-    lambda a, b: a / (1 + b**2), lambda a, b: jnp.where(a < b, a, b), lambda a, b: jnp.full(3, a @ b),
-]  # fmt: skip
+    jnp.add,
+    jnp.subtract,
+    jnp.multiply,
+    jnp.maximum,
+    jnp.minimum,
+    jnp.arctan2,
+    jnp.hypot,
+    lambda a, b: a / (1 + b**2),
+    lambda a, b: jnp.where(a < b, a, b),
+    lambda a, b: jnp.full(3, a @ b),
+]
 
 
 def expressions():
     """Functions of (theta, x), as trees of the operations above."""
-    leaf = st.sampled_from([lambda theta, x: theta, lambda theta, x: x, lambda theta, x: jnp.full(3, 0.7)])
+    leaf = st.sampled_from(
+        [lambda theta, x: theta, lambda theta, x: x, lambda theta, x: jnp.full(3, 0.7)]
+    )
     one = lambda f, a: lambda theta, x: f(a(theta, x))
     two = lambda f, a, b: lambda theta, x: f(a(theta, x), b(theta, x))
     grow = lambda inner: st.one_of(
-        st.builds(one, st.sampled_from(UNARY), inner), st.builds(two, st.sampled_from(BINARY), inner, inner)
+        st.builds(one, st.sampled_from(UNARY), inner),
+        st.builds(two, st.sampled_from(BINARY), inner, inner),
     )
     return st.recursive(leaf, grow, max_leaves=6)
 
@@ -69,7 +100,9 @@ def test_random_expressions_and_their_slopes(expression, theta, x):
     [
         lambda theta, x: jnp.linalg.solve(jnp.outer(x, theta) + jnp.diag(x), theta),
         lambda theta, x: jnp.linalg.cholesky(jnp.outer(x, x) + jnp.eye(3)),
-        lambda theta, x: jnp.interp(theta, jnp.linspace(-1, 1, 5), jnp.arange(5.0)) * x,  # of θ alone: left to JAX
+        lambda theta, x: (
+            jnp.interp(theta, jnp.linspace(-1, 1, 5), jnp.arange(5.0)) * x
+        ),  # of θ alone: left to JAX
         lambda theta, x: jnp.linalg.eigh(jnp.outer(theta, theta) + jnp.eye(3))[0] * x,
         lambda theta, x: x[jnp.argmax(theta) * 0] + jnp.argmax(x),
     ],
@@ -104,9 +137,15 @@ class Renamed:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_loops_of_newer_versions_of_jax(known):
-    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda total, v: (total + v, 2 * v), x[0], x))(np.ones(3))
+    closed = jax.make_jaxpr(lambda x: jax.lax.scan(lambda total, v: (total + v, 2 * v), x[0], x))(
+        np.ones(3)
+    )
     (eqn,) = [e for e in closed.jaxpr.eqns if e.primitive.name == "scan"]
-    params = {name: v for name, v in eqn.params.items() if name not in ("num_consts", "num_carry", "ft_in")}
+    params = {
+        name: v
+        for name, v in eqn.params.items()
+        if name not in ("num_consts", "num_carry", "ft_in")
+    }
     if known:
         params["ft_in"] = SimpleNamespace(unpack=lambda: ((), (None,), (None,)))
     graph = Graph()
@@ -126,6 +165,8 @@ def test_equal_expressions_are_one_node_and_constants_are_folded():
     make = graph.make
     assert make("sin", make("sub", x, y)) == make("neg", make("sin", make("sub", y, x)))
     assert make("mul", graph.const(0.0), x) == graph.const(0.0)
-    assert make("mul", k, make("mul", x, k)) == make("mul", make("mul", k, k), x)  # what is shared comes together
+    assert make("mul", k, make("mul", x, k)) == make(
+        "mul", make("mul", k, k), x
+    )  # what is shared comes together
     assert make("add", graph.const(1.0), graph.const(2.0)) == graph.const(3.0)
     assert graph.power(x, 2) == make("mul", x, x)

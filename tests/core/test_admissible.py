@@ -1,4 +1,6 @@
-"""Baselines of one's own that look at their own return or score are refused by name; the others are served."""
+"""Baselines of one's own that look at their own return or score are refused by name; the others
+are served.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +51,17 @@ def estimate_streamed(baseline):
 
 
 def estimate_recorded(baseline):
-    return fl.gradient(THE.process, THE.objective, THE.theta, paths(), start=THE.start, baseline=baseline)
+    return fl.gradient(
+        THE.process, THE.objective, THE.theta, paths(), start=THE.start, baseline=baseline
+    )
 
 
 def estimate_chunks(baseline):
     t, x = paths()[:2]
     chunks = [fl.Trajectories(t, x[:30]), fl.Trajectories(t, x[30:])]
-    return fl.gradient(THE.process, THE.objective, THE.theta, chunks, start=THE.start, baseline=baseline)
+    return fl.gradient(
+        THE.process, THE.objective, THE.theta, chunks, start=THE.start, baseline=baseline
+    )
 
 
 def estimate_measured(baseline):
@@ -94,8 +100,10 @@ DOORS = [
 
 @pytest.mark.parametrize("estimate", DOORS)
 def test_every_door_refuses_a_baseline_that_looks_at_its_own_return(estimate):
-    with pytest.raises(ValueError, match="`own_return` depends on the return of its own trajectory"):
-        estimate(fl.Baseline(own_return))
+    with pytest.raises(
+        ValueError, match="`own_return` depends on the return of its own trajectory"
+    ):
+        estimate(fl.baselines.Baseline(own_return))
 
 
 @pytest.mark.parametrize(
@@ -110,18 +118,20 @@ def test_every_door_refuses_a_baseline_that_looks_at_its_own_return(estimate):
     ],
 )
 def test_what_is_refused(of, what):
-    with pytest.raises(ValueError, match=rf"`{of.__name__}` depends on the {what} of its own trajectory"):
-        estimate_recorded(fl.Baseline(of))
+    with pytest.raises(
+        ValueError, match=rf"`{of.__name__}` depends on the {what} of its own trajectory"
+    ):
+        estimate_recorded(fl.baselines.Baseline(of))
 
 
 def test_a_name_of_the_library_does_not_help():
     with pytest.raises(ValueError, match="`own_return` depends on the return"):
-        estimate_streamed(fl.Baseline(own_return, name="mean"))
+        estimate_streamed(fl.baselines.Baseline(own_return, name="mean"))
 
 
 def test_a_shape_that_does_not_broadcast_is_named():
     with pytest.raises(ValueError, match=r"must broadcast to .*\(100, 6\).* shape \(100,\)"):
-        estimate_streamed(fl.Baseline(lambda kick: kick.returns))
+        estimate_streamed(fl.baselines.Baseline(lambda kick: kick.returns))
 
 
 # -------------------------------------------------------------------------------------- served
@@ -166,12 +176,12 @@ def not_a_number_here(kick):
 @pytest.mark.parametrize(
     "baseline",
     [
-        fl.Baseline(mean_by_difference),
-        fl.Baseline(regression),
-        fl.Baseline(row_per_trajectory),
-        fl.Baseline(drawn_while_traced),
-        fl.Baseline(lambda kick: jnp.asarray(kick.t)),
-        fl.Baseline(nearest, fewest=71),
+        fl.baselines.Baseline(mean_by_difference),
+        fl.baselines.Baseline(regression),
+        fl.baselines.Baseline(row_per_trajectory),
+        fl.baselines.Baseline(drawn_while_traced),
+        fl.baselines.Baseline(lambda kick: jnp.asarray(kick.t)),
+        fl.baselines.Baseline(nearest, fewest=71),
     ],
 )
 @pytest.mark.parametrize("estimate", [estimate_streamed, estimate_recorded])
@@ -186,7 +196,7 @@ def test_a_baseline_is_tried_once_per_estimator():
         calls.append(kick.returns.shape)
         return jnp.zeros(())
 
-    estimator = THE.estimator(baseline=fl.Baseline(counted), initial_baseline="none")
+    estimator = THE.estimator(baseline=fl.baselines.Baseline(counted), initial_baseline="none")
     estimator(jax.random.key(0), THE.theta, COUNT)
     traced = len(calls)
     estimator(jax.random.key(1), THE.theta, COUNT)
@@ -203,11 +213,11 @@ SINGLE = Setting(
 
 
 def test_single_precision_rounds_and_is_not_refused():
-    check_admissible(fl.Baseline(mean_by_difference), SINGLE)
+    check_admissible(fl.baselines.Baseline(mean_by_difference), SINGLE)
     with pytest.raises(ValueError, match="`whole_mean` depends"):
-        check_admissible(fl.Baseline(whole_mean), SINGLE)
+        check_admissible(fl.baselines.Baseline(whole_mean), SINGLE)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_baseline_that_is_not_a_number_on_made_up_returns_is_not_refused():
-    check_admissible(fl.Baseline(not_a_number_here), SINGLE)
+    check_admissible(fl.baselines.Baseline(not_a_number_here), SINGLE)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import Kick, binned, mean, none, optimal, time_only
+from fluctua import Inputs, binned, mean, none, optimal, time_only
 from fluctua.core.baselines import quantile_bins
 
 rng = np.random.default_rng(1)
@@ -15,7 +15,7 @@ def kick(returns, score, x=None, index=3, values=None, theta=None):
     returns, score = jnp.asarray(returns, float), jnp.asarray(score, float)
     x = jnp.zeros((len(returns), 1)) if x is None else jnp.asarray(x, float)
     theta = jnp.zeros(score.shape[1]) if theta is None else theta
-    return Kick(jnp.asarray(index), theta, x, jnp.asarray(0.0), None, returns, score, values)
+    return Inputs(jnp.asarray(index), theta, x, jnp.asarray(0.0), None, returns, score, values)
 
 
 def bars(baseline, kick):
@@ -32,7 +32,9 @@ def optimal_by_loop(returns, score, members=None):
         others = sorted(group - {j})
         for p in range(width):
             w = score[others, p] ** 2
-            bar[j, p] = (returns[others] * w).sum() / w.sum() if w.sum() > 0 else np.mean(returns[others])
+            bar[j, p] = (
+                (returns[others] * w).sum() / w.sum() if w.sum() > 0 else np.mean(returns[others])
+            )
     return bar
 
 
@@ -48,13 +50,19 @@ def test_mean_leaves_one_out():
 
 def test_optimal_is_the_printed_equation():
     returns, score = rng.normal(size=30), rng.normal(size=(30, 4))
-    np.testing.assert_allclose(bars(optimal(), kick(returns, score)), optimal_by_loop(returns, score), rtol=1e-12)
+    np.testing.assert_allclose(
+        bars(optimal(), kick(returns, score)), optimal_by_loop(returns, score), rtol=1e-12
+    )
 
 
 def test_time_only_reads_the_table_one_step_ahead():
     table = jnp.arange(10.0)
-    assert np.all(bars(time_only(table), kick(np.ones(2), np.ones((2, 1)), index=3, values=table)) == 4)
-    assert np.all(bars(time_only(table), kick(np.ones(2), np.ones((2, 1)), index=-1, values=table)) == 0)
+    assert np.all(
+        bars(time_only(table), kick(np.ones(2), np.ones((2, 1)), index=3, values=table)) == 4
+    )
+    assert np.all(
+        bars(time_only(table), kick(np.ones(2), np.ones((2, 1)), index=-1, values=table)) == 0
+    )
 
 
 @pytest.mark.parametrize("bins", [1, 3, 7, 20])
@@ -121,7 +129,8 @@ def test_zero_scores_fall_back_to_the_plain_mean_of_the_others():
     for baseline in (optimal(), binned(lambda th, x: x[0], bins=2)):
         bar = bars(baseline, kick(returns, score))
         assert bar[:, 0] == pytest.approx(plain)
-        # only trajectory 2 has a score: the others take its return, and it takes the plain mean of theirs
+        # only trajectory 2 has a score: the others take its return, and it takes the plain mean of
+        # theirs
         assert bar[:, 1] == pytest.approx([4, 4, plain[2], 4])
 
 

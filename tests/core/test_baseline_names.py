@@ -1,4 +1,6 @@
-"""One table of baselines: names and records are the same thing, one default, and refusals by name."""
+"""One table of baselines: names and records are the same thing, one default, and refusals by
+name.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +48,12 @@ def test_each_half_of_a_recording_takes_the_table_of_the_other():
     halves = [part(0, 16), part(16, 31)]
     tables = [fl.mean_return_to_go(OBJECTIVE, THETA, other) for other in halves[::-1]]
     each = [
-        flat(fl.gradient(PROCESS, OBJECTIVE, THETA, own, baseline=fl.time_only(table)).gradient) * len(own.x)
+        flat(
+            fl.gradient(
+                PROCESS, OBJECTIVE, THETA, own, baseline=fl.baselines.time_only(table)
+            ).gradient
+        )
+        * len(own.x)
         for own, table in zip(halves, tables, strict=True)
     ]
     ours = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA)
@@ -79,11 +86,20 @@ def test_a_measured_substrate_runs_no_pilot():
 def test_the_halves_go_with_an_initial_baseline_that_looks_across():
     start = fl.Density(lambda th, x0: -jnp.sum((x0 - th["f"]) ** 2) / 2)
     mixed = fl.gradient(PROCESS, OBJECTIVE, THETA, DATA, start=start, initial_baseline="optimal")
-    of = [fl.mean_return_to_go(OBJECTIVE, THETA, part(16, 31)), fl.mean_return_to_go(OBJECTIVE, THETA, part(0, 16))]
+    of = [
+        fl.mean_return_to_go(OBJECTIVE, THETA, part(16, 31)),
+        fl.mean_return_to_go(OBJECTIVE, THETA, part(0, 16)),
+    ]
     each = []
     for table, rows in zip(of, (slice(0, 16), slice(16, 31)), strict=True):
-        made = fl.samples_of(
-            PROCESS, OBJECTIVE, THETA, DATA, start=start, baseline=fl.time_only(table), initial_baseline="optimal"
+        made = fl.gradient_samples(
+            PROCESS,
+            OBJECTIVE,
+            THETA,
+            DATA,
+            start=start,
+            baseline=fl.baselines.time_only(table),
+            initial_baseline="optimal",
         )
         each.append(np.asarray(made.gradient["f"])[rows])
     np.testing.assert_allclose(flat(mixed.gradient), np.concatenate(each).mean(axis=0), rtol=1e-5)
@@ -102,7 +118,7 @@ def test_kernels_serve_optimal_and_carried():
 
 
 def test_kernels_take_the_options_of_binned():
-    made = SMALL.estimator("cpu", baseline=fl.binned(bins=5, every=7, group=50))
+    made = SMALL.estimator("cpu", baseline=fl.baselines.binned(bins=5, every=7, group=50))
     assert (made.baseline.bins, made.baseline.every, made.baseline.group) == (5, 7, 50)
     default = SMALL.estimator("cpu", baseline="binned").baseline
     assert (default.bins, default.every) == (20, 1)
@@ -111,20 +127,45 @@ def test_kernels_take_the_options_of_binned():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="carried"), r"'carried'; it serves none, time, mean"),
+        (
+            lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="carried"),
+            r"'carried'; it serves none, time, mean",
+        ),
         (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optmal"), 'Did you mean "optimal"'),
         (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="binned"), r"binned\(lambda"),
-        (lambda: fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.binned(lambda th, x: x[0], every=2)), "`every` = 2"),
-        (lambda: SMALL.estimator("jax", baseline="carried"), "backend=\"jax\" does not serve the baseline 'carried'"),
-        (lambda: SMALL.estimator("jax", baseline=fl.binned(group=10)), "`group` = 10"),
-        (lambda: SMALL.estimator("cpu", baseline="mean"), "'mean'; it serves none, time, optimal, binned"),
-        (lambda: SMALL.estimator("cpu", baseline=fl.Baseline(lambda kick: kick.returns)), "one's own"),
-        (lambda: SMALL.estimator("cpu", baseline=fl.binned(lambda th, x: x[0])), "leave out the condition"),
+        (
+            lambda: fl.ppgt(
+                PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.binned(lambda th, x: x[0], every=2)
+            ),
+            "`every` = 2",
+        ),
+        (
+            lambda: SMALL.estimator("jax", baseline="carried"),
+            "backend=\"jax\" does not serve the baseline 'carried'",
+        ),
+        (lambda: SMALL.estimator("jax", baseline=fl.baselines.binned(group=10)), "`group` = 10"),
+        (
+            lambda: SMALL.estimator("cpu", baseline="mean"),
+            "'mean'; it serves none, time, optimal, binned",
+        ),
+        (
+            lambda: SMALL.estimator(
+                "cpu", baseline=fl.baselines.Baseline(lambda kick: kick.returns)
+            ),
+            "one's own",
+        ),
+        (
+            lambda: SMALL.estimator("cpu", baseline=fl.baselines.binned(lambda th, x: x[0])),
+            "leave out the condition",
+        ),
         (lambda: SMALL.estimator("cpu", baseline=np.full(101, np.nan)), "not finite"),
         (lambda: Plan(baseline="binned"), "in-situ training does not serve the baseline 'binned'"),
-        (lambda: fl.time_only(jnp.array([1.0, jnp.nan])), "not finite at 1 of 2 times, first at index 1"),
-        (lambda: fl.time_only(pilot=0), "got 0"),
-        (lambda: fl.binned(lambda th, x: x[0], every=0), "`every`.*got 0"),
+        (
+            lambda: fl.baselines.time_only(jnp.array([1.0, jnp.nan])),
+            "not finite at 1 of 2 times, first at index 1",
+        ),
+        (lambda: fl.baselines.time_only(pilot=0), "got 0"),
+        (lambda: fl.baselines.binned(lambda th, x: x[0], every=0), "`every`.*got 0"),
     ],
 )
 def test_refusals(ask, words):
@@ -134,6 +175,6 @@ def test_refusals(ask, words):
 
 def test_a_number_of_trajectories_is_no_table():
     with pytest.raises(TypeError, match=r"time_only\(pilot=128\)"):
-        fl.time_only(128)
+        fl.baselines.time_only(128)
     with pytest.raises(TypeError, match="got float"):
         fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=0.5)

@@ -1,15 +1,18 @@
-"""No baseline shifts the mean, and the error bars are honest: many small ensembles with each baseline.
+"""No baseline shifts the mean, and the error bars are honest: many small ensembles with each
+baseline.
 
-One z per seed and component, z_s = (G_s − exact)/ε, with ε² the mean of the squared standard errors over the
-seeds. (Samples are skewed, so that each ensemble's own standard error is correlated with its estimate: that
-alone would shift the mean of G_s/ε_s by about skewness/2√E, a tenth or two.) If the estimate is unbiased and
-its error bar right, then over S seeds, for each of the P + 1 comparisons (gradient and J),
+One z per seed and component, z_s = (G_s − exact)/ε, with ε² the mean of the squared standard errors
+over the seeds. (Samples are skewed, so that each ensemble's own standard error is correlated with
+its estimate: that alone would shift the mean of G_s/ε_s by about skewness/2√E, a tenth or two.) If
+the estimate is unbiased and its error bar right, then over S seeds, for each of the P + 1
+comparisons (gradient and J),
 
     √S · mean z  is standard normal             → bounded by `tolerance(P + 1)`, 3.80 here,
-    Σ z²         is chi-squared with S degrees  → within its quantiles at the same level, 0.66 … 1.43 of S.
+    Σ z²         is chi-squared with S degrees  → within its quantiles at the same level, 0.66 …
+    1.43 of S.
 
-By Bonferroni each of the two bounds is met by chance once in a thousand seeds. A bias of 0.3 standard errors
-of an ensemble of 200 is seen, and so are error bars wrong by a fifth.
+By Bonferroni each of the two bounds is met by chance once in a thousand seeds. A bias of 0.3
+standard errors of an ensemble of 200 is seen, and so are error bars wrong by a fifth.
 """
 
 import jax
@@ -26,18 +29,27 @@ SEEDS, E, ALARM = 200, 200, 1e-3
 
 def conditions(th, x, t, c):
     """For each parameter the quantity that bins its baseline: some shared, some broadcast."""
-    return {"k": x[0] ** 2, "sigma": x[0], "eta": x[0], "gain": x[0], "mean": x**2, "spread": jnp.abs(x[0])}
+    return {
+        "k": x[0] ** 2,
+        "sigma": x[0],
+        "eta": x[0],
+        "gain": x[0],
+        "mean": x**2,
+        "spread": jnp.abs(x[0]),
+    }
 
 
 BASELINES = {
-    "none": {"baseline": fluctua.none()},
-    "mean": {"baseline": fluctua.mean()},
-    "optimal": {"baseline": fluctua.optimal()},
-    "binned, three in a bin": {"baseline": fluctua.binned(conditions, bins=E // 3)},  # few share a mean
-    "time only": {"baseline": fluctua.time_only(pilot=50)},
+    "none": {"baseline": fluctua.baselines.none()},
+    "mean": {"baseline": fluctua.baselines.mean()},
+    "optimal": {"baseline": fluctua.baselines.optimal()},
+    "binned, three in a bin": {
+        "baseline": fluctua.baselines.binned(conditions, bins=E // 3)
+    },  # few share a mean
+    "time only": {"baseline": fluctua.baselines.time_only(pilot=50)},
     "optimal, initial from a pilot": {
-        "baseline": fluctua.optimal(),
-        "initial_baseline": fluctua.time_only(pilot=50),
+        "baseline": fluctua.baselines.optimal(),
+        "initial_baseline": fluctua.baselines.time_only(pilot=50),
     },
 }
 
@@ -48,7 +60,9 @@ def many_estimates(the, key, seeds, count, **options):
 
 
 def pooled_z(estimates, the):
-    """(G_s − exact)/ε for every seed and comparison, (S, P+1); ε² is the mean squared standard error."""
+    """(G_s − exact)/ε for every seed and comparison, (S, P+1); ε² is the mean squared standard
+    error.
+    """
     error = lambda e: np.append(flat(e.stderr), e.value_stderr)
     own = np.array([z_scores(e, the) for e in estimates])
     errors = np.array([error(e) for e in estimates])
@@ -56,10 +70,15 @@ def pooled_z(estimates, the):
 
 
 def recorded_estimates(the, key, seeds, count):
-    """From trajectories alone: nothing can be run for the baseline, so one half serves the other."""
+    """From trajectories alone: nothing can be run for the baseline, so one half serves the
+    other.
+    """
     run = the.estimator().substrate
     made = (run(jax.random.fold_in(key, s), the.theta, count) for s in range(seeds))
-    return [fluctua.gradient(the.process, the.objective, the.theta, data, start=the.start) for data in made]
+    return [
+        fluctua.gradient(the.process, the.objective, the.theta, data, start=the.start)
+        for data in made
+    ]
 
 
 @pytest.mark.long

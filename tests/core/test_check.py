@@ -29,7 +29,9 @@ def trajectories(count=6):
 
 
 def estimate(process=PROCESS, objective=OBJECTIVE, theta=THETA, count=4, **options):
-    return fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(2), T), **options)(KEY, theta, count)
+    return fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(2), T), **options)(
+        KEY, theta, count
+    )
 
 
 # ------------------------------------------------------------------------------------- diffusion
@@ -37,7 +39,10 @@ def estimate(process=PROCESS, objective=OBJECTIVE, theta=THETA, count=4, **optio
 
 def test_singular_diagonal_diffusion_names_the_component():
     silent = fl.Process(drift, lambda theta, x: jnp.array([0.3, 0.0]))
-    with pytest.raises(ValueError, match=r"singular at the first state: state component 1 has no noise.*instrumented"):
+    with pytest.raises(
+        ValueError,
+        match=r"singular at the first state: state component 1 has no noise.*instrumented",
+    ):
         estimate(silent)
 
 
@@ -71,7 +76,9 @@ def test_diffusion_that_vanishes_later_is_located():
 
 def test_infinite_gradient_of_a_finite_path_is_reported():
     cusp = fl.Objective(running=lambda theta, x: jnp.sqrt(theta["k"] * 0.0 * x[0] ** 2))
-    with pytest.raises(FloatingPointError, match=r"gradients of 4 of 4 trajectories are not finite"):
+    with pytest.raises(
+        FloatingPointError, match=r"gradients of 4 of 4 trajectories are not finite"
+    ):
         estimate(objective=cusp)
 
 
@@ -82,7 +89,9 @@ def test_non_finite_trajectories_are_counted_and_named():
     t, x, context = trajectories()[:3]
     x = np.array(x)
     x[2, 4, 1], x[5, 0, 0] = np.nan, np.inf
-    with pytest.raises(ValueError, match=r"2 of 6 trajectories are not finite: 2, 5 .*time index 4, component 1"):
+    with pytest.raises(
+        ValueError, match=r"2 of 6 trajectories are not finite: 2, 5 .*time index 4, component 1"
+    ):
         fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(t, x))
     chunks = [fl.Trajectories(t, x[:3]), fl.Trajectories(t, x[3:])]
     with pytest.raises(ValueError, match=r"2 of 6 trajectories are not finite: 2, 5"):
@@ -91,7 +100,9 @@ def test_non_finite_trajectories_are_counted_and_named():
 
 def test_overflowing_simulation():
     explosive = fl.Process(lambda theta, x: 1e30 * (1 + x**2), noise)
-    with pytest.raises(FloatingPointError, match="4 of 4 simulated trajectories overflowed.*time step"):
+    with pytest.raises(
+        FloatingPointError, match="4 of 4 simulated trajectories overflowed.*time step"
+    ):
         estimate(explosive)
 
 
@@ -101,16 +112,25 @@ def test_overflowing_simulation():
         (
             T,
             np.zeros((11, 2)),
-            r"must be \(trajectories, 11, state\).*got \(11, 2\). For one trajectory pass x\[None\]",
+            r"must be \(trajectories, 11, state\).*got \(11, 2\). For one trajectory pass "
+            r"x\[None\]",
         ),
-        (T, np.zeros((4, 10, 2)), r"must be \(trajectories, 11, state\) to match `t`; got \(4, 10, 2\)"),
+        (
+            T,
+            np.zeros((4, 10, 2)),
+            r"must be \(trajectories, 11, state\) to match `t`; got \(4, 10, 2\)",
+        ),
         (T, np.zeros((0, 11, 2)), "holds no trajectories"),
         (
             T[::-1],
             np.zeros((4, 11, 2)),
             r"increase strictly; t\[0\] = 1 is followed by t\[1\] = 0.9 \(10 such places\)",
         ),
-        (np.r_[0, 0, T[2:]], np.zeros((4, 11, 2)), r"t\[0\] = 0 is followed by t\[1\] = 0 \(1 such place\)"),
+        (
+            np.r_[0, 0, T[2:]],
+            np.zeros((4, 11, 2)),
+            r"t\[0\] = 0 is followed by t\[1\] = 0 \(1 such place\)",
+        ),
         (np.r_[np.nan, T[1:]], np.zeros((4, 11, 2)), r"`t` is not finite at indices \[0\]"),
         (T[:1], np.zeros((4, 1, 2)), "at least two times"),
     ],
@@ -128,7 +148,8 @@ def test_complex_states_are_told_to_split():
 def test_context_has_one_row_per_trajectory():
     t, x = trajectories()[:2]
     with pytest.raises(
-        ValueError, match=r"`context\['phase'\]` must have one row per trajectory, \(6, ...\); got \(5,\)"
+        ValueError,
+        match=r"`context\['phase'\]` must have one row per trajectory, \(6, ...\); got \(5,\)",
     ):
         fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(t, x, {"phase": np.zeros(5)}))
 
@@ -136,7 +157,9 @@ def test_context_has_one_row_per_trajectory():
 def test_chunks_must_agree_and_be_re_readable():
     t, x = trajectories()[:2]
     with pytest.raises(ValueError, match=r"share one time grid.*chunk 1 has 10 and 2"):
-        fl.gradient(PROCESS, OBJECTIVE, THETA, [fl.Trajectories(t, x), fl.Trajectories(t[:-1], x[:, :-1])])
+        fl.gradient(
+            PROCESS, OBJECTIVE, THETA, [fl.Trajectories(t, x), fl.Trajectories(t[:-1], x[:, :-1])]
+        )
     with pytest.raises(ValueError, match="chunk 1 .* other times"):
         fl.gradient(PROCESS, OBJECTIVE, THETA, [fl.Trajectories(t, x), fl.Trajectories(t * 2, x)])
     with pytest.raises(TypeError, match="generator"):
@@ -150,13 +173,18 @@ def test_chunks_must_agree_and_be_re_readable():
 def test_coarse_states_are_warned_about():
     t, x = trajectories()[:2]
     with pytest.warns(RuntimeWarning, match="rounded to about.*float64"):
-        fl.gradient(PROCESS, OBJECTIVE, THETA, fl.Trajectories(t, (np.asarray(x) + 1e5).astype(np.float32)))
+        fl.gradient(
+            PROCESS, OBJECTIVE, THETA, fl.Trajectories(t, (np.asarray(x) + 1e5).astype(np.float32))
+        )
 
 
 # --------------------------------------------------------------------------------------- ensemble
 
 
-@pytest.mark.parametrize("baseline", [fl.mean(), fl.optimal(), fl.binned(lambda theta, x: x[0])])
+@pytest.mark.parametrize(
+    "baseline",
+    [fl.baselines.mean(), fl.baselines.optimal(), fl.baselines.binned(lambda theta, x: x[0])],
+)
 def test_leave_one_out_needs_two(baseline):
     with pytest.raises(ValueError, match="needs at least 2 trajectories; got 1"):
         estimate(count=1, baseline=baseline)
@@ -172,15 +200,15 @@ def test_count_is_a_whole_number(count):
 
 def test_a_table_that_does_not_fit_the_grid():
     with pytest.raises(ValueError, match=r"at each of the 11 times, shape \(11,\); got \(7,\)"):
-        estimate(baseline=fl.time_only(jnp.zeros(7)))
+        estimate(baseline=fl.baselines.time_only(jnp.zeros(7)))
 
 
 def test_one_recorded_trajectory_has_no_other_for_its_baseline():
     with pytest.raises(ValueError, match=r"there is 1 trajectory.*time_only\(values\)"):
-        fl.gradient(PROCESS, OBJECTIVE, THETA, trajectories(1), baseline=fl.time_only())
+        fl.gradient(PROCESS, OBJECTIVE, THETA, trajectories(1), baseline=fl.baselines.time_only())
 
 
-# ------------------------------------------------------------------------------ parameters, callables
+# ---------------------------------------------------------------------------- parameters, callables
 
 
 def test_parameters_must_be_floating_point_and_finite():
@@ -193,7 +221,9 @@ def test_parameters_must_be_floating_point_and_finite():
 
 
 def test_wrong_shapes_from_the_user_functions():
-    with pytest.raises(ValueError, match=r"drift must have the shape of the state, \(2,\); got \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"drift must have the shape of the state, \(2,\); got \(3,\)"
+    ):
         estimate(fl.Process(lambda theta, x: jnp.zeros(3), noise))
     with pytest.raises(ValueError, match=r"noise must be \(2,\).*got \(\). For equal noise"):
         estimate(fl.Process(drift, lambda theta, x: jnp.asarray(0.3)))
@@ -202,8 +232,12 @@ def test_wrong_shapes_from_the_user_functions():
     with pytest.raises(ValueError, match=r"noise product σ dw must have shape \(2,\); got \(3,\)"):
         estimate(fl.Process(drift, fl.NoiseProduct(lambda theta, x, t, c, dw: dw, 3)))
     with pytest.raises(ValueError, match=r"Q v must have shape \(2,\); got \(1,\)"):
-        fl.gradient(fl.Process(drift, None, lambda th, x, t, c, v: v[:1]), OBJECTIVE, THETA, trajectories())
-    with pytest.raises(ValueError, match=r"running reward must be one number per state.*got shape \(2,\)"):
+        fl.gradient(
+            fl.Process(drift, None, lambda th, x, t, c, v: v[:1]), OBJECTIVE, THETA, trajectories()
+        )
+    with pytest.raises(
+        ValueError, match=r"running reward must be one number per state.*got shape \(2,\)"
+    ):
         estimate(objective=fl.Objective(running=lambda theta, x: x))
     with pytest.raises(ValueError, match=r"terminal reward .*\(2,\)"):
         estimate(objective=fl.Objective(terminal=lambda theta, x: x))
@@ -243,19 +277,21 @@ def test_starts():
         fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"], fade=-1.0), T)
     moving = fl.simulator(PROCESS, fl.Reparameterised(lambda theta: theta["f"]), T)
     with pytest.raises(ValueError, match="use score=full_score"):
-        fl.ppgt(PROCESS, OBJECTIVE, moving, score=fl.drift_score)
+        fl.ppgt(PROCESS, OBJECTIVE, moving, score=fl.scores.drift_score)
 
 
 def test_yardsticks_need_a_simulator():
-    for make in (fl.pathwise, fl.finite_differences, fl.spsa):
+    for make in (fl.reference.pathwise, fl.reference.finite_differences, fl.reference.spsa):
         with pytest.raises(TypeError, match=r"needs a simulator.*use `ppgt`"):
             make(OBJECTIVE, lambda key, theta, count: trajectories(count))
     with pytest.raises(ValueError, match=r"`step` .*0\.0"):
-        fl.spsa(OBJECTIVE, fl.simulator(PROCESS, jnp.zeros(2), T), step=0.0)
+        fl.reference.spsa(OBJECTIVE, fl.simulator(PROCESS, jnp.zeros(2), T), step=0.0)
 
 
 def test_bounds_that_cross():
-    with pytest.raises(ValueError, match="every lower bound must be at most its upper bound; got 1.0 and 0.0"):
+    with pytest.raises(
+        ValueError, match="every lower bound must be at most its upper bound; got 1.0 and 0.0"
+    ):
         fl.box(1.0, 0.0)
     with pytest.raises(ValueError, match="structure of theta"):
         fl.box({"q": 0.0}, {"q": 1.0})(THETA)
@@ -263,10 +299,25 @@ def test_bounds_that_cross():
 
 def test_comparison_needs_two_samples_of_each():
     run = fl.simulator(PROCESS, jnp.zeros(2), T)
-    with pytest.raises(ValueError, match=r"costs 7 trajectories per sample; 10 trajectories buy 1.*trajectories=14"):
-        fl.compare(KEY, THETA, {"fd": fl.finite_differences(OBJECTIVE, run)}, trajectories=10, reference="fd")
+    with pytest.raises(
+        ValueError, match=r"costs 7 trajectories per sample; 10 trajectories buy 1.*trajectories=14"
+    ):
+        fl.reference.compare(
+            KEY,
+            THETA,
+            {"fd": fl.reference.finite_differences(OBJECTIVE, run)},
+            trajectories=10,
+            reference="fd",
+        )
     with pytest.raises(ValueError, match="reference `x` is not among the estimators: spsa"):
-        fl.compare(KEY, THETA, {"spsa": fl.spsa(OBJECTIVE, run)}, trajectories=10, reference="x", repeats=1)
+        fl.reference.compare(
+            KEY,
+            THETA,
+            {"spsa": fl.reference.spsa(OBJECTIVE, run)},
+            trajectories=10,
+            reference="x",
+            repeats=1,
+        )
 
 
 @pytest.mark.parametrize("parameters", [jnp.float32, jnp.float64])
@@ -275,6 +326,8 @@ def test_mixed_precision_is_no_error(parameters, states):
     theta = jax.tree.map(lambda v: v.astype(parameters), THETA)
     run = fl.simulator(PROCESS, jnp.zeros(2, states), T)
     estimator = fl.ppgt(PROCESS, OBJECTIVE, run)
-    recorded = fl.gradient(PROCESS, OBJECTIVE, theta, fl.Trajectories(T, np.asarray(trajectories().x, states)))
+    recorded = fl.gradient(
+        PROCESS, OBJECTIVE, theta, fl.Trajectories(T, np.asarray(trajectories().x, states))
+    )
     for gradient in (estimator(KEY, theta, 5).gradient, recorded.gradient):
         assert gradient["f"].dtype == parameters

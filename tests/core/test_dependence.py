@@ -1,4 +1,6 @@
-"""What may depend on what, by the operations of a function: exact where there are rules, and never too little."""
+"""What may depend on what, by the operations of a function: exact where there are rules, and
+never too little.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,9 @@ CLEAN = {
     "set": lambda th: jnp.zeros(2).at[1].set(th["f"]).at[0].add(X[1]),
     "matrix": lambda th: jnp.array([[0.0, 1.0], [-th["k"], -0.1]]) @ X,
     "loop": lambda th: jnp.array([X[1], jax.lax.fori_loop(0, 3, lambda i, v: v * th["k"], X[0])]),
-    "rounded": lambda th: jnp.array([X[1] + jnp.floor(th["k"]) + (th["f"] > X[0]), th["f"]]),  # steps have no slope
+    "rounded": lambda th: jnp.array(
+        [X[1] + jnp.floor(th["k"]) + (th["f"] > X[0]), th["f"]]
+    ),  # steps have no slope
     "cond": lambda th: jax.lax.cond(
         TIME > 0, lambda f: jnp.array([X[1], f]), lambda f: jnp.array([0.0, f**2]), th["f"]
     ),
@@ -49,12 +53,16 @@ def test_marks_cover_the_slopes_of_products_and_sums():
     """Random matrices with holes: what autodiff finds is marked, and the holes are not."""
     rng = np.random.default_rng(0)
     left, right = (
-        jnp.asarray(rng.normal(size=shape) * (rng.uniform(size=shape) < 0.5)) for shape in ((2, 3, 4), (4, 5))
+        jnp.asarray(rng.normal(size=shape) * (rng.uniform(size=shape) < 0.5))
+        for shape in ((2, 3, 4), (4, 5))
     )
     where = np.asarray(left) != 0
 
     def filled(v):
-        rows = [v * number if there else number for number, there in zip(left.ravel(), where.ravel(), strict=True)]
+        rows = [
+            v * number if there else number
+            for number, there in zip(left.ravel(), where.ravel(), strict=True)
+        ]
         return jnp.stack(rows).reshape(left.shape)
 
     product = lambda v: jnp.einsum("bij,jk->kbi", filled(v), right).sum(axis=0)
@@ -68,7 +76,9 @@ def test_marks_cover_the_slopes_of_products_and_sums():
 def test_affine_functions_of_the_state_are_known_whatever_the_time():
     piecewise = lambda x, t: jnp.where(t > 0.5, -2 * x, 3 * x[::-1]) + jnp.sin(t)
     assert not varies_in_slope(piecewise, X, TIME, on=0)
-    assert varies_in_slope(lambda x, t: -2 * x - jnp.where(t > 0.5, 1.0, 0.0) * x**3 + 1, X, TIME, on=0)
+    assert varies_in_slope(
+        lambda x, t: -2 * x - jnp.where(t > 0.5, 1.0, 0.0) * x**3 + 1, X, TIME, on=0
+    )
     assert varies_in_slope(lambda x, t: jnp.where(x > 0, -2 * x, 3 * x), X, TIME, on=0)
     assert depends(piecewise, X, TIME, on=1)
     assert not depends(lambda x, t: jnp.zeros_like(x) + t, X, TIME, on=0)

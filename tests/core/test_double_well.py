@@ -1,4 +1,6 @@
-"""Estimates of a nonlinear system without closed moments against the partial differential equations of the paper."""
+"""Estimates of a nonlinear system without closed moments against the partial differential
+equations of the paper.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,18 @@ import numpy as np
 import pytest
 
 import fluctua
-from double_well import END, OBJECTIVE, PROCESS, START, STEPS, THETA, euler, running, solved, terminal
+from double_well import (
+    END,
+    OBJECTIVE,
+    PROCESS,
+    START,
+    STEPS,
+    THETA,
+    euler,
+    running,
+    solved,
+    terminal,
+)
 from problems import flat, tolerance
 
 E = 20_000
@@ -15,11 +28,13 @@ E = 20_000
 def test_grid_solution_is_converged_and_is_the_limit_of_the_euler_scheme():
     *_, value, gradient = solved()
     *_, rough_value, rough = solved(points=301, steps=100)
-    # Second order: the error of the fine grid is a third of its distance from the rough one. Measured: 7e-6
-    # for J and at most 3e-5 for the gradient, a hundredth of the standard errors below.
+    # Second order: the error of the fine grid is a third of its distance from the rough one.
+    # Measured: 7e-6 for J and at most 3e-5 for the gradient, a hundredth of the standard errors
+    # below.
     assert abs(value - rough_value) / 3 < 2e-5
     assert np.abs(gradient - rough).max() / 3 < 6e-5
-    # Euler's error is first order in Δt (up to 3e-3 here): 2G(Δt/2) − G(Δt) meets Eq. (3) in every parameter.
+    # Euler's error is first order in Δt (up to 3e-3 here): 2G(Δt/2) − G(Δt) meets Eq. (3) in every
+    # parameter.
     fine, coarse = euler(2 * STEPS), euler(STEPS)
     assert abs(2 * fine[0] - coarse[0] - value) < 2e-5
     np.testing.assert_allclose(2 * fine[1] - coarse[1], gradient, atol=1e-4)
@@ -34,7 +49,10 @@ def test_estimate_agrees_with_the_adjoint_equation(key):
     # What Δt = 0.01 does to the expectation is less than half of what chance does to the estimate …
     assert (np.abs(euler(STEPS)[1] - gradient) / error).max() < 0.5
     # … so half a standard error is granted for it, on top of the tolerance for P + 1 comparisons.
-    z = np.append((flat(estimate.gradient) - gradient) / error, (estimate.value - value) / estimate.value_stderr)
+    z = np.append(
+        (flat(estimate.gradient) - gradient) / error,
+        (estimate.value - value) / estimate.value_stderr,
+    )
     assert np.abs(z).max() < tolerance(z.size) + 0.5, z
     # Against the gradient of the scheme itself nothing is granted.
     z = (flat(estimate.gradient) - euler(STEPS)[1]) / error

@@ -1,4 +1,6 @@
-"""The counter-based generator: known answers, the native twin, and the statistics of its normals."""
+"""The counter-based generator: known answers, the native twin, and the statistics of its
+normals.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,8 @@ def test_known_answer_of_philox():
 )
 def test_words_are_the_same_in_python_and_c(seed, trajectory, site, pair):
     words = philox_words(
-        jnp.flip(jax.random.key_data(seed_key(seed))), *(jnp.uint32(v) for v in (trajectory, site, pair))
+        jnp.flip(jax.random.key_data(seed_key(seed))),
+        *(jnp.uint32(v) for v in (trajectory, site, pair)),
     )
     assert tuple(int(w) for w in words) == _native.words(seed, trajectory, site, pair)
 
@@ -34,9 +37,12 @@ def test_words_are_the_same_in_python_and_c(seed, trajectory, site, pair):
 def test_normals_are_the_same_in_python_and_c(width):
     seed = 2**40 + 99
     draw = jax.vmap(
-        jax.vmap(lambda j, n: philox.draw(philox.stream(seed_key(seed), j), n, width), (None, 0)), (0, None)
+        jax.vmap(lambda j, n: philox.draw(philox.stream(seed_key(seed), j), n, width), (None, 0)),
+        (0, None),
     )
-    np.testing.assert_allclose(draw(jnp.arange(3), jnp.arange(5)), _native.normals(seed, 3, 5, width), atol=1e-12)
+    np.testing.assert_allclose(
+        draw(jnp.arange(3), jnp.arange(5)), _native.normals(seed, 3, 5, width), atol=1e-12
+    )
 
 
 def test_normals_are_normal_and_uncorrelated():
@@ -76,6 +82,8 @@ def test_any_source_drives_the_simulator():
     run = fl.simulator(process, jnp.zeros(4), jnp.linspace(0, 1, 6), wiener=philox)
     key = jax.random.key(5)
     path = run(key, jnp.asarray(1.0), 3).x
-    seed = int.from_bytes(np.asarray(jax.random.key_data(jax.random.split(key, 3)[2])).astype(">u4").tobytes(), "big")
+    seed = int.from_bytes(
+        np.asarray(jax.random.key_data(jax.random.split(key, 3)[2])).astype(">u4").tobytes(), "big"
+    )
     expected = np.cumsum(_native.normals(seed, 3, 5, 4), axis=1) * np.sqrt(0.2)
     np.testing.assert_allclose(path[:, 1:], expected, atol=1e-12)

@@ -1,9 +1,10 @@
-"""Estimates against exact gradients, in standard errors, for every start, score and source of paths.
+"""Estimates against exact gradients, in standard errors, for every start, score and source of
+paths.
 
-E = 20,000 puts every component of every problem at least eight standard errors from zero (checked below), so
-that a lost sign shows as |z| > 16 and a lost factor of two as |z| > 4. `tolerance` is the |z| that the
-largest of the P + 1 comparisons of a test exceeds by chance once in a thousand seeds, about 3.9.
-"""
+E = 20,000 puts every component of every problem at least eight standard errors from zero (checked
+below), so that a lost sign shows as |z| > 16 and a lost factor of two as |z| > 4. `tolerance` is
+the |z| that the largest of the P + 1 comparisons of a test exceeds by chance once in a thousand
+seeds, about 3.9."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,9 @@ from problems import (
 )
 
 E = 20_000
-STEP = fluctua.Step(jnp.array([0.3, -0.2, 0.9]), jnp.array([0.4, 0.2, 0.7]), 0.3, 0.07, {"force": 1.3})
+STEP = fluctua.Step(
+    jnp.array([0.3, -0.2, 0.9]), jnp.array([0.4, 0.2, 0.7]), 0.3, 0.07, {"force": 1.3}
+)
 
 
 def assert_agrees(estimate, the):
@@ -35,14 +38,19 @@ def assert_agrees(estimate, the):
 def recorded(key, the, count=E, **options):
     """The estimate from paths that are only given, not simulated on the way."""
     paths = the.simulator(key, the.theta, count)
-    return fluctua.gradient(the.process, the.objective, the.theta, paths, start=the.moving_start, **options)
+    return fluctua.gradient(
+        the.process, the.objective, the.theta, paths, start=the.moving_start, **options
+    )
 
 
 def test_the_reference_itself_is_the_textbook_ornstein_uhlenbeck_chain():
-    # Mean and variance of x' = ax + c + s·z in closed form, a = 1 − kΔt, s² = σ²Δt: no recursion or autodiff.
+    # Mean and variance of x' = ax + c + s·z in closed form, a = 1 − kΔt, s² = σ²Δt: no recursion or
+    # autodiff.
     the = problem(ornstein_uhlenbeck)
-    k, rest, sigma, gain, mean, spread = (float(np.squeeze(the.theta[name])) for name in
-                                          ("k", "rest", "sigma", "gain", "mean", "spread"))  # fmt: skip
+    k, rest, sigma, gain, mean, spread = (
+        float(np.squeeze(the.theta[name]))
+        for name in ("k", "rest", "sigma", "gain", "mean", "spread")
+    )
     dt, n = float(the.t[1]), np.arange(the.t.size)
     a = (1 - k * dt) ** n
     m = rest + (mean - rest) * a
@@ -83,26 +91,27 @@ def test_recorded(key, make, kind):
     the = problem(make, kind)
     estimate = recorded(key, the)
     assert_agrees(estimate, the)
-    # The comparison can see a factor of two in every component. (The shortest fade has a larger variance.)
+    # The comparison can see a factor of two in every component. (The shortest fade has a larger
+    # variance.)
     if kind != "fade 0":
         assert (np.abs(flat(the.exact_gradient)) / flat(estimate.stderr)).min() > 8
 
 
 def test_drift_score_simulated(key):
     the = without_noise_parameters(ornstein_uhlenbeck)
-    assert_agrees(the.estimator(score=fluctua.drift_score)(key, the.theta, E), the)
+    assert_agrees(the.estimator(score=fluctua.scores.drift_score)(key, the.theta, E), the)
 
 
 def test_drift_score_recorded(key):
     the = without_noise_parameters(multiplicative, "fixed")
-    assert_agrees(recorded(key, the, score=fluctua.drift_score), the)
+    assert_agrees(recorded(key, the, score=fluctua.scores.drift_score), the)
 
 
 def test_drift_score_is_the_full_score_where_the_noise_has_no_parameters():
     the = without_noise_parameters(non_normal)
     scores = [
         jax.jit(lambda th, score=score: score(the.process, th, STEP))(the.theta)
-        for score in (fluctua.drift_score, fluctua.full_score)
+        for score in (fluctua.scores.drift_score, fluctua.scores.full_score)
     ]
     np.testing.assert_allclose(flat(scores[0]), flat(scores[1]), rtol=1e-12)
 
@@ -111,13 +120,16 @@ def test_noise_as_products_and_diffusion_as_products_are_the_noise_matrix():
     the = problem(non_normal)
     noise = the.process.noise
     products = [
-        the.process._replace(noise=fluctua.NoiseProduct(lambda th, x, t, c, dw: noise(th, x, t, c) @ dw, width=4)),
         the.process._replace(
-            noise=None, diffusion=lambda th, x, t, c, v: noise(th, x, t, c) @ (noise(th, x, t, c).T @ v) / 2
+            noise=fluctua.NoiseProduct(lambda th, x, t, c, dw: noise(th, x, t, c) @ dw, width=4)
+        ),
+        the.process._replace(
+            noise=None,
+            diffusion=lambda th, x, t, c, v: noise(th, x, t, c) @ (noise(th, x, t, c).T @ v) / 2,
         ),
     ]
     scores = [
-        jax.jit(lambda th, process=process: fluctua.full_score(process, th, STEP))(the.theta)
+        jax.jit(lambda th, process=process: fluctua.scores.full_score(process, th, STEP))(the.theta)
         for process in (the.process, *products)
     ]
     for score in scores[1:]:
@@ -128,7 +140,9 @@ def test_a_prepared_start_that_depends_on_theta_but_not_on_chance(key):
     # X₀ = mean: the limit spread → 0 of the Gaussian start, which has no density.
     whole = problem(ornstein_uhlenbeck, "fade part")
     point = {**whole.theta, "spread": jnp.zeros(())}
-    at_a_point = lambda th: exact_return(*whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0)
+    at_a_point = lambda th: exact_return(
+        *whole[:2], whole.t, th, th["mean"], jnp.zeros((1, 1)), 0.0, 0.0
+    )
     value, slope = jax.jit(jax.value_and_grad(at_a_point))(point)
     drop = lambda tree: {name: v for name, v in tree.items() if name != "spread"}
     the = whole._replace(

@@ -1,4 +1,6 @@
-"""Trajectories of several devices: errors between devices, and how many trajectories a device are worth while."""
+"""Trajectories of several devices: errors between devices, and how many trajectories a device
+are worth while.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,9 @@ def drawn(seed):
 
 
 def test_errors_between_groups_cover_the_population():
-    """Of 400 repeats: variance (τ² + σ²⟨1/n⟩)/K, its estimate and both its parts unbiased, 95 % covered."""
+    """Of 400 repeats: variance (τ² + σ²⟨1/n⟩)/K, its estimate and both its parts unbiased, 95 %
+    covered.
+    """
     repeats = [reduce_samples(drawn(seed)) for seed in range(400)]
     means = np.array([[*e.gradient["a"], e.value] for e in repeats])
     variance = np.array([[*e.stderr["a"], e.value_stderr] for e in repeats]) ** 2
@@ -32,9 +36,15 @@ def test_errors_between_groups_cover_the_population():
     assert abs(means.mean() - MEAN) < 4 * np.sqrt(expected / n)
     assert abs(means.var() - expected) < 4 * expected * np.sqrt(2 / n)
     assert abs(variance.mean() - expected) < 4 * expected * np.sqrt(2 / 4 / n)
-    pooled = np.array([reduce_samples(drawn(seed)._replace(group=None)).value_stderr for seed in range(40)])
-    assert np.mean(pooled**2) < 0.8 * expected  # what would be claimed if trajectories were independent
-    low, high = (np.array([[*e.interval[k]["a"], e.value_interval[k]] for e in repeats]) for k in (0, 1))
+    pooled = np.array(
+        [reduce_samples(drawn(seed)._replace(group=None)).value_stderr for seed in range(40)]
+    )
+    assert (
+        np.mean(pooled**2) < 0.8 * expected
+    )  # what would be claimed if trajectories were independent
+    low, high = (
+        np.array([[*e.interval[k]["a"], e.value_interval[k]] for e in repeats]) for k in (0, 1)
+    )
     covered = np.mean((low < MEAN) & (high > MEAN))
     assert abs(covered - 0.95) < 4 * np.sqrt(0.95 * 0.05 / n)
     within = np.array([e.groups.returns.within for e in repeats])
@@ -85,10 +95,16 @@ def test_groups_travel_with_the_trajectories():
             parts = fl.gradient(process, objective, jnp.asarray(1.0), halves, baseline=baseline)
             np.testing.assert_allclose(parts.stderr, estimate.stderr, rtol=1e-5)
     device = lambda key, theta, count: whole
-    estimate = fl.ppgt(process, objective, device, baseline="twin")(jax.random.key(0), jnp.asarray(1.0), 8)
+    estimate = fl.ppgt(process, objective, device, baseline="twin")(
+        jax.random.key(0), jnp.asarray(1.0), 8
+    )
     assert estimate.groups is not None
-    with pytest.raises(ValueError, match="4 devices"):  # Weighted and Calibrated would have errors between trajectories
-        fl.ppgt(process, objective, device, baseline="twin").split(jax.random.key(0), jnp.asarray(1.0), 8)
+    with pytest.raises(
+        ValueError, match="4 devices"
+    ):  # ShrunkCorrection and SelfCalibrating would have errors between trajectories
+        fl.ppgt(process, objective, device, baseline="twin").split(
+            jax.random.key(0), jnp.asarray(1.0), 8
+        )
     samples = Samples(jnp.zeros(8), jnp.zeros(8))
     with pytest.raises(ValueError, match="some chunks"):
         labelled(samples, [halves[0], halves[1]._replace(group=None)])

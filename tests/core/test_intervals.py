@@ -1,7 +1,8 @@
-"""Intervals of 95 % cover 93 to 97 % at ensembles of 50, 200 and 2,000, where ±1.96 standard errors cover 86 to 88.
+"""Intervals of 95 % cover 93 to 97 % at ensembles of 50, 200 and 2,000, where ±1.96 standard errors
+cover 86 to 88.
 
-Below 50 they are widened, and cover 92 % at least on average over the components of the same problems.
-"""
+Below 50 they are widened, and cover 92 % at least on average over the components of the same
+problems."""
 
 from functools import cache
 
@@ -12,7 +13,15 @@ import pytest
 from scipy import stats
 
 import fluctua as fl
-from fluctua.core.estimate import Moments, RunningSums, Samples, _moments, _student, interval, reduce_samples
+from fluctua.core.estimate import (
+    Moments,
+    RunningSums,
+    Samples,
+    _moments,
+    _student,
+    interval,
+    reduce_samples,
+)
 from problems import flat, multiplicative, non_normal, ornstein_uhlenbeck, problem
 
 REPEATS = {2: 2000, 3: 2000, 5: 2000, 10: 1000, 20: 1000, 50: 400, 200: 400, 2000: 100}
@@ -20,18 +29,25 @@ FEW = (2, 3, 5, 7, 10, 20)
 
 
 @cache
-def samples_of(make):
-    """Gradients and return of as many trajectories as the largest ensembles have together, (E, components and 1)."""
+def gradient_samples(make):
+    """Gradients and return of as many trajectories as the largest ensembles have together, (E,
+    components and 1).
+    """
     the, count = problem(make), max(size * repeats for size, repeats in REPEATS.items())
     samples = the.estimator().samples(jax.random.key(1), the.theta, count)
-    rows = [np.asarray(v).reshape(count, -1) for v in (*jax.tree.leaves(samples.gradient), samples.returns)]
+    rows = [
+        np.asarray(v).reshape(count, -1)
+        for v in (*jax.tree.leaves(samples.gradient), samples.returns)
+    ]
     return np.concatenate(rows, axis=1)
 
 
 def inside(make, size):
-    """Whether the interval holds the exact answer, (repeats, components and return), and ±1.96 stderr does."""
+    """Whether the interval holds the exact answer, (repeats, components and return), and ±1.96
+    stderr does.
+    """
     the, repeats = problem(make), REPEATS[size]
-    each = jnp.asarray(samples_of(make)[: size * repeats].reshape(repeats, size, -1))
+    each = jnp.asarray(gradient_samples(make)[: size * repeats].reshape(repeats, size, -1))
     exact = np.append(flat(the.exact_gradient), the.exact_value)
     low, high = jax.jit(jax.vmap(lambda v: interval(_moments(v), size)))(each)
     off, error = each.mean(axis=1) - exact, each.std(axis=1, ddof=1) / np.sqrt(size)
@@ -41,7 +57,9 @@ def inside(make, size):
 @pytest.mark.long
 @pytest.mark.parametrize("size", [50, 200, 2000])
 def test_cover(size):
-    """The mean over components of three problems; 400 repeats (100 of the largest) know it to half a per cent."""
+    """The mean over components of three problems; 400 repeats (100 of the largest) know it to
+    half a per cent.
+    """
     parts = [inside(make, size) for make in (ornstein_uhlenbeck, non_normal, multiplicative)]
     cover = np.mean([part[0].mean() for part in parts])
     plain = np.mean([part[1].mean() for part in parts])
@@ -53,7 +71,9 @@ def test_cover(size):
 @pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3, 5, 10, 20])
 def test_cover_of_few_trajectories(size):
-    """Before they were widened it was 0.81, 0.89, 0.87, 0.89 and 0.91; some components are as skewed as 26."""
+    """Before they were widened it was 0.81, 0.89, 0.87, 0.89 and 0.91; some components are as
+    skewed as 26.
+    """
     parts = [inside(make, size) for make in (ornstein_uhlenbeck, non_normal, multiplicative)]
     assert np.mean([part[0].mean() for part in parts]) > 0.92
     assert min(part[0].mean(axis=0).min() for part in parts) > 0.75
@@ -70,7 +90,9 @@ SKEWED = {
 @pytest.mark.parametrize("kind", SKEWED)
 @pytest.mark.parametrize("size", FEW)
 def test_few_samples_are_covered(kind, size):
-    """4,000 intervals know their cover to 0.4 %; it was 0.72 for two squares and 0.85 for two normal numbers."""
+    """4,000 intervals know their cover to 0.4 %; it was 0.72 for two squares and 0.85 for two
+    normal numbers.
+    """
     v = jnp.asarray(SKEWED[kind](np.random.default_rng(size), (size, 4000)))
     low, high = interval(_moments(v), size)
     assert np.mean((low < 0) & (high > 0)) > 0.92
@@ -89,7 +111,9 @@ def test_quantiles_of_student(nu):
 
 
 def test_widths_meet_where_nothing_is_added():
-    """From 50 samples on the interval of normal numbers is Student's, and below it grows without a jump."""
+    """From 50 samples on the interval of normal numbers is Student's, and below it grows
+    without a jump.
+    """
     none = jnp.zeros(())
     width = lambda n: float(interval(Moments(none, none + 1, none, none), n)[1]) * np.sqrt(n)
     assert width(50) == pytest.approx(stats.t.ppf(0.975, 49), rel=1e-4)
@@ -99,7 +123,9 @@ def test_widths_meet_where_nothing_is_added():
 
 def test_sums_of_chunks_have_the_interval_of_the_whole():
     rng = np.random.default_rng(1)
-    samples = Samples({"a": jnp.asarray(rng.exponential(size=(300, 2)))}, jnp.asarray(5 + rng.gamma(2, size=300)))
+    samples = Samples(
+        {"a": jnp.asarray(rng.exponential(size=(300, 2)))}, jnp.asarray(5 + rng.gamma(2, size=300))
+    )
     whole = reduce_samples(samples)
     sums = RunningSums({"a": jnp.zeros(2)})
     for low, high in ((0, 50), (50, 51), (51, 300)):

@@ -16,7 +16,11 @@ LINEAR = fl.Process(
     drift=lambda th, x, t, c: th["a"] @ x + th["b"] * t + 0.3,
     noise=lambda th, x, t, c: th["s"] * jnp.asarray(MIXING),
 )
-THETA = {"a": jnp.array([[-0.5, 2.0], [-1.5, -0.2]]), "b": jnp.array([0.4, -0.7]), "s": jnp.array(1.3)}
+THETA = {
+    "a": jnp.array([[-0.5, 2.0], [-1.5, -0.2]]),
+    "b": jnp.array([0.4, -0.7]),
+    "s": jnp.array(1.3),
+}
 
 
 @pytest.mark.parametrize("interval", [1e-3, 0.3, 4.0])
@@ -25,7 +29,8 @@ def test_linear_process_is_exact(interval):
     step = fl.Step(x, x, jnp.asarray(0.6), jnp.asarray(interval))
     mean, covariance = local_linear(LINEAR, THETA, step)
     a, b = np.asarray(THETA["a"]), np.asarray(THETA["b"])
-    # z = (x, s, 1) with s the time since the start is linear and autonomous: its exponential is the whole answer
+    # z = (x, s, 1) with s the time since the start is linear and autonomous: its exponential is the
+    # whole answer
     big = np.zeros((4, 4))
     big[:2, :2], big[:2, 2], big[:2, 3], big[2, 3] = a, b, b * 0.6 + 0.3, 1.0
     exact = (expm(big * interval) @ np.array([*x, 0.0, 1.0]))[:2]
@@ -39,12 +44,17 @@ def test_linear_process_is_exact(interval):
 def test_score_is_that_of_euler_for_short_steps():
     x, dt = jnp.array([0.7, -0.4]), 1e-6
     step = fl.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))
-    ours, theirs = local_linear_score(LINEAR, THETA, step), fl.full_score(LINEAR, THETA, step)
+    ours, theirs = (
+        local_linear_score(LINEAR, THETA, step),
+        fl.scores.full_score(LINEAR, THETA, step),
+    )
     np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-4, atol=1e-3)
 
 
 def test_nonlinear_mean_has_its_second_order():
-    """E[X_Δ] of dX = −X³dt + σdW: the generator gives x + Lx Δ + L²x Δ²/2, L = μ∂ + Q∂²; Euler stops at Δ."""
+    """E[X_Δ] of dX = −X³dt + σdW: the generator gives x + Lx Δ + L²x Δ²/2, L = μ∂ + Q∂²; Euler
+    stops at Δ.
+    """
     process = fl.Process(lambda th, x: -th * x**3, lambda th, x: 0.8 * jnp.ones(1))
     checked = check.process(process)
     q, x, theta = 0.32, 1.4, 1.0
@@ -61,7 +71,9 @@ def test_nonlinear_mean_has_its_second_order():
 
 
 def test_coarse_ou_gradient_is_exact_and_euler_is_not(key):
-    """dX = −kX dt + σ dW sampled every 0.5: X' = e^{−kΔ}X + noise, and ∂kE[X_T²] has a closed form."""
+    """dX = −kX dt + σ dW sampled every 0.5: X' = e^{−kΔ}X + noise, and ∂kE[X_T²] has a closed
+    form.
+    """
     k, s, interval, steps = 0.9, 0.7, 0.5, 4
     rng = np.random.default_rng(11)
     f = np.exp(-k * interval)
@@ -79,7 +91,9 @@ def test_coarse_ou_gradient_is_exact_and_euler_is_not(key):
         return 1.44 * decay + th["s"] ** 2 * (1 - decay) / (2 * th["k"])
 
     truth = jax.jit(jax.grad(exact))(theta)
-    ours = fl.gradient(process, objective, theta, data, score=local_linear_score, baseline="optimal")
+    ours = fl.gradient(
+        process, objective, theta, data, score=local_linear_score, baseline="optimal"
+    )
     z = (flat(ours.gradient) - flat(truth)) / flat(ours.stderr)
     assert np.abs(z).max() < tolerance(2)
     theirs = fl.gradient(process, objective, theta, data, baseline="optimal")
@@ -92,7 +106,12 @@ def test_start_that_moves_needs_the_full_score():
     data = fl.Trajectories(np.array([0.0, 1.0]), np.zeros((3, 2, 2)))
     with pytest.raises(ValueError, match="score=full_score"):
         fl.gradient(
-            LINEAR, fl.Objective(terminal=lambda th, x: x[0]), THETA, data, start=start, score=local_linear_score
+            LINEAR,
+            fl.Objective(terminal=lambda th, x: x[0]),
+            THETA,
+            data,
+            start=start,
+            score=local_linear_score,
         )
 
 

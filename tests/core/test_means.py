@@ -1,4 +1,6 @@
-"""Functions of means: signal to noise of an Ornstein–Uhlenbeck readout, exactly, and the bias of the plain plug-in."""
+"""Functions of means: signal to noise of an Ornstein–Uhlenbeck readout, exactly, and the bias
+of the plain plug-in.
+"""
 
 from functools import cache
 
@@ -16,9 +18,12 @@ STEPS, DT = 8, 0.2
 PROCESS = fl.Process(lambda th, x: th["k"] * (th["a"] - x), lambda th, x: th["s"] * jnp.ones(1))
 SIMULATOR = fl.simulator(PROCESS, jnp.zeros(1), DT * jnp.arange(STEPS + 1))
 THETA = {"k": jnp.array(0.9), "a": jnp.array(1.1), "s": jnp.array(0.6)}
-READOUT, SQUARE = fl.Objective(terminal=lambda th, x: x[0]), fl.Objective(terminal=lambda th, x: x[0] ** 2)
+READOUT, SQUARE = (
+    fl.Objective(terminal=lambda th, x: x[0]),
+    fl.Objective(terminal=lambda th, x: x[0] ** 2),
+)
 RATIO = lambda m, m2: m**2 / (m2 - m**2)
-SNR = fl.of_means(RATIO, READOUT, SQUARE)
+SNR = fl.function_of_means(RATIO, READOUT, SQUARE)
 
 
 def exact(th):
@@ -43,7 +48,7 @@ def test_signal_to_noise(key, baseline):
     assert_exact(fl.ppgt(PROCESS, SNR, SIMULATOR, baseline=baseline)(key, THETA, 4000))
 
 
-@pytest.mark.parametrize("make", [fl.pathwise, fl.finite_differences])
+@pytest.mark.parametrize("make", [fl.reference.pathwise, fl.reference.finite_differences])
 def test_yardsticks(key, make):
     assert_exact(make(SNR, SIMULATOR)(key, THETA, 4000))
 
@@ -71,30 +76,39 @@ def test_recorded_and_measured_are_streamed(key):
 
 def test_a_linear_function_is_the_sum_of_its_parts(key):
     both = fl.Objective(terminal=lambda th, x: 2 * x[0] - 3 * x[0] ** 2)
-    linear = fl.of_means(lambda m, m2: 2 * m - 3 * m2, READOUT, SQUARE)
-    one, other = (fl.ppgt(PROCESS, what, SIMULATOR, baseline="mean")(key, THETA, 50) for what in (both, linear))
+    linear = fl.function_of_means(lambda m, m2: 2 * m - 3 * m2, READOUT, SQUARE)
+    one, other = (
+        fl.ppgt(PROCESS, what, SIMULATOR, baseline="mean")(key, THETA, 50)
+        for what in (both, linear)
+    )
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
-# ---------------------------------------------------------------------------------- few trajectories
+# --------------------------------------------------------------------------------- few trajectories
 
 
 @cache
 def parts():
-    """Gradients and returns of either part, of 120,000 trajectories that know nothing of each other."""
-    known = {name: fl.mean_return_to_go(what, THETA, SIMULATOR(jax.random.key(1), THETA, 2000))
-             for name, what in (("x", READOUT), ("x²", SQUARE))}  # fmt: skip
-    run = lambda what, table: fl.ppgt(PROCESS, what, SIMULATOR, baseline=fl.time_only(table)).samples(
-        jax.random.key(2), THETA, 120_000
-    )
+    """Gradients and returns of either part, of 120,000 trajectories that know nothing of each
+    other.
+    """
+    known = {
+        name: fl.mean_return_to_go(what, THETA, SIMULATOR(jax.random.key(1), THETA, 2000))
+        for name, what in (("x", READOUT), ("x²", SQUARE))
+    }
+    run = lambda what, table: fl.ppgt(
+        PROCESS, what, SIMULATOR, baseline=fl.baselines.time_only(table)
+    ).samples(jax.random.key(2), THETA, 120_000)
     return [run(READOUT, known["x"]), run(SQUARE, known["x²"])]
 
 
 def groups(size):
     """Each of so many trajectories, leaves (groups, size, …)."""
     whole = len(parts()[0].returns) // size * size
-    return [jax.tree.map(lambda v: v[:whole].reshape(-1, size, *v.shape[1:]), part) for part in parts()]
+    return [
+        jax.tree.map(lambda v: v[:whole].reshape(-1, size, *v.shape[1:]), part) for part in parts()
+    ]
 
 
 def estimates(size):
@@ -102,7 +116,9 @@ def estimates(size):
     from fluctua.core.estimate import _combined
 
     each = jax.jit(jax.vmap(lambda a, b: _combined(RATIO, (a, b))))(*groups(size))
-    rows = np.stack([np.asarray(each.gradient[n]) for n in THETA] + [np.asarray(each.returns)], axis=2)
+    rows = np.stack(
+        [np.asarray(each.gradient[n]) for n in THETA] + [np.asarray(each.returns)], axis=2
+    )
     return rows.mean(axis=1), rows.std(axis=1, ddof=1) / np.sqrt(size)
 
 
@@ -111,7 +127,10 @@ def plain(size):
     a, b = groups(size)
     m = [np.asarray(part.returns).mean(axis=1) for part in (a, b)]
     slopes = jax.jit(jax.vmap(jax.grad(RATIO, (0, 1))))(*m)
-    gradient = [sum(w * part.gradient[n].mean(axis=1) for w, part in zip(slopes, (a, b), strict=True)) for n in THETA]
+    gradient = [
+        sum(w * part.gradient[n].mean(axis=1) for w, part in zip(slopes, (a, b), strict=True))
+        for n in THETA
+    ]
     return np.stack([*gradient, RATIO(*m)], axis=1)
 
 
@@ -122,30 +141,40 @@ def z_of(rows):
 
 @pytest.mark.long
 def test_the_bias_of_the_plug_in_is_gone():
-    """With 60 trajectories the plug-in is off by many errors of 2,000 groups, and what is left here is within them."""
+    """With 60 trajectories the plug-in is off by many errors of 2,000 groups, and what is left
+    here is within them.
+    """
     assert np.abs(z_of(plain(60))).max() > 6
     assert np.abs(z_of(estimates(60)[0])).max() < 4
 
 
 @pytest.mark.long
 def test_leaving_the_curvature_in_would_show():
-    """Leave-one-out alone is not enough: the weights of the others have the curvature of F' in their mean."""
+    """Leave-one-out alone is not enough: the weights of the others have the curvature of F' in
+    their mean.
+    """
     a, b = groups(60)
     n = 60
     off = [(part.returns.sum(axis=1, keepdims=True) - part.returns) / (n - 1) for part in (a, b)]
     slopes = jax.jit(jax.vmap(jax.vmap(jax.grad(RATIO, (0, 1)))))(*off)
-    rows = [sum((w * part.gradient[name]).mean(axis=1) for w, part in zip(slopes, (a, b), strict=True))
-            for name in THETA]  # fmt: skip
+    rows = [
+        sum((w * part.gradient[name]).mean(axis=1) for w, part in zip(slopes, (a, b), strict=True))
+        for name in THETA
+    ]
     rows.append(RATIO(*(part.returns.mean(axis=1) for part in (a, b))))
     assert np.abs(z_of(np.stack(rows, axis=1))[:-1]).max() > 5
 
 
 @pytest.mark.long
 def test_errors_are_those_of_the_delta_method():
-    """The scatter over 300 groups of 400 is what the groups say: within 4 errors of a variance, √(2/300)."""
+    """The scatter over 300 groups of 400 is what the groups say: within 4 errors of a variance,
+    √(2/300).
+    """
     rows, errors = estimates(400)
     ratio = rows.var(axis=0, ddof=1) / (errors**2).mean(axis=0)
-    assert np.abs(ratio - 1).max() < 4 * np.sqrt(2 / len(rows)) + 0.05, ratio  # 5 %: what is of order 1/n
+    assert np.abs(ratio - 1).max() < 4 * np.sqrt(2 / len(rows)) + 0.05, (
+        ratio
+    )  # 5 %: what is of order 1/n
 
 
 # ------------------------------------------------------------------------------------------ doors
@@ -162,24 +191,27 @@ def test_training_and_runs(tmp_path):
     *_, last = fl.train(jax.random.key(0), THETA, estimator, optax.adam(0.05), **settings)
     assert exact(last.next_theta) > 1.5 * exact(THETA)
     fl.run(tmp_path / "run", estimator, THETA, optax.adam(0.05), seed=0, **settings)
-    assert fl.resume(tmp_path / "run", estimator, THETA, optax.adam(0.05), seed=0, **settings) is not None
+    assert (
+        fl.resume(tmp_path / "run", estimator, THETA, optax.adam(0.05), seed=0, **settings)
+        is not None
+    )
 
 
 def test_mistakes(key):
     with pytest.raises(TypeError, match="2 numbers"):
-        fl.of_means(lambda m: m, READOUT, SQUARE)
+        fl.function_of_means(lambda m: m, READOUT, SQUARE)
     with pytest.raises(ValueError, match="one number"):
-        fl.of_means(lambda m, m2: jnp.stack([m, m2]), READOUT, SQUARE)
+        fl.function_of_means(lambda m, m2: jnp.stack([m, m2]), READOUT, SQUARE)
     with pytest.raises(ValueError, match="got none"):
-        fl.of_means(lambda: 0.0)
+        fl.function_of_means(lambda: 0.0)
     with pytest.raises(ValueError, match="3 trajectories at least; got 2"):
         fl.ppgt(PROCESS, SNR, SIMULATOR)(key, THETA, 2)
-    root = fl.of_means(lambda m: jnp.sqrt(m - 100.0), READOUT)
+    root = fl.function_of_means(lambda m: jnp.sqrt(m - 100.0), READOUT)
     with pytest.raises(FloatingPointError, match="means"):
         fl.ppgt(PROCESS, root, SIMULATOR)(key, THETA, 10)
-    with pytest.raises(ValueError, match="of_means"):
+    with pytest.raises(ValueError, match="function_of_means"):
         fl.ppgt(PROCESS, SNR, SIMULATOR, baseline="twin").split(key, THETA, 10)
-    with pytest.raises(ValueError, match="of_means"):
+    with pytest.raises(ValueError, match="function_of_means"):
         fl.stationary(PROCESS, SNR, THETA, SIMULATOR(key, THETA, 3))
     samples = [fl.Samples({"a": jnp.ones(4)}, jnp.arange(4.0))]
     assert combined(lambda m: m, samples).gradient["a"].shape == (4,)

@@ -31,7 +31,9 @@ def test_states_as_nested_lists():
 def test_a_missing_entry_of_theta():
     with pytest.raises(ValueError, match=r"the drift asks for theta\['kappa'\].*'f', 'k'"):
         run(PROCESS._replace(drift=lambda th, x: -th["kappa"] * x))
-    with pytest.raises(ValueError, match=r"the terminal reward asks for theta\['ff'\].*Did you mean \"f\""):
+    with pytest.raises(
+        ValueError, match=r"the terminal reward asks for theta\['ff'\].*Did you mean \"f\""
+    ):
         run(objective=fl.Objective(terminal=lambda th, x: th["ff"] * x[0]))
 
 
@@ -45,7 +47,9 @@ def test_swapped_arguments():
 
 @pytest.mark.parametrize("count", [1e3, 2.5, True, 0])
 def test_counts(count):
-    with pytest.raises(ValueError, match=rf"got {count}" + (r".*Write 1000" if count == 1e3 else "")):
+    with pytest.raises(
+        ValueError, match=rf"got {count}" + (r".*Write 1000" if count == 1e3 else "")
+    ):
         run(count=count)
 
 
@@ -59,13 +63,18 @@ def test_a_number_for_a_key():
 
 def test_a_drift_that_is_not_a_number_is_not_a_time_step_too_large():
     nan = PROCESS._replace(drift=lambda th, x: jnp.log(-jnp.abs(x)))
-    with pytest.raises(FloatingPointError, match=r"drift is not finite at the first state.*x = \[1\. 1\.\]"):
+    with pytest.raises(
+        FloatingPointError, match=r"drift is not finite at the first state.*x = \[1\. 1\.\]"
+    ):
         run(nan)
 
 
 def test_the_root_of_a_negative_state():
     root = PROCESS._replace(drift=lambda th, x: -3 * jnp.sqrt(x))
-    with pytest.raises(FloatingPointError, match=r"drift is not finite on trajectory \d+ at time index \d+.*negative"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"drift is not finite on trajectory \d+ at time index \d+.*negative",
+    ):
         run(root, count=50)
     growing = PROCESS._replace(drift=lambda th, x: 1e30 * x**3)
     with pytest.raises(FloatingPointError, match=r"overflowed.*time step"):

@@ -1,8 +1,9 @@
-"""The tests have power: deliberate errors, one at a time, are rejected by the same z that the others use.
+"""The tests have power: deliberate errors, one at a time, are rejected by the same z that the
+others use.
 
-The estimator is written out once more, plainly, with every score and return stored. Unchanged it is the
-library's, number by number; changed in one place it must miss the exact gradient by more than six standard
-errors in some component, which chance does once in 10⁸ tests.
+The estimator is written out once more, plainly, with every score and return stored. Unchanged it is
+the library's, number by number; changed in one place it must miss the exact gradient by more than
+six standard errors in some component, which chance does once in 10⁸ tests.
 """
 
 from functools import cache
@@ -39,13 +40,15 @@ def paths(count=E):
 
 def all_returns(x):
     """λ̂ₙ (E, T+1)."""
-    each = jax.vmap(jax.vmap(lambda x, t: THE.objective.running(THE.theta, x, t, None)), in_axes=(0, None))
+    each = jax.vmap(
+        jax.vmap(lambda x, t: THE.objective.running(THE.theta, x, t, None)), in_axes=(0, None)
+    )
     end = jax.vmap(lambda x: THE.objective.terminal(THE.theta, x, None))
     return fluctua.returns_to_go(each(x[:, :-1], THE.t[:-1]), end(x[:, -1]), jnp.diff(THE.t))
 
 
 @cache
-def parts(score=fluctua.full_score, count=E):
+def parts(score=fluctua.scores.full_score, count=E):
     """Of one trajectory after the other; nothing here looks across trajectories."""
     x, t = paths(count).x, THE.t
 
@@ -67,10 +70,10 @@ def parts(score=fluctua.full_score, count=E):
 
 
 def samples(made, baseline):
-    """G of every trajectory (E, P): Eq. (13), with any function of a `Kick` for a baseline."""
+    """G of every trajectory (E, P): Eq. (13), with any function of a `Inputs` for a baseline."""
 
     def step(n, x, t, returns, score):
-        kick = fluctua.Kick(n, THE.theta, x, t, None, returns, score, None)
+        kick = fluctua.baselines.Inputs(n, THE.theta, x, t, None, returns, score, None)
         return (returns[:, None] - baseline(kick)) * score
 
     each = jax.vmap(step, in_axes=(0, 1, 0, 1, 1))
@@ -80,7 +83,7 @@ def samples(made, baseline):
 
 def z_of(made, baseline=None):
     """z of every component of the gradient; the default baseline is the library's."""
-    baseline = fluctua.optimal() if baseline is None else baseline
+    baseline = fluctua.baselines.optimal() if baseline is None else baseline
     each = jax.jit(samples, static_argnums=1)(made, baseline.of)
     _, unravel = ravel_pytree(THE.theta)
     estimate = fluctua.reduce_samples(fluctua.Samples(jax.vmap(unravel)(each), made.returns))
@@ -98,25 +101,32 @@ def first(count, made):
 
 # ------------------------------------------------------------------------------- nothing is changed
 
-BINNED = fluctua.binned(lambda th, x: x[0], bins=20)
+BINNED = fluctua.baselines.binned(lambda th, x: x[0], bins=20)
 
 
 def test_unchanged_it_is_the_estimator_of_the_library():
-    each = jax.jit(samples, static_argnums=1)(first(FEW, parts()), fluctua.optimal().of)
+    each = jax.jit(samples, static_argnums=1)(first(FEW, parts()), fluctua.baselines.optimal().of)
     few = paths()._replace(x=paths().x[:FEW])
-    estimate = fluctua.gradient(THE.process, THE.objective, THE.theta, few, start=THE.start, baseline=fluctua.optimal())
+    estimate = fluctua.gradient(
+        THE.process,
+        THE.objective,
+        THE.theta,
+        few,
+        start=THE.start,
+        baseline=fluctua.baselines.optimal(),
+    )
     np.testing.assert_allclose(flat(estimate.gradient), each.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(flat(estimate.second_moment), (each**2).mean(axis=0), rtol=1e-9)
 
 
 @pytest.mark.long
 def test_unchanged_it_is_accepted():
-    assert accepted(z_of(parts(), fluctua.none()))
-    assert accepted(z_of(parts(), fluctua.optimal()))
+    assert accepted(z_of(parts(), fluctua.baselines.none()))
+    assert accepted(z_of(parts(), fluctua.baselines.optimal()))
     assert accepted(z_of(first(FEW, parts()), BINNED))
 
 
-# ---------------------------------------------------------------------------------- a wrong equation
+# --------------------------------------------------------------------------------- a wrong equation
 
 WRONG_SUM = {
     "score with the other sign": lambda p: p._replace(score=-p.score),
@@ -140,27 +150,29 @@ def test_wrong_sum(name):
 
 def without_drift_in_the_residual(process, theta, step):
     mu = process.drift(theta, step.x, step.t, step.context)
-    return fluctua.full_score(process, theta, step._replace(x_next=step.x_next + mu * step.dt))
+    return fluctua.scores.full_score(
+        process, theta, step._replace(x_next=step.x_next + mu * step.dt)
+    )
 
 
 def with_q_twice_as_large(process, theta, step):
     noise = lambda *args: np.sqrt(2) * process.noise(*args)
-    return fluctua.full_score(process._replace(noise=noise), theta, step)
+    return fluctua.scores.full_score(process._replace(noise=noise), theta, step)
 
 
 def without_the_trace(process, theta, step):
     """U + ½Tr[Q⁻¹∂Q]; one dimension, so that the trace is ln Q."""
     log_q = lambda th: jnp.log(jnp.sum(process.noise(th, step.x, step.t, step.context) ** 2))
-    score = fluctua.full_score(process, theta, step)
+    score = fluctua.scores.full_score(process, theta, step)
     return jax.tree.map(lambda u, d: u + d / 2, score, jax.grad(log_q)(theta))
 
 
 def with_derivatives_after_the_kick(process, theta, step):
     """½rᵀQ⁻¹∂μ(x') and so on: taken at the end of the step, where Itô asks for its beginning."""
     x = step.x_next
-    r = fluctua.residual(process, theta, step)
+    r = fluctua.scores.residual(process, theta, step)
     x_next = x + process.drift(theta, x, step.t, step.context) * step.dt + r
-    return fluctua.full_score(process, theta, step._replace(x=x, x_next=x_next))
+    return fluctua.scores.full_score(process, theta, step._replace(x=x, x_next=x_next))
 
 
 @pytest.mark.long
@@ -171,7 +183,7 @@ def with_derivatives_after_the_kick(process, theta, step):
         with_q_twice_as_large,
         without_the_trace,
         with_derivatives_after_the_kick,
-        fluctua.drift_score,  # right for the drift, but the noise has parameters here
+        fluctua.scores.drift_score,  # right for the drift, but the noise has parameters here
     ],
 )
 def test_wrong_score(score):
@@ -181,15 +193,19 @@ def test_wrong_score(score):
 
 @pytest.mark.long
 def test_a_constant_in_the_score_shows_best_without_baseline():
-    # ½Tr[Q⁻¹∂Q] is 1/σ for a constant noise, the same for all trajectories. A baseline takes from the return
-    # what such a constant multiplies, and with it the bias: the trace of σ alone is seen where there is none.
+    # ½Tr[Q⁻¹∂Q] is 1/σ for a constant noise, the same for all trajectories. A baseline takes from
+    # the return what such a constant multiplies, and with it the bias: the trace of σ alone is seen
+    # where there is none.
     sigma = sorted(THE.theta).index("sigma")
-    plain, based = (np.abs(z_of(parts(without_the_trace), b))[sigma] for b in (fluctua.none(), fluctua.optimal()))
+    plain, based = (
+        np.abs(z_of(parts(without_the_trace), b))[sigma]
+        for b in (fluctua.baselines.none(), fluctua.baselines.optimal())
+    )
     assert plain > 5 * based
     assert plain > REJECTED
 
 
-# ---------------------------------------------------------------------------------- a wrong baseline
+# --------------------------------------------------------------------------------- a wrong baseline
 
 
 @pytest.mark.long
@@ -219,25 +235,27 @@ def z_of_small_ensembles(baseline, size=4):
 @pytest.mark.long
 @pytest.mark.parametrize("baseline", [with_itself_mean, with_itself_optimal])
 def test_baseline_that_includes_the_trajectory_itself(baseline):
-    # Of four, a trajectory makes up a quarter of its own baseline: the mean takes 1/4 of the signal away.
+    # Of four, a trajectory makes up a quarter of its own baseline: the mean takes 1/4 of the signal
+    # away.
     z = z_of_small_ensembles(baseline)
     assert np.abs(z).max() > REJECTED, z
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("baseline", [fluctua.mean(), fluctua.optimal()])
+@pytest.mark.parametrize("baseline", [fluctua.baselines.mean(), fluctua.baselines.optimal()])
 def test_leave_one_out_baselines_are_right_even_for_four_trajectories(baseline):
     assert accepted(z_of_small_ensembles(baseline.of))
 
 
-# ---------------------------------------------------------------------------------- what is no error
+# --------------------------------------------------------------------------------- what is no error
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("baseline", [fluctua.none(), fluctua.mean()])
+@pytest.mark.parametrize("baseline", [fluctua.baselines.none(), fluctua.baselines.mean()])
 def test_earlier_rewards_only_add_variance(baseline):
-    # λ̂ₙ or even λ̂₀ in place of λ̂ₙ₊₁ is NOT an error of the mean: rewards before the kick are independent of
-    # it, with any admissible baseline. The z-test must not reject it. It costs variance, nothing else.
+    # λ̂ₙ or even λ̂₀ in place of λ̂ₙ₊₁ is NOT an error of the mean: rewards before the kick are
+    # independent of it, with any admissible baseline. The z-test must not reject it. It costs
+    # variance, nothing else.
     made = parts()
     whole = jnp.broadcast_to(made.returns[:, None], made.to_go.shape)
     at_n = jnp.append(made.returns[:, None], made.to_go[:, :-1], axis=1)

@@ -38,7 +38,9 @@ def gradient(dtype):
     simulator = fl.simulator(process, jnp.ones(12, dtype), t, backend="jax")
     estimate = fl.ppgt(process, objective, simulator)(jax.random.key(0), network(dtype), 2000)
     flat = jax.flatten_util.ravel_pytree
-    return np.asarray(flat(estimate.gradient)[0], float), np.asarray(flat(estimate.stderr)[0], float)
+    return np.asarray(flat(estimate.gradient)[0], float), np.asarray(
+        flat(estimate.stderr)[0], float
+    )
 
 
 def test_single_precision_on_a_gpu_is_single_precision():

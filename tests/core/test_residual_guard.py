@@ -1,4 +1,6 @@
-"""The residual guard: silent where the process is right, and it names the mistake where it is not."""
+"""The residual guard: silent where the process is right, and it names the mistake where it is
+not.
+"""
 
 import re
 import warnings
@@ -68,7 +70,9 @@ def test_readout_noise_and_coarse_sampling():
     assert "noise of the readout" in residuals.cause
     assert residuals.v[0] == pytest.approx(1 + 2 * 0.05**2 / (0.3**2 * 0.01), rel=0.05)
     assert examine(PROCESS, THETA, fl.Trajectories(T, readout), readout=0.05**2).cause == ""
-    long = fl.simulator(PROCESS, jnp.ones(2), jnp.linspace(0, 20, 4001))(jax.random.key(1), THETA, 20)
+    long = fl.simulator(PROCESS, jnp.ones(2), jnp.linspace(0, 20, 4001))(
+        jax.random.key(1), THETA, 20
+    )
     coarse = fl.Trajectories(long.t[::30], long.x[:, ::30])
     assert "too coarse" in examine(PROCESS, THETA, coarse).cause
     assert examine(PROCESS, THETA, coarse, transition=local_linear).cause == ""
@@ -83,7 +87,9 @@ def test_noise_wrong_by_ten_gave_a_confident_wrong_gradient():
 
 
 def test_numbers_beyond_single_precision_are_wrong():
-    """v = 1e20 and more: squares of squares overflow float32, and an infinite error excused every unit."""
+    """v = 1e20 and more: squares of squares overflow float32, and an infinite error excused
+    every unit.
+    """
     tiny = noise(1e-10)
     data = fl.Trajectories(np.asarray(T), np.asarray(DATA.x, np.float32))
     residuals = examine(tiny, THETA, data)
@@ -117,7 +123,10 @@ def drifting(extra):
     [
         (RUN, "^$"),
         (RUN._replace(x=RUN.x * 1.05), r"noise amplitude of .*component.* is 1\.0[56]"),
-        (RUN._replace(x=RUN.x * jnp.array([1.0, 1.05])), r"noise amplitude of component 1 is 1\.0[56]"),
+        (
+            RUN._replace(x=RUN.x * jnp.array([1.0, 1.05])),
+            r"noise amplitude of component 1 is 1\.0[56]",
+        ),
         (RUN._replace(x=RUN.x[:, ::-1]), "if time is reversed|begin where"),
         (RUN._replace(x=jnp.roll(RUN.x, 20, axis=1)), "shifted or cut together"),
         (RUN._replace(x=RUN.x.at[:, 50:, 0].set(RUN.x[:, 50:51, 0])), "component"),
@@ -131,7 +140,9 @@ def test_faults_that_v_does_not_name(data, cause):
 
 
 def test_a_device_that_moves_on_within_a_sample_passes():
-    """Sampled every ten steps, kΔ = 0.03: what an Euler step leaves out of the drift is no fault."""
+    """Sampled every ten steps, kΔ = 0.03: what an Euler step leaves out of the drift is no
+    fault.
+    """
     fine = fl.simulator(COUPLED, STARTS, jnp.linspace(0, 1, 1001))(jax.random.key(5), THETA, 200)
     sampled_every_ten = fl.Trajectories(T, np.asarray(fine.x)[:, ::10])
     batch = examine_batch(COUPLED, THETA, sampled_every_ten, limits=FITTED)

@@ -26,7 +26,10 @@ class Case:
         self.theta = {
             "a": normal(keys[0], (m, m)),
             "b": 0.3 * normal(keys[1], (m,)),
-            "s": {"diagonal": 0.2 * normal(keys[2], (m,)), "mixing": 0.15 * normal(keys[3], (m, w))},
+            "s": {
+                "diagonal": 0.2 * normal(keys[2], (m,)),
+                "mixing": 0.15 * normal(keys[3], (m, w)),
+            },
         }
         self.step = Step(
             x=normal(keys[4], (m,)),
@@ -42,7 +45,9 @@ class Case:
         return jnp.sin(theta["a"] @ x) + theta["b"] * context * jnp.cos(t)
 
     def diagonal(self, theta, x, t, context):
-        return jnp.exp(theta["s"]["diagonal"]) * (1 + 0.3 * jnp.sin(x) + 0.1 * t) + 0.05 * context**2
+        return (
+            jnp.exp(theta["s"]["diagonal"]) * (1 + 0.3 * jnp.sin(x) + 0.1 * t) + 0.05 * context**2
+        )
 
     def dense(self, theta, x, t, context):
         tilt = theta["s"]["mixing"] * jnp.cos(x)[:, None]
@@ -124,34 +129,51 @@ def test_drift_score_agrees_where_parameters_enter_the_drift_only(form, seed):
 @pytest.mark.parametrize("form", ["diagonal", "dense", "Qv"])
 def test_full_score_differentiates_moving_ends(form):
     case = Case(seed=5, m=3, extra=1)
-    shift = lambda theta: (0.7 * (theta["b"] - case.theta["b"]), 0.2 * (theta["b"] - case.theta["b"]))
-    score = jax.jit(lambda theta, step: full_score(case.processes()[form], theta, step, shift=shift))
+    shift = lambda theta: (
+        0.7 * (theta["b"] - case.theta["b"]),
+        0.2 * (theta["b"] - case.theta["b"]),
+    )
+    score = jax.jit(
+        lambda theta, step: full_score(case.processes()[form], theta, step, shift=shift)
+    )
     assert_close(score(case.theta, case.step), jax.jit(lambda: case.by_autodiff(form, shift))())
 
 
 def test_score_has_zero_mean_and_the_fisher_covariance():
-    """E[U] = 0 and E[U²] = −E[∂²ln p] for one parameter in the noise: (1/2)·(∂ln Q)² = 2 at σ = 1."""
+    """E[U] = 0 and E[U²] = −E[∂²ln p] for one parameter in the noise: (1/2)·(∂ln Q)² = 2 at σ =
+    1.
+    """
     process = Process(lambda th, x, t, c: -x, lambda th, x, t, c: th * jnp.ones_like(x))
     z = jax.random.normal(jax.random.key(0), (200_000,))
     x, dt = jnp.ones(1), jnp.asarray(0.01)
 
     def one(z):
-        return full_score(process, jnp.asarray(1.0), Step(x, x - x * dt + jnp.sqrt(dt) * z, 0.0, dt))
+        return full_score(
+            process, jnp.asarray(1.0), Step(x, x - x * dt + jnp.sqrt(dt) * z, 0.0, dt)
+        )
 
     u = np.asarray(jax.jit(jax.vmap(one))(z))
     assert abs(u.mean()) < 4 * np.sqrt(2 / len(u))
-    assert abs((u**2).mean() - 2) < 4 * np.sqrt(56 / len(u))  # u = z² − 1, whose fourth moment is 60 = 56 + 2²
+    assert abs((u**2).mean() - 2) < 4 * np.sqrt(
+        56 / len(u)
+    )  # u = z² − 1, whose fourth moment is 60 = 56 + 2²
 
 
 def test_noise_that_is_the_same_everywhere_is_inverted_once():
-    """The same score as where it might depend on the state, to rounding: and no factorisation a trajectory."""
+    """The same score as where it might depend on the state, to rounding: and no factorisation a
+    trajectory.
+    """
     sigma = jnp.array([[1.0, 0.3, 0.1], [0.2, 0.8, -0.4], [0.0, 0.5, 1.1]])
     drift = lambda k, x: -k * x
     constant = check.process(Process(drift, lambda k, x: sigma * k[0]))
     hidden = check.process(Process(drift, lambda k, x: sigma * k[0] + 0 * x[0]))
     k, x = jnp.array([0.7, 1.1, 0.4]), jax.random.normal(jax.random.key(0), (2, 50, 3))
-    score = lambda process: jax.vmap(lambda a, b: full_score(process, k, Step(a, b, 0.0, 0.1)), in_axes=(0, 0))
-    np.testing.assert_allclose(jax.jit(score(constant))(*x), jax.jit(score(hidden))(*x), rtol=1e-9, atol=1e-10)
+    score = lambda process: jax.vmap(
+        lambda a, b: full_score(process, k, Step(a, b, 0.0, 0.1)), in_axes=(0, 0)
+    )
+    np.testing.assert_allclose(
+        jax.jit(score(constant))(*x), jax.jit(score(hidden))(*x), rtol=1e-9, atol=1e-10
+    )
     shapes = lambda process: str(jax.make_jaxpr(score(process))(*x))
     assert "50,3,3] = cholesky" in shapes(hidden).replace("f64[", "").replace("f32[", "")
     assert "50,3,3] = cholesky" not in shapes(constant).replace("f64[", "").replace("f32[", "")

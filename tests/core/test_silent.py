@@ -32,7 +32,9 @@ FORMS = {
     "square": fl.Process(oscillator, lambda theta, x: jnp.diag(jnp.array([0.0, theta["shaking"]]))),
     "product": fl.Process(
         oscillator,
-        fl.NoiseProduct(lambda theta, x, t, context, dw: jnp.array([0.0, theta["shaking"]]) * dw, 2),
+        fl.NoiseProduct(
+            lambda theta, x, t, context, dw: jnp.array([0.0, theta["shaking"]]) * dw, 2
+        ),
     ),
 }
 
@@ -44,7 +46,9 @@ def oscillator_value(theta):
 
     def advance(carry, _):
         mean, covariance = carry
-        return (step @ mean, step @ covariance @ step.T + kick), DT * (mean[0] ** 2 + covariance[0, 0])
+        return (step @ mean, step @ covariance @ step.T + kick), DT * (
+            mean[0] ** 2 + covariance[0, 0]
+        )
 
     start = jnp.array([1.0, 0.0]), jnp.zeros((2, 2))
     (mean, covariance), rewards = jax.lax.scan(advance, start, length=len(T) - 1)
@@ -71,10 +75,14 @@ def test_underdamped_oscillator(key, process):
 
 def test_forms_of_the_noise_agree_number_by_number(key):
     record = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)(key, THETA, 50)
-    first, *others = (fl.gradient(p, ENERGY, THETA, record, baseline="mean") for p in FORMS.values())
+    first, *others = (
+        fl.gradient(p, ENERGY, THETA, record, baseline="mean") for p in FORMS.values()
+    )
     for other in others:
         for name in THETA:
-            np.testing.assert_allclose(other.gradient[name], first.gradient[name], rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(
+                other.gradient[name], first.gradient[name], rtol=1e-6, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -84,12 +92,16 @@ def test_twin_of_an_underdamped_oscillator(key, order):
     plain = fl.ppgt(DIAGONAL, ENERGY, run, baseline="mean")(key, THETA, 1000)
     estimate = fl.ppgt(DIAGONAL, ENERGY, run, baseline=wrong)(key, THETA, 1000)
     assert np.abs(z_scores(estimate)).max() < 4
-    if order == 2:  # exact for this oscillator but for its 10 %; a linear guess says little of x² at this noise
+    if (
+        order == 2
+    ):  # exact for this oscillator but for its 10 %; a linear guess says little of x² at this noise
         assert estimate.stderr["k"] < plain.stderr["k"] / 2
 
 
 def test_one_wiener_process_drives_two_components(key):
-    """σ of rank one along (1, 2): a parameter that pushes along it has a score, one that pushes across it has none."""
+    """σ of rank one along (1, 2): a parameter that pushes along it has a score, one that pushes
+    across it has none.
+    """
     push = jnp.array([1.0, 2.0])
     process = fl.Process(lambda th, x: th["a"] * push - 0.5 * x, lambda th, x: 0.3 * push[:, None])
     theta = {"a": jnp.array(0.4)}
@@ -105,7 +117,9 @@ def test_one_wiener_process_drives_two_components(key):
 
 @pytest.mark.long
 def test_positions_and_velocities_sampled_far_apart(key):
-    """Local linearisation has the exact transition of the oscillator, from noise on the velocity alone."""
+    """Local linearisation has the exact transition of the oscillator, from noise on the
+    velocity alone.
+    """
     fine, every = DT / 20, 20
     t = fine * jnp.arange(20 * 40 + 1)
     record = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), t)(key, THETA, 3000)
@@ -116,17 +130,23 @@ def test_positions_and_velocities_sampled_far_apart(key):
         step = jnp.eye(2) + fine * jnp.array([[0.0, 1.0], [-theta["k"], -theta["friction"]]])
         kick = fine * jnp.diag(jnp.array([0.0, theta["shaking"] ** 2]))
         advance = lambda _, m: (step @ m[0], step @ m[1] @ step.T + kick)
-        mean, covariance = jax.lax.fori_loop(0, len(t) - 1, advance, (jnp.array([1.0, 0.0]), jnp.zeros((2, 2))))
+        mean, covariance = jax.lax.fori_loop(
+            0, len(t) - 1, advance, (jnp.array([1.0, 0.0]), jnp.zeros((2, 2)))
+        )
         return mean[0] ** 2 + covariance[0, 0]
 
     exact = jax.jit(jax.jacfwd(value))(THETA)
-    estimate = fl.gradient(DIAGONAL, end, THETA, coarse, score=fl.local_linear_score, baseline="mean")
+    estimate = fl.gradient(
+        DIAGONAL, end, THETA, coarse, score=fl.scores.local_linear_score, baseline="mean"
+    )
     assert np.abs(z_scores(estimate, exact)).max() < 4
 
 
 def test_what_has_no_score_is_refused_by_name(key):
     run = fl.simulator(DIAGONAL, jnp.array([1.0, 0.0]), T)
-    in_silence = fl.Process(lambda th, x: oscillator(th, x) * jnp.array([th["friction"], 1.0]), DIAGONAL.noise)
+    in_silence = fl.Process(
+        lambda th, x: oscillator(th, x) * jnp.array([th["friction"], 1.0]), DIAGONAL.noise
+    )
     with pytest.raises(ValueError, match="component 0 has no noise.*`friction`"):
         fl.ppgt(in_silence, ENERGY, run)(key, THETA, 10)
     from_rest = fl.simulator(in_silence, jnp.zeros(2), T)  # where the derivative vanishes by chance
@@ -147,7 +167,10 @@ def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
         return jnp.array([x[1], -theta["k"] * jnp.sin(x[0]) - theta["friction"] * x[1] ** 3])
 
     step = Step(jnp.array([0.5, 0.2]), jnp.array([0.53, 0.15]), jnp.array(0.0), jnp.array(0.1))
-    forms = {0: lambda th, x: jnp.array([0.0, th["shaking"]]), 1: lambda th, x: jnp.array([[0.0], [th["shaking"]]])}
+    forms = {
+        0: lambda th, x: jnp.array([0.0, th["shaking"]]),
+        1: lambda th, x: jnp.array([[0.0], [th["shaking"]]]),
+    }
     for columns, noise in forms.items():
         process = check.process(fl.Process(bent, noise))._replace(silent=() if columns else (0,))
 
@@ -156,14 +179,16 @@ def test_local_linearisation_of_a_bent_drift_with_a_parameter_of_the_noise():
             mean, covariance = local_linear(process, theta, step)
             return jax.scipy.stats.multivariate_normal.logpdf(step.x_next, mean, covariance)
 
-        score = jax.jit(lambda theta, process=process: fl.local_linear_score(process, theta, step))(THETA)
+        score = jax.jit(
+            lambda theta, process=process: fl.scores.local_linear_score(process, theta, step)
+        )(THETA)
         for name in THETA:
             up, down = ({**THETA, name: THETA[name] + h} for h in (1e-5, -1e-5))
             slope = float(log_density(up) - log_density(down)) / 2e-5
             assert float(score[name]) == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
 
-# ------------------------------------------------------------------------------ along the trajectories
+# --------------------------------------------------------------------------- along the trajectories
 
 LATER = {"f": jnp.array(0.3)}
 END = fl.Objective(terminal=lambda th, x: x[0])
@@ -172,17 +197,39 @@ IN_SOME = Counted(lambda key, trajectory: 1.0 * (trajectory > 4))
 
 
 def entering(gate):
-    """ẋ₀ = x₁ + f·gate, dx₁ = (f − x₁)dt + ½dW: what the gate lets through has no score, and was left out."""
+    """ẋ₀ = x₁ + f·gate, dx₁ = (f − x₁)dt + ½dW: what the gate lets through has no score, and
+    was left out.
+    """
     return lambda th, x, t, c: jnp.array([x[1] + th["f"] * gate(x, t, c), th["f"] - x[1]])
 
 
 AFTER = entering(lambda x, t, c: t > 0.5)
 HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the first context
-    "after a time": (fl.Process(AFTER, QUIET), None, r"index 11 \(t = 0.55, x = .*component 0 .*`f`"),
-    "beyond a threshold": (fl.Process(entering(lambda x, t, c: x[1] > 0.6), QUIET), None, "component 0 .*`f`"),
-    "in some contexts": (fl.Process(entering(lambda x, t, c: c), QUIET), IN_SOME, "trajectory 5 .*context = 1.*`f`"),
-    "one column": (fl.Process(AFTER, lambda th, x: jnp.array([[0.0], [0.5]])), None, "component 0 .*`f`"),
-    "a matrix": (fl.Process(AFTER, lambda th, x: jnp.array([[0.0, 0.0], [0.3, 0.4]])), None, "component 0 .*`f`"),
+    "after a time": (
+        fl.Process(AFTER, QUIET),
+        None,
+        r"index 11 \(t = 0.55, x = .*component 0 .*`f`",
+    ),
+    "beyond a threshold": (
+        fl.Process(entering(lambda x, t, c: x[1] > 0.6), QUIET),
+        None,
+        "component 0 .*`f`",
+    ),
+    "in some contexts": (
+        fl.Process(entering(lambda x, t, c: c), QUIET),
+        IN_SOME,
+        "trajectory 5 .*context = 1.*`f`",
+    ),
+    "one column": (
+        fl.Process(AFTER, lambda th, x: jnp.array([[0.0], [0.5]])),
+        None,
+        "component 0 .*`f`",
+    ),
+    "a matrix": (
+        fl.Process(AFTER, lambda th, x: jnp.array([[0.0, 0.0], [0.3, 0.4]])),
+        None,
+        "component 0 .*`f`",
+    ),
     "a product": (
         fl.Process(AFTER, fl.NoiseProduct(lambda th, x, t, c, dw: jnp.array([0.0, 0.5]) * dw, 2)),
         None,
@@ -190,7 +237,9 @@ HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the 
     ),
     "across one noise": (
         fl.Process(
-            lambda th, x, t: th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2,
+            lambda th, x, t: (
+                th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2
+            ),
             lambda th, x: 0.3 * jnp.array([[1.0], [2.0]]),
         ),
         None,
@@ -198,14 +247,18 @@ HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the 
     ),
     "across a product of less rank": (
         fl.Process(
-            lambda th, x, t: th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2,
+            lambda th, x, t: (
+                th["f"] * jnp.where(t > 0.5, jnp.array([2.0, -1.0]), jnp.array([1.0, 2.0])) - x / 2
+            ),
             fl.NoiseProduct(lambda th, x, t, c, dw: jnp.array([1.0, 2.0]) * jnp.sum(dw), 2),
         ),
         None,
         r"index 11 \(.*`f`",
     ),
     "a column that dies": (
-        fl.Process(entering(lambda x, t, c: 0), lambda th, x, t: jnp.array([[0.0], [0.5]]) * (t < 0.5)),
+        fl.Process(
+            entering(lambda x, t, c: 0), lambda th, x, t: jnp.array([[0.0], [0.5]]) * (t < 0.5)
+        ),
         None,
         "component 1 .*`f`",
     ),
@@ -218,7 +271,10 @@ HIDDEN = {  # not to be seen at the first state, nor near it, at t₀ or in the 
         "`f`",
     ),
     "noise that comes": (
-        fl.Process(entering(lambda x, t, c: 0), lambda th, x, t: jnp.array([[0.2 * (t > 0.5), 0.0], [0.3, 0.4]])),
+        fl.Process(
+            entering(lambda x, t, c: 0),
+            lambda th, x, t: jnp.array([[0.2 * (t > 0.5), 0.0], [0.3, 0.4]]),
+        ),
         None,
         r"component 0 comes and goes: there is no noise .*index 11 \(",
     ),
@@ -239,7 +295,9 @@ def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key,
     run = fl.simulator(process, jnp.zeros(2), SHORT, context=context, backend="jax")
     with pytest.raises(ValueError, match=said):
         fl.gradient(process, END, LATER, run(key, LATER, 60), baseline="mean")
-    with pytest.raises(ValueError, match=said):  # every trajectory has the scores of all the others in its baseline
+    with pytest.raises(
+        ValueError, match=said
+    ):  # every trajectory has the scores of all the others in its baseline
         fl.ppgt(process, END, run, baseline="optimal")(key, LATER, 60)
 
 
@@ -259,9 +317,11 @@ def test_other_users_of_the_score_refuse_it_too(key):
     with pytest.raises(ValueError, match=said):
         fl.fisher(process, LATER, record)
     with pytest.raises(ValueError, match=said):
-        fl.gradient(process, END, LATER, record, score=fl.drift_score)
+        fl.gradient(process, END, LATER, record, score=fl.scores.drift_score)
     with pytest.raises(ValueError, match=said):
-        evidence(process, fl.full_score, lambda th, u: {"f": u[0]}, LATER, np.array([0.3]), record)
+        evidence(
+            process, fl.scores.full_score, lambda th, u: {"f": u[0]}, LATER, np.array([0.3]), record
+        )
     jumps = fl.Jumps(lambda th, x: jnp.ones(1), np.array([[0.0, 0.1]]), process)
     with pytest.raises(ValueError, match=said):
         fl.ppgt(jumps, END, fl.simulator(jumps, jnp.zeros(2), SHORT, backend="jax"))(key, LATER, 60)
@@ -271,31 +331,44 @@ def test_other_users_of_the_score_refuse_it_too(key):
 
 
 def test_a_parameter_that_never_enters_where_the_trajectories_go_is_no_obstacle(key):
-    """f enters the silent row beyond x₁ = 50, which none reaches: the numbers are those of the process without it."""
+    """f enters the silent row beyond x₁ = 50, which none reaches: the numbers are those of the
+    process without it.
+    """
     walled = fl.Process(entering(lambda x, t, c: x[1] > 50), QUIET)
     plain = fl.Process(entering(lambda x, t, c: 0), QUIET)
     estimates = [
-        fl.ppgt(process, END, fl.simulator(process, jnp.zeros(2), SHORT, backend=backend), baseline="mean")(
-            key, LATER, 60
-        )
+        fl.ppgt(
+            process,
+            END,
+            fl.simulator(process, jnp.zeros(2), SHORT, backend=backend),
+            baseline="mean",
+        )(key, LATER, 60)
         for process, backend in ((plain, "jax"), (walled, "jax"), (walled, "cpu"))
     ]
     for estimate in estimates[1:]:
-        assert float(estimate.gradient["f"]) == pytest.approx(float(estimates[0].gradient["f"]), rel=1e-6)
+        assert float(estimate.gradient["f"]) == pytest.approx(
+            float(estimates[0].gradient["f"]), rel=1e-6
+        )
 
 
 def test_a_parameter_that_enters_a_component_while_it_has_noise(key):
-    """Component 0 has noise after t = 1/2 alone, and f enters it then alone: the score exists at every step."""
+    """Component 0 has noise after t = 1/2 alone, and f enters it then alone: the score exists
+    at every step.
+    """
     process = fl.Process(AFTER, lambda th, x, t: jnp.array([0.2 * (t > 0.5), 0.5]))
     run = fl.simulator(process, jnp.zeros(2), SHORT)
     estimate = fl.ppgt(process, END, run, baseline="mean")(key, LATER, 4000)
     exact = 0.05 * sum((1 - 0.95**n) + (n > 10) for n in range(20))  # ∂x₀/∂f of the Euler chain
     assert np.abs(z_scores(estimate, {"f": exact})).max() < 4
-    assert examine(process, LATER, run(key, LATER, 60)).cause == ""  # nor does the residual guard take it for silent
+    assert (
+        examine(process, LATER, run(key, LATER, 60)).cause == ""
+    )  # nor does the residual guard take it for silent
 
 
 def test_units_do_not_hide_a_parameter(key):
-    """A slope of 1e-6 without noise, beside one of 1e6 with it, whose rounding is larger in single precision."""
+    """A slope of 1e-6 without noise, beside one of 1e6 with it, whose rounding is larger in
+    single precision.
+    """
     with jax.enable_x64(False):
         drift = lambda th, x: jnp.array([x[1] + 1e-6 * th["f"], 1e6 * th["f"] - x[1]])
         process = fl.Process(drift, lambda th, x: jnp.array([0.0, 1e6]))

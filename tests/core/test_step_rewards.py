@@ -1,4 +1,6 @@
-"""Rewards of a step and of the start, against exact moments; what each score meets is tried by mutation."""
+"""Rewards of a step and of the start, against exact moments; what each score meets is tried by
+mutation.
+"""
 
 from functools import cache
 
@@ -12,8 +14,15 @@ import fluctua as fl
 from fluctua.core.sources import run_and_pilot
 from problems import driven_rotor, flat, problem, tolerance, without_noise_parameters, z_scores
 
-BASELINES = {"none": fl.none(), "time": fl.time_only(), "mean": fl.mean(), "optimal": fl.optimal(),
-             "binned": fl.binned(lambda th, x: x[0]), "twin": fl.Twin(), "second order": fl.Twin(order=2)}  # fmt: skip
+BASELINES = {
+    "none": fl.baselines.none(),
+    "time": fl.baselines.time_only(),
+    "mean": fl.baselines.mean(),
+    "optimal": fl.baselines.optimal(),
+    "binned": fl.baselines.binned(lambda th, x: x[0]),
+    "twin": fl.Twin(),
+    "second order": fl.Twin(order=2),
+}
 E = 4000
 
 
@@ -37,7 +46,9 @@ def test_reparameterised_starts(key, baseline):
 def test_drift_score(key):
     the = without_noise_parameters(driven_rotor)
     for baseline in ("mean", fl.Twin(order=2)):
-        assert_exact(the.estimator(baseline=baseline, score=fl.drift_score)(key, the.theta, E), the)
+        assert_exact(
+            the.estimator(baseline=baseline, score=fl.scores.drift_score)(key, the.theta, E), the
+        )
 
 
 @pytest.mark.parametrize("name", ["none", "optimal", "twin"])
@@ -48,11 +59,19 @@ def test_recorded_is_streamed(key, name):
     t, x, *_ = the.simulator(run_and_pilot(key)[0], the.theta, 60)
     chunks = [fl.Trajectories(t, x[:25]), fl.Trajectories(t, x[25:])]
     for source, room in ((fl.Trajectories(t, x), 2**20), (chunks, 2000)):
-        recorded = fl.samples_of(
-            the.process, the.objective, the.theta, source, start=the.start, baseline=name, block_bytes=room
+        recorded = fl.gradient_samples(
+            the.process,
+            the.objective,
+            the.theta,
+            source,
+            start=the.start,
+            baseline=name,
+            block_bytes=room,
         )
         np.testing.assert_allclose(recorded.returns, streamed.returns, rtol=1e-9)
-        for a, b in zip(jax.tree.leaves(recorded.gradient), jax.tree.leaves(streamed.gradient), strict=True):
+        for a, b in zip(
+            jax.tree.leaves(recorded.gradient), jax.tree.leaves(streamed.gradient), strict=True
+        ):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -64,27 +83,40 @@ def test_recorded_halves(key):
 
 
 def test_mean_return_to_go_begins_with_what_is_paid_on_arrival(key):
-    """At every time the table is the mean of what the score before it meets, so that it takes off as much as it can."""
+    """At every time the table is the mean of what the score before it meets, so that it takes
+    off as much as it can.
+    """
     the = problem(driven_rotor)
     trajectories = the.simulator(key, the.theta, 500)
     table = fl.mean_return_to_go(the.objective, the.theta, trajectories)
     np.testing.assert_allclose(table, plain_parts(trajectories).to_go.mean(axis=0), rtol=1e-9)
-    last = jax.jit(jax.vmap(lambda x: the.objective.terminal(the.theta, x, None)))(trajectories.x[:, -1]).mean()
+    last = jax.jit(jax.vmap(lambda x: the.objective.terminal(the.theta, x, None)))(
+        trajectories.x[:, -1]
+    ).mean()
     assert abs(table[-1] - last) > 0.1  # the last step's reward is in it
 
 
 def test_a_quadratic_twin_leaves_nothing_to_the_score(key):
-    """Affine drift, rewards quadratic in both ends: E[r|X] and V are exact, and the correction is rounding."""
+    """Affine drift, rewards quadratic in both ends: E[r|X] and V are exact, and the correction
+    is rounding.
+    """
     the = problem(driven_rotor, "fixed")
-    parts = the.estimator(baseline=fl.Twin(order=2, baseline=fl.none())).split(key, the.theta, 50)
-    direct, correction = flat(jax.tree.map(jnp.std, parts.direct)), flat(jax.tree.map(jnp.std, parts.correction))
+    parts = the.estimator(baseline=fl.Twin(order=2, baseline=fl.baselines.none())).split(
+        key, the.theta, 50
+    )
+    direct, correction = (
+        flat(jax.tree.map(jnp.std, parts.direct)),
+        flat(jax.tree.map(jnp.std, parts.correction)),
+    )
     assert np.all(correction < 1e-9 * direct.max()), correction
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_wrong_twin_is_unbiased(key, order):
     the = problem(driven_rotor)
-    wrong = fl.Twin(theta=lambda th: {**th, "k": 1.3 * th["k"], "pull": 0.5 * th["pull"]}, order=order)
+    wrong = fl.Twin(
+        theta=lambda th: {**th, "k": 1.3 * th["k"], "pull": 0.5 * th["pull"]}, order=order
+    )
     measured = lambda key, theta, count: the.simulator(key, theta, count)
     estimator = fl.ppgt(the.process, the.objective, measured, start=the.start, baseline=wrong)
     parts = estimator.split(key, the.theta, E)
@@ -92,7 +124,9 @@ def test_a_wrong_twin_is_unbiased(key, order):
     assert_exact(fl.reduce_samples(both), the)
 
 
-@pytest.mark.parametrize("make", [fl.pathwise, fl.finite_differences, fl.spsa])
+@pytest.mark.parametrize(
+    "make", [fl.reference.pathwise, fl.reference.finite_differences, fl.reference.spsa]
+)
 def test_yardsticks(key, make):
     the = problem(driven_rotor)
     assert_exact(make(the.objective, the.simulator)(key, the.theta, E), the)
@@ -105,14 +139,18 @@ def test_evaluate(key):
         assert abs(found.J - the.exact_value) < 4 * found.J_stderr
 
 
-# ----------------------------------------------------------------------------------------- mutations
+# ---------------------------------------------------------------------------------------- mutations
 
 
 class Parts:
     """The estimator written out: scores, explicit terms and what is paid when, all stored."""
 
     def __init__(self, score, initial, explicit, running, arrival):
-        self.score, self.initial, self.explicit = score, initial, explicit  # (E, T, P), (E, P), (E, P)
+        self.score, self.initial, self.explicit = (
+            score,
+            initial,
+            explicit,
+        )  # (E, T, P), (E, P), (E, P)
         self.running, self.arrival = running, arrival  # gΔt and g_T, (E, T+1); g_0 and r, (E, T+1)
 
     @property
@@ -127,7 +165,9 @@ def plain_parts(trajectories):
     dt, rewards = jnp.diff(t), the.objective
 
     def one(x):
-        u = lambda x, x_next, t, dt: fl.full_score(the.process, the.theta, fl.Step(x, x_next, t, dt, None))
+        u = lambda x, x_next, t, dt: fl.scores.full_score(
+            the.process, the.theta, fl.Step(x, x_next, t, dt, None)
+        )
         score = jax.vmap(lambda *step: ravel_pytree(u(*step))[0])(x[:-1], x[1:], t[:-1], dt)
 
         def paid(th):
@@ -140,7 +180,12 @@ def plain_parts(trajectories):
 
         slope = lambda f: ravel_pytree(jax.grad(f)(the.theta))[0]
         explicit = slope(lambda th: sum(jnp.sum(part) for part in paid(th)))
-        return score, slope(lambda th: the.start.log_density(th, x[0], None)), explicit, *paid(the.theta)
+        return (
+            score,
+            slope(lambda th: the.start.log_density(th, x[0], None)),
+            explicit,
+            *paid(the.theta),
+        )
 
     return Parts(*jax.jit(jax.vmap(one))(x))
 
@@ -159,14 +204,19 @@ def written_out(parts, meets, at_start, explicit=1.0):
 
 
 MUTATIONS = {
-    "a step's reward meets the next score": lambda p: (p.to_go[:, 1:] - p.arrival[:, 1:], p.to_go[:, 0]),
+    "a step's reward meets the next score": lambda p: (
+        p.to_go[:, 1:] - p.arrival[:, 1:],
+        p.to_go[:, 0],
+    ),
     "no reward of the start": lambda p: (p.to_go[:, 1:], p.to_go[:, 0] - p.arrival[:, 0]),
 }
 
 
 def largest(samples):
     the = problem(driven_rotor)
-    z = (samples.mean(axis=0) - flat(the.exact_gradient)) / (samples.std(axis=0) / np.sqrt(len(samples)))
+    z = (samples.mean(axis=0) - flat(the.exact_gradient)) / (
+        samples.std(axis=0) / np.sqrt(len(samples))
+    )
     return float(np.abs(z).max())
 
 
@@ -176,9 +226,17 @@ def test_written_out_it_is_the_library():
     assert largest(written_out(parts, parts.to_go[:, 1:], parts.to_go[:, 0])) < tolerance(8)
     few = fl.Trajectories(trajectories.t, trajectories.x[:200])
     made = plain_parts(few)
-    plain = jnp.einsum("en,enp->ep", made.to_go[:, 1:], made.score) + made.to_go[:, :1] * made.initial + made.explicit
-    ours = fl.samples_of(the.process, the.objective, the.theta, few, start=the.start, baseline="none").gradient
-    np.testing.assert_allclose(jax.vmap(lambda g: ravel_pytree(g)[0])(ours), plain, rtol=1e-9, atol=1e-9)
+    plain = (
+        jnp.einsum("en,enp->ep", made.to_go[:, 1:], made.score)
+        + made.to_go[:, :1] * made.initial
+        + made.explicit
+    )
+    ours = fl.gradient_samples(
+        the.process, the.objective, the.theta, few, start=the.start, baseline="none"
+    ).gradient
+    np.testing.assert_allclose(
+        jax.vmap(lambda g: ravel_pytree(g)[0])(ours), plain, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
@@ -207,13 +265,15 @@ def test_events_counted_by_steps(key):
 
 def test_filtered_keeps_rewards_of_its_own_state(key):
     the = problem(driven_rotor)
-    added = fl.filtered(the.process, the.objective, the.start, fl.low_pass(0.5))
+    added = fl.filters.filtered(the.process, the.objective, the.start, fl.filters.low_pass(0.5))
     assert added.objective.terminal is not None
     longer = lambda x: jnp.concatenate([x, jnp.ones(1)])
     x, y = jnp.array([0.3, -0.2]), jnp.array([0.5, 0.1])
     expected = the.objective.step(the.theta, x, y, 0.4, 0.1, None)
     assert added.objective.step(the.theta, longer(x), longer(y), 0.4, 0.1, None) == expected
-    assert added.objective.initial(the.theta, longer(x), None) == the.objective.initial(the.theta, x, None)
+    assert added.objective.initial(the.theta, longer(x), None) == the.objective.initial(
+        the.theta, x, None
+    )
 
 
 def test_rewards_must_be_numbers(key):

@@ -12,11 +12,11 @@ from processes import numbers_printed_by
 from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
 BASELINES = {
-    "none": fl.none(),
-    "mean": fl.mean(),
-    "optimal": fl.optimal(),
-    "binned": fl.binned(lambda theta, x: {"k": x[0], "s": x[1]}, bins=4),
-    "table": fl.time_only(jnp.linspace(1, 0, len(T))),
+    "none": fl.baselines.none(),
+    "mean": fl.baselines.mean(),
+    "optimal": fl.baselines.optimal(),
+    "binned": fl.baselines.binned(lambda theta, x: {"k": x[0], "s": x[1]}, bins=4),
+    "table": fl.baselines.time_only(jnp.linspace(1, 0, len(T))),
 }
 
 
@@ -25,7 +25,10 @@ def test_streamed_equals_recorded_equals_chunked(name):
     baseline, whole = BASELINES[name], stored(37)
     streamed = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=baseline)
-    parts = [fl.Trajectories(T, whole.x[a:b], whole.context[a:b]) for a, b in ((0, 10), (10, 11), (11, 37))]
+    parts = [
+        fl.Trajectories(T, whole.x[a:b], whole.context[a:b])
+        for a, b in ((0, 10), (10, 11), (11, 37))
+    ]
     tiny = 37 * 2 * 8 * 3  # three steps of all trajectories at a time
     chunked = fl.gradient(PROCESS, OBJECTIVE, THETA, parts, baseline=baseline, block_bytes=tiny)
     same(streamed, recorded)
@@ -34,7 +37,7 @@ def test_streamed_equals_recorded_equals_chunked(name):
 
 def test_a_substrate_that_is_not_a_simulator():
     box = lambda key, theta, count: RUN(key, theta, count)
-    for baseline in (fl.optimal(), fl.time_only(jnp.linspace(1, 0, len(T)))):
+    for baseline in (fl.baselines.optimal(), fl.baselines.time_only(jnp.linspace(1, 0, len(T)))):
         same(
             fl.ppgt(PROCESS, OBJECTIVE, box, baseline=baseline)(KEY, THETA, 20),
             fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=baseline)(KEY, THETA, 20),
@@ -59,8 +62,8 @@ def test_trajectories_do_not_depend_on_how_many_there_are():
 def test_mean_return_to_go_is_the_table_a_pilot_makes():
     table = fl.mean_return_to_go(OBJECTIVE, THETA, RUN(jax.random.split(KEY)[1], THETA, 16))
     same(
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.time_only(table))(KEY, THETA, 20),
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.time_only(pilot=16))(KEY, THETA, 20),
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.time_only(table))(KEY, THETA, 20),
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.baselines.time_only(pilot=16))(KEY, THETA, 20),
     )
 
 
@@ -71,7 +74,7 @@ process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: th["s"] * jnp.one
 objective = fl.Objective(running=lambda th, x: x[0] ** 2)
 run = fl.simulator(process, jnp.ones(8), jnp.linspace(0, 2, 5_001), backend="jax")
 theta = {"k": jnp.asarray(1.0), "s": jnp.asarray(0.5)}
-estimator = fl.ppgt(process, objective, run, baseline=fl.optimal())
+estimator = fl.ppgt(process, objective, run, baseline=fl.baselines.optimal())
 estimator(jax.random.key(0), theta, 8)
 before = peak_memory()
 estimate = estimator(jax.random.key(0), theta, 1_000)
@@ -80,7 +83,10 @@ print(peak_memory() - before, float(estimate.value), float(estimate.value_stderr
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="reads the peak memory from /proc, which is Linux's",
+)
 def test_a_thousand_trajectories_of_five_thousand_steps_take_80_mebibytes():
     """The states alone would be 160 MB in float32. A second pass replays the noise."""
     growth, value, error = numbers_printed_by(MEMORY)

@@ -1,9 +1,10 @@
-"""The twin's tests have power: one deliberate error at a time is rejected by the z that the others use.
+"""The twin's tests have power: one deliberate error at a time is rejected by the z that the others
+use.
 
-The estimator is written out once more, plainly, with everything stored and V from another source: the exact expected
-return of the twin from the recursion of its moments, differentiated twice. Unchanged it is the library's, number by
-number. Changed in one place it must miss the exact gradient by more than six standard errors in some component.
-"""
+The estimator is written out once more, plainly, with everything stored and V from another source:
+the exact expected return of the twin from the recursion of its moments, differentiated twice.
+Unchanged it is the library's, number by number. Changed in one place it must miss the exact
+gradient by more than six standard errors in some component."""
 
 from functools import cache
 from typing import NamedTuple
@@ -15,12 +16,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.ppgt import samples_of
+from fluctua.core.ppgt import gradient_samples
 from problems import exact_return, flat, multiplicative, problem, tolerance
 
 E, FEW, REJECTED = 20_000, 500, 6.0
 THE = problem(multiplicative)  # theta is in the drift, the noise, the start and the rewards
-WRONG = lambda th: jax.tree.map(lambda v: 1.2 * v, th)  # with a right twin an error in the correction would not show
+WRONG = lambda th: jax.tree.map(
+    lambda v: 1.2 * v, th
+)  # with a right twin an error in the correction would not show
 
 
 class Parts(NamedTuple):
@@ -50,7 +53,8 @@ def twin_value(n, x):
     """The twin's expected return from x at time n, rewards at θ."""
     wrong = WRONG(THE.theta)
     twin = fl.Process(
-        lambda th, x, t, c: THE.process.drift(wrong, x, t, c), lambda th, x, t, c: THE.process.noise(wrong, x, t, c)
+        lambda th, x, t, c: THE.process.drift(wrong, x, t, c),
+        lambda th, x, t, c: THE.process.noise(wrong, x, t, c),
     )
     since = jnp.maximum(THE.t, THE.t[n])  # steps before n take no time
     return exact_return(twin, THE.objective, since, THE.theta, x[None], jnp.zeros((1, 1)), 0.0, 0.0)
@@ -64,17 +68,26 @@ def parts():
     power = lambda th, x, t, dt: jnp.sum(THE.process.noise(th, x[None], t, None) ** 2) / 2 * dt
 
     def step(x, x_next, t, dt):
-        u = fl.full_score(THE.process, theta, fl.Step(x[None], x_next[None], t, dt, None))
+        u = fl.scores.full_score(THE.process, theta, fl.Step(x[None], x_next[None], t, dt, None))
         reward = lambda th: THE.objective.running(th, x[None], t, None) * dt
         return (
-            ravel_pytree(u)[0], slope(reward), slope(lambda th: mean(th, x, t, dt)),
-            slope(lambda th: power(th, x, t, dt)), reward(theta), mean(theta, x, t, dt), power(theta, x, t, dt),
-        )  # fmt: skip
+            ravel_pytree(u)[0],
+            slope(reward),
+            slope(lambda th: mean(th, x, t, dt)),
+            slope(lambda th: power(th, x, t, dt)),
+            reward(theta),
+            mean(theta, x, t, dt),
+            power(theta, x, t, dt),
+        )
 
     each = jax.jit(jax.vmap(jax.vmap(step), in_axes=(0, 0, None, None)))
     score, explicit, d_mean, d_q, rewards, ahead, q = each(x[:, :-1], x[:, 1:], t[:-1], dt)
-    initial = jax.jit(jax.vmap(lambda x: slope(lambda th: THE.start.log_density(th, x[None], None))))(x[:, 0])
-    last = jax.jit(jax.vmap(lambda x: slope(lambda th: THE.objective.terminal(th, x[None], None))))(x[:, -1])
+    initial = jax.jit(
+        jax.vmap(lambda x: slope(lambda th: THE.start.log_density(th, x[None], None)))
+    )(x[:, 0])
+    last = jax.jit(jax.vmap(lambda x: slope(lambda th: THE.objective.terminal(th, x[None], None))))(
+        x[:, -1]
+    )
     terminal = jax.jit(jax.vmap(lambda x: THE.objective.terminal(theta, x[None], None)))(x[:, -1])
 
     twin = jax.jit(jax.vmap(lambda x, t, dt: mean(WRONG(theta), x, t, dt), in_axes=(0, None, None)))
@@ -84,11 +97,27 @@ def parts():
     bar = jnp.stack(bar, axis=1)
 
     value_slope_bend = lambda n, x: (
-        twin_value(n, x), jax.grad(twin_value, 1)(n, x), jax.grad(jax.grad(twin_value, 1), 1)(n, x)
-    )  # fmt: skip
-    v, p, s = jax.jit(jax.vmap(jax.vmap(value_slope_bend), in_axes=(None, 0)))(jnp.arange(t.size), bar)
+        twin_value(n, x),
+        jax.grad(twin_value, 1)(n, x),
+        jax.grad(jax.grad(twin_value, 1), 1)(n, x),
+    )
+    v, p, s = jax.jit(jax.vmap(jax.vmap(value_slope_bend), in_axes=(None, 0)))(
+        jnp.arange(t.size), bar
+    )
     return Parts(
-        score, initial, explicit.sum(1) + last, rewards, terminal, v, p, s, x - bar, ahead - bar[:, 1:], q, d_mean, d_q
+        score,
+        initial,
+        explicit.sum(1) + last,
+        rewards,
+        terminal,
+        v,
+        p,
+        s,
+        x - bar,
+        ahead - bar[:, 1:],
+        q,
+        d_mean,
+        d_q,
     )
 
 
@@ -100,7 +129,9 @@ def value_at(made, n, d):
 def residuals(made, omit=()):
     """Λₙ (E, T+1)."""
     steps = made.e.shape[1]
-    lam = [made.terminal - (0 if "terminal guess" in omit else value_at(made, steps, made.d[:, steps]))]
+    lam = [
+        made.terminal - (0 if "terminal guess" in omit else value_at(made, steps, made.d[:, steps]))
+    ]
     for k in reversed(range(steps)):
         worth = 0 if "worth of noise" in omit else made.s[:, k + 1] * made.q[:, k]
         ahead = made.d[:, k + 1] if "kick in the prediction" in omit else made.e[:, k]
@@ -124,15 +155,17 @@ def samples(made, omit=(), *, sign=1, late=0, full=True):
 
 def z_of(parts):
     each = np.asarray(parts[0] + parts[1])
-    return (each.mean(axis=0) - flat(THE.exact_gradient)) / (each.std(axis=0, ddof=1) / np.sqrt(len(each)))
+    return (each.mean(axis=0) - flat(THE.exact_gradient)) / (
+        each.std(axis=0, ddof=1) / np.sqrt(len(each))
+    )
 
 
 @pytest.mark.long
 def test_written_out_it_is_the_librarys():
-    twin = fl.Twin(WRONG, order=2, baseline=fl.none())
+    twin = fl.Twin(WRONG, order=2, baseline=fl.baselines.none())
     data = fl.Trajectories(THE.t, paths()[:FEW, :, None])
-    options = {"start": THE.start, "baseline": twin, "initial_baseline": fl.none()}
-    theirs = samples_of(THE.process, THE.objective, THE.theta, data, **options).gradient
+    options = {"start": THE.start, "baseline": twin, "initial_baseline": fl.baselines.none()}
+    theirs = gradient_samples(THE.process, THE.objective, THE.theta, data, **options).gradient
     ours = sum(samples(parts()))[:FEW]
     np.testing.assert_allclose(
         np.concatenate([v.reshape(FEW, -1) for v in jax.tree.leaves(theirs)], 1), ours, rtol=1e-8
@@ -170,7 +203,9 @@ def test_an_error_is_rejected(change):
     "change",
     [
         {"late": 1},  # Λₙ for Λₙ₊₁ adds δₙUₙ, and δₙ is settled before the kick
-        {"omit": ("kick in the prediction", "worth of noise")},  # V(X_{k+1}) for its expectation adds later kicks
+        {
+            "omit": ("kick in the prediction", "worth of noise")
+        },  # V(X_{k+1}) for its expectation adds later kicks
     ],
     ids=str,
 )

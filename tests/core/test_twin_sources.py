@@ -1,4 +1,6 @@
-"""With a twin, too, streams, recordings and chunks are one estimate, and none needs memory of order E·T."""
+"""With a twin, too, streams, recordings and chunks are one estimate, and none needs memory of
+order E·T.
+"""
 
 import sys
 
@@ -13,8 +15,8 @@ from streams import KEY, OBJECTIVE, PROCESS, RUN, THETA, T, same, stored
 
 TWINS = {
     "first order": fl.Twin(batch=10),
-    "second order": fl.Twin(order=2, baseline=fl.optimal()),
-    "table": fl.Twin(baseline=fl.time_only(jnp.linspace(1, 0, len(T)))),
+    "second order": fl.Twin(order=2, baseline=fl.baselines.optimal()),
+    "table": fl.Twin(baseline=fl.baselines.time_only(jnp.linspace(1, 0, len(T)))),
 }
 
 
@@ -24,7 +26,10 @@ def test_streamed_equals_recorded_equals_chunked(name):
     twin, whole = TWINS[name], stored(37)
     streamed = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=twin)(KEY, THETA, 37)
     recorded = fl.gradient(PROCESS, OBJECTIVE, THETA, whole, baseline=twin)
-    parts = [fl.Trajectories(T, whole.x[a:b], whole.context[a:b]) for a, b in ((0, 10), (10, 11), (11, 37))]
+    parts = [
+        fl.Trajectories(T, whole.x[a:b], whole.context[a:b])
+        for a, b in ((0, 10), (10, 11), (11, 37))
+    ]
     chunked = fl.gradient(PROCESS, OBJECTIVE, THETA, parts, baseline=twin, block_bytes=1)
     same(streamed, recorded)
     same(recorded, chunked)
@@ -41,7 +46,9 @@ def test_a_substrate_that_is_not_a_simulator():
 
 def test_batches_do_not_matter_to_a_baseline_that_leaves_none_out():
     estimates = [
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.Twin(baseline=fl.none(), batch=batch))(KEY, THETA, 20)
+        fl.ppgt(
+            PROCESS, OBJECTIVE, RUN, baseline=fl.Twin(baseline=fl.baselines.none(), batch=batch)
+        )(KEY, THETA, 20)
         for batch in (20, 3)
     ]
     same(*estimates)
@@ -53,35 +60,45 @@ def test_one_noise_free_path_serves_all_where_all_are_alike(order):
     alike = fl.simulator(process, jnp.array([0.3, -0.2]), T)
     apart = fl.simulator(process, jnp.array([0.3, -0.2]), T, context=lambda key: jnp.zeros(()))
     twin = fl.Twin(order=order)
-    same(*(fl.ppgt(process, OBJECTIVE, run, baseline=twin)(KEY, THETA, 20) for run in (alike, apart)))
+    same(
+        *(fl.ppgt(process, OBJECTIVE, run, baseline=twin)(KEY, THETA, 20) for run in (alike, apart))
+    )
     paths = alike(jax.random.split(KEY)[0], THETA, 20)
     same(
         fl.gradient(process, OBJECTIVE, THETA, paths, baseline=twin),
-        fl.gradient(process, OBJECTIVE, THETA, paths._replace(context=jnp.zeros(20)), baseline=twin),
+        fl.gradient(
+            process, OBJECTIVE, THETA, paths._replace(context=jnp.zeros(20)), baseline=twin
+        ),
     )
 
 
 def test_a_noiseless_simulation_has_nothing_to_correct():
-    # X is then the twin's own path: Λ = 0, and the direct part of a trajectory is the gradient of its return.
+    # X is then the twin's own path: Λ = 0, and the direct part of a trajectory is the gradient of
+    # its return.
     from fluctua.core.draws import silent
 
     run = RUN._replace(recipe=RUN.recipe._replace(wiener=silent))
     drift_only = {"k": THETA["k"]}
     process = fl.Process(PROCESS.drift, lambda th, x: 0.4 * jnp.ones_like(x))
-    run = run._replace(recipe=run.recipe._replace(process=fl.simulator(process, jnp.zeros(2), T).recipe.process))
+    run = run._replace(
+        recipe=run.recipe._replace(process=fl.simulator(process, jnp.zeros(2), T).recipe.process)
+    )
     parts = fl.ppgt(process, OBJECTIVE, run, baseline=fl.Twin()).split(KEY, drift_only, 8)
     k_run, _ = jax.random.split(KEY)
-    slope = fl.pathwise(OBJECTIVE, run)(k_run, drift_only, 8).gradient
+    slope = fl.reference.pathwise(OBJECTIVE, run)(k_run, drift_only, 8).gradient
     np.testing.assert_allclose(parts.direct["k"].mean(), slope["k"], rtol=1e-12)
     assert np.abs(parts.mean_lambda).max() < 1e-13
 
 
 def test_a_large_state_without_a_terminal_reward_in_single_precision():
-    # S_T = 0 is then known to the compiler, and a product with it once came out as what happened to be in memory.
+    # S_T = 0 is then known to the compiler, and a product with it once came out as what happened to
+    # be in memory.
     with jax.enable_x64(False):
         process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.1 * jnp.ones_like(x))
         run = fl.simulator(process, jnp.ones(286), jnp.linspace(0, 1, 10))
-        estimator = fl.ppgt(process, fl.Objective(lambda th, x: x @ x), run, baseline=fl.Twin(order=2))
+        estimator = fl.ppgt(
+            process, fl.Objective(lambda th, x: x @ x), run, baseline=fl.Twin(order=2)
+        )
         parts = estimator.split(KEY, {"k": jnp.float32(0.8)}, 16)
     # linear and quadratic: nothing but roundings is left, of returns of 286 terms or so
     assert np.abs(parts.mean_lambda).max() < 1e-4 * np.abs(parts.returns).max()
@@ -103,7 +120,10 @@ print(peak_memory() - before, float(estimate.gradient["k"]), float(estimate.stde
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc, which is Linux's")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="reads the peak memory from /proc, which is Linux's",
+)
 def test_five_hundred_trajectories_of_five_thousand_steps_take_80_mebibytes():
     """The states alone would be 160 MB in float32, those of the twin as much again."""
     growth, slope, error = numbers_printed_by(MEMORY)
@@ -111,15 +131,19 @@ def test_five_hundred_trajectories_of_five_thousand_steps_take_80_mebibytes():
     # J/16 = ∫₀² e^{−2kt} + (q/k)(1 − e^{−2kt}) dt with q = s²/2, differentiated in k at k = 1
     a, q = np.exp(-4.0), 0.5**2 / 2
     exact = 16 * ((1 - q) * (4 * a - (1 - a)) / 2 + q * (1 - a) / 2 - 2 * q)
-    assert abs(slope - exact) < 4 * error + 1e-3 * abs(exact)  # Euler's own error at Δt = 4e-4 is below 1e-3
+    assert abs(slope - exact) < 4 * error + 1e-3 * abs(
+        exact
+    )  # Euler's own error at Δt = 4e-4 is below 1e-3
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def refuse(error, match, twin=None, count=8, theta=THETA, **options):
     with pytest.raises(error, match=match):
-        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.Twin() if twin is None else twin, **options)(KEY, theta, count)
+        fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline=fl.Twin() if twin is None else twin, **options)(
+            KEY, theta, count
+        )
 
 
 def test_refusals():
@@ -127,16 +151,24 @@ def test_refusals():
     refuse(ValueError, r"Twin.batch.*got 0", fl.Twin(batch=0))
     refuse(TypeError, r"function θ -> θ̃.*lambda", fl.Twin(theta=THETA))
     refuse(TypeError, r"instance.*Twin\(\)", fl.Twin)
-    refuse(TypeError, r"needs a model of the drift.*without a drift", fl.Twin(process=fl.Process(None, PROCESS.noise)))
+    refuse(
+        TypeError,
+        r"needs a model of the drift.*without a drift",
+        fl.Twin(process=fl.Process(None, PROCESS.noise)),
+    )
     refuse(TypeError, r"needs a model of the drift", fl.Twin(process=PROCESS.drift))
-    refuse(ValueError, r"no pilot", fl.Twin(baseline=fl.time_only()))
-    refuse(TypeError, r"must be a fluctua.Baseline", fl.Twin(baseline=None))
-    refuse(ValueError, r"shape \(15,\)", fl.Twin(baseline=fl.time_only(jnp.zeros(3))))
-    refuse(ValueError, r"needs no table", initial_baseline=fl.time_only(jnp.zeros(15)))
+    refuse(ValueError, r"no pilot", fl.Twin(baseline=fl.baselines.time_only()))
+    refuse(TypeError, r"must be a fluctua.baselines.Baseline", fl.Twin(baseline=None))
+    refuse(ValueError, r"shape \(15,\)", fl.Twin(baseline=fl.baselines.time_only(jnp.zeros(3))))
+    refuse(ValueError, r"needs no table", initial_baseline=fl.baselines.time_only(jnp.zeros(15)))
     refuse(ValueError, r"full_score.*the process", score=lambda process, theta, step: theta)
     refuse(ValueError, r"needs 2 trajectories in a batch; there is 1", count=1)
     refuse(ValueError, r"there is 1.*larger Twin.batch", fl.Twin(batch=1))
-    refuse(ValueError, r"twin's parameters.*not finite", fl.Twin(lambda th: {**th, "k": jnp.asarray(jnp.nan)}))
+    refuse(
+        ValueError,
+        r"twin's parameters.*not finite",
+        fl.Twin(lambda th: {**th, "k": jnp.asarray(jnp.nan)}),
+    )
     small = fl.Process(lambda th, x: -x[:1], lambda th, x: jnp.ones(1))
     refuse(ValueError, r"twin's process does not fit.*\(2,\); got \(1,\)", fl.Twin(process=small))
 

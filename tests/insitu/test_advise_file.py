@@ -27,7 +27,9 @@ objective = fl.Objective(terminal=lambda th, x: jnp.sum(x))
 
 
 def result(samples):
-    """Estimate and parts as `insitu.estimate` gives them, from gradients of single trajectories {name: (E, P)}."""
+    """Estimate and parts as `insitu.estimate` gives them, from gradients of single trajectories
+    {name: (E, P)}.
+    """
     count = len(next(iter(samples.values())))
     mean = {n: v.mean(axis=0) for n, v in samples.items()}
     error = {n: v.std(axis=0) / np.sqrt(count - 1) for n, v in samples.items()}
@@ -37,30 +39,42 @@ def result(samples):
 
 
 def test_as_many_as_needed_give_the_error_asked_for():
-    """Normal samples with known ∂J and V: S = Σ_i (∂_iJ)²/V_i is found, its error is the spread, and E = P/(Sε²)."""
+    """Normal samples with known ∂J and V: S = Σ_i (∂_iJ)²/V_i is found, its error is the
+    spread, and E = P/(Sε²).
+    """
     rng = np.random.default_rng(0)
     g = {"a": 0.3 * np.arange(1.0, 6), "b": np.array([0.5])}
     truth, size = sum(np.sum(v**2) / 4.0 for v in g.values()), sum(v.size for v in g.values())
     advices = []
     for _ in range(200):
         advices.append(
-            repetitions(*result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}), error=0.2)
+            repetitions(
+                *result({n: v + 2 * rng.normal(size=(400, v.size)) for n, v in g.items()}),
+                error=0.2,
+            )
         )
     s = np.array([f.signal for f in advices])
     assert abs(s[:, 0].mean() - truth) < 4 * s[:, 0].std() / np.sqrt(200)
     assert 0.8 < s[:, 1].mean() / s[:, 0].std() < 1.25
     clear = [f for f in advices if not f.whole.at_least]
     assert len(clear) > 190
-    assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(size / (truth * 0.04), rel=0.1)
+    assert np.median([f.whole.trajectories for f in clear]) == pytest.approx(
+        size / (truth * 0.04), rel=0.1
+    )
     assert clear[0].reached == pytest.approx(0.2 * np.sqrt(clear[0].whole.trajectories / 400))
     assert clear[0].training.trajectories == pytest.approx(clear[0].whole.trajectories * 0.04)
 
 
 def test_advice_does_not_depend_on_units():
-    """k per hour in place of k per second, in one array with another parameter: the same number of trajectories."""
+    """k per hour in place of k per second, in one array with another parameter: the same number
+    of trajectories.
+    """
     rng = np.random.default_rng(4)
     samples = np.array([0.3, -0.1]) + rng.normal(size=(400, 2))
-    one, other = (repetitions(*result({"a": samples * unit})) for unit in (np.ones(2), np.array([1.0, 3600.0])))
+    one, other = (
+        repetitions(*result({"a": samples * unit}))
+        for unit in (np.ones(2), np.array([1.0, 3600.0]))
+    )
     assert other.whole.trajectories == pytest.approx(one.whole.trajectories)
     assert other.signal == pytest.approx(one.signal)
     assert one.weakest.name == other.weakest.name == "a[1]"
@@ -70,13 +84,17 @@ def test_advice_does_not_depend_on_units():
 def test_few_trajectories_do_not_raise_the_signal():
     """From 20 trajectories 1/V̂ is 19/17 times 1/V on average."""
     rng = np.random.default_rng(5)
-    s = [repetitions(*result({"a": 1 + rng.normal(size=(20, 10))})).signal.value for _ in range(400)]
+    s = [
+        repetitions(*result({"a": 1 + rng.normal(size=(20, 10))})).signal.value for _ in range(400)
+    ]
     assert abs(np.mean(s) - 10) < 4 * np.std(s) / np.sqrt(400)
     assert 4 * np.std(s) / np.sqrt(400) < 10 * (19 / 17 - 1)
 
 
 def test_a_share_of_the_components():
-    """Ten components of 1…10 times the error of one trajectory: eight of them need the third's, (1/(3ε))²."""
+    """Ten components of 1…10 times the error of one trajectory: eight of them need the third's,
+    (1/(3ε))².
+    """
     rng = np.random.default_rng(1)
     samples = {"a": np.arange(1.0, 11) + rng.normal(size=(10_000, 10))}
     advice = repetitions(*result(samples), error=0.01, share=0.8)
@@ -85,7 +103,9 @@ def test_a_share_of_the_components():
 
 
 def test_no_gradient_gets_a_bound_and_no_number():
-    """Without a gradient the bound must hold for the smallest that would have been missed: more than was recorded."""
+    """Without a gradient the bound must hold for the smallest that would have been missed: more
+    than was recorded.
+    """
     advice = repetitions(*result({"a": np.random.default_rng(2).normal(size=(500, 30))}), error=0.1)
     assert advice.reached is None
     assert advice.whole.at_least
@@ -97,25 +117,33 @@ def test_no_gradient_gets_a_bound_and_no_number():
 
 def test_parts_are_the_whole(tmp_path):
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(1), THETA, 57)
-    insitu.save(tmp_path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
+    insitu.save(
+        tmp_path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x)
+    )
     with insitu.open_recording(tmp_path / "r.nc") as r:
         whole = insitu.estimate(r, PROCESS, OBJECTIVE, baseline="none", chunk_bytes=10 * 51 * 2 * 8)
     each = np.array([len(range(k, 57, PARTS)) for k in range(PARTS)])
     np.testing.assert_allclose(each @ whole.parts / 57, whole.estimate.gradient["a"], rtol=1e-9)
 
 
-# ---------------------------------------------------------------------------------------- the interval
+# ------------------------------------------------------------------------------------- the interval
 
 
 def turning(dt, ratio, **options):
-    """Two components that turn into each other at rate 1, the second with `ratio` times the noise power."""
-    process = fl.Process(lambda th, x: jnp.array([[-0.1, 1.0], [-1.0, -0.1]]) @ x, lambda th, x: jnp.ones(2))
+    """Two components that turn into each other at rate 1, the second with `ratio` times the
+    noise power.
+    """
+    process = fl.Process(
+        lambda th, x: jnp.array([[-0.1, 1.0], [-1.0, -0.1]]) @ x, lambda th, x: jnp.ones(2)
+    )
     data = fl.Trajectories(dt * np.arange(20), np.random.default_rng(0).normal(size=(3, 20, 2)))
     return sampling(process, {"k": jnp.zeros(())}, data, np.array([1.0, ratio]), **options)
 
 
 def test_loud_neighbours_ask_for_faster_sampling():
-    """K + Kᵀ = [[−0.2, √q − 1/√q], [·, −0.2]] for a noise ratio q: norm √q − 1/√q + 0.2; ‖J‖ is √1.01."""
+    """K + Kᵀ = [[−0.2, √q − 1/√q], [·, −0.2]] for a noise ratio q: norm √q − 1/√q + 0.2; ‖J‖ is
+    √1.01.
+    """
     even, uneven = turning(0.01, 1.0), turning(0.01, 100.0)
     assert even.rate == pytest.approx(np.sqrt(1.01))
     assert even.euler == pytest.approx(0.01 * 0.75 * np.sqrt(1.01))
@@ -132,12 +160,14 @@ def test_readout_asks_for_slower_sampling():
     loud = turning(0.01, 1.0, observation_variance=np.array([1.2e-2, 1e-3]))
     assert loud.readout_dominates
     assert (loud.shortest, loud.verdict) == (pytest.approx(0.048), "slower")
-    assert turning(0.01, 100.0, observation_variance=np.array([2e-2, 0.0])).verdict == "local-linear"
+    assert (
+        turning(0.01, 100.0, observation_variance=np.array([2e-2, 0.0])).verdict == "local-linear"
+    )
     with pytest.raises(ValueError, match="diffusion .*-1"):
         turning(0.01, -1.0)
 
 
-# ----------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +175,23 @@ def recording(tmp_path_factory):
     """dX = (a − X)dt + 0.5 dW from 0, reward X_T; ∂J/∂a = 1 − (1 − Δt)^T; and the model file."""
     folder = tmp_path_factory.mktemp("r")
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(3), THETA, 1000)
-    insitu.save(folder / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x))
+    insitu.save(
+        folder / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x)
+    )
     (folder / "model.py").write_text(MODEL)
     return folder
 
 
 def invoke(folder, *options):
-    return CliRunner().invoke(app, ["advise", str(folder / "r.nc"), "--model", str(folder / "model.py"), *options])
+    return CliRunner().invoke(
+        app, ["advise", str(folder / "r.nc"), "--model", str(folder / "model.py"), *options]
+    )
 
 
 def test_the_command_agrees_with_the_exact_answer(recording):
-    """G = (R − E R) U, both Gaussian: V = Var(R) Var(U) + Cov(R, U)², with Var(U) = 1/σ² = 4 and Cov the slope."""
+    """G = (R − E R) U, both Gaussian: V = Var(R) Var(U) + Cov(R, U)², with Var(U) = 1/σ² = 4
+    and Cov the slope.
+    """
     report = json.loads(invoke(recording, "--error", "0.2", "--json").output)
     f = (1 - 0.02) ** np.arange(50)
     slope = 0.02 * f.sum()
@@ -206,9 +242,13 @@ def test_options_of_the_library_are_checked(recording, options, message):
 
 @pytest.mark.long
 def test_a_trap_hears_nothing_of_resonators(tmp_path):
-    """Samples a tenth of a relaxation time apart, in a trap: Euler is off by 30 %, and no Kerr effect is in it."""
+    """Samples a tenth of a relaxation time apart, in a trap: Euler is off by 30 %, and no Kerr
+    effect is in it.
+    """
     t = np.linspace(0, 2, 21)
-    x = np.asarray(fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(t))(jax.random.key(4), THETA, 40).x)
+    x = np.asarray(
+        fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(t))(jax.random.key(4), THETA, 40).x
+    )
     insitu.save(tmp_path / "r.nc", insitu.Description(t, ("a", "b"), parameters=THETA), x)
     (tmp_path / "model.py").write_text(MODEL)
     for score in ("euler", "local-linear"):

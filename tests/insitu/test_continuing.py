@@ -1,4 +1,6 @@
-"""One long record of a steady state: its stretches, gradient, calibration and advice, against exact answers."""
+"""One long record of a steady state: its stretches, gradient, calibration and advice, against
+exact answers.
+"""
 
 import json
 
@@ -64,7 +66,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-# -------------------------------------------------------------------------------------------- stretches
+# ---------------------------------------------------------------------------------------- stretches
 
 
 def test_a_cut_recording_is_the_same_samples(tmp_path):
@@ -74,7 +76,9 @@ def test_a_cut_recording_is_the_same_samples(tmp_path):
     with insitu.open_recording(tmp_path / "r.nc") as recording:
         cut = recording.cut(3)
         assert cut.x.shape == (6, 4, 2)
-        np.testing.assert_array_equal(cut.x[:], [one[3 * k : 3 * k + 4] for one in x for k in range(3)])
+        np.testing.assert_array_equal(
+            cut.x[:], [one[3 * k : 3 * k + 4] for one in x for k in range(3)]
+        )
         np.testing.assert_array_equal(cut.x[4, 1:3], x[1, 4:6])
         np.testing.assert_array_equal(cut.x[1:5:2, 0], x[[0, 1], [3, 0]])
         assert cut.x[3:3].shape == (0, 4, 2)
@@ -85,10 +89,11 @@ def test_a_cut_recording_is_the_same_samples(tmp_path):
 
 
 def test_stretches_are_ten_correlation_times_long(trace):
-    pieces = insitu.stretches(trace, MODEL)
+    pieces = insitu.split_record(trace, MODEL)
     assert pieces.length == pytest.approx(10 * pieces.memory, rel=0.01)
     assert pieces.recording.count == 2000 // pieces.length
-    # eigenvalues of the drift: both components are correlated over about 1/Re λ, twice that integrated
+    # eigenvalues of the drift: both components are correlated over about 1/Re λ, twice that
+    # integrated
     rate = np.abs(np.linalg.eigvals(np.array([[-1.5, 0.8], [-0.8, -1.0]])).real).min()
     assert 0.5 < pieces.memory * rate / 2 < 1.5
     assert pieces.effective == pytest.approx(2000 / pieces.autocorrelation_time)
@@ -96,29 +101,35 @@ def test_stretches_are_ten_correlation_times_long(trace):
 
 def test_short_records_and_drifts_that_depend_on_time_are_refused(tmp_path, trace):
     with insitu.open_recording(save(tmp_path / "short.nc", trace.x[:, :200])) as short:
-        with pytest.raises(ValueError, match=r"too short: 1 × 9\.95 .* correlated over .* 20 stretches of 2"):
-            insitu.stretches(short, MODEL)
+        with pytest.raises(
+            ValueError, match=r"too short: 1 × 9\.95 .* correlated over .* 20 stretches of 2"
+        ):
+            insitu.split_record(short, MODEL)
         with pytest.raises(ValueError, match=r"longer than two windows|too short"):
             insitu.estimate_continuing(short, MODEL)
     driven = fl.Process(lambda th, x, t: -th["k"] * x + jnp.sin(t), PROCESS.noise)
     with pytest.raises(ValueError, match="depends on time"):
-        insitu.stretches(trace, insitu.RecordingModel(driven, OBJECTIVE, THETA))
+        insitu.split_record(trace, insitu.RecordingModel(driven, OBJECTIVE, THETA))
     with pytest.raises(ValueError, match="`running`"):
         insitu.estimate_continuing(trace, MODEL._replace(objective=fl.Objective(terminal=SQUARE)))
 
 
-# -------------------------------------------------------------------------------------------- gradient
+# ----------------------------------------------------------------------------------------- gradient
 
 
 def test_the_gradient_of_a_file_is_that_of_its_record(trace):
     answer = insitu.estimate_continuing(trace, MODEL)
     same = stationary(PROCESS, SQUARE, THETA, trace.trajectories(load=True))
     np.testing.assert_array_equal(flat(answer.estimate.gradient), flat(same.estimate.gradient))
-    assert np.abs((flat(answer.estimate.gradient) - flat(exact())) / flat(answer.estimate.stderr)).max() < tolerance(2)
+    assert np.abs(
+        (flat(answer.estimate.gradient) - flat(exact())) / flat(answer.estimate.stderr)
+    ).max() < tolerance(2)
     assert answer.residuals.cause == ""
     assert answer.continuing.window == same.window
     twin = insitu.estimate_continuing(trace, MODEL, baseline="twin")
-    assert np.abs((flat(twin.estimate.gradient) - flat(exact())) / flat(twin.estimate.stderr)).max() < tolerance(2)
+    assert np.abs(
+        (flat(twin.estimate.gradient) - flat(exact())) / flat(twin.estimate.stderr)
+    ).max() < tolerance(2)
     assert (flat(twin.estimate.stderr) < flat(answer.estimate.stderr)).all()
 
 
@@ -129,12 +140,22 @@ def test_observation_noise_is_corrected_for(tmp_path):
     average = float(steady_average(PROCESS, SQUARE, THETA, DT, 2))
     x = np.asarray(steady_record(PROCESS, THETA, DT, 2, jax.random.key(8), 200_000).x)
     z = {}
-    with insitu.open_recording(save(tmp_path / "noisy.nc", x + s * rng.normal(size=x.shape))) as noisy:
+    with insitu.open_recording(
+        save(tmp_path / "noisy.nc", x + s * rng.normal(size=x.shape))
+    ) as noisy:
         for name, variance in (("corrected", s**2), ("not", None)):
             with pytest.warns(RuntimeWarning) if variance is None else _nothing():
-                answer = insitu.estimate_continuing(noisy, MODEL, window=3.0, observation_noise=variance)
-            off = [*(flat(answer.estimate.gradient) - flat(exact())), float(answer.estimate.value) - average]
-            z[name] = np.array(off) / [*flat(answer.estimate.stderr), float(answer.estimate.value_stderr)]
+                answer = insitu.estimate_continuing(
+                    noisy, MODEL, window=3.0, observation_noise=variance
+                )
+            off = [
+                *(flat(answer.estimate.gradient) - flat(exact())),
+                float(answer.estimate.value) - average,
+            ]
+            z[name] = np.array(off) / [
+                *flat(answer.estimate.stderr),
+                float(answer.estimate.value_stderr),
+            ]
         with pytest.raises(ValueError, match='baseline "time"'):
             insitu.estimate_continuing(noisy, MODEL, baseline="twin", observation_noise=s**2)
     assert np.abs(z["corrected"]).max() < tolerance(3)
@@ -176,7 +197,12 @@ def test_errors_of_network_traces_cover(tmp_path):
         with insitu.open_recording(chain_trace(tmp_path / f"{seed}.nc", seed)) as recording:
             answer = insitu.estimate_continuing(recording, insitu.model_of(recording), window=6.0)
         e = answer.estimate
-        z.append([*(flat(e.gradient) - flat(gradient)) / flat(e.stderr), (e.value - value) / e.value_stderr])
+        z.append(
+            [
+                *(flat(e.gradient) - flat(gradient)) / flat(e.stderr),
+                (e.value - value) / e.value_stderr,
+            ]
+        )
     z = np.array(z)
     # components of one trace err together: 12 independent values of each
     assert np.all(np.abs(z.mean(axis=0)) < 4 / np.sqrt(12))
@@ -188,7 +214,9 @@ def test_hidden_channels_leave_the_others_as_they_are(tmp_path):
     answers = {}
     for name, observe in (("all", None), ("some", [1, 2])):
         with insitu.open_recording(chain_trace(tmp_path / name, 3, observe=observe)) as recording:
-            answers[name] = insitu.estimate_continuing(recording, insitu.model_of(recording), window=6.0)
+            answers[name] = insitu.estimate_continuing(
+                recording, insitu.model_of(recording), window=6.0
+            )
     view = answers["some"].view
     assert set(view.missing) == {"omega[0]", "omega[1]", "kappa[0]", "kappa[1]"}
     whole, part = (flat(answers[name].estimate.gradient) for name in ("all", "some"))
@@ -211,7 +239,7 @@ def test_a_settled_record_is_the_end_of_a_longer_one(tmp_path):
         insitu.describe(short, SET, settle=-1.0)
 
 
-# ------------------------------------------------------------------------------------------ calibration
+# -------------------------------------------------------------------------------------- calibration
 
 
 @pytest.mark.long
@@ -220,18 +248,26 @@ def test_a_calibration_from_one_trace(trace):
     z = (flat(calibration.fit.theta) - flat(THETA)) / flat(calibration.fit.stderr)
     assert np.abs(z).max() < tolerance(2)
     q = np.array([0.5, 0.7]) ** 2 / 2
-    assert np.abs((calibration.noise.diffusion - q) / calibration.noise.diffusion_stderr).max() < tolerance(2)
+    assert np.abs(
+        (calibration.noise.diffusion - q) / calibration.noise.diffusion_stderr
+    ).max() < tolerance(2)
     assert calibration.stretches.recording.count == calibration.fit.trajectories
     assert calibration.residuals.p_values.min() > 1e-3
-    assert np.abs(flat(calibration.residuals.bias) / flat(calibration.residuals.bias_stderr)).max() < tolerance(2)
+    assert np.abs(
+        flat(calibration.residuals.bias) / flat(calibration.residuals.bias_stderr)
+    ).max() < tolerance(2)
 
 
 @pytest.mark.long
 def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_path):
     data = steady_record(PROCESS, THETA, DT, 2, jax.random.key(6), 200_000)
-    wrong = fl.Process(lambda th, x: PROCESS.drift(th, x) + jnp.stack([0.3 * x[0], 0.0]), PROCESS.noise)
+    wrong = fl.Process(
+        lambda th, x: PROCESS.drift(th, x) + jnp.stack([0.3 * x[0], 0.0]), PROCESS.noise
+    )
     window = 4.0
-    right, biased = (stationary(process, SQUARE, THETA, data, window=window) for process in (PROCESS, wrong))
+    right, biased = (
+        stationary(process, SQUARE, THETA, data, window=window) for process in (PROCESS, wrong)
+    )
     stretches = insitu.open_recording(save(tmp_path / "long.nc", data.x)).cut(1000)
     report = insitu.examine_residuals(
         stretches, wrong, OBJECTIVE, THETA, window=round(window / DT), components=("a", "b")
@@ -239,13 +275,14 @@ def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_
     difference = flat(biased.estimate.gradient) - flat(right.estimate.gradient)
     # the same kicks are in both gradients: their difference is known better than either
     error = np.hypot(
-        flat(report.bias_stderr), (biased.batches - right.batches).std(axis=0) / np.sqrt(len(right.batches))
+        flat(report.bias_stderr),
+        (biased.batches - right.batches).std(axis=0) / np.sqrt(len(right.batches)),
     )
     assert np.abs((flat(report.bias) - difference) / error).max() < tolerance(2)
     assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() > 5
 
 
-# ------------------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------- command line
 
 
 @pytest.mark.long
@@ -264,7 +301,10 @@ def test_commands_take_a_single_trace(trace, model):
     shown = run("estimate", trace.path, "--model", model, "--continuing")
     assert "independent samples" in shown.stdout
     assert "batches)" in shown.stdout
-    for wrong, fact in ((("--window", "4"), "--continuing"), (("--continuing", "--window", "soon"), "soon")):
+    for wrong, fact in (
+        (("--window", "4"), "--continuing"),
+        (("--continuing", "--window", "soon"), "soon"),
+    ):
         refused = run("estimate", trace.path, "--model", model, *wrong)
         assert refused.exit_code == 2
         assert fact in refused.stderr
@@ -281,14 +321,18 @@ def test_commands_take_a_single_trace(trace, model):
     advice = run("advise", trace.path, "--model", model, "--continuing", "--error", "0.2")
     assert advice.exit_code == 0, advice.output
     assert "HOW LONG A RECORD" in advice.stdout
-    numbers = json.loads(run("advise", trace.path, "--model", model, "--continuing", "--json").stdout)
+    numbers = json.loads(
+        run("advise", trace.path, "--model", model, "--continuing", "--json").stdout
+    )
     assert numbers["continuing"]["duration"] == pytest.approx(2000)
     assert numbers["stretches"]["effective"] > 500
 
 
 def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
     ramp = np.linspace(0, 1, 40_001)[:, None]
-    refused = run("estimate", save(tmp_path / "steep.nc", trace.x[:] + ramp), "--model", model, "--continuing")
+    refused = run(
+        "estimate", save(tmp_path / "steep.nc", trace.x[:] + ramp), "--model", model, "--continuing"
+    )
     assert refused.exit_code == 2
     assert "Record for longer" in refused.stderr
     assert "component" in refused.stderr.split("not in a steady state")[1]
@@ -296,25 +340,46 @@ def test_a_trace_that_drifts_is_named(tmp_path, trace, model):
     done = run("estimate", path, "--model", model, "--continuing", "--window", "4")
     assert done.exit_code == 0, done.output
     assert "not in a steady state" in done.stderr
-    assert run("estimate", path, "--model", model, "--continuing", "--window", "4", "--strict").exit_code == 1
+    assert (
+        run(
+            "estimate", path, "--model", model, "--continuing", "--window", "4", "--strict"
+        ).exit_code
+        == 1
+    )
 
 
 @pytest.mark.long
 def test_record_settles_on_the_command_line(tmp_path):
     path = tmp_path / "trace.nc"
-    options = ["--lattice", "1x2", "--horizon", "600", "--dt", "0.05", "--settle", "20", "--chi-std", "0"]
+    options = [
+        "--lattice",
+        "1x2",
+        "--horizon",
+        "600",
+        "--dt",
+        "0.05",
+        "--settle",
+        "20",
+        "--chi-std",
+        "0",
+    ]
     made = run("record", path, *options, "--trajectories", "1")
     assert made.exit_code == 0, made.output
     assert "--continuing" in made.stdout
     with insitu.open_recording(path) as recording:
         assert np.abs(recording.x[0, 0]).max() > 0.1  # not at rest
         assert recording.t[0] == 0
-    answer = json.loads(run("estimate", path, "--continuing", "--baseline", "twin", "--json").stdout)
+    answer = json.loads(
+        run("estimate", path, "--continuing", "--baseline", "twin", "--json").stdout
+    )
     network = tcmt.rectangular(1, 2, sigma_w=0.5)
     task = tcmt.transmission(network, horizon=600.0, dt=0.05)
     running = check.objective(task.objective).running
     power = lambda th, x: 600.0 * running(th, x, jnp.zeros(()), None)
     theta = {"omega": jnp.zeros(2), "kappa": jnp.ones(1)}
     gradient = jax.grad(lambda th: steady_average(task.process, power, th, 0.05, 4))(theta)
-    z = [(np.array(answer["gradient"][n]) - gradient[n]) / np.array(answer["stderr"][n]) for n in theta]
+    z = [
+        (np.array(answer["gradient"][n]) - gradient[n]) / np.array(answer["stderr"][n])
+        for n in theta
+    ]
     assert np.abs(np.concatenate(z)).max() < tolerance(3)

@@ -1,4 +1,6 @@
-"""Gradients from recordings: in chunks, with hidden channels, with noisy detectors; and what inspection finds."""
+"""Gradients from recordings: in chunks, with hidden channels, with noisy detectors; and what
+inspection finds.
+"""
 
 import json
 import re
@@ -19,7 +21,9 @@ from fluctua.tcmt import exact
 from problems import flat, tolerance
 
 PROCESS = fl.Process(
-    drift=lambda th, x, t, c: jnp.stack([-th["k"] * x[0] + th["c"] * x[1], -0.7 * x[1] - th["c"] * x[0] + c["force"]]),
+    drift=lambda th, x, t, c: jnp.stack(
+        [-th["k"] * x[0] + th["c"] * x[1], -0.7 * x[1] - th["c"] * x[0] + c["force"]]
+    ),
     noise=lambda th, x: jnp.array([0.5, 0.8]),
 )
 OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[1] * x[0])
@@ -30,7 +34,9 @@ HEAD = insitu.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA
 
 @cache
 def linear_answer():
-    """∂J of the Euler chain from the recursion of its mean and covariance; the force is constant, 0.4."""
+    """∂J of the Euler chain from the recursion of its mean and covariance; the force is
+    constant, 0.4.
+    """
 
     def value(th):
         a = jnp.array([[-th["k"], th["c"]], [-th["c"], -0.7]])
@@ -39,7 +45,11 @@ def linear_answer():
         def step(_, now):
             m, p, total = now
             total += (m[0] ** 2 + p[0, 0]) * dt
-            return f @ m + jnp.array([0.0, 0.4]) * dt, f @ p @ f.T + jnp.diag(jnp.array([0.25, 0.64])) * dt, total
+            return (
+                f @ m + jnp.array([0.0, 0.4]) * dt,
+                f @ p @ f.T + jnp.diag(jnp.array([0.25, 0.64])) * dt,
+                total,
+            )
 
         begin = (jnp.array([1.0, 0.0]), jnp.zeros((2, 2)), jnp.zeros(()))
         m, p, total = jax.lax.fori_loop(0, 20, step, begin)
@@ -49,7 +59,9 @@ def linear_answer():
 
 
 def simulated(key, count):
-    run = fl.simulator(PROCESS, jnp.array([1.0, 0.0]), T, context=lambda key: {"force": jnp.array(0.4)})
+    run = fl.simulator(
+        PROCESS, jnp.array([1.0, 0.0]), T, context=lambda key: {"force": jnp.array(0.4)}
+    )
     return run(key, THETA, count)
 
 
@@ -68,11 +80,18 @@ def same(a, b):
     assert a.count == b.count
 
 
-@pytest.mark.parametrize(("name", "baseline"), [("none", fl.none()), ("optimal", fl.optimal())])
+@pytest.mark.parametrize(
+    ("name", "baseline"), [("none", fl.baselines.none()), ("optimal", fl.baselines.optimal())]
+)
 def test_chunks_of_a_file_are_the_whole(recording, name, baseline):
     small = 600 * 21 * 2 * 8  # 600 trajectories at a time
     ours = insitu.estimate(recording, PROCESS, OBJECTIVE, baseline=name, chunk_bytes=small).estimate
-    same(ours, fl.gradient(PROCESS, OBJECTIVE, THETA, recording.trajectories(load=True), baseline=baseline))
+    same(
+        ours,
+        fl.gradient(
+            PROCESS, OBJECTIVE, THETA, recording.trajectories(load=True), baseline=baseline
+        ),
+    )
 
 
 def test_time_baseline_is_unbiased_and_better_than_none(recording):
@@ -84,27 +103,36 @@ def test_time_baseline_is_unbiased_and_better_than_none(recording):
     assert (flat(ours.stderr) < flat(plain.stderr)).all()
 
 
-# -------------------------------------------------------------------------------------- noisy detectors
+# ---------------------------------------------------------------------------------- noisy detectors
 
 
 @pytest.mark.long
 def test_observation_noise_is_corrected_for(key, tmp_path):
-    """s² is three times QΔt: a Q from the plain quadratic variation shrinks the gradient to a quarter."""
+    """s² is three times QΔt: a Q from the plain quadratic variation shrinks the gradient to a
+    quarter.
+    """
     exact, s = flat(linear_answer()), 0.2
     data = simulated(key, 30_000)
     noisy = data._replace(x=data.x + s * jax.random.normal(jax.random.key(1), data.x.shape))
     insitu.save(
-        tmp_path / "r.nc", HEAD, np.asarray(noisy.x), {name: np.asarray(v) for name, v in noisy.context.items()}
+        tmp_path / "r.nc",
+        HEAD,
+        np.asarray(noisy.x),
+        {name: np.asarray(v) for name, v in noisy.context.items()},
     )
     with insitu.open_recording(tmp_path / "r.nc") as r:
         ours = insitu.estimate(r, PROCESS, OBJECTIVE, observation_noise=s**2).estimate
     assert np.abs((flat(ours.gradient) - exact) / flat(ours.stderr)).max() < tolerance(2)
     variation = jnp.array([0.5, 0.8]) ** 2 / 2 + s**2 / 0.1
     naive = fl.gradient(
-        PROCESS._replace(noise=lambda th, x: jnp.sqrt(2 * variation)), OBJECTIVE, THETA, noisy, baseline=fl.mean()
+        PROCESS._replace(noise=lambda th, x: jnp.sqrt(2 * variation)),
+        OBJECTIVE,
+        THETA,
+        noisy,
+        baseline=fl.baselines.mean(),
     )
     assert np.abs((flat(naive.gradient) - exact) / flat(naive.stderr)).max() > 10
-    plain = fl.gradient(PROCESS, OBJECTIVE, THETA, noisy, baseline=fl.mean())
+    plain = fl.gradient(PROCESS, OBJECTIVE, THETA, noisy, baseline=fl.baselines.mean())
     assert np.abs((flat(plain.gradient) - exact) / flat(plain.stderr)).max() > 10
 
 
@@ -113,7 +141,7 @@ def test_observation_variance_is_checked(recording):
         insitu.estimate(recording, PROCESS, OBJECTIVE, observation_noise=-1.0)
 
 
-# -------------------------------------------------------------------------------------- hidden channels
+# ---------------------------------------------------------------------------------- hidden channels
 
 CHAIN = tcmt.chain(5)
 TASK = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05)
@@ -123,10 +151,16 @@ def test_hidden_site_refuses_its_neighbourhood_by_name():
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN)
     seen = np.array([1, 2, 3, 4, 6, 7, 8, 9])  # site 0 hidden, both quadratures
     view = insitu.visibility(TASK.process, TASK.objective, theta, seen, 10)
-    names = {*(f"{family}[{n}]" for family in ("omega", "chi") for n in (0, 1)), "kappa[0]", "kappa[1]"}
+    names = {
+        *(f"{family}[{n}]" for family in ("omega", "chi") for n in (0, 1)),
+        "kappa[0]",
+        "kappa[1]",
+    }
     assert set(view.missing) == names
     assert view.missing["omega[1]"] == (0, 5)
-    with pytest.raises(ValueError, match=r"not trainable .*: kappa\[1\]\. kappa\[1\] needs site 0\."):
+    with pytest.raises(
+        ValueError, match=r"not trainable .*: kappa\[1\]\. kappa\[1\] needs site 0\."
+    ):
         refuse(view, ["kappa[1]", "omega[3]"], lambda i: f"site {i % 5}")
     with pytest.raises(ValueError, match="the reward depends on components 4, 9"):
         insitu.visibility(TASK.process, TASK.objective, theta, [0, 1, 2, 3, 5, 6, 7, 8], 10)
@@ -134,7 +168,9 @@ def test_hidden_site_refuses_its_neighbourhood_by_name():
 
 @pytest.mark.long
 def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
-    """Of a Kerr network with site 0 hidden: parameters that do not need it have the score of full observation."""
+    """Of a Kerr network with site 0 hidden: parameters that do not need it have the score of
+    full observation.
+    """
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, chi_std=0.01)
     for name, observe in (("all", None), ("some", [1, 2, 3, 4])):
         head = insitu.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
@@ -155,11 +191,18 @@ def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
 
 @pytest.mark.long
 def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
-    """Sites 1 and 4 of a chain of five are read, with noise; the answer is that of the network's own moments."""
+    """Sites 1 and 4 of a chain of five are read, with noise; the answer is that of the
+    network's own moments.
+    """
     task = tcmt.transmission(CHAIN, horizon=1.0, dt=0.05, source=0, to=1, s=3.0)
-    theta = {"omega": jnp.array([0.3, -0.2, 0.1, 0.4, 0.0]), "kappa": jnp.array([1.0, 0.8, 1.2, 1.0])}
+    theta = {
+        "omega": jnp.array([0.3, -0.2, 0.1, 0.4, 0.0]),
+        "kappa": jnp.array([1.0, 0.8, 1.2, 1.0]),
+    }
     path = tmp_path / "r.nc"
-    head = insitu.describe(task, theta, observe=[1, 4], seed=4, dtype="complex128", observation_noise=0.2)
+    head = insitu.describe(
+        task, theta, observe=[1, 4], seed=4, dtype="complex128", observation_noise=0.2
+    )
     assert list(insitu.record(path, task, head, 3000))[-1] == 3000
     done = CliRunner().invoke(app, ["estimate", str(path), "--observation-noise", "0.2", "--json"])
     assert done.exit_code == 0, done.output
@@ -168,9 +211,14 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
     assert report["refused"] == []
     assert np.abs(np.array(report["residuals"]["v"]) - 1).max() < 0.05
     _, answer = exact.value_and_gradient(task, theta)
-    z = {name: (np.array(report["gradient"][name]) - answer[name]) / report["stderr"][name] for name in theta}
+    z = {
+        name: (np.array(report["gradient"][name]) - answer[name]) / report["stderr"][name]
+        for name in theta
+    }
     assert max(np.abs(v).max() for v in z.values()) < tolerance(9)
-    assert (np.abs(answer["kappa"]) / report["stderr"]["kappa"]).max() > 5  # and not lost in its error
+    assert (
+        np.abs(answer["kappa"]) / report["stderr"]["kappa"]
+    ).max() > 5  # and not lost in its error
 
 
 def test_stretches_that_do_not_begin_empty_have_no_filter(tmp_path):
@@ -186,7 +234,7 @@ def test_stretches_that_do_not_begin_empty_have_no_filter(tmp_path):
             estimate_model(r.cut(5), insitu.model_of(r), observation_noise=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ inspection
+# --------------------------------------------------------------------------------------- inspection
 
 
 def states(count=40, seed=0):
@@ -256,12 +304,14 @@ def test_time_grids(tmp_path):
 
 
 def test_sound_recordings_are_rarely_said_to_drift(tmp_path):
-    """200 sound recordings at an alarm rate of 1e-4 each: one false alarm has probability 2 %, two 0.02 %."""
+    """200 sound recordings at an alarm rate of 1e-4 each: one false alarm has probability 2 %,
+    two 0.02 %.
+    """
     alarms = sum(bool(findings(tmp_path, states(24, seed)).findings) for seed in range(200))
     assert alarms <= 1
 
 
-# --------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 
 
 def test_record_inspect_estimate_from_the_command_line(tmp_path):
@@ -289,7 +339,9 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     other = run.invoke(app, [*options, "--trajectories", "9", "--append", "--sigma-w", "0.4"])
     assert "recorded with another network" in other.output
     whole = str(tmp_path / "w.nc")
-    assert run.invoke(app, [*options[:1], whole, *options[2:], "--trajectories", "8"]).exit_code == 0
+    assert (
+        run.invoke(app, [*options[:1], whole, *options[2:], "--trajectories", "8"]).exit_code == 0
+    )
     with insitu.open_recording(path) as a, insitu.open_recording(whole) as b:  # interrupted or not
         np.testing.assert_array_equal(a.x[:], b.x[:])
     looked = run.invoke(app, ["inspect", path, "--json"])
@@ -315,7 +367,9 @@ def test_estimate_with_a_model_file(tmp_path, recording):
         "process = fl.Process(lambda th, x: -th['k'] * x, lambda th, x: 0.5 * jnp.ones(2))\n"
         "objective = fl.Objective(terminal=lambda th, x: x[0])\n"
     )
-    done = CliRunner().invoke(app, ["estimate", str(recording.path), "--model", str(model), "--json"])
+    done = CliRunner().invoke(
+        app, ["estimate", str(recording.path), "--model", str(model), "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert set(json.loads(done.stdout)["gradient"]) == {"k", "c"}
     bare = CliRunner().invoke(app, ["estimate", str(recording.path)])

@@ -1,4 +1,6 @@
-"""In situ: calibration from recordings, gradients at the bench, training that survives a kill, and the whole of it."""
+"""In situ: calibration from recordings, gradients at the bench, training that survives a kill,
+and the whole of it.
+"""
 
 import dataclasses
 import json
@@ -26,14 +28,16 @@ from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.calibration.actuators import own_gains
 from fluctua.insitu.calibration.fit import fit_system
-from fluctua.insitu.instrument.substrate import measured
+from fluctua.insitu.instrument.substrate import instrument_substrate
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
 from problems import flat
 from processes import environment_to_die_in, wait_until
 
 # one Euler step a sample: the score is then exact, and so is what it is compared with
-SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0)
+SHEET = device.Sheet(
+    rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0
+)
 HIDDEN = device.hidden(SHEET)
 POINTS = 101
 TASK = tcmt.transmission(SHEET.nominal, horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval)
@@ -51,7 +55,11 @@ def truth():
     parts = {f"{name}_offset": v for name, v in HIDDEN.offset.items()} | {
         f"{name}_gain": v for name, v in HIDDEN.gain.items()
     }
-    parts |= {"decay": lead + HIDDEN.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    parts |= {
+        "decay": lead + HIDDEN.gamma,
+        "drive_re": np.array([10 * np.sqrt(2)]),
+        "drive_im": np.zeros(1),
+    }
     quiet = {"readout": np.full(4, SHEET.readout**2), "readout_seen": np.array(0.0)}
     return parts | {"diffusion": amplitude**2 / 2} | quiet
 
@@ -60,7 +68,7 @@ def fitted(settings, **options):
     return fit_system(recorded(settings, **options), *knobs._model(TASK, settings))
 
 
-# --------------------------------------------------------------------------------------------- calibration
+# -------------------------------------------------------------------------------------- calibration
 
 
 def test_least_squares_find_the_hidden_parameters():
@@ -74,7 +82,16 @@ def test_least_squares_find_the_hidden_parameters():
 
 
 def test_readout_noise_is_told_from_the_noise_of_the_resonators():
-    loud = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, oversample=1, disorder=0.6, ageing=0.0, readout=0.02)
+    loud = device.Sheet(
+        rows=2,
+        columns=2,
+        seed=3,
+        interval=0.02,
+        oversample=1,
+        disorder=0.6,
+        ageing=0.0,
+        readout=0.02,
+    )
     noise = fitted(device.reset_settings(SHEET), sheet=loud).noise
     z = (noise.diffusion - np.tile(truth()["diffusion"], 2)) / noise.diffusion_stderr
     assert np.abs(z).max() < 4
@@ -83,8 +100,8 @@ def test_readout_noise_is_told_from_the_noise_of_the_resonators():
 
 @pytest.mark.parametrize("readout", [1e-3, 0.02])
 def test_a_start_far_off_changes_neither_errors_nor_values(readout):
-    """From the data sheet, whose ω is off by many hundred errors, as from the truth: what is missing in the drift is
-    neither taken for noise, nor does it hide the readout's."""
+    """From the data sheet, whose ω is off by many hundred errors, as from the truth: what is
+    missing in the drift is neither taken for noise, nor does it hide the readout's."""
     sheet = dataclasses.replace(SHEET, readout=readout)
     settings = device.reset_settings(SHEET)
     data, model = recorded(settings, count=60, sheet=sheet), knobs._model(TASK, settings)
@@ -105,7 +122,10 @@ def test_gains_and_offsets_of_the_knobs():
         runs.append((settings, recorded(settings, count=100, shots=1000 * k)))
     lines = knobs.gains(runs, knobs.fit_runs(TASK, runs))
     for name, g in lines.items():
-        z = [(g.offset - HIDDEN.offset[name]) / g.offset_stderr, (g.gain - HIDDEN.gain[name]) / g.gain_stderr]
+        z = [
+            (g.offset - HIDDEN.offset[name]) / g.offset_stderr,
+            (g.gain - HIDDEN.gain[name]) / g.gain_stderr,
+        ]
         assert np.abs(np.concatenate(z)).max() < 4
         assert g.p_values.min() > 1e-3
         assert g.gain_stderr.max() < 0.1  # half of the spread of the gains: a lost one would show
@@ -131,20 +151,25 @@ def test_a_slow_change_is_followed():
     wrong["omega_offset"] = wrong["omega_offset"] + 0.2
     now = wrong
     for k in range(12):
-        now = knobs.follow(now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4)
+        now = knobs.follow(
+            now, TASK, settings, recorded(settings, count=60, shots=100 * k), rate=0.4
+        )
     assert np.abs(now["omega_offset"] - HIDDEN.offset["omega"]).max() < 0.05
     np.testing.assert_array_equal(now["omega_gain"], wrong["omega_gain"])
 
 
 def test_a_dark_batch_does_not_spoil_the_calibration():
-    """The drive failed and the readout is loud: such a batch knows ω to σ ≈ 1, the probes knew it to 0.01. It may move
-    it by 0.3 · (3 · 0.01/σ)² of σ, 3e-4: 3e-3 after ten, were all in one direction."""
+    """The drive failed and the readout is loud: such a batch knows ω to σ ≈ 1, the probes knew it
+    to 0.01. It may move it by 0.3 · (3 · 0.01/σ)² of σ, 3e-4: 3e-3 after ten, were all in one
+    direction."""
     sheet = dataclasses.replace(SHEET, readout=0.2)
     settings = device.reset_settings(SHEET)
     free = truth() | {"readout": np.full(4, 0.04), "readout_seen": np.array(1.0)}
     now = {**free, "omega_stderr": np.full(4, 0.01)}
     for k in range(10):
-        codes = device.measure(sheet, HIDDEN, settings, count=10, points=POINTS, shots=100 * k, amplitude=0.0)
+        codes = device.measure(
+            sheet, HIDDEN, settings, count=10, points=POINTS, shots=100 * k, amplitude=0.0
+        )
         dark = Trajectories(np.arange(POINTS) * sheet.interval, codes * np.float64(sheet.scale))
         now = knobs.follow(now, TASK, settings, dark)
         free = knobs.follow(free, TASK, settings, dark)
@@ -179,29 +204,45 @@ def test_probes_that_hardly_differ_are_refused():
 
 
 def test_the_gradient_at_the_bench_is_the_gradient_of_the_hidden_network():
-    """∂J/∂setting = gain · ∂J/∂θ, exactly known for a linear network, though the estimate never saw its parameters."""
+    """∂J/∂setting = gain · ∂J/∂θ, exactly known for a linear network, though the estimate never
+    saw its parameters.
+    """
     model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
     task = tcmt.transmission(
-        SHEET.nominal.replace(gamma=HIDDEN.gamma), horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval
+        SHEET.nominal.replace(gamma=HIDDEN.gamma),
+        horizon=(POINTS - 1) * SHEET.interval,
+        dt=SHEET.interval,
     )
     expected = demo.Exact(task, HIDDEN.offset, HIDDEN.gain)(None, model.start, 1)
     with server.background(Bench(SHEET)) as port:
-        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), batch=500)
-        substrate.context = lambda count: jax.tree.map(lambda v: np.broadcast_to(v, (count, *np.shape(v))), truth())
-        estimate = fl.ppgt(model.process, model.objective, substrate)(jax.random.key(0), model.start, 2000)
+        substrate = instrument_substrate(
+            lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), batch=500
+        )
+        substrate.context = lambda count: jax.tree.map(
+            lambda v: np.broadcast_to(v, (count, *np.shape(v))), truth()
+        )
+        estimate = fl.ppgt(model.process, model.objective, substrate)(
+            jax.random.key(0), model.start, 2000
+        )
         substrate.close()
     assert abs(estimate.value - expected.value) < 4 * estimate.value_stderr
-    z = np.concatenate([(estimate.gradient[n] - expected.gradient[n]) / estimate.stderr[n] for n in knobs.KNOBS])
+    z = np.concatenate(
+        [(estimate.gradient[n] - expected.gradient[n]) / estimate.stderr[n] for n in knobs.KNOBS]
+    )
     assert np.abs(z).max() < 4
-    signal_to_noise = np.concatenate([np.abs(expected.gradient[n] / estimate.stderr[n]) for n in knobs.KNOBS])
+    signal_to_noise = np.concatenate(
+        [np.abs(expected.gradient[n] / estimate.stderr[n]) for n in knobs.KNOBS]
+    )
     assert signal_to_noise.max() > 4  # a lost factor of two would show
 
 
-# ------------------------------------------------------------------------------------------------ the loop
+# ----------------------------------------------------------------------------------------- the loop
 
 
 class Slope:
-    """An estimator that needs no compilation: the mean power, and a gradient that points at its settings' zero."""
+    """An estimator that needs no compilation: the mean power, and a gradient that points at its
+    settings' zero.
+    """
 
     def __init__(self, process, objective, substrate):
         self.substrate = substrate
@@ -210,12 +251,24 @@ class Slope:
         x = self.substrate(key, theta, count).x
         gradient = jax.tree.map(jnp.negative, theta)
         zero = jax.tree.map(jnp.zeros_like, theta)
-        return Estimate(gradient, zero, zero, jnp.asarray(np.square(x).mean()), jnp.asarray(0.0), count)
+        return Estimate(
+            gradient, zero, zero, jnp.asarray(np.square(x).mean()), jnp.asarray(0.0), count
+        )
 
 
 def small_plan(**changes):
-    return loop.Plan(**{"iterations": 3, "trajectories": 20, "probes": 2, "probe_trajectories": 10, "points": 21,
-                        "first_pause": 0.01, "longest_pause": 0.3, **changes})  # fmt: skip
+    return loop.Plan(
+        **{
+            "iterations": 3,
+            "trajectories": 20,
+            "probes": 2,
+            "probe_trajectories": 10,
+            "points": 21,
+            "first_pause": 0.01,
+            "longest_pause": 0.3,
+            **changes,
+        }
+    )
 
 
 def small_model():
@@ -227,11 +280,20 @@ def test_a_run_leaves_everything_behind(tmp_path):
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
         connect().line.write("DIAG:FAUL NAN,4")
-        rows = [row for row, _ in loop.begin(connect, small_model(), small_plan(), tmp_path / "run", estimator=Slope)]
+        rows = [
+            row
+            for row, _ in loop.begin(
+                connect, small_model(), small_plan(), tmp_path / "run", estimator=Slope
+            )
+        ]
     assert [row.iteration for row in rows] == [0, 1, 2]
-    assert rows[-1].trajectories == bench.shots == 86  # 2 × 10 to calibrate, 3 × 20, and 6 in place of bad ones
+    assert (
+        rows[-1].trajectories == bench.shots == 86
+    )  # 2 × 10 to calibrate, 3 × 20, and 6 in place of bad ones
     assert rows[1].event == "6 invalid"
-    assert [row.J for row in history.read(tmp_path / "run" / "history.csv")] == [row.J for row in rows]
+    assert [row.J for row in history.read(tmp_path / "run" / "history.csv")] == [
+        row.J for row in rows
+    ]
     assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
     files = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
     assert sum(open_recording(f).count for f in files) == 86
@@ -243,8 +305,13 @@ def test_a_run_leaves_everything_behind(tmp_path):
 
 @pytest.mark.long
 def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
-    """The probes as files: gains and offsets of every knob in standard errors, from `fluctua calibrate` alone."""
-    bench, plan = Bench(SHEET), small_plan(iterations=0, probes=4, probe_trajectories=100, points=POINTS, batch=100)
+    """The probes as files: gains and offsets of every knob in standard errors, from `fluctua
+    calibrate` alone.
+    """
+    bench, plan = (
+        Bench(SHEET),
+        small_plan(iterations=0, probes=4, probe_trajectories=100, points=POINTS, batch=100),
+    )
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS)
         model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
@@ -254,7 +321,10 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     assert done.exit_code == 0, done.output
     gains = json.loads(done.stdout)["gains"]
     for name in knobs.KNOBS:
-        g = {part: np.array(gains[name][part]) for part in ("offset", "offset_stderr", "gain", "gain_stderr")}
+        g = {
+            part: np.array(gains[name][part])
+            for part in ("offset", "offset_stderr", "gain", "gain_stderr")
+        }
         z = [
             (g["offset"] - HIDDEN.offset[name]) / g["offset_stderr"],
             (g["gain"] - HIDDEN.gain[name]) / g["gain_stderr"],
@@ -275,7 +345,9 @@ def test_going_on_after_giving_up(tmp_path):
         with pytest.raises(RuntimeError, match="failed 3 times in a row"):
             list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
         assert len(history.read(tmp_path / "run" / "history.csv")) == 1
-        rest = list(loop.resume(connect, small_model(), tmp_path / "run", iterations=4, estimator=Slope))
+        rest = list(
+            loop.resume(connect, small_model(), tmp_path / "run", iterations=4, estimator=Slope)
+        )
     assert [row.iteration for row, _ in rest] == [1, 2, 3]
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
     assert loop.read_plan(tmp_path / "run").iterations == 4
@@ -300,7 +372,11 @@ def test_going_on_with_another_model_is_refused_by_name(tmp_path):
         (folder / "plan.json").write_text(json.dumps(plan | {"learning_rate": math.inf}))
         with pytest.raises(ValueError, match="`learning_rate` was 0.1 and is inf"):
             loop.resume(connect, model, folder, estimator=Slope)
-        old = {name: value for name, value in plan.items() if name not in ("checksum", "parts", "made_with")}
+        old = {
+            name: value
+            for name, value in plan.items()
+            if name not in ("checksum", "parts", "made_with")
+        }
         (folder / "plan.json").write_text(json.dumps(old))
         incidents = []
         options = {"iterations": 2, "estimator": Slope, "report": incidents.append}
@@ -324,7 +400,9 @@ def test_a_box_that_dies_after_calibration_ends_the_run(tmp_path, kind):
     assert len(history.read(tmp_path / "run" / "history.csv")) == 3
     incidents = (tmp_path / "run" / "incidents.csv").read_text()
     assert ("repeated" if kind == "frozen" else "as much as at calibration") in incidents
-    left_out = [open_recording(f).count for f in (tmp_path / "run" / "recordings").glob("*-left-out.nc")]
+    left_out = [
+        open_recording(f).count for f in (tmp_path / "run" / "recordings").glob("*-left-out.nc")
+    ]
     assert sum(left_out) == 60
 
 
@@ -336,18 +414,30 @@ def test_a_frozen_box_is_known_across_a_resume(tmp_path):
         list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
         connect().line.write("DIAG:FAUL FROZEN,1,99")
         with pytest.raises(RuntimeError, match="40 repeated"):
-            list(loop.resume(connect, small_model(), tmp_path / "run", iterations=2, estimator=Slope))
+            list(
+                loop.resume(connect, small_model(), tmp_path / "run", iterations=2, estimator=Slope)
+            )
 
 
 def test_resuming_on_another_box_is_refused(tmp_path):
     other = Bench(dataclasses.replace(SHEET, seed=4))
     with server.background(Bench(SHEET)) as port, server.background(other) as elsewhere:
         connect = lambda at: lambda: VirtualBench(f"tcp://127.0.0.1:{at}", points=21)
-        list(loop.begin(connect(port), small_model(), small_plan(iterations=1), tmp_path / "run", estimator=Slope))
+        list(
+            loop.begin(
+                connect(port),
+                small_model(),
+                small_plan(iterations=1),
+                tmp_path / "run",
+                estimator=Slope,
+            )
+        )
         go_on = lambda at: list(
             loop.resume(connect(at), small_model(), tmp_path / "run", iterations=2, estimator=Slope)
         )
-        with pytest.raises(RuntimeError, match="'fluctua,virtual bench,4'.*'fluctua,virtual bench,3'"):
+        with pytest.raises(
+            RuntimeError, match="'fluctua,virtual bench,4'.*'fluctua,virtual bench,3'"
+        ):
             go_on(elsewhere)
         assert len(go_on(port)) == 1
 
@@ -357,7 +447,10 @@ def test_rows_without_a_checkpoint_are_kept(tmp_path):
     bench, folder = Bench(SHEET), tmp_path / "run"
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
-        first = [row.J for row, _ in loop.begin(connect, small_model(), small_plan(), folder, estimator=Slope)]
+        first = [
+            row.J
+            for row, _ in loop.begin(connect, small_model(), small_plan(), folder, estimator=Slope)
+        ]
         shutil.rmtree(folder / "checkpoints")
         assert len(list(loop.resume(connect, small_model(), folder, estimator=Slope))) == 3
     assert [row.J for row in history.read(folder / "history.damaged")] == first
@@ -366,7 +459,9 @@ def test_rows_without_a_checkpoint_are_kept(tmp_path):
 
 @pytest.mark.long
 def test_going_on_after_a_kill(tmp_path):
-    """The command, killed without warning in the middle of an acquisition or wherever it is; the bench lives on."""
+    """The command, killed without warning in the middle of an acquisition or wherever it is;
+    the bench lives on.
+    """
     bench, folder = Bench(SHEET), tmp_path / "run"
     environment = environment_to_die_in(tmp_path, JAX_ENABLE_X64="0")
 
@@ -374,8 +469,19 @@ def test_going_on_after_a_kill(tmp_path):
         return [sys.executable, "-m", "fluctua", "insitu", "train", *map(str, words)]
 
     with server.background(bench) as port:
-        words = (f"tcp://127.0.0.1:{port}", "--out", folder, "--iterations", 1000, "--trajectories", 20,
-                 "--probes", 2, "--points", 21)  # fmt: skip
+        words = (
+            f"tcp://127.0.0.1:{port}",
+            "--out",
+            folder,
+            "--iterations",
+            1000,
+            "--trajectories",
+            20,
+            "--probes",
+            2,
+            "--points",
+            21,
+        )
         process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL)
         rows = folder / "history.csv"
         wait_until(lambda: rows.exists() and len(history.read(rows)) >= 3, process)
@@ -385,7 +491,10 @@ def test_going_on_after_a_kill(tmp_path):
         kept = len(list((folder / "recordings").glob("*.nc")))
         last = before[-1].iteration
         done = subprocess.run(
-            command("--resume", folder, "--iterations", last + 4), env=environment, capture_output=True, text=True
+            command("--resume", folder, "--iterations", last + 4),
+            env=environment,
+            capture_output=True,
+            text=True,
         )
     assert done.returncode == 0, done.stderr
     after = history.read(folder / "history.csv")
@@ -393,26 +502,39 @@ def test_going_on_after_a_kill(tmp_path):
     assert after[:last] == before[:last]
     files = list((folder / "recordings").glob("*.nc"))
     assert len(files) >= kept + 3
-    assert after[-1].trajectories == sum(open_recording(f).count for f in files)  # what was cut off was spent too
+    assert after[-1].trajectories == sum(
+        open_recording(f).count for f in files
+    )  # what was cut off was spent too
     assert "trajectories on the instrument" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")
 
 
-# --------------------------------------------------------------------------------------------- start to end
+# ------------------------------------------------------------------------------------- start to end
 
 
 @pytest.mark.long
 def test_training_in_situ_closes_the_gap(tmp_path):
-    """A bench of its own, calibrated and trained over its socket, with faults: ≥ 90 % of the true optimum, and more
-    than the nominal training."""
+    """A bench of its own, calibrated and trained over its socket, with faults: ≥ 90 % of the true
+    optimum, and more than the nominal training."""
     sheet = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, disorder=0.8)
     plan = loop.Plan(
-        points=151, iterations=40, trajectories=150, probes=4, probe_trajectories=30, record=False, longest_pause=1.0
+        points=151,
+        iterations=40,
+        trajectories=150,
+        probes=4,
+        probe_trajectories=30,
+        record=False,
+        longest_pause=1.0,
     )
     result = demo.run(
-        tmp_path / "run", sheet=sheet, plan=plan, yardstick=100, measure=300, say=lambda text: None,
+        tmp_path / "run",
+        sheet=sheet,
+        plan=plan,
+        yardstick=100,
+        measure=300,
+        say=lambda text: None,
         bench_options=("--fault", "nan@12", "--fault", "reboot@20"),
-    )  # fmt: skip
+    )
     assert result.share > 0.9
     assert result.in_situ.J > 1.5 * result.nominal.J
     assert result.nominal_promised > 1.5 * result.nominal.J

@@ -1,4 +1,6 @@
-"""Mistakes that a person at the bench makes: each is answered by a sentence that says what was expected."""
+"""Mistakes that a person at the bench makes: each is answered by a sentence that says what was
+expected.
+"""
 
 import json
 import os
@@ -44,11 +46,17 @@ def message_of(*arguments):
     ("options", "answer"),
     [
         (("--params", "k.npz", "--parameter", "k[3]"), "there is no 'k[3]'; parameters are k"),
-        (("--params", "k.npz", "--observation-noise", "-1"), "standard deviation, 0 or more; got -1"),
+        (
+            ("--params", "k.npz", "--observation-noise", "-1"),
+            "standard deviation, 0 or more; got -1",
+        ),
         (("--params", "other.npz"), "looks for 'k'; there is foo"),
         (("--params", "note.txt"), "is not an .npz"),
         (("--params", "none.npz"), "there is no file"),
-        (("--params", "k.npz", "--noise", "bogus"), "`noise` must be one of auto, file, nominal; got 'bogus'"),
+        (
+            ("--params", "k.npz", "--noise", "bogus"),
+            "`noise` must be one of auto, file, nominal; got 'bogus'",
+        ),
     ],
 )
 def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
@@ -59,11 +67,21 @@ def test_estimate_names_what_is_wrong(folder, monkeypatch, options, answer):
 def test_a_model_that_does_not_run_is_named_with_the_line(folder):
     estimate = ("estimate", folder / "r.npz", "--params", folder / "k.npz", "--model")
     assert "SyntaxError, line 5" in message_of(*estimate, folder / "typo.py")
-    assert "ZeroDivisionError, line 5: division by zero" in message_of(*estimate, folder / "fails.py")
+    assert "ZeroDivisionError, line 5: division by zero" in message_of(
+        *estimate, folder / "fails.py"
+    )
 
 
 def test_the_file_that_is_told_is_the_file_that_is_written(folder, tmp_path):
-    estimate = ["estimate", folder / "r.npz", "--params", folder / "k.npz", "--model", folder / "model.py", "--out"]
+    estimate = [
+        "estimate",
+        folder / "r.npz",
+        "--params",
+        folder / "k.npz",
+        "--model",
+        folder / "model.py",
+        "--out",
+    ]
     done = CliRunner().invoke(app, [*map(str, estimate), str(tmp_path / "g")])
     assert done.exit_code == 0, done.output
     assert "g.npz" in done.output
@@ -91,17 +109,23 @@ def test_a_port_in_use_is_called_so():
 def test_a_bench_that_is_off_is_asked_about_on_every_kind_of_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "switched on?" in message_of("insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new")
+    assert "switched on?" in message_of(
+        "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new"
+    )
     assert "positive number of seconds" in message_of(
         "insitu", "train", f"tcp://127.0.0.1:{port}", "--out", folder / "new", "--timeout", "-1"
     )
     pytest.importorskip("pyvisa_py")
-    assert "switched on?" in message_of("insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new")
+    assert "switched on?" in message_of(
+        "insitu", "train", f"TCPIP::127.0.0.1::{port}::SOCKET", "--out", folder / "new"
+    )
 
 
 def test_resuming_refuses_options_it_would_not_follow(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({}))
-    answer = message_of("insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal")
+    answer = message_of(
+        "insitu", "train", "--resume", tmp_path, "--trajectories", "30", "--baseline", "optimal"
+    )
     assert "--trajectories, --baseline cannot be changed with --resume" in answer
 
 
@@ -120,7 +144,11 @@ def test_folders_that_cannot_take_a_run(folder):
 
 
 def test_help_breaks_lines_where_the_terminal_ends():
-    text = CliRunner().invoke(app, ["estimate", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    text = (
+        CliRunner()
+        .invoke(app, ["estimate", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .output
+    )
     assert "its own noise, which is used. Where channels are missing" in text
 
 
@@ -132,14 +160,25 @@ STATES = np.random.default_rng(1).normal(size=(20, 21, 2)).cumsum(1)
     ("name", "states", "sentence"),
     [
         ("empty", STATES[:0], "has 0 complete trajectories"),
-        ("nan", np.where(np.arange(20)[:, None, None] == 3, np.nan, STATES), "trajectories are not finite: 3"),
+        (
+            "nan",
+            np.where(np.arange(20)[:, None, None] == 3, np.nan, STATES),
+            "trajectories are not finite: 3",
+        ),
         ("dead", STATES * [1, 0], "component 1 does not fluctuate"),
         ("huge", STATES * 1e200, "overflowed"),
     ],
 )
 def test_what_cannot_be_calibrated_is_named(folder, command, name, states, sentence):
     np.savez(folder / f"{name}.npz", x=states, t=np.linspace(0, 1, 21))
-    words = (command, folder / f"{name}.npz", "--model", folder / "model.py", "--params", folder / "k.npz")
+    words = (
+        command,
+        folder / f"{name}.npz",
+        "--model",
+        folder / "model.py",
+        "--params",
+        folder / "k.npz",
+    )
     assert sentence in message_of(*words)
 
 
@@ -161,7 +200,9 @@ READERS = {
 @pytest.mark.parametrize("kind", ["device", "pipe"])
 @pytest.mark.parametrize("command", READERS)
 def test_what_never_ends_is_not_read(folder, tmp_path, monkeypatch, command, kind):
-    """A pipe would be waited for, and /dev/null be a configuration without changes, which trains for hours."""
+    """A pipe would be waited for, and /dev/null be a configuration without changes, which
+    trains for hours.
+    """
     monkeypatch.chdir(folder)
     path = "/dev/null"
     if kind == "pipe":

@@ -11,12 +11,33 @@ from fluctua.insitu.training import Plan, read_plan
 from fluctua.store import checkpoint
 
 EDITS = {
-    "iterations": 50, "trajectories": 30, "learning_rate": math.inf, "probes": 7, "probe_trajectories": 51,
-    "batch": 99, "seed": 1, "baseline": "optimal", "attempts": 9, "first_pause": 0.2, "longest_pause": 31.0,
-    "record": False, "points": 602, "address": "tcp://elsewhere:1", "share": "parameters", "rates": [1.0],
-    "noise": 0.1, "sigma_kappa": 0.1, "kerr": True, "calibration": "training", "memory": 2.0, "renew": True,
-    "measure_every": 2, "readout": "measured", "most_omega": 2.1, "most_kappa": 1.6,
-}  # fmt: skip
+    "iterations": 50,
+    "trajectories": 30,
+    "learning_rate": math.inf,
+    "probes": 7,
+    "probe_trajectories": 51,
+    "batch": 99,
+    "seed": 1,
+    "baseline": "optimal",
+    "attempts": 9,
+    "first_pause": 0.2,
+    "longest_pause": 31.0,
+    "record": False,
+    "points": 602,
+    "address": "tcp://elsewhere:1",
+    "share": "parameters",
+    "rates": [1.0],
+    "noise": 0.1,
+    "sigma_kappa": 0.1,
+    "kerr": True,
+    "calibration": "training",
+    "memory": 2.0,
+    "renew": True,
+    "measure_every": 2,
+    "readout": "measured",
+    "most_omega": 2.1,
+    "most_kappa": 1.6,
+}
 
 
 @pytest.fixture
@@ -29,7 +50,9 @@ def folder(tmp_path):
 
 def edit(folder, **values):
     entries = json.loads((folder / "plan.json").read_text()) | values
-    (folder / "plan.json").write_text(json.dumps({k: v for k, v in entries.items() if v is not None}))
+    (folder / "plan.json").write_text(
+        json.dumps({k: v for k, v in entries.items() if v is not None})
+    )
 
 
 def test_a_plan_is_read_as_it_was_written(folder):
@@ -39,7 +62,9 @@ def test_a_plan_is_read_as_it_was_written(folder):
 @pytest.mark.parametrize("name", EDITS)
 def test_every_edit_is_named(folder, name):
     edit(folder, **{name: EDITS[name]})
-    with pytest.raises(ValueError, match=rf"`{name}` was .* and is .*only `iterations`.* can change"):
+    with pytest.raises(
+        ValueError, match=rf"`{name}` was .* and is .*only `iterations`.* can change"
+    ):
         read_plan(folder)
 
 
@@ -65,13 +90,28 @@ def test_a_number_of_iterations_that_was_changed_officially_is_taken(folder):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("learning_rate", math.inf), ("learning_rate", math.nan), ("learning_rate", "0.1"), ("seed", -1),
-        ("seed", 0.5), ("seed", 2**63), ("points", 1), ("first_pause", -1.0), ("longest_pause", math.inf),
-        ("noise", math.nan), ("sigma_kappa", -0.1), ("memory", math.inf), ("readout", "often"),
-        ("readout", -1.0), ("rates", (1.0, math.inf)), ("rates", (0.0,)), ("record", 1), ("kerr", "no"),
-        ("address", None), ("most_omega", math.inf),
+        ("learning_rate", math.inf),
+        ("learning_rate", math.nan),
+        ("learning_rate", "0.1"),
+        ("seed", -1),
+        ("seed", 0.5),
+        ("seed", 2**63),
+        ("points", 1),
+        ("first_pause", -1.0),
+        ("longest_pause", math.inf),
+        ("noise", math.nan),
+        ("sigma_kappa", -0.1),
+        ("memory", math.inf),
+        ("readout", "often"),
+        ("readout", -1.0),
+        ("rates", (1.0, math.inf)),
+        ("rates", (0.0,)),
+        ("record", 1),
+        ("kerr", "no"),
+        ("address", None),
+        ("most_omega", math.inf),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_a_plan_are_finite_and_in_range(name, value):
     with pytest.raises(ValueError, match=f"`{name}`"):
         Plan(**{name: value})

@@ -14,7 +14,7 @@ from fluctua import insitu, tcmt
 from fluctua.cli.app import app
 from fluctua.insitu import pooling
 from fluctua.insitu.estimating import estimate_model
-from fluctua.insitu.pooling import Reading, estimate_files
+from fluctua.insitu.pooling import EstimateOptions, estimate_files
 from fluctua.insitu.recording.model import find_difference
 
 NETWORK = tcmt.rectangular(1, 2, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(1, 0.5)])
@@ -27,7 +27,9 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
     paths = [folder / f"{n}.nc" for n in range(4)]
     for n, path in enumerate(paths):
-        head = insitu.describe(TASK, THETA if n < 3 else {**THETA, "kappa": 2 * THETA["kappa"]}, every=1, seed=n)
+        head = insitu.describe(
+            TASK, THETA if n < 3 else {**THETA, "kappa": 2 * THETA["kappa"]}, every=1, seed=n
+        )
         for _ in insitu.record(path, TASK, head, 30):
             pass
     return paths
@@ -41,7 +43,9 @@ def test_the_pool_is_the_mean_of_its_files(files):
     each = []
     for path in files[:3]:
         with insitu.open_recording(path) as recording, jax.enable_x64(False):  # as it was recorded
-            each.append(estimate_model(recording, insitu.model_of(recording), baseline="time").estimate)
+            each.append(
+                estimate_model(recording, insitu.model_of(recording), baseline="time").estimate
+            )
     pooled = estimate_files(files[:3]).result.estimate
     assert pooled.count == 90
     for name, value in pooled.gradient.items():
@@ -51,7 +55,7 @@ def test_the_pool_is_the_mean_of_its_files(files):
 
 def test_the_same_bits_whoever_reads(files, monkeypatch):
     expected = estimate_files(files[:3]).result.estimate
-    pool = Chaos(Reading(), 3, seed=4, risk=0.3)
+    pool = Chaos(EstimateOptions(), 3, seed=4, risk=0.3)
     monkeypatch.setattr(pooling, "Cluster", lambda *arguments: pool)
     actual = estimate_files(files[:3], cluster="there").result.estimate
     for a, b in zip(leaves(actual), leaves(expected), strict=True):
@@ -73,7 +77,9 @@ def test_the_command_pools(files, tmp_path):
     numbers = json.loads(ended.stdout)
     assert numbers["trajectories"] == 60
     assert [one["trajectories"] for one in numbers["files"]] == [30, 30]
-    np.testing.assert_array_equal(numbers["gradient"]["kappa"], np.asarray(expected.gradient["kappa"]).tolist())
+    np.testing.assert_array_equal(
+        numbers["gradient"]["kappa"], np.asarray(expected.gradient["kappa"]).tolist()
+    )
     with np.load(tmp_path / "g.npz") as written:
         np.testing.assert_array_equal(written["gradient.omega"], expected.gradient["omega"])
     refused = CliRunner().invoke(app, ["estimate", *map(str, files[:2]), "--continuing"])
@@ -81,7 +87,7 @@ def test_the_command_pools(files, tmp_path):
     assert "--continuing" in refused.output
 
 
-# ------------------------------------------------------------------------------- θ in the model and in the file
+# ------------------------------------------------------------------- θ in the model and in the file
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
@@ -92,13 +98,17 @@ objective = fl.Objective(terminal=lambda th, x: x[0])
 
 @pytest.fixture(scope="module")
 def traps(tmp_path_factory):
-    """Recordings of a trap at k = 0.5, 1, 2 and 4, and models: none.py without `theta`, k1.py with k = 1."""
+    """Recordings of a trap at k = 0.5, 1, 2 and 4, and models: none.py without `theta`, k1.py
+    with k = 1.
+    """
     folder, t = tmp_path_factory.mktemp("traps"), np.linspace(0, 1, 21)
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
     run = fl.simulator(process, jnp.ones(1), jnp.asarray(t))
     for k in (0.5, 2, 4, 1):  # the last is what k1.py expects, without parameters
         x = np.asarray(run(jax.random.key(1), {"k": jnp.array(float(k))}, 40).x)
-        head = insitu.Description(t, ("x",), parameters={"k": float(k)}, settings={"laser": 10.0 * k})
+        head = insitu.Description(
+            t, ("x",), parameters={"k": float(k)}, settings={"laser": 10.0 * k}
+        )
         insitu.save(folder / f"{k}.nc", head, x)
     insitu.save(folder / "bare.nc", insitu.Description(t, ("x",)), x)
     insitu.save(folder / "bare_50.nc", insitu.Description(t, ("x",), settings={"laser": 50.0}), x)
@@ -123,9 +133,13 @@ def test_a_model_does_not_override_the_parameters_of_a_recording(traps, command)
 
 
 def test_a_model_that_agrees_with_its_recording_is_read(traps):
-    """1.0 in single precision is 1.0 in double; a recording without parameters has those of the model."""
+    """1.0 in single precision is 1.0 in double; a recording without parameters has those of the
+    model.
+    """
     answers = [
-        json.loads(invoke(traps, "estimate", ["1.nc"], "--model", str(traps / model), "--json").stdout)
+        json.loads(
+            invoke(traps, "estimate", ["1.nc"], "--model", str(traps / model), "--json").stdout
+        )
         for model in ("k1.py", "none.py")
     ]
     assert answers[0]["gradient"] == answers[1]["gradient"]
@@ -133,7 +147,9 @@ def test_a_model_that_agrees_with_its_recording_is_read(traps):
         assert insitu.model_of(recording, traps / "k1.py").theta == {"k": 1.0}
 
 
-@pytest.mark.parametrize("options", [["--model", "k1.py"], ["--model", "none.py", "--params", "k1.npz"]])
+@pytest.mark.parametrize(
+    "options", [["--model", "k1.py"], ["--model", "none.py", "--params", "k1.npz"]]
+)
 def test_four_settings_are_not_pooled(traps, options):
     options = [str(traps / option) if "." in option else option for option in options]
     done = invoke(traps, "estimate", ["1.nc", "0.5.nc", "2.nc", "4.nc"], *options)
@@ -144,11 +160,20 @@ def test_four_settings_are_not_pooled(traps, options):
 
 
 def test_other_actuators_are_not_pooled(traps):
-    """Files without parameters that have those of the model: what the actuators were set to still differs."""
+    """Files without parameters that have those of the model: what the actuators were set to
+    still differs.
+    """
     files = [traps / "bare_50.nc", traps / "bare_60.nc"]
-    with pytest.raises(ValueError, match=r"`laser` is 50\.0 in .*bare_50\.nc and 60\.0 in .*bare_60\.nc"):
-        estimate_files(files, Reading(model=traps / "k1.py"))
-    assert estimate_files([files[0], traps / "bare.nc"], Reading(model=traps / "k1.py")).result.estimate.count == 80
+    with pytest.raises(
+        ValueError, match=r"`laser` is 50\.0 in .*bare_50\.nc and 60\.0 in .*bare_60\.nc"
+    ):
+        estimate_files(files, EstimateOptions(model=traps / "k1.py"))
+    assert (
+        estimate_files(
+            [files[0], traps / "bare.nc"], EstimateOptions(model=traps / "k1.py")
+        ).result.estimate.count
+        == 80
+    )
 
 
 def test_values_are_compared_in_the_lower_precision():

@@ -1,4 +1,6 @@
-"""In-situ training that calibrates as it goes, over the socket of a small bench whose numbers nobody is told."""
+"""In-situ training that calibrates as it goes, over the socket of a small bench whose numbers
+nobody is told.
+"""
 
 import json
 from contextlib import contextmanager
@@ -23,8 +25,17 @@ MODEL = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
 
 
 def plan(**changes):
-    return loop.Plan(**{"iterations": 8, "trajectories": 4, "calibration": "training", "points": POINTS,
-                        "first_pause": 0.01, "longest_pause": 0.3, **changes})  # fmt: skip
+    return loop.Plan(
+        **{
+            "iterations": 8,
+            "trajectories": 4,
+            "calibration": "training",
+            "points": POINTS,
+            "first_pause": 0.01,
+            "longest_pause": 0.3,
+            **changes,
+        }
+    )
 
 
 @contextmanager
@@ -45,7 +56,11 @@ def whole(tmp_path_factory):
 def remembered(folder):
     """What the estimator knew at the last checkpoint."""
     with np.load(max((folder / "checkpoints").iterdir())) as arrays:
-        return {n.removeprefix("estimator/"): np.array(arrays[n]) for n in arrays.files if n.startswith("estimator/")}
+        return {
+            n.removeprefix("estimator/"): np.array(arrays[n])
+            for n in arrays.files
+            if n.startswith("estimator/")
+        }
 
 
 def test_nothing_is_measured_but_what_trains(whole):
@@ -59,16 +74,22 @@ def test_nothing_is_measured_but_what_trains(whole):
 
 def test_the_model_is_that_of_the_hidden_box(whole):
     """Offsets, gains and losses in standard errors of what 16 trajectories tell."""
-    session = loop._Session(lambda: None, MODEL, plan(measure_every=2), None, loop._place(whole[0]), print)
+    session = loop._Session(
+        lambda: None, MODEL, plan(measure_every=2), None, loop._place(whole[0]), print
+    )
     estimator = session._calibrated()
     estimator.restore(remembered(whole[0]))
     calibration = estimator.calibration
     truth = {
-        f"{name}_{part}": getattr(HIDDEN, part)[name] for name in ("omega", "kappa") for part in ("offset", "gain")
+        f"{name}_{part}": getattr(HIDDEN, part)[name]
+        for name in ("omega", "kappa")
+        for part in ("offset", "gain")
     }
     truth["loss"] = np.log(HIDDEN.gamma / SHEET.nominal.gamma)
     assert calibration.trajectories == 16
-    z = np.concatenate([(calibration.unknown[n] - v) / calibration.stderr[n] for n, v in truth.items()])
+    z = np.concatenate(
+        [(calibration.unknown[n] - v) / calibration.stderr[n] for n, v in truth.items()]
+    )
     assert np.abs(z).max() < 4
     assert np.median(calibration.stderr["omega_offset"]) < 0.1  # of the prior's 0.5
 
@@ -120,8 +141,18 @@ def test_a_plan_that_cannot_be_is_named(tmp_path):
 
 def test_the_command_line_takes_it(tmp_path):
     with server.background(Bench(SHEET)) as port:
-        words = ["insitu", "train", f"tcp://127.0.0.1:{port}", "--out", str(tmp_path / "run"), "--points", "101"]
-        done = CliRunner().invoke(app, [*words, "--calibration", "training", "--iterations", "2", "--memory", "20"])
+        words = [
+            "insitu",
+            "train",
+            f"tcp://127.0.0.1:{port}",
+            "--out",
+            str(tmp_path / "run"),
+            "--points",
+            "101",
+        ]
+        done = CliRunner().invoke(
+            app, [*words, "--calibration", "training", "--iterations", "2", "--memory", "20"]
+        )
     assert done.exit_code == 0, done.output
     assert "4 trajectories" in done.output
     kept = json.loads((tmp_path / "run" / "plan.json").read_text())

@@ -26,7 +26,9 @@ def folder(tmp_path_factory):
     """r.nc is of the process with noise 0.5; ms.nc has its times in units of a thousandth."""
     path = tmp_path_factory.mktemp("r")
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(2))
-    x = np.asarray(fl.simulator(process, jnp.ones(2), jnp.asarray(T))(jax.random.key(0), THETA, 200).x)
+    x = np.asarray(
+        fl.simulator(process, jnp.ones(2), jnp.asarray(T))(jax.random.key(0), THETA, 200).x
+    )
     insitu.save(path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), x)
     insitu.save(path / "ms.nc", insitu.Description(1000 * T, ("a", "b"), parameters=THETA), x)
     (path / "right.py").write_text(MODEL.format(noise=0.5))
@@ -35,7 +37,9 @@ def folder(tmp_path_factory):
 
 
 def run(folder, command, file, model, *options):
-    return CliRunner().invoke(app, [command, str(folder / file), "--model", str(folder / model), *options])
+    return CliRunner().invoke(
+        app, [command, str(folder / file), "--model", str(folder / model), *options]
+    )
 
 
 @pytest.mark.parametrize("command", ["estimate", "calibrate"])
@@ -48,7 +52,9 @@ def test_a_sound_file_passes(folder, command):
 @pytest.mark.parametrize("command", ["estimate", "calibrate"])
 @pytest.mark.parametrize(("file", "model"), [("r.nc", "loud.py"), ("ms.nc", "right.py")])
 def test_a_file_of_another_model_is_noticed(folder, command, file, model):
-    """Noise ten times the model's is E[r Q⁻¹r]/2Δt = 100; a thousandth of the time unit is a thousandth of it."""
+    """Noise ten times the model's is E[r Q⁻¹r]/2Δt = 100; a thousandth of the time unit is a
+    thousandth of it.
+    """
     done = run(folder, command, file, model)
     assert done.exit_code == 0, done.output
     assert "not of this model" in done.output
@@ -57,7 +63,9 @@ def test_a_file_of_another_model_is_noticed(folder, command, file, model):
 
 def test_the_numbers_are_in_the_json(folder):
     done = CliRunner().invoke(
-        app, ["estimate", str(folder / "r.nc"), "--model", str(folder / "loud.py"), "--json"], catch_exceptions=False
+        app,
+        ["estimate", str(folder / "r.nc"), "--model", str(folder / "loud.py"), "--json"],
+        catch_exceptions=False,
     )
     residuals = json.loads(done.stdout)["residuals"]
     # v from 10,000 steps is known to √(2/10,000) of itself
@@ -68,5 +76,8 @@ def test_the_numbers_are_in_the_json(folder):
 def test_the_library_warns(folder):
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.05 * jnp.ones(2))
     objective = fl.Objective(terminal=lambda th, x: jnp.sum(x**2))
-    with insitu.open_recording(folder / "r.nc") as r, pytest.warns(RuntimeWarning, match="not of this process"):
+    with (
+        insitu.open_recording(folder / "r.nc") as r,
+        pytest.warns(RuntimeWarning, match="not of this process"),
+    ):
         assert insitu.estimate(r, process, objective).residuals.cause

@@ -1,4 +1,6 @@
-"""PPO's surrogate: what it is by hand, and how far it is from J, in closed form for a constant force."""
+"""PPO's surrogate: what it is by hand, and how far it is from J, in closed form for a constant
+force.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,10 @@ def clipped(theta, epsilon, paths=PATHS, **options):
 
 
 def test_without_a_clip_it_changes_one_step_at_a_time():
-    """E[X_T²] with step n alone at the new force: ((T − Δ)f + Δf')² + σ²T. The surrogate adds up their differences."""
+    """E[X_T²] with step n alone at the new force: ((T − Δ)f + Δf')² + σ²T.
+
+    The surrogate adds up their differences.
+    """
     found = clipped(NEW, 1e9)
     old, new = float(OLD), float(NEW)
     one = (HORIZON - DT) * old + DT * new
@@ -49,7 +54,9 @@ def test_equals_the_formula_by_hand():
     np.testing.assert_allclose(
         found.estimate.value, np.mean(x[:, -1] ** 2 + (np.minimum(free, held) - advantage).sum(1))
     )
-    np.testing.assert_allclose(found.estimate.gradient, np.mean((np.where(free <= held, free, 0) * score).sum(1)))
+    np.testing.assert_allclose(
+        found.estimate.gradient, np.mean((np.where(free <= held, free, 0) * score).sum(1))
+    )
     assert 0 < found.clipped < 1
     np.testing.assert_allclose(found.clipped, np.mean(held < free))
 
@@ -63,7 +70,9 @@ def test_where_the_trajectories_were_taken_it_is_the_plain_estimate():
 
 def test_the_clip_is_blind_to_small_steps():
     """The same distance of the path, 16 times as many steps: fewer of them are held."""
-    fine = fl.simulator(PUSHED, jnp.zeros(1), jnp.linspace(0, HORIZON, 16 * STEPS + 1))(jax.random.key(1), OLD, 500)
+    fine = fl.simulator(PUSHED, jnp.zeros(1), jnp.linspace(0, HORIZON, 16 * STEPS + 1))(
+        jax.random.key(1), OLD, 500
+    )
     few = fl.Trajectories(PATHS.t, PATHS.x[:500])
     coarse, finer = clipped(NEW, 0.1, few), clipped(NEW, 0.1, fine)
     np.testing.assert_allclose(coarse.kl, finer.kl, rtol=1e-9)
@@ -74,10 +83,14 @@ def test_the_clip_is_blind_to_small_steps():
 def test_starts_with_a_density_have_a_ratio_of_their_own():
     """X₀ ~ N(m, 1) and nothing after but noise: one step at the new mean, E[X_T] = m'."""
     process = fl.Process(lambda m, x: jnp.zeros(1), lambda m, x: 0.5 * jnp.ones(1))
-    start = fl.Density(lambda m, x: -jnp.sum((x - m) ** 2) / 2, lambda key, m: m + jax.random.normal(key, (1,)))
+    start = fl.Density(
+        lambda m, x: -jnp.sum((x - m) ** 2) / 2, lambda key, m: m + jax.random.normal(key, (1,))
+    )
     paths = fl.simulator(process, start, jnp.linspace(0, 1, 4))(jax.random.key(2), OLD, 20_000)
     objective = fl.Objective(terminal=lambda m, x: x[0])
-    found = fl.reweighted(process, objective, NEW, [(OLD, paths)], weights=fl.Clip(1e9), start=start)
+    found = fl.reweighted(
+        process, objective, NEW, [(OLD, paths)], weights=fl.Clip(1e9), start=start
+    )
     assert abs(found.estimate.value - NEW) < 4 * found.estimate.value_stderr
     assert abs(found.estimate.gradient - 1) < 4 * found.estimate.stderr
 

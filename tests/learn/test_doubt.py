@@ -1,6 +1,6 @@
-"""Doubt of a calibrating estimator: a structure that its unknowns cannot express is found whatever the correction, a
-run stops before it measures again, and the history says why. Two states, four unknowns.
-"""
+"""Doubt of a calibrating estimator: a structure that its unknowns cannot express is found whatever
+the correction, a run stops before it measures again, and the history says why. Two states, four
+unknowns."""
 
 import warnings
 
@@ -13,7 +13,7 @@ import pytest
 import fluctua as fl
 from fluctua.core.residuals.guard import DoubtError
 from fluctua.learn.belief import CHANCE, beyond
-from fluctua.learn.calibrated import CORRECTIONS
+from fluctua.learn.self_calibrating import CORRECTIONS
 
 DT, STEPS, SIGMA = 0.02, 100, 0.3
 T = np.arange(STEPS + 1) * DT
@@ -37,7 +37,12 @@ def effective(theta, phi):
 
 PROCESS = fl.Process(drift, steady)
 SIMULATOR = fl.simulator(PROCESS, START, T)
-MODEL = fl.ppgt(PROCESS, fl.Objective(running=lambda p, x: -jnp.sum((x - 1) ** 2)), SIMULATOR, baseline=fl.Twin())
+MODEL = fl.ppgt(
+    PROCESS,
+    fl.Objective(running=lambda p, x: -jnp.sum((x - 1) ** 2)),
+    SIMULATOR,
+    baseline=fl.Twin(),
+)
 
 
 def device_of(process=PROCESS, fault=lambda x: x):
@@ -51,7 +56,7 @@ def device_of(process=PROCESS, fault=lambda x: x):
 
 
 def made(device, **options):
-    return fl.Calibrated(MODEL, device, effective, NOMINAL, 0.3, samples=0, **options)
+    return fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.3, samples=0, **options)
 
 
 def held(x):
@@ -64,8 +69,16 @@ FAULTS = {
     "gain of 5 %": (device_of(fault=lambda x: 1.05 * x), 40, "noise amplitude"),
     "gain of 20 %": (GAIN, 40, "noise amplitude"),
     "delay": (device_of(fault=held), 40, "held, stuck, delayed"),
-    "multiplicative noise": (device_of(fl.Process(drift, lambda p, x: SIGMA * (1 + 0.3 * x))), 40, "depends on"),
-    "cubic": (device_of(fl.Process(lambda p, x: drift(p, x) - 0.5 * x**3, steady)), 2000, "term|drift|rate"),
+    "multiplicative noise": (
+        device_of(fl.Process(drift, lambda p, x: SIGMA * (1 + 0.3 * x))),
+        40,
+        "depends on",
+    ),
+    "cubic": (
+        device_of(fl.Process(lambda p, x: drift(p, x) - 0.5 * x**3, steady)),
+        2000,
+        "term|drift|rate",
+    ),
 }
 
 
@@ -86,7 +99,10 @@ def test_a_wrong_structure_is_named(fault):
     assert estimator.doubt
     if fault == "cubic":  # φ is far from the truth, and its error bars do not say so
         known = estimator.calibration
-        away = [np.abs((known.unknown[n] - np.asarray(HIDDEN[n])) / known.stderr[n]).max() for n in HIDDEN]
+        away = [
+            np.abs((known.unknown[n] - np.asarray(HIDDEN[n])) / known.stderr[n]).max()
+            for n in HIDDEN
+        ]
         assert max(away) > 25
 
 
@@ -112,7 +128,10 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
         return (device_of() if len(calls) < 3 else GAIN)(key, theta, count)
 
     options = {"count": 40, "iterations": 6, "seed": 1}
-    with pytest.warns(RuntimeWarning, match="noise amplitude"), pytest.raises(DoubtError, match="noise amplitude"):
+    with (
+        pytest.warns(RuntimeWarning, match="noise amplitude"),
+        pytest.raises(DoubtError, match="noise amplitude"),
+    ):
         fl.run(tmp_path / "run", made(failing), THETA, optax.sgd(1e-3), **options)
     assert len(calls) == 3  # nothing is measured after it
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
@@ -128,7 +147,10 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
 
 
 def test_doubt_in_the_last_iteration_ends_the_run_with_an_error(tmp_path):
-    with pytest.warns(RuntimeWarning, match="noise amplitude"), pytest.raises(DoubtError, match="noise amplitude"):
+    with (
+        pytest.warns(RuntimeWarning, match="noise amplitude"),
+        pytest.raises(DoubtError, match="noise amplitude"),
+    ):
         fl.run(tmp_path / "run", made(GAIN), THETA, optax.sgd(1e-3), count=40, iterations=1)
     assert (tmp_path / "run" / "summary.json").exists()
 

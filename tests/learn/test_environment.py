@@ -1,4 +1,6 @@
-"""A device as a Gymnasium environment: Gymnasium's own checks, and returns with the mean of the device's."""
+"""A device as a Gymnasium environment: Gymnasium's own checks, and returns with the mean of the
+device's.
+"""
 
 import sys
 
@@ -11,8 +13,12 @@ import fluctua as fl
 
 X0, STEPS = 0.7, 40
 TIMES = np.linspace(0, 1, STEPS + 1)
-PROCESS = fl.Process(drift=lambda th, x: -th["k"] * x + th["force"], noise=lambda th, x: 0.4 * jnp.ones(1))
-OBJECTIVE = fl.Objective(running=lambda th, x: x[0] - 0.1 * th["force"][0] ** 2, terminal=lambda th, x: 2 * x[0])
+PROCESS = fl.Process(
+    drift=lambda th, x: -th["k"] * x + th["force"], noise=lambda th, x: 0.4 * jnp.ones(1)
+)
+OBJECTIVE = fl.Objective(
+    running=lambda th, x: x[0] - 0.1 * th["force"][0] ** 2, terminal=lambda th, x: 2 * x[0]
+)
 SIMULATOR = fl.simulator(PROCESS, jnp.array([X0]), TIMES)
 LOW = {"k": jnp.array([0.0]), "force": jnp.array([-2.0])}
 HIGH = {"k": jnp.array([2.0]), "force": jnp.array([4.0])}
@@ -63,7 +69,9 @@ def test_gymnasium_accepts_the_environment(make):
 
 @pytest.mark.parametrize(("make", "length"), [(settings, 1), (feedback, STEPS // 5)])
 def test_returns_have_the_mean_of_the_device(make, length):
-    """A constant action u = (0.5, −0.2) is force = 2.5, k = 0.8: leaves are in the order of the pytree."""
+    """A constant action u = (0.5, −0.2) is force = 2.5, k = 0.8: leaves are in the order of the
+    pytree.
+    """
     pytest.importorskip("gymnasium")
     env, totals = make(), []
     for episode in range(300):
@@ -80,11 +88,15 @@ def test_returns_have_the_mean_of_the_device(make, length):
 
 
 def test_one_key_is_one_trajectory():
-    """Feedback that never changes its mind runs the trajectories of the simulator, number by number."""
+    """Feedback that never changes its mind runs the trajectories of the simulator, number by
+    number.
+    """
     pytest.importorskip("gymnasium")
     env = feedback(every=8)
     seen = [env.reset(seed=3)[0]] + [env.step(np.zeros(2, np.float32))[0] for _ in range(5)]
     seed = int(np.random.default_rng(np.random.PCG64(np.random.SeedSequence(3))).integers(2**31))
-    path = SIMULATOR(jax.random.key(seed), {"k": jnp.array([1.0]), "force": jnp.array([1.0])}, 1).x[0, ::8, 0]
+    path = SIMULATOR(jax.random.key(seed), {"k": jnp.array([1.0]), "force": jnp.array([1.0])}, 1).x[
+        0, ::8, 0
+    ]
     np.testing.assert_allclose(np.array(seen)[:, 0], path, rtol=1e-5)
     np.testing.assert_allclose(np.array(seen)[:, 1], np.linspace(0, 1, 6), rtol=1e-6)

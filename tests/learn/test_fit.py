@@ -1,4 +1,5 @@
-"""Models that are not linear in their unknowns: the most probable unknowns, by one call and by many.
+"""Models that are not linear in their unknowns: the most probable unknowns, by one call and by
+many.
 
 References are minima of the exact negative log-posterior of Euler's chain, in double precision.
 """
@@ -61,9 +62,9 @@ def calibrate(case, batches, start=None, **options):
     begin, spread = STARTS[case]
     unknown = jnp.asarray(begin if start is None else start, jnp.float32)
     spread = jnp.asarray(spread)
-    estimator = fl.Calibrated(
+    estimator = fl.SelfCalibrating(
         MODEL, SIMULATOR, EFFECTIVE[case], unknown, spread, samples=0, **options
-    )  # fmt: skip
+    )
     for theta, trajectories in batches:
         estimator.learn(theta, trajectories)
     return estimator
@@ -159,7 +160,7 @@ def test_a_run_that_keeps_trajectories_goes_on_bit_for_bit(tmp_path):
         return SIMULATOR(key, of_both(theta, jnp.asarray(TRUTHS["both"])), count)
 
     def train(run, folder, iterations):
-        estimator = fl.Calibrated(MODEL, device, of_both, start, spread, samples=0, memory=9)
+        estimator = fl.SelfCalibrating(MODEL, device, of_both, start, spread, samples=0, memory=9)
         rule = optax.adam(0.05)
         return run(folder, estimator, THETA, rule, iterations=iterations, count=4, seed=5)
 
@@ -175,7 +176,7 @@ def with_kink(theta, phi):
 
 def test_a_fit_that_has_not_settled_says_so():
     """The likelihood has a kink at its top: no k of the model is as large as that of the device."""
-    estimator = fl.Calibrated(MODEL, SIMULATOR, with_kink, jnp.array(0.0), 1.0, samples=0)
+    estimator = fl.SelfCalibrating(MODEL, SIMULATOR, with_kink, jnp.array(0.0), 1.0, samples=0)
     theta, trajectories = measure("drift", 1.0, 0, 1, 400)[0]
     with pytest.warns(RuntimeWarning, match="has not settled.*standard deviations.*`unknown`"):
         estimator.learn(theta, trajectories)
@@ -186,7 +187,7 @@ def test_a_fit_that_has_not_settled_says_so():
 
 
 def test_noise_is_not_fitted_by_the_score_of_the_drift():
-    model = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin(), score=fl.drift_score)
-    estimator = fl.Calibrated(model, SIMULATOR, of_noise, jnp.array(0.3), 0.3, samples=0)
+    model = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin(), score=fl.scores.drift_score)
+    estimator = fl.SelfCalibrating(model, SIMULATOR, of_noise, jnp.array(0.3), 0.3, samples=0)
     with pytest.raises(ValueError, match="`drift_score`"):
         estimator.learn(*measure("noise", 0.6, 0, 1, 4)[0])

@@ -1,4 +1,6 @@
-"""Fisher information and natural gradient: closed forms, invariance, and steps of a known length."""
+"""Fisher information and natural gradient: closed forms, invariance, and steps of a known
+length.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,17 @@ from problems import tolerance
 K, M, SIGMA, X0 = 0.8, 0.4, 0.6, 1.5
 T = jnp.linspace(0, 2, 21)
 THETA = {"k": jnp.array(K), "m": jnp.array(M), "sigma": jnp.array(SIGMA)}
-PROCESS = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: th["sigma"] * jnp.ones(1))
+PROCESS = fl.Process(
+    lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: th["sigma"] * jnp.ones(1)
+)
 OBJECTIVE = fl.Objective(running=lambda th, x: -((x[0] - 1) ** 2))
 RUN = fl.simulator(PROCESS, jnp.array([X0]), T)
 
 
 def exact_fisher():
-    """Of the Euler chain x' = x − kΔ(x − m) + σ√Δ z: sums of E[(x − m)²], E[x − m], and 2/σ² a step for σ."""
+    """Of the Euler chain x' = x − kΔ(x − m) + σ√Δ z: sums of E[(x − m)²], E[x − m], and 2/σ² a
+    step for σ.
+    """
     dt, n = 0.1, np.arange(20)
     a = (1 - K * dt) ** n
     mean = (X0 - M) * a
@@ -35,7 +41,9 @@ def exact_fisher():
 def test_fisher_of_an_ornstein_uhlenbeck_process(blocks):
     count = 20_000
     found = fl.fisher(PROCESS, THETA, RUN(jax.random.key(0), THETA, count), blocks=blocks)
-    each = np.einsum("bep,beq->epq", *2 * [np.asarray(found.rows).reshape(blocks, count, 3)])  # one F a trajectory
+    each = np.einsum(
+        "bep,beq->epq", *2 * [np.asarray(found.rows).reshape(blocks, count, 3)]
+    )  # one F a trajectory
     np.testing.assert_allclose(found.matrix, each.mean(axis=0), rtol=1e-9)
     z = (each.mean(axis=0) - exact_fisher()) / (each.std(axis=0) / np.sqrt(count))
     assert np.abs(z).max() < tolerance(6), z
@@ -46,9 +54,12 @@ def test_more_blocks_know_it_better():
     paths = RUN(jax.random.key(1), THETA, 2000)
     spread = {}
     for blocks in (1, 20):
-        rows = np.asarray(fl.fisher(PROCESS, THETA, paths, blocks=blocks).rows).reshape(blocks, 2000, 3)
+        rows = np.asarray(fl.fisher(PROCESS, THETA, paths, blocks=blocks).rows).reshape(
+            blocks, 2000, 3
+        )
         spread[blocks] = (rows**2).sum(axis=0).var(axis=0)
-    # of σ exactly: one sum of 20 has kurtosis like a normal, 2F²; 20 terms have 2F²/20 and the terms' own kurtosis
+    # of σ exactly: one sum of 20 has kurtosis like a normal, 2F²; 20 terms have 2F²/20 and the
+    # terms' own kurtosis
     assert np.all(spread[20] < spread[1] / 2)
 
 
@@ -75,21 +86,32 @@ def test_streamed_recorded_and_replayed_scores_are_the_same():
         np.testing.assert_allclose(estimate.natural[name], value, rtol=1e-5)
     calls = []
     measured = lambda *given: calls.append(1) or RUN(*given)  # an instrument: asked once
-    other = fl.natural(fl.ppgt(PROCESS, OBJECTIVE, measured, baseline="none"), blocks=5, damping=0.0)(key, THETA, count)
+    other = fl.natural(
+        fl.ppgt(PROCESS, OBJECTIVE, measured, baseline="none"), blocks=5, damping=0.0
+    )(key, THETA, count)
     plain = fl.gradient(PROCESS, OBJECTIVE, THETA, paths, baseline="none")
     np.testing.assert_allclose(other.gradient["k"], plain.gradient["k"], rtol=1e-9)
-    np.testing.assert_allclose(other.natural["k"], information.solve(plain.gradient, damping=0.0)["k"], rtol=1e-5)
+    np.testing.assert_allclose(
+        other.natural["k"], information.solve(plain.gradient, damping=0.0)["k"], rtol=1e-5
+    )
     assert len(calls) == 1
 
 
 def test_the_direction_does_not_depend_on_the_parameters():
-    """θ = f(φ): the natural gradient is a vector of the tangent space, n_θ = ∂f/∂φ n_φ. The plain one is not."""
+    """θ = f(φ): the natural gradient is a vector of the tangent space, n_θ = ∂f/∂φ n_φ.
+
+    The plain one is not.
+    """
     mix = jnp.array([[1.0, 0.5], [-0.3, 2.0]])
     to_theta = lambda phi: {"k": jnp.exp(mix[0] @ phi), "m": mix[1] @ phi}
     phi = jnp.linalg.solve(mix, jnp.array([jnp.log(K), M]))
     known = lambda th: {**THETA, **th}
-    by_theta = fl.Process(lambda th, x: PROCESS.drift(known(th), x), lambda th, x: SIGMA * jnp.ones(1))
-    by_phi = fl.Process(lambda p, x: PROCESS.drift(known(to_theta(p)), x), lambda p, x: SIGMA * jnp.ones(1))
+    by_theta = fl.Process(
+        lambda th, x: PROCESS.drift(known(th), x), lambda th, x: SIGMA * jnp.ones(1)
+    )
+    by_phi = fl.Process(
+        lambda p, x: PROCESS.drift(known(to_theta(p)), x), lambda p, x: SIGMA * jnp.ones(1)
+    )
     found = []
     for process, parameters in ((by_theta, to_theta(phi)), (by_phi, phi)):
         run = fl.simulator(process, jnp.array([X0]), T)
@@ -107,8 +129,10 @@ def test_the_direction_does_not_depend_on_the_parameters():
 
 
 def kl_step(estimate, kl):
-    rule = fl.kl_ascent(kl)
-    return rule.update(jax.tree.map(jnp.negative, estimate.gradient), rule.init(None), natural=estimate.natural)
+    rule = fl.optimisers.kl_ascent(kl)
+    return rule.update(
+        jax.tree.map(jnp.negative, estimate.gradient), rule.init(None), natural=estimate.natural
+    )
 
 
 def test_a_step_is_as_long_as_asked_and_leads_uphill():
@@ -124,7 +148,9 @@ def test_a_step_is_as_long_as_asked_and_leads_uphill():
         step, _ = kl_step(estimate, kl)
         flat = ravel_pytree(step)[0]
         np.testing.assert_allclose(flat @ information.matrix @ flat / 2, kl, rtol=1e-4)
-        moved = fl.reweighted(process, OBJECTIVE, jax.tree.map(jnp.add, theta, step), [(theta, paths)])
+        moved = fl.reweighted(
+            process, OBJECTIVE, jax.tree.map(jnp.add, theta, step), [(theta, paths)]
+        )
         # F of 80,000 rows is known to 2/√80,000 = 0.7 %; the terms beyond are of order step/θ
         order = max(abs(step[name] / theta[name]) for name in theta)
         assert abs(moved.kl[0] / kl - 1) < 0.03 + 4 * order
@@ -136,7 +162,7 @@ def test_it_trains_and_is_resumed(tmp_path):
     theta = {"k": jnp.array(K), "m": jnp.array(M)}
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: SIGMA * jnp.ones(1))
     run = fl.simulator(process, jnp.array([X0]), T)
-    arguments = (fl.natural(fl.ppgt(process, OBJECTIVE, run)), theta, fl.kl_ascent(0.01))
+    arguments = (fl.natural(fl.ppgt(process, OBJECTIVE, run)), theta, fl.optimisers.kl_ascent(0.01))
     whole = fl.run(tmp_path / "whole", *arguments, count=100, iterations=12)
     fl.run(tmp_path / "cut", *arguments, count=100, iterations=5)
     cut = fl.resume(tmp_path / "cut", *arguments, count=100, iterations=12)
@@ -148,7 +174,9 @@ def test_parameters_without_a_score_are_named():
     objective = fl.Objective(terminal=lambda th, x: th["gain"] * x[0])
     run = fl.simulator(PROCESS, jnp.array([X0]), T)
     with pytest.raises(ValueError, match="`gain`"):
-        fl.natural(fl.ppgt(PROCESS, objective, run))(jax.random.key(0), {**THETA, "gain": jnp.array(1.0)}, 50)
+        fl.natural(fl.ppgt(PROCESS, objective, run))(
+            jax.random.key(0), {**THETA, "gain": jnp.array(1.0)}, 50
+        )
 
 
 def test_mistakes_are_named():
@@ -157,9 +185,20 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="`damping`.*-1"):
         fl.natural(fl.ppgt(PROCESS, OBJECTIVE, RUN), damping=-1)
     with pytest.raises(ValueError, match="`kl`.*0"):
-        fl.kl_ascent(0)
+        fl.optimisers.kl_ascent(0)
     estimator = fl.ppgt(PROCESS, OBJECTIVE, RUN)
     with pytest.raises(ValueError, match="natural"):
-        next(fl.train(jax.random.key(0), THETA, estimator, fl.kl_ascent(0.01), count=20, iterations=1))
-    record = next(fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.1), count=20, iterations=1))
+        next(
+            fl.train(
+                jax.random.key(0),
+                THETA,
+                estimator,
+                fl.optimisers.kl_ascent(0.01),
+                count=20,
+                iterations=1,
+            )
+        )
+    record = next(
+        fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.1), count=20, iterations=1)
+    )
     assert record.estimate.natural is None

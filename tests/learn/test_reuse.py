@@ -1,8 +1,8 @@
 """Trajectories used again, against exact answers at the parameters where they were not taken.
 
-Constant force: the weight of a path is log-normal in closed form. Linear chains: J and ∇J of the Euler scheme at any
-parameters (tests/support/problems.py). Birth and death: the mean of the master equation.
-"""
+Constant force: the weight of a path is log-normal in closed form. Linear chains: J and ∇J of the
+Euler scheme at any parameters (tests/support/problems.py). Birth and death: the mean of the master
+equation."""
 
 import warnings
 from functools import cache
@@ -15,7 +15,14 @@ from scipy.stats import binom
 
 import fluctua as fl
 from fluctua.core.types import Step
-from problems import exact_return, flat, non_normal, ornstein_uhlenbeck, tolerance, without_noise_parameters
+from problems import (
+    exact_return,
+    flat,
+    non_normal,
+    ornstein_uhlenbeck,
+    tolerance,
+    without_noise_parameters,
+)
 
 SIGMA, HORIZON, STEPS = 0.7, 2.0, 16
 PUSHED = fl.Process(lambda f, x: f * jnp.ones(1), lambda f, x: SIGMA * jnp.ones(1))
@@ -34,18 +41,24 @@ def pushed_weights(x, new, old):
     return np.exp((new - old) * (x[:, -1, 0] - x[:, 0, 0] - (new + old) / 2 * HORIZON) / SIGMA**2)
 
 
-# ------------------------------------------------------------------------------------ constant force
+# ----------------------------------------------------------------------------------- constant force
 
 
 def test_weights_and_divergence_of_a_constant_force():
     paths = pushed()
     found = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, paths)])
-    np.testing.assert_allclose(found.weights, pushed_weights(np.asarray(paths.x), NEW, OLD), rtol=1e-9)
-    np.testing.assert_allclose(found.kl, float(NEW - OLD) ** 2 * HORIZON / (2 * SIGMA**2), rtol=1e-9)
+    np.testing.assert_allclose(
+        found.weights, pushed_weights(np.asarray(paths.x), NEW, OLD), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        found.kl, float(NEW - OLD) ** 2 * HORIZON / (2 * SIGMA**2), rtol=1e-9
+    )
 
 
 def test_effective_number_of_log_normal_weights():
-    """ESS/N = E[w]²/E[w²] = exp(−s²), s² = 2 KL; its error by the delta method, with E[wᵏ] = exp(k(k−1)s²/2)."""
+    """ESS/N = E[w]²/E[w²] = exp(−s²), s² = 2 KL; its error by the delta method, with E[wᵏ] =
+    exp(k(k−1)s²/2).
+    """
     found = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, pushed())])
     count = found.estimate.count
     s2 = 2 * found.kl[0]
@@ -63,7 +76,9 @@ def test_J_and_gradient_of_a_constant_force():
         value, slope = NEW**2 * HORIZON**2 + SIGMA**2 * HORIZON, 2 * NEW * HORIZON**2
         assert abs(estimate.value - value) < 4 * estimate.value_stderr
         assert abs(estimate.gradient - slope) < 4 * estimate.stderr
-        assert abs(2 * (NEW - OLD) * HORIZON**2) > 8 * estimate.stderr  # nor is it the gradient where they were taken
+        assert (
+            abs(2 * (NEW - OLD) * HORIZON**2) > 8 * estimate.stderr
+        )  # nor is it the gradient where they were taken
 
 
 def test_nothing_changes_where_the_trajectories_were_taken():
@@ -88,7 +103,14 @@ def exact_at(make, the, theta):
         mean, spread = th.get("mean", system.theta["mean"]), th.get("spread", 0.0)
         covariance = spread**2 * jnp.eye(mean.size)
         return exact_return(
-            the.process, the.objective, the.t, th, mean, covariance, system.force[0], system.force[1] ** 2
+            the.process,
+            the.objective,
+            the.t,
+            th,
+            mean,
+            covariance,
+            system.force[0],
+            system.force[1] ** 2,
         )
 
     return jax.jit(jax.value_and_grad(value))(theta)
@@ -113,7 +135,12 @@ def test_linear_chains_at_other_parameters(make, kind):
     exact = exact_at(make, the, new)
     for weights in ("normalised", "plain"):
         found = fl.reweighted(
-            the.process, the.objective, new, [(the.theta, paths)], weights=weights, start=the.moving_start
+            the.process,
+            the.objective,
+            new,
+            [(the.theta, paths)],
+            weights=weights,
+            start=the.moving_start,
         )
         z = z_at(found.estimate, exact)
         assert np.abs(z).max() < tolerance(z.size), (weights, z)
@@ -129,30 +156,46 @@ def test_two_batches_by_the_balance_heuristic():
     the = without_noise_parameters(ornstein_uhlenbeck, "density")
     thetas = [moved(the.theta, seed, 0.15) for seed in (3, 4)]
     new = jax.tree.map(lambda a, b: (a + b) / 2, *thetas)
-    batches = [(th, the.simulator(jax.random.key(n), th, 4000 + 2000 * n)) for n, th in enumerate(thetas)]
+    batches = [
+        (th, the.simulator(jax.random.key(n), th, 4000 + 2000 * n)) for n, th in enumerate(thetas)
+    ]
     both = fl.reweighted(the.process, the.objective, new, batches, start=the.moving_start)
     z = z_at(both.estimate, exact_at(ornstein_uhlenbeck, the, new))
     assert np.abs(z).max() < tolerance(z.size), z
     assert abs(both.weights.mean() - 1) < 4 * both.weights.std() / np.sqrt(10_000)
-    alone = [fl.reweighted(the.process, the.objective, new, [pair], start=the.moving_start) for pair in batches]
+    alone = [
+        fl.reweighted(the.process, the.objective, new, [pair], start=the.moving_start)
+        for pair in batches
+    ]
     np.testing.assert_allclose(both.kl, [one.kl[0] for one in alone], rtol=1e-9)
     assert both.ess > sum(one.ess for one in alone)
     # by hand: w = p/(Σ n_b p_b/N) = 1/Σ_b (n_b/N)/ratio_b on the trajectories of the first batch
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the first batch was not taken at the second parameters
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # the first batch was not taken at the second parameters
         ratios = [
             fl.reweighted(
-                the.process, the.objective, new, [(th, batches[0][1])], weights="plain", start=the.moving_start,
+                the.process,
+                the.objective,
+                new,
+                [(th, batches[0][1])],
+                weights="plain",
+                start=the.moving_start,
                 fewest=0,
             ).weights
             for th in thetas
-        ]  # fmt: skip
-    np.testing.assert_allclose(both.weights[:4000], 1 / (0.4 / ratios[0] + 0.6 / ratios[1]), rtol=1e-9)
+        ]
+    np.testing.assert_allclose(
+        both.weights[:4000], 1 / (0.4 / ratios[0] + 0.6 / ratios[1]), rtol=1e-9
+    )
 
 
 @pytest.mark.long
 def test_error_bars_cover():
-    """200 repeats of 200 trajectories with an ESS of about 150: of 95 % intervals, no fewer hold than chance allows."""
+    """200 repeats of 200 trajectories with an ESS of about 150: of 95 % intervals, no fewer
+    hold than chance allows.
+    """
     repeats, count, truth = 200, 200, exact_force(NEW)
     paths = pushed(seed=5, count=repeats * count)
     x, held = np.asarray(paths.x), np.zeros(2, int)
@@ -161,7 +204,9 @@ def test_error_bars_cover():
         estimate = fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, some)]).estimate
         spans = (estimate.value_interval, estimate.interval)
         held += [int(low <= exact <= high) for (low, high), exact in zip(spans, truth, strict=True)]
-    assert held.min() >= binom.ppf(1e-3, repeats, 0.93), held  # `interval` itself covers 93 to 97 % (docs/theory.md)
+    assert held.min() >= binom.ppf(1e-3, repeats, 0.93), (
+        held
+    )  # `interval` itself covers 93 to 97 % (docs/theory.md)
 
 
 def exact_force(f):
@@ -181,7 +226,14 @@ def test_samples_far_apart_by_local_linearisation():
         spread = 0.8 * np.sqrt((1 - decay**2) / 2)
         x[:, n + 1] = 0.4 + (x[:, n] - 0.4) * decay + spread * rng.normal(size=(4000, 1))
     coarse = fl.Trajectories(0.5 * np.arange(5), x)
-    found = fl.reweighted(process, objective, new, [(old, coarse)], score=fl.local_linear_score, weights="plain")
+    found = fl.reweighted(
+        process,
+        objective,
+        new,
+        [(old, coarse)],
+        score=fl.scores.local_linear_score,
+        weights="plain",
+    )
     k, m = float(new["k"]), float(new["m"])
     exact = m + (1.5 - m) * np.exp(-2 * k)
     assert abs(found.estimate.value - exact) < 4 * found.estimate.value_stderr
@@ -192,7 +244,9 @@ def test_births_and_deaths():
     process = fl.Jumps(lambda th, x: jnp.array([th["b"], th["d"] * x[0]]), [[1.0], [-1.0]])
     objective = fl.Objective(terminal=lambda th, x: x[0])
     old, new = ({"b": jnp.array(b), "d": jnp.array(d)} for b, d in ((3.0, 0.5), (3.4, 0.6)))
-    paths = fl.simulator(process, jnp.array([4.0]), jnp.linspace(0, 2, 9))(jax.random.key(0), old, 10_000)
+    paths = fl.simulator(process, jnp.array([4.0]), jnp.linspace(0, 2, 9))(
+        jax.random.key(0), old, 10_000
+    )
     mean = lambda th: th["b"] / th["d"] * (1 - jnp.exp(-2 * th["d"])) + 4 * jnp.exp(-2 * th["d"])
     found = fl.reweighted(process, objective, new, [(old, paths)])
     z = z_at(found.estimate, jax.jit(jax.value_and_grad(mean))(new))
@@ -211,7 +265,9 @@ def test_jumps_with_diffusion_between():
     process = fl.Jumps(lambda th, x: jnp.array([th["a"]]), [[1.0]], diffusion=smooth)
     old, new = ({"k": jnp.array(k), "a": jnp.array(a)} for k, a in ((0.7, 1.0), (0.9, 1.2)))
     steps, dt = 20, 0.1
-    paths = fl.simulator(process, jnp.array([1.0]), dt * jnp.arange(steps + 1.0))(jax.random.key(1), old, 10_000)
+    paths = fl.simulator(process, jnp.array([1.0]), dt * jnp.arange(steps + 1.0))(
+        jax.random.key(1), old, 10_000
+    )
     found = fl.reweighted(process, fl.Objective(terminal=lambda th, x: x[0]), new, [(old, paths)])
 
     def mean(th):
@@ -224,7 +280,8 @@ def test_jumps_with_diffusion_between():
 
 def test_a_pendulum_whose_angle_has_no_noise():
     process = fl.Process(
-        lambda th, x: jnp.array([x[1], -th["k"] * x[0] - th["c"] * x[1]]), lambda th, x: jnp.array([0.0, 0.6])
+        lambda th, x: jnp.array([x[1], -th["k"] * x[0] - th["c"] * x[1]]),
+        lambda th, x: jnp.array([0.0, 0.6]),
     )
     old, new = ({"k": jnp.array(k), "c": jnp.array(c)} for k, c in ((1.0, 0.4), (1.15, 0.5)))
     t = jnp.linspace(0, 2, 41)
@@ -273,7 +330,9 @@ def test_drifts_of_silent_components_are_refused_by_name():
 
 @pytest.mark.parametrize("weights", ["normalised", fl.Clip()], ids=["weights", "clip"])
 def test_drifts_of_silent_components_that_differ_on_the_way_are_refused_by_name(weights):
-    """For one step, between those that are looked at beforehand; and noise that differs for as long."""
+    """For one step, between those that are looked at beforehand; and noise that differs for as
+    long.
+    """
     once = lambda t: (t > 0.25) & (t < 0.35)
     old = {"f": jnp.array(1.0), "k": jnp.array(1.0), "sigma": jnp.array(0.1)}
     process = fl.Process(
@@ -287,7 +346,9 @@ def test_drifts_of_silent_components_that_differ_on_the_way_are_refused_by_name(
         ("sigma", r"noise differs.*index 3, by `sigma`"),
     ):
         with pytest.raises(ValueError, match=said):
-            fl.reweighted(process, objective, old | {name: jnp.array(1.1)}, [(old, paths)], weights=weights)
+            fl.reweighted(
+                process, objective, old | {name: jnp.array(1.1)}, [(old, paths)], weights=weights
+            )
 
 
 def test_a_start_that_moves_is_refused():
@@ -310,9 +371,14 @@ def test_plain_weights_keep_their_value_and_lose_their_error_bar():
     found = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain")
     known = fl.reweighted(PUSHED, SQUARE, far, [(OLD, paths)], weights="plain", fewest=0)
     assert found.ess < 20
-    assert (found.estimate.value, found.estimate.gradient) == (known.estimate.value, known.estimate.gradient)
+    assert (found.estimate.value, found.estimate.gradient) == (
+        known.estimate.value,
+        known.estimate.gradient,
+    )
     assert np.isfinite(known.estimate.stderr)
-    assert np.isnan([found.estimate.stderr, found.estimate.value_stderr, *found.estimate.interval]).all()
+    assert np.isnan(
+        [found.estimate.stderr, found.estimate.value_stderr, *found.estimate.interval]
+    ).all()
     assert "too few for an error bar" in repr(found)
     assert "± ?" in repr(found)
     assert "too few" not in repr(known)
@@ -320,12 +386,17 @@ def test_plain_weights_keep_their_value_and_lose_their_error_bar():
 
 @pytest.mark.long
 def test_plain_weights_are_unbiased_over_all_batches_and_not_over_those_with_an_error_bar():
-    """KL = 1, 100 trajectories: ESS is below 20 for some of the batches, those with the largest weights."""
+    """KL = 1, 100 trajectories: ESS is below 20 for some of the batches, those with the largest
+    weights.
+    """
     seeds, count, far = 100, 100, OLD + SIGMA
     paths = pushed(seed=8, count=seeds * count)
     x = np.asarray(paths.x).reshape(seeds, count, *paths.x.shape[1:])
     found = [
-        fl.reweighted(PUSHED, SQUARE, far, [(OLD, fl.Trajectories(paths.t, batch))], weights="plain") for batch in x
+        fl.reweighted(
+            PUSHED, SQUARE, far, [(OLD, fl.Trajectories(paths.t, batch))], weights="plain"
+        )
+        for batch in x
     ]
     gradients = np.array([one.estimate.gradient for one in found])
     kept = np.array([one.ess >= 20 for one in found])
@@ -337,7 +408,9 @@ def test_plain_weights_are_unbiased_over_all_batches_and_not_over_those_with_an_
 
 
 def test_trajectories_of_other_parameters_than_said_are_warned_of():
-    """Here the force is 20 σ/√Δt from what it is said to be: the residual guard looks where they were taken."""
+    """Here the force is 20 σ/√Δt from what it is said to be: the residual guard looks where
+    they were taken.
+    """
     with pytest.warns(RuntimeWarning, match="not those of the process"):
         fl.reweighted(PUSHED, SQUARE, OLD + 40, [(OLD + 40, pushed(count=200))], fewest=0)
 
@@ -351,13 +424,18 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="'best'"):
         fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, paths)], weights="best")
     with pytest.raises(ValueError, match="17 and 9 times"):
-        fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, paths), (OLD, fl.Trajectories(paths.t[::2], paths.x[:, ::2]))])
+        fl.reweighted(
+            PUSHED,
+            SQUARE,
+            NEW,
+            [(OLD, paths), (OLD, fl.Trajectories(paths.t[::2], paths.x[:, ::2]))],
+        )
     with pytest.raises(ValueError, match="`own`"):
         fl.reweighted(PUSHED, SQUARE, NEW, [(OLD, paths)], score=own)
 
 
 def own(process, theta, step: Step):
-    return fl.full_score(process, theta, step)
+    return fl.scores.full_score(process, theta, step)
 
 
 def test_prints_what_it_is_worth():

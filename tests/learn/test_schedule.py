@@ -1,10 +1,20 @@
-"""Each rule of the escalation on histories made by hand. W = 20 keeps them short; the rules scale with it."""
+"""Each rule of the escalation on histories made by hand. W = 20 keeps them short; the rules
+scale with it.
+"""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fluctua.learn.optimise import BUDGETS, escalation, is_rising, onset, rising_root, student_quantile, trend
+from fluctua.learn.optimisers import (
+    BUDGETS,
+    escalation,
+    is_rising,
+    onset,
+    rising_root,
+    student_quantile,
+    trend,
+)
 
 W = 20
 
@@ -29,7 +39,7 @@ def test_budgets_are_the_papers():
     assert len(BUDGETS) == 22
 
 
-# ------------------------------------------------------------------------------------------ the trend
+# ---------------------------------------------------------------------------------------- the trend
 
 
 def test_trend_equals_linear_regression():
@@ -43,7 +53,9 @@ def test_trend_needs_three_values():
         trend([1.0, 2.0])
 
 
-@pytest.mark.parametrize(("degrees", "tolerance"), [(8, 1e-3), (30, 1e-5), (98, 1e-5), (1000, 1e-5)])
+@pytest.mark.parametrize(
+    ("degrees", "tolerance"), [(8, 1e-3), (30, 1e-5), (98, 1e-5), (1000, 1e-5)]
+)
 def test_quantiles_of_student(degrees, tolerance):
     for p in (0.9, 0.975, 0.995):
         assert student_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), abs=tolerance)
@@ -58,10 +70,12 @@ def test_flat_falling_and_noisy_flat():
     assert not is_rising(FLAT[-W:])
     assert not is_rising(-RISING[-W:])
     called = sum(is_rising(noise(100, seed=s)) for s in range(2000))
-    assert called == pytest.approx(0.025 * 2000, abs=4 * np.sqrt(0.025 * 2000))  # the upper half of 5 %
+    assert called == pytest.approx(
+        0.025 * 2000, abs=4 * np.sqrt(0.025 * 2000)
+    )  # the upper half of 5 %
 
 
-# ------------------------------------------------------------------------------------------- the onset
+# ---------------------------------------------------------------------------------------- the onset
 
 
 @pytest.mark.parametrize(
@@ -89,23 +103,29 @@ def test_onset_is_where_the_rise_ends():
 
 
 def test_onset_inside_the_fit_window():
-    """J overshot and came back: the parabola crosses the plateau twice, and the first crossing is the rise."""
+    """J overshot and came back: the parabola crosses the plateau twice, and the first crossing
+    is the rise.
+    """
     x = np.arange(13 * W)
     begin, end = W, 11 * W
     hump = 1 - ((x - (begin + end) / 2) / (5 * W)) ** 2
     values = np.where(x < end, hump, 0.36)
-    assert onset(values, W) == pytest.approx((begin + end) / 2 - 0.8 * 5 * W, abs=1)  # 1 − 0.8² = 0.36
+    assert onset(values, W) == pytest.approx(
+        (begin + end) / 2 - 0.8 * 5 * W, abs=1
+    )  # 1 − 0.8² = 0.36
 
 
 def test_no_onset():
     assert onset(FLAT[: 12 * W - 1], W) is None  # too short for the fit
     never = np.concatenate([np.zeros(13 * W), np.full(2 * W, 5.0)])
-    assert onset(never + noise(15 * W, 1e-3), W) is None  # a flat parabola does not get there in time
+    assert (
+        onset(never + noise(15 * W, 1e-3), W) is None
+    )  # a flat parabola does not get there in time
     late = np.concatenate([RISING[: 13 * W], np.full(2 * W, 1.5)])
     assert onset(late, W) is None  # the rise would get there only after l − W
 
 
-# --------------------------------------------------------------------------------------- put together
+# ------------------------------------------------------------------------------------- put together
 
 
 def test_rising_goes_on():
@@ -123,7 +143,9 @@ def test_too_short_for_the_fit_goes_on_in_place():
 
 def test_plateau_is_rewound_to_its_onset():
     rise = 15 * W - 3 * W // 2
-    assert escalation(rise_then_flat(rise, 3 * W // 2, 1e-3), 0, window=W) == pytest.approx(rise, abs=4)
+    assert escalation(rise_then_flat(rise, 3 * W // 2, 1e-3), 0, window=W) == pytest.approx(
+        rise, abs=4
+    )
 
 
 def test_without_an_admissible_onset_it_is_l_minus_w():

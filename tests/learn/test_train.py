@@ -19,7 +19,9 @@ KEY = jax.random.key(0)
 
 
 def run(**options):
-    return fl.train(KEY, THETA, ESTIMATOR, optax.adam(0.1), **{"count": 100, "iterations": 60, **options})
+    return fl.train(
+        KEY, THETA, ESTIMATOR, optax.adam(0.1), **{"count": 100, "iterations": 60, **options}
+    )
 
 
 def test_it_reaches_the_optimum():
@@ -52,7 +54,9 @@ def test_box_takes_prefixes():
 
 
 def test_count_may_follow_a_schedule_and_the_caller_stops():
-    records = list(itertools.islice(run(count=lambda iteration: 10 * (iteration + 1), iterations=None), 3))
+    records = list(
+        itertools.islice(run(count=lambda iteration: 10 * (iteration + 1), iterations=None), 3)
+    )
     assert [r.trajectories for r in records] == [10, 30, 60]
 
 
@@ -77,7 +81,9 @@ def test_a_gradient_that_is_not_finite_stops_with_the_records_intact():
 
     records = fl.train(KEY, THETA, failing, optax.sgd(0.1), count=10)
     next(records)
-    with pytest.raises(FloatingPointError, match="gradient of iteration 1 is not finite.*resume=record"):
+    with pytest.raises(
+        FloatingPointError, match="gradient of iteration 1 is not finite.*resume=record"
+    ):
         next(records)
 
 
@@ -87,7 +93,9 @@ def test_negative_iterations():
 
 
 def test_a_bare_function_trains_and_a_half_estimator_is_refused(key):
-    exact = lambda key, theta, count: fl.Estimate(-2 * theta, theta * 0, theta**2, -(theta**2), theta * 0, count)
+    exact = lambda key, theta, count: fl.Estimate(
+        -2 * theta, theta * 0, theta**2, -(theta**2), theta * 0, count
+    )
     records = list(fl.train(key, jnp.array(1.0), exact, optax.sgd(0.25), count=7, iterations=3))
     assert records[-1].trajectories == 21
     assert float(records[-1].next_theta) == pytest.approx(0.125)
@@ -106,6 +114,11 @@ def test_a_bare_function_trains_and_a_half_estimator_is_refused(key):
 def test_the_pilot_of_a_time_only_baseline_is_counted(key):
     process = fl.Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
     run = fl.simulator(process, jnp.ones(1), jnp.linspace(0, 1, 3))
-    estimator = fl.ppgt(process, fl.Objective(terminal=lambda k, x: x[0]), run, baseline=fl.time_only(pilot=16))
+    estimator = fl.ppgt(
+        process,
+        fl.Objective(terminal=lambda k, x: x[0]),
+        run,
+        baseline=fl.baselines.time_only(pilot=16),
+    )
     records = list(fl.train(key, jnp.array(1.0), estimator, optax.sgd(0.1), count=5, iterations=2))
     assert records[-1].trajectories == 2 * (5 + 16)

@@ -1,4 +1,6 @@
-"""The light that a parameter sees, against a resonator that is solved by hand and against plain trajectories."""
+"""The light that a parameter sees, against a resonator that is solved by hand and against plain
+trajectories.
+"""
 
 import numpy as np
 
@@ -10,13 +12,17 @@ from run_folders import trained
 
 
 def test_exposure_of_one_resonator_is_exact():
-    """ψ = (D s/Γ)(1 − e^{−Γt}) with D = √2 and Γ = 2 + γ: two leads with γ_e = 1 on one site, s = 10."""
+    """ψ = (D s/Γ)(1 − e^{−Γt}) with D = √2 and Γ = 2 + γ: two leads with γ_e = 1 on one site, s
+    = 10.
+    """
     network = tcmt.from_edges([], sites=1, leads=[0, 0], gamma=0.02)
     task = tcmt.transmission(network, horizon=5.0, dt=1e-3)
     got = exposure(0, task, {"omega": np.zeros(1)})
     t = np.linspace(0, 5, 200_001)
     psi = 10 * np.sqrt(2) / 2.02 * (1 - np.exp(-2.02 * t))
-    np.testing.assert_allclose(got.omega, np.trapezoid(psi**2, t), rtol=4e-3)  # recorded every 10 steps
+    np.testing.assert_allclose(
+        got.omega, np.trapezoid(psi**2, t), rtol=4e-3
+    )  # recorded every 10 steps
     np.testing.assert_allclose(got.chi, np.trapezoid(psi**4, t), rtol=8e-3)
 
 

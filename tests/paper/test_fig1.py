@@ -17,7 +17,9 @@ SMALL = tcmt.rectangular(4, 5)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_figure_runs(tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2)
+    return write_figure_runs(
+        tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2
+    )
 
 
 def test_opacity_is_the_logarithm_within_a_family():
@@ -44,7 +46,14 @@ def test_fig1_is_whole(folder, tmp_path):
     assert results.notes == []
     figure = fig1.draw(results)
     assert_legible(figure)
-    assert [t.get_text() for t in texts(figure) if t.get_fontweight() == "bold"] == ["a", "b", "c", "d", "e", "f"]
+    assert [t.get_text() for t in texts(figure) if t.get_fontweight() == "bold"] == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "f",
+    ]
     a, b = figure.axes[:2]
     assert len(a.lines) == len(b.lines) == 4
     inset = b.child_axes[0]
@@ -62,15 +71,25 @@ def test_fig1_drawn_from_its_tables_is_fig1(folder, tmp_path):
     training.write(results, tmp_path)
     back = training.read(tmp_path)
     for one, other in zip([*results.runs, *results.inset], [*back.runs, *back.inset], strict=True):
-        assert (one.name, one.sigma_kappa, one.trajectories) == (other.name, other.sigma_kappa, other.trajectories)
+        assert (one.name, one.sigma_kappa, one.trajectories) == (
+            other.name,
+            other.sigma_kappa,
+            other.trajectories,
+        )
         np.testing.assert_allclose(one.J, other.J, atol=5e-6)  # five digits
         np.testing.assert_array_equal(one.ensemble, other.ensemble)
-    np.testing.assert_allclose(back.trained.kappa, results.trained.kappa, rtol=2**-11)  # courses in half precision
-    np.testing.assert_allclose(back.trained.theta["kappa"], results.trained.theta["kappa"], rtol=1e-6)
+    np.testing.assert_allclose(
+        back.trained.kappa, results.trained.kappa, rtol=2**-11
+    )  # courses in half precision
+    np.testing.assert_allclose(
+        back.trained.theta["kappa"], results.trained.theta["kappa"], rtol=1e-6
+    )
     np.testing.assert_array_equal(back.trained.network.bonds, SMALL.bonds)
     drawn = [[t.get_text() for t in texts(fig1.draw(one))] for one in (results, back)]
     assert drawn[0] == drawn[1]
-    assert sum("\\sigma_\\kappa=0.2" in text for text in drawn[0]) == 4  # c, d, e and f say which run they show
+    assert (
+        sum("\\sigma_\\kappa=0.2" in text for text in drawn[0]) == 4
+    )  # c, d, e and f say which run they show
 
 
 def test_fig1_needs_runs_or_tables(tmp_path):
@@ -85,7 +104,8 @@ def test_fig1_needs_runs_or_tables(tmp_path):
 @pytest.mark.long
 def test_the_command_draws_what_there_is_and_says_what_is_missing(folder, tmp_path):
     done = CliRunner().invoke(
-        app, ["reproduce", "fig1", "--runs", str(folder), "--out", str(tmp_path), "--trajectories", "2"]
+        app,
+        ["reproduce", "fig1", "--runs", str(folder), "--out", str(tmp_path), "--trajectories", "2"],
     )
     assert done.exit_code == 0, done.output
     assert str(tmp_path / "fig1.pdf") in done.output
@@ -94,9 +114,15 @@ def test_the_command_draws_what_there_is_and_says_what_is_missing(folder, tmp_pa
     write_run(few / "only", network=SMALL, iterations=30)
     (few / "broken").mkdir()
     (few / "broken" / "history.csv").write_text("")
-    done = CliRunner().invoke(app, ["reproduce", "fig1", "--runs", str(few), "--out", str(tmp_path / "few-out")])
+    done = CliRunner().invoke(
+        app, ["reproduce", "fig1", "--runs", str(few), "--out", str(tmp_path / "few-out")]
+    )
     assert done.exit_code == 0, done.output
-    for words in ("panel b has no inset", "no run has σ_κ = 0.2; there are 0", "broken is left out"):
+    for words in (
+        "panel b has no inset",
+        "no run has σ_κ = 0.2; there are 0",
+        "broken is left out",
+    ):
         assert words in done.output
     assert (tmp_path / "few-out" / "fig1.png").exists()
     done = CliRunner().invoke(app, ["reproduce", "fig1", "--runs", str(tmp_path / "nowhere")])

@@ -1,4 +1,6 @@
-"""The properties of the estimator: the fits behind them, and figure 2 from beginning to end on a small lattice."""
+"""The properties of the estimator: the fits behind them, and figure 2 from beginning to end on
+a small lattice.
+"""
 
 import jax
 import numpy as np
@@ -38,7 +40,9 @@ def test_noise_that_points_share_does_not_enter_an_exponent():
     own = power_law(x, 3 * x[:, None] ** -2 * (1 + 0.1 * rng.normal(size=(7, 30))))
     # least squares: the error of a point over the spread of ln x
     expected = 0.1 / np.sqrt(30) / np.sqrt(np.sum((np.log(x) - np.log(x).mean()) ** 2))
-    assert own.exponent.error == pytest.approx(expected, rel=0.5)  # 29 degrees of freedom: 13 %, seven points share it
+    assert own.exponent.error == pytest.approx(
+        expected, rel=0.5
+    )  # 29 degrees of freedom: 13 %, seven points share it
     assert abs(own.exponent.value + 2) < 4 * own.exponent.error
 
 
@@ -59,14 +63,18 @@ def test_tables_read_back_exactly(tmp_path):
     assert (tmp_path / "t.csv.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert tables.read(tmp_path / "t.csv.gz").columns["x"].tolist() == [0.3333, 1e-300]
     (tmp_path / "t.csv.gz").unlink()
-    assert tables.read(tmp_path / "t.csv.gz").columns["x"].tolist() == columns["x"].tolist()  # that of before
+    assert (
+        tables.read(tmp_path / "t.csv.gz").columns["x"].tolist() == columns["x"].tolist()
+    )  # that of before
     (tmp_path / "t.csv").write_text("# x\n1,2\n")
     with pytest.raises(ValueError, match="--replace"):
         tables.read(tmp_path / "t.csv")
 
 
 def test_bias_of_a_linear_network_is_exact(key):
-    """Without Kerr effect the noise adds its own power, J(σ) − J(0) = cσ² with c from the exact moments."""
+    """Without Kerr effect the noise adds its own power, J(σ) − J(0) = cσ² with c from the exact
+    moments.
+    """
     task = tcmt.transmission(SMALL, horizon=4.0, dt=1e-2)
     theta = {"omega": np.linspace(-0.3, 0.3, 6), "kappa": np.linspace(0.6, 1.4, 7)}
     sigma_w = (0.01, 0.5)
@@ -77,7 +85,9 @@ def test_bias_of_a_linear_network_is_exact(key):
         expected = exact.value(tcmt.with_noise(task, sigma_w=sigma), theta) - silent
         value, error = jackknife(lambda y: y, measured.bias[i])
         assert abs(value - expected) < 4 * error
-        assert error < 0.05 * expected  # resolved at σ_W = 0.01 as well as at 0.5: only pairs of ± noise do that
+        assert (
+            error < 0.05 * expected
+        )  # resolved at σ_W = 0.01 as well as at 0.5: only pairs of ± noise do that
     law = power_law(np.array(sigma_w), measured.bias)
     assert law.exponent.value == pytest.approx(2, abs=1e-6)  # the pairs cancel all but the square
 
@@ -97,8 +107,12 @@ def test_groups_go_on_where_the_last_ended(key):
     run = panels.running(key, task, theta, 1, 400, group=200, block=50)
     assert run.trajectories.tolist() == [50 * k for k in range(1, 9)]
     assert len(np.unique(run.mean)) == 8
-    samples = task.estimator("cpu", baseline="none").samples(key, theta, 400).gradient["omega"][:, 1]
-    assert run.estimate[-1] == pytest.approx(float(samples.mean()), abs=4 * float(samples.std()) / 20)
+    samples = (
+        task.estimator("cpu", baseline="none").samples(key, theta, 400).gradient["omega"][:, 1]
+    )
+    assert run.estimate[-1] == pytest.approx(
+        float(samples.mean()), abs=4 * float(samples.std()) / 20
+    )
     with pytest.raises(ValueError, match="whole groups"):
         panels.running(key, task, theta, 1, 300, group=200, block=50)
 
@@ -125,7 +139,9 @@ def test_the_middle_of_a_training_is_where_half_of_its_gain_is(tmp_path):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("fig2")
-    done = CliRunner().invoke(app, ["reproduce", "fig2", "--quick", "--out", str(out), "--backend", "cpu"])
+    done = CliRunner().invoke(
+        app, ["reproduce", "fig2", "--quick", "--out", str(out), "--backend", "cpu"]
+    )
     assert done.exit_code == 0, done.output
     return out, done.output
 
@@ -136,14 +152,19 @@ def test_quick_figure_agrees_with_theory(measured):
     assert all(abs(one.z) < 4 for one in result.convergence)
     for (sigma, name), curve in result.variance.items():
         expected = 0 if name == "binned" and sigma == 0 else -2
-        # Var = A/σ² + B: the flat part is below 3 % of the whole at σ_W ≤ 0.05, which bends a line over 1.3 decades
-        # (the points are 0.67 apart) by at most 0.03 / ln 10^0.67 = 0.02
+        # Var = A/σ² + B: the flat part is below 3 % of the whole at σ_W ≤ 0.05, which bends a line
+        # over 1.3 decades (the points are 0.67 apart) by at most 0.03 / ln 10^0.67 = 0.02
         allowed = 0.02 if name == "binned" and sigma > 0 else 1e-3
-        assert abs(curve.law.exponent.value - expected) < 4 * curve.law.exponent.error + allowed, (sigma, name)
+        assert abs(curve.law.exponent.value - expected) < 4 * curve.law.exponent.error + allowed, (
+            sigma,
+            name,
+        )
     for curve in result.bias.values():
         # χ|ψ|² of the noise is 1e-3 of a coupling at σ_W = 0.5
         assert abs(curve.law.exponent.value - 2) < 4 * curve.law.exponent.error + 1e-3
-    assert abs(result.spread[0.0].law.exponent.value - 1) < 1e-2  # noise on noise: of order σ_W/s⁺ = 0.05, squared
+    assert (
+        abs(result.spread[0.0].law.exponent.value - 1) < 1e-2
+    )  # noise on noise: of order σ_W/s⁺ = 0.05, squared
     assert result.crossover[0.05].value < result.crossover[0.2].value
 
 
@@ -170,8 +191,15 @@ def test_a_panel_that_is_there_is_not_measured_again(measured):
 def test_the_figure_is_drawn_from_its_tables(measured, tmp_path):
     figure = fig2.draw(properties.read(measured[0]))
     assert_legible(figure)
-    assert [t.get_text() for t in texts(figure) if t.get_fontweight() == "bold"] == ["a", "b", "c", "d"]
-    done = CliRunner().invoke(app, ["reproduce", "fig2", "--from-tables", "--out", str(measured[0])])
+    assert [t.get_text() for t in texts(figure) if t.get_fontweight() == "bold"] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+    done = CliRunner().invoke(
+        app, ["reproduce", "fig2", "--from-tables", "--out", str(measured[0])]
+    )
     assert done.exit_code == 0
     with Image.open(measured[0] / "fig2.png") as picture:
         assert picture.width == 910

@@ -24,10 +24,16 @@ def test_coupling_scales_are_square_roots_about_one_and_differ_above_and_below()
 
 @pytest.mark.parametrize(
     "network",
-    [SMALL, tcmt.ring(8), tcmt.chain(5), tcmt.honeycomb(4, 6), tcmt.from_edges([], sites=1, leads=[0]),
-     tcmt.rectangular(4, 5, leads=[0, tcmt.Lead({18: 0.6, 19: 0.8}), 4, 7])],
+    [
+        SMALL,
+        tcmt.ring(8),
+        tcmt.chain(5),
+        tcmt.honeycomb(4, 6),
+        tcmt.from_edges([], sites=1, leads=[0]),
+        tcmt.rectangular(4, 5, leads=[0, tcmt.Lead({18: 0.6, 19: 0.8}), 4, 7]),
+    ],
     ids=["lattice", "ring", "chain", "honeycomb", "one site", "four leads"],
-)  # fmt: skip
+)
 def test_any_network_can_be_drawn(network):
     assert_legible(diagram(network, {}))
 

@@ -1,4 +1,6 @@
-"""The pictures of a training: shared scales, bands that can be seen, iterations counted as on the console."""
+"""The pictures of a training: shared scales, bands that can be seen, iterations counted as on
+the console.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,13 @@ from matplotlib.figure import Figure
 
 from figures import assert_legible, texts
 from fluctua import tcmt
-from fluctua.plot.training import draw_before_after, draw_folder, draw_learning, draw_run, learning_curve
+from fluctua.plot.training import (
+    draw_before_after,
+    draw_folder,
+    draw_learning,
+    draw_run,
+    learning_curve,
+)
 from fluctua.runs.reading import effective, read_history, read_run
 from fluctua.store.folder import RunFolder
 from run_folders import trained, write_figure_runs
@@ -16,7 +24,9 @@ SMALL = tcmt.rectangular(4, 5)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_figure_runs(tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2)
+    return write_figure_runs(
+        tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2
+    )
 
 
 def test_before_and_after_share_their_scales(folder):
@@ -24,7 +34,10 @@ def test_before_and_after_share_their_scales(folder):
     figure = draw_run(run)
     assert_legible(figure)
     before, after = figure.axes[:2]
-    norms = [next(c.norm for c in axes.collections if c.get_array() is not None) for axes in (before, after)]
+    norms = [
+        next(c.norm for c in axes.collections if c.get_array() is not None)
+        for axes in (before, after)
+    ]
     assert norms[0].vmax == norms[1].vmax == np.abs(run.trained["chi"]).max()
     assert_legible(draw_before_after(SMALL, {}, trained(SMALL), run.history))
 

@@ -1,4 +1,6 @@
-"""Jump processes against exact answers: closed moments, and truncated master equations by the matrix exponential."""
+"""Jump processes against exact answers: closed moments, and truncated master equations by the
+matrix exponential.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +9,11 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import philox
-from fluctua.core.ppgt import samples_of
+from fluctua.core.ppgt import gradient_samples
 from fluctua.core.residuals.guard import examine
 from fluctua.core.sources import run_and_pilot
 from fluctua.processes import jumps
-from fluctua.processes.jumps import Jumps, Sized, events_on
+from fluctua.processes.jumps import Jumps, RandomJump, bin_events
 
 T = jnp.linspace(0.0, 2.0, 11)
 
@@ -22,7 +24,9 @@ def z_scores(estimate, exact):
 
 
 def master_equation(process, theta, states, start, objective):
-    """J on the grid: p(t + Δt) = p(t) exp(AΔt), from the rates and changes of a process without diffusion."""
+    """J on the grid: p(t + Δt) = p(t) exp(AΔt), from the rates and changes of a process without
+    diffusion.
+    """
     place = {state: i for i, state in enumerate(states)}
     x = jnp.asarray(states, float)
     rates = jax.vmap(lambda x: process.rates(theta, x, 0.0, None))(x)
@@ -34,12 +38,24 @@ def master_equation(process, theta, states, start, objective):
     ]
     source, reaction, target = np.array(moves).T
     flow = rates[source, reaction]
-    generator = jnp.zeros((len(states), len(states))).at[source, target].add(flow).at[source, source].add(-flow)
+    generator = (
+        jnp.zeros((len(states), len(states)))
+        .at[source, target]
+        .add(flow)
+        .at[source, source]
+        .add(-flow)
+    )
     step = jax.scipy.linalg.expm(generator * (T[1] - T[0]))
     p = jnp.zeros(len(states)).at[place[tuple(start)]].set(1.0)
-    paid = jax.vmap(lambda x: objective.running(theta, x))(x) if objective.running else jnp.zeros(len(states))
+    paid = (
+        jax.vmap(lambda x: objective.running(theta, x))(x)
+        if objective.running
+        else jnp.zeros(len(states))
+    )
     p, rewards = jax.lax.scan(lambda p, dt: (p @ step, dt * p @ paid), p, jnp.diff(T))
-    return rewards.sum() + (p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0)
+    return rewards.sum() + (
+        p @ jax.vmap(lambda x: objective.terminal(theta, x))(x) if objective.terminal else 0.0
+    )
 
 
 BIRTH_DEATH = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
@@ -49,13 +65,19 @@ COUNT = fl.Objective(terminal=lambda th, x: x[0], running=lambda th, x: 0.3 * x[
 
 def birth_death_value(theta):
     m = lambda t: (
-        3 * jnp.exp(-theta["death"] * t) + theta["birth"] / theta["death"] * (1 - jnp.exp(-theta["death"] * t))
+        3 * jnp.exp(-theta["death"] * t)
+        + theta["birth"] / theta["death"] * (1 - jnp.exp(-theta["death"] * t))
     )
     return m(T[-1]) + 0.3 * jnp.sum(m(T[:-1]) * jnp.diff(T))
 
 
-BASELINES = {"none": fl.none(), "time": fl.time_only(), "mean": fl.mean(), "optimal": fl.optimal(),
-             "binned": fl.binned(lambda th, x: x[0])}  # fmt: skip
+BASELINES = {
+    "none": fl.baselines.none(),
+    "time": fl.baselines.time_only(),
+    "mean": fl.baselines.mean(),
+    "optimal": fl.baselines.optimal(),
+    "binned": fl.baselines.binned(lambda th, x: x[0]),
+}
 
 
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
@@ -68,15 +90,25 @@ def test_birth_and_death(key, baseline):
 
 def test_recorded_events_have_the_score_of_the_run_they_came_from(key):
     run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
-    streamed = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.mean()).samples(key, RATES, 200)
+    streamed = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.baselines.mean()).samples(
+        key, RATES, 200
+    )
     record = run(run_and_pilot(key)[0], RATES, 200)
-    recorded = samples_of(BIRTH_DEATH, COUNT, RATES, record, baseline=fl.mean())
+    recorded = gradient_samples(BIRTH_DEATH, COUNT, RATES, record, baseline=fl.baselines.mean())
     for name in RATES:
-        np.testing.assert_allclose(recorded.gradient[name], streamed.gradient[name], rtol=1e-9, atol=1e-9)
-    some = lambda part: fl.Trajectories(record.t, *(jax.tree.map(lambda v: v[part], tree) for tree in record[1:]))
+        np.testing.assert_allclose(
+            recorded.gradient[name], streamed.gradient[name], rtol=1e-9, atol=1e-9
+        )
+    some = lambda part: fl.Trajectories(
+        record.t, *(jax.tree.map(lambda v: v[part], tree) for tree in record[1:])
+    )
     halves = [some(slice(0, 70)), some(slice(70, 200))]
-    chunked = samples_of(BIRTH_DEATH, COUNT, RATES, halves, baseline=fl.mean(), block_bytes=4000)
-    np.testing.assert_allclose(chunked.gradient["death"], recorded.gradient["death"], rtol=1e-9, atol=1e-9)
+    chunked = gradient_samples(
+        BIRTH_DEATH, COUNT, RATES, halves, baseline=fl.baselines.mean(), block_bytes=4000
+    )
+    np.testing.assert_allclose(
+        chunked.gradient["death"], recorded.gradient["death"], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_lists_of_events_are_laid_on_the_grid(key):
@@ -85,7 +117,7 @@ def test_lists_of_events_are_laid_on_the_grid(key):
     there = np.asarray(channel) >= 0
     times = [np.asarray(T[:-1, None] + after[j])[there[j]] for j in range(20)]
     channels = [np.asarray(channel[j])[there[j]] for j in range(20)]
-    laid = events_on(T, times, channels, [[1.0], [-1.0]])
+    laid = bin_events(T, times, channels, [[1.0], [-1.0]])
     np.testing.assert_array_equal(laid.channel, channel)
     np.testing.assert_allclose(laid.after, np.where(there, after, 0), atol=1e-12)
 
@@ -94,36 +126,48 @@ def test_lists_of_events_are_laid_on_the_grid(key):
 def test_two_state_promoter(key):
     """Off <-> on; on makes product, which decays: (on, product)."""
     process = Jumps(
-        lambda th, x: jnp.array([th["on"] * (1 - x[0]), th["off"] * x[0], th["make"] * x[0], th["decay"] * x[1]]),
+        lambda th, x: jnp.array(
+            [th["on"] * (1 - x[0]), th["off"] * x[0], th["make"] * x[0], th["decay"] * x[1]]
+        ),
         [[1, 0], [-1, 0], [0, 1], [0, -1]],
     )
-    theta = {"on": jnp.array(0.8), "off": jnp.array(1.1), "make": jnp.array(6.0), "decay": jnp.array(0.9)}
+    theta = {
+        "on": jnp.array(0.8),
+        "off": jnp.array(1.1),
+        "make": jnp.array(6.0),
+        "decay": jnp.array(0.9),
+    }
     spread = fl.Objective(terminal=lambda th, x: (x[1] - 3.0) ** 2)
     states = [(on, n) for on in (0, 1) for n in range(40)]
-    exact = jax.jit(jax.grad(lambda th: master_equation(process, th, states, (0, 0), spread)))(theta)
+    exact = jax.jit(jax.grad(lambda th: master_equation(process, th, states, (0, 0), spread)))(
+        theta
+    )
     run = fl.simulator(process, jnp.zeros(2), T)
-    estimate = fl.ppgt(process, spread, run, baseline=fl.mean())(key, theta, 8000)
+    estimate = fl.ppgt(process, spread, run, baseline=fl.baselines.mean())(key, theta, 8000)
     assert np.abs(z_scores(estimate, exact)).max() < 4
 
 
 def test_dimerisation(key):
     """2A -> B and back, a rate that is quadratic in the state."""
     process = Jumps(
-        lambda th, x: jnp.array([th["bind"] * x[0] * (x[0] - 1) / 2, th["split"] * x[1]]), [[-2, 1], [2, -1]]
+        lambda th, x: jnp.array([th["bind"] * x[0] * (x[0] - 1) / 2, th["split"] * x[1]]),
+        [[-2, 1], [2, -1]],
     )
     theta = {"bind": jnp.array(0.05), "split": jnp.array(0.5)}
     dimers = fl.Objective(running=lambda th, x: x[1])
     states = [(20 - 2 * b, b) for b in range(11)]
     exact = jax.jit(jax.grad(lambda th: master_equation(process, th, states, (20, 0), dimers)))
     run = fl.simulator(process, jnp.array([20.0, 0.0]), T)
-    estimate = fl.ppgt(process, dimers, run, baseline=fl.mean())(key, theta, 4000)
+    estimate = fl.ppgt(process, dimers, run, baseline=fl.baselines.mean())(key, theta, 4000)
     assert np.abs(z_scores(estimate, exact(theta))).max() < 4
 
 
 @pytest.mark.long
 def test_diffusion_with_jumps_of_random_size(key):
-    """dX = −kX dt + s dW + ν dN, ν ~ N(m, 1) at rate a: the moments of the Euler chain are closed."""
-    size = Sized(
+    """dX = −kX dt + s dW + ν dN, ν ~ N(m, 1) at rate a: the moments of the Euler chain are
+    closed.
+    """
+    size = RandomJump(
         sample=lambda key, th, x, t, c, i: th["m"] + jax.random.normal(key, (1,)),
         log_density=lambda th, change, x, t, c, i: -jnp.sum((change - th["m"]) ** 2) / 2,
     )
@@ -144,11 +188,13 @@ def test_diffusion_with_jumps_of_random_size(key):
         return mean**2 + variance
 
     run = fl.simulator(process, jnp.array([1.0]), T)
-    estimate = fl.ppgt(process, square, run, baseline=fl.mean())(key, theta, 8000)
+    estimate = fl.ppgt(process, square, run, baseline=fl.baselines.mean())(key, theta, 8000)
     exact, slope = jax.jit(jax.value_and_grad(value))(theta)
     assert np.abs(z_scores(estimate, slope)).max() < 4
     assert abs(estimate.value - exact) < 4 * estimate.value_stderr
-    recorded = fl.gradient(process, square, theta, run(key, theta, 4000), baseline=fl.mean())
+    recorded = fl.gradient(
+        process, square, theta, run(key, theta, 4000), baseline=fl.baselines.mean()
+    )
     assert np.abs(z_scores(recorded, slope)).max() < 4
 
 
@@ -163,22 +209,26 @@ def test_bad_input_is_named(key):
     with pytest.raises(ValueError, match=r"\(2,\)"):
         Jumps(lambda th, x: jnp.ones(2), [1.0, -1.0])
     with pytest.raises(ValueError, match=r"Jumps.*score"):
-        fl.ppgt(BIRTH_DEATH, COUNT, run, score=fl.drift_score)
+        fl.ppgt(BIRTH_DEATH, COUNT, run, score=fl.scores.drift_score)
     with pytest.raises(ValueError, match=r"Twin.*Jumps"):
         fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.Twin())
     record = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)(key, RATES, 4)
-    with pytest.raises(ValueError, match=r"events=events_on"):
+    with pytest.raises(ValueError, match=r"events=bin_events"):
         fl.gradient(BIRTH_DEATH, COUNT, RATES, fl.Trajectories(record.t, record.x))
     with pytest.raises(ValueError, match=r"`wiener`"):
         fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T, wiener=philox)(key, RATES, 2)
     with pytest.raises(ValueError, match=r"trajectory 0.*from 0 to below 2.*5"):
-        events_on(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
+        bin_events(T, [[0.1, 5.0]], [[0, 0]], [[1.0], [-1.0]])
 
 
-@pytest.mark.parametrize("death", [lambda x: 4 - x, lambda x: 1 / jnp.abs(4 - x)], ids=["negative", "infinite"])
+@pytest.mark.parametrize(
+    "death", [lambda x: 4 - x, lambda x: 1 / jnp.abs(4 - x)], ids=["negative", "infinite"]
+)
 def test_a_rate_that_turns_bad_on_the_way_is_not_averaged(key, death):
     process = Jumps(lambda th, x: jnp.array([5.0, th["death"] * death(x[0])]), [[1.0], [-1.0]])
-    with pytest.raises((ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"):
+    with pytest.raises(
+        (ValueError, FloatingPointError), match=r"rate .*trajectory \d+|trajectory \d+.* rate"
+    ):
         fl.ppgt(process, COUNT, fl.simulator(process, jnp.array([3.0]), T))(key, RATES, 50)
 
 
@@ -196,7 +246,9 @@ def test_states_in_single_precision_on_a_grid_in_double(key):
     """The float32 next to 0.7 lies below it: a step that waits for 0.7 itself would never end."""
     with jax.enable_x64(True):
         start, theta = jax.tree.map(lambda v: v.astype(jnp.float32), (jnp.array([3.0]), RATES))
-        process = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]], x.dtype), [[1.0], [-1.0]])
+        process = Jumps(
+            lambda th, x: jnp.array([th["birth"], th["death"] * x[0]], x.dtype), [[1.0], [-1.0]]
+        )
         record = fl.simulator(process, start, jnp.array([0.0, 0.7, 1.4]))(key, theta, 2)
     assert record.x.dtype == np.float32
 
@@ -210,5 +262,7 @@ def test_events_that_are_not_those_of_the_rates_are_told(key):
     assert abs(fits.stderr[0] * np.sqrt(300 * 5.0 * 2.0) - 1) < 0.1  # birth: ∫a dt is known
     with pytest.warns(RuntimeWarning, match=r"events / ∫ rate dt.*Event 1 happens 0.6\d* times"):
         fl.gradient(BIRTH_DEATH, COUNT, {**RATES, "death": jnp.array(1.5)}, record)
-    slow = record._replace(t=record.t / 1e3, events=record.events._replace(after=record.events.after / 1e3))
+    slow = record._replace(
+        t=record.t / 1e3, events=record.events._replace(after=record.events.after / 1e3)
+    )
     assert "times are multiplied by 1000" in examine(BIRTH_DEATH, RATES, slow).cause

@@ -54,8 +54,13 @@ def test_gradient_of_a_long_run_average(key, traces):
 
 
 def test_rewards_of_steps(key):
-    """r = (X' − X)²/2 + kX'X: both ends, own kick and explicit θ. E[X'X] = aP, E[(X' − X)²] = (kΔ)²P + s²Δ."""
-    paid = fl.Objective(step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0])
+    """r = (X' − X)²/2 + kX'X: both ends, own kick and explicit θ.
+
+    E[X'X] = aP, E[(X' − X)²] = (kΔ)²P + s²Δ.
+    """
+    paid = fl.Objective(
+        step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2 / 2 + th["k"] * x_next[0] * x[0]
+    )
 
     def exact(th):
         p, a = stationary_square(th), 1 - th["k"] * DT
@@ -74,13 +79,17 @@ def test_rewards_of_steps(key):
 
 
 def test_a_short_window_keeps_its_share(key):
-    """Of dJ/dk a window of w steps has the share 1 − (1 − kΔ)^{2w}, and the next window has what it says is missing."""
+    """Of dJ/dk a window of w steps has the share 1 − (1 − kΔ)^{2w}, and the next window has
+    what it says is missing.
+    """
     w = 4
     answer = stationary(OU, SQUARE, THETA, record(key, 80_000), window=w * DT)
     whole, decay = exact_slope()["k"], float(1 - THETA["k"] * DT)
     share = 1 - decay ** (2 * w)
     assert abs(answer.estimate.gradient["k"] - share * whole) < 4 * answer.estimate.stderr["k"]
-    assert abs(answer.estimate.gradient["k"] - whole) > 8 * answer.estimate.stderr["k"]  # the test can see the window
+    assert (
+        abs(answer.estimate.gradient["k"] - whole) > 8 * answer.estimate.stderr["k"]
+    )  # the test can see the window
     assert abs(answer.missing["k"] - share * (1 - share) * whole) < 4 * answer.missing_stderr["k"]
 
 
@@ -90,14 +99,17 @@ def test_errors_cover():
     exact = exact_slope()
     for seed in range(60):
         answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0)
-        z.append([(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA])
+        z.append(
+            [(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA]
+        )
         low, high = answer.estimate.interval
         inside.append([low[n] < exact[n] < high[n] for n in THETA])
         low, high = answer.estimate.value_interval
         inside[-1].append(low < stationary_square(THETA) < high)
     z = np.array(z)
     assert np.all(np.mean(inside, axis=0) > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 60))
-    # the mean square of 60 Student variables of ten batches or more: 1 to within 4 of its own errors, √(2·1.5/60)
+    # the mean square of 60 Student variables of ten batches or more: 1 to within 4 of its own
+    # errors, √(2·1.5/60)
     assert np.all(np.abs(z.mean(axis=0)) < 4 / np.sqrt(60))
     assert np.all(np.mean(z**2, axis=0) < 1 + 4 * np.sqrt(3 / 60))
     assert np.all(np.mean(z**2, axis=0) > 1 - 4 * np.sqrt(3 / 60) / 1.5)
@@ -113,7 +125,9 @@ def test_autocorrelation_time_of_an_autoregression():
 
 
 def test_an_oscillating_series_remembers_longer_than_its_integral_says():
-    """ρ(k) = rᵏcos ωk: the sum over k is small, the envelope is not; Σ|ρ| = (2/π) of the envelope's for small ω."""
+    """ρ(k) = rᵏcos ωk: the sum over k is small, the envelope is not; Σ|ρ| = (2/π) of the
+    envelope's for small ω.
+    """
     rng, r, omega = np.random.default_rng(1), 0.98, 0.5
     z = lfilter([1.0], [1.0, -r * np.exp(1j * omega)], rng.normal(size=(200_000, 2)) @ [1, 1j])
     envelope = 1 + 2 * r / (1 - r)
@@ -122,9 +136,12 @@ def test_an_oscillating_series_remembers_longer_than_its_integral_says():
 
 
 def test_auto_doubles_its_window_until_the_next_adds_nothing(key):
-    """A reward of a fast and a slow component is correlated like the fast one, and answers kicks like the slow one."""
+    """A reward of a fast and a slow component is correlated like the fast one, and answers
+    kicks like the slow one.
+    """
     process = fl.Process(
-        lambda th, x: jnp.stack([th["slow"] * (th["set"] - x[0]), -8.0 * x[1]]), lambda th, x: jnp.array([0.3, 4.0])
+        lambda th, x: jnp.stack([th["slow"] * (th["set"] - x[0]), -8.0 * x[1]]),
+        lambda th, x: jnp.array([0.3, 4.0]),
     )
     theta = {"slow": jnp.array(0.25), "set": jnp.array(1.0)}
     reward = lambda th, x: x[0] + x[1]
@@ -132,14 +149,18 @@ def test_auto_doubles_its_window_until_the_next_adds_nothing(key):
     short = stationary(process, reward, theta, data, window=1.0)
     assert abs(short.estimate.gradient["set"] - 1) > 8 * short.estimate.stderr["set"]
     assert short.missing["set"] > 8 * short.missing_stderr["set"]
-    assert short.bias_bound["set"] > 1 - short.estimate.gradient["set"] - 2 * short.estimate.stderr["set"]
+    assert (
+        short.bias_bound["set"]
+        > 1 - short.estimate.gradient["set"] - 2 * short.estimate.stderr["set"]
+    )
     answer = stationary(process, reward, theta, data)
     assert answer.window > 4 * 5 * answer.autocorrelation_time / 2
     assert abs(answer.estimate.gradient["set"] - 1) < 4 * answer.estimate.stderr["set"]
 
 
 CASCADE = fl.Process(
-    lambda th, x: jnp.stack([th["push"] - 0.2 * x[0], 0.8 * x[0] - 4.0 * x[1]]), lambda th, x: jnp.array([0.3, 1.5])
+    lambda th, x: jnp.stack([th["push"] - 0.2 * x[0], 0.8 * x[0] - 4.0 * x[1]]),
+    lambda th, x: jnp.array([0.3, 1.5]),
 )
 PUSH = {"push": jnp.array(0.2)}
 FAST = lambda th, x: x[1]
@@ -151,7 +172,9 @@ def cascade(key, steps):
 
 
 def test_a_slow_mode_with_a_small_share_of_the_reward_sizes_the_window(key):
-    """The reward forgets within 0.7, and the mode that the parameter excites within 2/0.2 (1 + 2Σρ of a decay)."""
+    """The reward forgets within 0.7, and the mode that the parameter excites within 2/0.2 (1 +
+    2Σρ of a decay).
+    """
     answer = stationary(CASCADE, FAST, PUSH, cascade(key, 100_000))
     assert answer.autocorrelation_time < 2
     assert abs(answer.memory / 10 - 1) < 0.4
@@ -168,7 +191,9 @@ def test_a_record_too_short_for_its_slowest_state_has_the_bias_in_its_interval(k
     assert not given.cut
     assert answer.estimate.gradient == given.estimate.gradient
     for side, sign in ((0, -1), (1, 1)):
-        wider = sign * (answer.estimate.interval[side]["push"] - given.estimate.interval[side]["push"])
+        wider = sign * (
+            answer.estimate.interval[side]["push"] - given.estimate.interval[side]["push"]
+        )
         assert wider == pytest.approx(float(answer.bias_bound["push"]))
     assert "slowest state remembers" in repr(answer)
 
@@ -177,8 +202,13 @@ def test_a_record_too_short_for_its_slowest_state_has_the_bias_in_its_interval(k
 def test_intervals_of_two_time_scales_cover():
     """They covered 37 % of records of 1,000 units of time, whose gradients were 33 % too small."""
     seeds = 40
-    answers = [stationary(CASCADE, FAST, PUSH, cascade(jax.random.key(seed), 20_000)) for seed in range(seeds)]
-    inside = [low["push"] < 1 < high["push"] for low, high in (one.estimate.interval for one in answers)]
+    answers = [
+        stationary(CASCADE, FAST, PUSH, cascade(jax.random.key(seed), 20_000))
+        for seed in range(seeds)
+    ]
+    inside = [
+        low["push"] < 1 < high["push"] for low, high in (one.estimate.interval for one in answers)
+    ]
     gradients = np.array([one.estimate.gradient["push"] for one in answers])
     assert np.mean(inside) > 0.95 - 4 * np.sqrt(0.95 * 0.05 / seeds)
     assert abs(gradients.mean() - 1) < 4 * gradients.std() / np.sqrt(seeds)
@@ -186,30 +216,39 @@ def test_intervals_of_two_time_scales_cover():
 
 @pytest.mark.long
 def test_the_mean_reward_takes_nothing_off_the_gradient():
-    """ḡ answers the kicks too: a window of w of N steps lost w/N of the gradient, here 4.3 %, five errors of the mean.
+    """ḡ answers the kicks too: a window of w of N steps lost w/N of the gradient, here 4.3 %, five
+    errors of the mean.
 
     x forgets within a step, X' = fΔ + s√Δ z, so that ∂E[x]/∂f = Δ and no window is too short.
     """
     process = fl.Process(lambda f, x: f - x / DT, lambda f, x: 0.8 * jnp.ones(1))
     seeds, steps, theta = 500, 460, jnp.array(0.0)
     t = DT * np.arange(steps + 1)
-    x = np.asarray(fl.simulator(process, jnp.zeros(1), DT * np.arange(steps + 2))(jax.random.key(3), theta, seeds).x)
+    x = np.asarray(
+        fl.simulator(process, jnp.zeros(1), DT * np.arange(steps + 2))(
+            jax.random.key(3), theta, seeds
+        ).x
+    )
     reward = lambda f, x: x[0]
     gradients = np.array(
         [
-            stationary(process, reward, theta, fl.Trajectories(t, one[None, 1:]), window=20 * DT).estimate.gradient
+            stationary(
+                process, reward, theta, fl.Trajectories(t, one[None, 1:]), window=20 * DT
+            ).estimate.gradient
             for one in x
         ]
     )
     assert abs(gradients.mean() - DT) < 3.5 * gradients.std() / np.sqrt(seeds)
 
 
-# ------------------------------------------------------------------------------------------------ twin
+# --------------------------------------------------------------------------------------------- twin
 
 
 @pytest.mark.parametrize(("order", "wrong"), [(1, 1.0), (2, 1.0), (1, 1.3), (2, 1.3)])
 def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
-    """dJ/dk = −σ²/2k² on a fine grid; measured gains of one trace: 8 with order 1 and 20 with order 2."""
+    """dJ/dk = −σ²/2k² on a fine grid; measured gains of one trace: 8 with order 1 and 20 with
+    order 2.
+    """
     data = record(key, 80_000)
     twin = fl.Twin(theta=lambda th: jax.tree.map(lambda v: wrong * v, th), order=order)
     plain, answer = (stationary(OU, SQUARE, THETA, data, baseline=b) for b in ("time", twin))
@@ -217,14 +256,18 @@ def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
     assert abs(exact["k"] / (-(THETA["s"] ** 2) / (2 * THETA["k"] ** 2)) - 1) < 2 * DT
     for name in THETA:
         gap, error = answer.estimate.gradient[name] - exact[name], answer.estimate.stderr[name]
-        assert abs(gap) < 4 * error + 1e-6, name  # an exact twin leaves no noise, only what is beyond two windows
+        assert abs(gap) < 4 * error + 1e-6, (
+            name
+        )  # an exact twin leaves no noise, only what is beyond two windows
         assert (plain.estimate.stderr[name] / error) ** 2 > 3, name
     assert answer.estimate.value == plain.estimate.value
 
 
 def test_a_twin_fills_in_what_a_short_window_cuts_off(key):
     """The tail of the kicks beyond the window is in the twin's guess."""
-    answer = stationary(OU, SQUARE, THETA, record(key, 80_000), window=4 * DT, baseline=fl.Twin(order=2))
+    answer = stationary(
+        OU, SQUARE, THETA, record(key, 80_000), window=4 * DT, baseline=fl.Twin(order=2)
+    )
     whole, decay = exact_slope()["k"], float(1 - THETA["k"] * DT)
     cut = decay ** (2 * 8) * whole  # a path of one window, on top of the window of the score
     assert abs(answer.estimate.gradient["k"] - whole) < 4 * answer.estimate.stderr["k"] + abs(cut)
@@ -243,7 +286,9 @@ def test_a_driven_network_in_its_steady_state(key):
     average = lambda th: steady_average(CHAIN.process, power, th, 0.02, 6)
     value, exact = jax.jit(jax.value_and_grad(average))(theta)
     long = tcmt.transmission(CHAIN.network, horizon=40.0, dt=0.02)
-    late = exact_moments.rewards(long, {**theta, "chi": np.zeros(3)})[-1] * 40.0  # a task's reward is per horizon
+    late = (
+        exact_moments.rewards(long, {**theta, "chi": np.zeros(3)})[-1] * 40.0
+    )  # a task's reward is per horizon
     assert abs(float(value) / late - 1) < 1e-6
 
     data = steady_record(CHAIN.process, theta, 0.02, 6, key, 60_000)
@@ -261,8 +306,12 @@ def test_errors_with_a_twin_cover():
     z, exact = [], exact_slope()
     twin = fl.Twin(theta=lambda th: {"k": 1.2 * th["k"], "s": 0.8 * th["s"]})
     for seed in range(60):
-        answer = stationary(OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0, baseline=twin)
-        z.append([(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA])
+        answer = stationary(
+            OU, SQUARE, THETA, record(jax.random.key(seed), 8000), window=2.0, baseline=twin
+        )
+        z.append(
+            [(answer.estimate.gradient[n] - exact[n]) / answer.estimate.stderr[n] for n in THETA]
+        )
     z = np.array(z)
     assert np.all(np.abs(z.mean(axis=0)) < 4 / np.sqrt(60))
     assert np.all(np.mean(z**2, axis=0) < 1 + 4 * np.sqrt(3 / 60))
@@ -280,22 +329,29 @@ def test_twins_that_cannot_be_are_named(key):
         stationary(OU, SQUARE, THETA, short, baseline=grows)
 
 
-# ------------------------------------------------------------------------------------------ steadiness
+# --------------------------------------------------------------------------------------- steadiness
 
 
 def test_a_record_that_changes_is_noticed(key):
     data = record(key, 40_000)
     assert not stationary(OU, SQUARE, THETA, data).change.seen
     drifting = data._replace(x=data.x + 0.5 * jnp.linspace(0, 1, 40_001)[:, None])
-    with pytest.warns(RuntimeWarning, match=r"the mean of component 0 differs by 0\.2\d+ .* standard errors"):
+    with pytest.warns(
+        RuntimeWarning, match=r"the mean of component 0 differs by 0\.2\d+ .* standard errors"
+    ):
         assert stationary(OU, SQUARE, THETA, drifting).change.seen
     hotter = data._replace(x=data.x * jnp.where(jnp.arange(40_001) < 20_000, 1.0, 1.15)[:, None])
-    with pytest.warns(RuntimeWarning, match=r"(the reward|the mean square of component 0) differs by 0\.0\d+"):
+    with pytest.warns(
+        RuntimeWarning, match=r"(the reward|the mean square of component 0) differs by 0\.0\d+"
+    ):
         stationary(OU, SQUARE, THETA, hotter)
 
 
 def test_a_steady_record_is_seldom_said_to_change():
-    worst = [stationary(OU, SQUARE, THETA, record(jax.random.key(s), 8000), window=2.0).change for s in range(40)]
+    worst = [
+        stationary(OU, SQUARE, THETA, record(jax.random.key(s), 8000), window=2.0).change
+        for s in range(40)
+    ]
     assert not any(change.seen for change in worst)
 
 
@@ -315,7 +371,9 @@ def test_bad_records_are_named(key):
     short = record(key, 40)
     with pytest.raises(ValueError, match=r"longer than two windows|too short"):
         stationary(OU, SQUARE, THETA, short)
-    with pytest.raises(ValueError, match=r"too short: 1 × 10 .* autocorrelation time of .* 10 make an error bar"):
+    with pytest.raises(
+        ValueError, match=r"too short: 1 × 10 .* autocorrelation time of .* 10 make an error bar"
+    ):
         stationary(OU, SQUARE, THETA, record(key, 200), window=0.5)
     with pytest.raises(ValueError, match=r"`window`.*soon"):
         stationary(OU, SQUARE, THETA, short, window="soon")
@@ -324,6 +382,8 @@ def test_bad_records_are_named(key):
     with pytest.raises(ValueError, match=r"does not vary"):
         stationary(OU, lambda th, x: 0.0 * x[0], THETA, short)
     with pytest.raises(ValueError, match=r"uniform"):
-        stationary(OU, SQUARE, THETA, fl.Trajectories(np.array([0.0, 1.0, 3.0]), np.ones((1, 3, 1))))
+        stationary(
+            OU, SQUARE, THETA, fl.Trajectories(np.array([0.0, 1.0, 3.0]), np.ones((1, 3, 1)))
+        )
     with pytest.raises(ValueError, match=r"terminal"):
         stationary(OU, fl.Objective(terminal=SQUARE), THETA, short)

@@ -1,4 +1,6 @@
-"""Advice on noise and trajectories, against linear networks whose returns, gradients and biases are exact."""
+"""Advice on noise and trajectories, against linear networks whose returns, gradients and biases
+are exact.
+"""
 
 import json
 
@@ -18,7 +20,9 @@ TASK = tcmt.transmission(tcmt.rectangular(2, 3), horizon=4.0, dt=1e-2)
 THETA = {"omega": jnp.linspace(-0.8, 0.9, 6), "kappa": jnp.linspace(0.6, 1.4, 7)}
 
 
-@pytest.mark.parametrize("law", [(2.0, 0.0, 0.0), (0.0, 3.0, 0.5), (1.0, 2.0, 3.0), (0.0, 5.0, 0.0)])
+@pytest.mark.parametrize(
+    "law", [(2.0, 0.0, 0.0), (0.0, 3.0, 0.5), (1.0, 2.0, 3.0), (0.0, 5.0, 0.0)]
+)
 def test_a_variance_law_is_found_again(law):
     sigma = np.array([0.1, 0.3, 1.0, 3.0])
     np.testing.assert_allclose(fit_variance(sigma, VarianceLaw(*law)(sigma)), law, atol=1e-9)
@@ -46,11 +50,19 @@ def test_the_norm_of_a_gradient_is_not_raised_by_noise():
 def test_the_optimum_is_the_one_on_paper():
     t = Tradeoff(VarianceLaw(2.0, 0.0, 0.0), bias=1e-4, ceiling=np.inf, low=1e-2, high=100.0)
     best = optimum(t, trajectories=1000)
-    assert best.sigma_w == pytest.approx((2.0 / (2 * 1000 * 1e-4)) ** (1 / 6), rel=5e-3)  # the grid's spacing
+    assert best.sigma_w == pytest.approx(
+        (2.0 / (2 * 1000 * 1e-4)) ** (1 / 6), rel=5e-3
+    )  # the grid's spacing
     assert best.limited_by == "gradient"
     same = optimum(t, error=best.error)  # the dual problem has the same answer
-    assert (same.sigma_w, same.trajectories) == (pytest.approx(best.sigma_w, rel=0.02), pytest.approx(1000, rel=1e-3))
-    assert optimum(t._replace(ceiling=1.0), trajectories=1000)[0::3] == (pytest.approx(1.0), "return bias")
+    assert (same.sigma_w, same.trajectories) == (
+        pytest.approx(best.sigma_w, rel=0.02),
+        pytest.approx(1000, rel=1e-3),
+    )
+    assert optimum(t._replace(ceiling=1.0), trajectories=1000)[0::3] == (
+        pytest.approx(1.0),
+        "return bias",
+    )
     assert optimum(t._replace(high=0.5), trajectories=1000)[0::3] == (pytest.approx(0.5), "range")
     with pytest.raises(ValueError, match="below the bias"):
         optimum(t._replace(low=10.0), error=0.05)
@@ -69,10 +81,12 @@ def test_what_is_measured_is_exact(advice):
     assert advice.J_silent == pytest.approx(quiet, rel=1e-9)
     assert abs(advice.bias.value - (loud - quiet)) < 4 * advice.bias.error
     for f in advice.families:
-        # estimates at several σ_W are pooled; their gradients differ by the bias, which is small here
+        # estimates at several σ_W are pooled; their gradients differ by the bias, which is small
+        # here
         assert abs(f.norm2.value - np.sum(quiet_slope[f.name] ** 2)) < 4 * f.norm2.error
         bias = np.linalg.norm(loud_slope[f.name] - quiet_slope[f.name])
-        # 16 squares of projections: a relative error √(2/16)/2 = 18 % of the norm, and some from 32 trajectories
+        # 16 squares of projections: a relative error √(2/16)/2 = 18 % of the norm, and some from 32
+        # trajectories
         assert abs(f.bias - bias) < 4 * (0.18 * bias + 0.005 * np.sqrt(f.norm2.value))
 
 
@@ -85,8 +99,11 @@ def test_as_many_trajectories_as_advised_give_the_error_asked_for(advice):
     got = []
     for k in range(8):
         estimate = task.estimator("cpu")(jax.random.key(100 + k), THETA, count)
-        got.append(sum(w[n] * np.sum((estimate.gradient[n] - g) ** 2) for n, g in gradient.items()) / size)
-    # ε² is a sum of some ten squares: 8 repetitions know it to √(2/(8·5)) = 22 %, the pilot |∇J|² to a tenth or so
+        got.append(
+            sum(w[n] * np.sum((estimate.gradient[n] - g) ** 2) for n, g in gradient.items()) / size
+        )
+    # ε² is a sum of some ten squares: 8 repetitions know it to √(2/(8·5)) = 22 %, the pilot |∇J|²
+    # to a tenth or so
     assert np.mean(got) == pytest.approx(0.2**2, rel=0.7)
 
 

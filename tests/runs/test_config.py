@@ -19,15 +19,28 @@ def test_paper_preset_is_the_papers():
     paper = PRESETS["paper"]
     assert (paper.lattice.rows, paper.lattice.columns) == (11, 13)
     assert (paper.lattice.gamma_e, paper.lattice.gamma) == (1.0, 0.02)
-    assert (paper.task.horizon, paper.task.dt, paper.task.sigma_w, paper.task.amplitude) == (20, 1e-3, 0.5, 10)
+    assert (paper.task.horizon, paper.task.dt, paper.task.sigma_w, paper.task.amplitude) == (
+        20,
+        1e-3,
+        0.5,
+        10,
+    )
     assert paper.optimiser.rule == "paper"
     assert paper.optimiser.learning_rate == 0.05
     assert paper.optimiser.options == {"rho": 10.0, "beta": 0.9, "epsilon": 1e-8}
-    assert (paper.ensemble.schedule, paper.ensemble.budgets[0], paper.ensemble.window) == ("escalation", 1000, 100)
+    assert (paper.ensemble.schedule, paper.ensemble.budgets[0], paper.ensemble.window) == (
+        "escalation",
+        1000,
+        100,
+    )
     assert (paper.baseline.kind, paper.baseline.bins, paper.baseline.every) == ("binned", 20, 1)
     assert paper.start.chi_std == 1e-4
     quick = PRESETS["paper-quick"]
-    assert (quick.iterations, quick.ensemble.schedule, quick.ensemble.trajectories) == (75, "fixed", 1000)
+    assert (quick.iterations, quick.ensemble.schedule, quick.ensemble.trajectories) == (
+        75,
+        "fixed",
+        1000,
+    )
     assert dataclasses.replace(quick.optimiser) == paper.optimiser
 
 
@@ -53,10 +66,19 @@ def test_a_file_changes_what_it_names_and_takes_the_rest_from_its_preset(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[task]\nsigma_kapa = 0.1", '`task.sigma_kapa` is no key of .task., .*Did you mean "sigma_kappa"'),
-        ("sigma_kappa = 0.1", '`sigma_kappa` is no key of the top level.*Did you mean "task.sigma_kappa"'),
+        (
+            "[task]\nsigma_kapa = 0.1",
+            '`task.sigma_kapa` is no key of .task., .*Did you mean "sigma_kappa"',
+        ),
+        (
+            "sigma_kappa = 0.1",
+            '`sigma_kappa` is no key of the top level.*Did you mean "task.sigma_kappa"',
+        ),
         ("[tsak]\ndt = 0.1", '`tsak` is no key.*Did you mean "task"'),
-        ("[ensemble]\nschedule = 'escalate'", '"fixed", "steps", "escalation"; got .escalate.*mean "escalation"'),
+        (
+            "[ensemble]\nschedule = 'escalate'",
+            '"fixed", "steps", "escalation"; got .escalate.*mean "escalation"',
+        ),
         ("[task]\nstep = 'hoin'", '"euler", "heun"; got .hoin'),
         ("preset = 'dmeo'", 'preset.*"demo", "fast", .*"paper".*mean "demo"'),
         ("iterations = 0", "`iterations` must be a whole number, at least 1; got 0"),
@@ -82,7 +104,9 @@ def test_what_is_wrong_is_named(tmp_path, text, message):
 
 
 def test_names_that_are_no_preset_and_no_file():
-    with pytest.raises(ValueError, match=r"neither a preset \(demo, fast, .*paper, .*\).*mean \"paper\""):
+    with pytest.raises(
+        ValueError, match=r"neither a preset \(demo, fast, .*paper, .*\).*mean \"paper\""
+    ):
         named("papre")
     with pytest.raises(ValueError, match="there is no file nowhere.toml"):
         named("nowhere.toml")

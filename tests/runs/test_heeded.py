@@ -27,7 +27,10 @@ def test_the_baseline_that_is_used_is_shown(tmp_path):
     assert 'kind = "twin"' in invoke("unknown", "--baseline", "twin", "--show").output
     done = invoke("demo", "--set", "device.gain_error=0.2", "--show")  # demo carries its baseline
     assert "`baseline.kind` = 'carried' would be ignored" in done.output
-    assert invoke("demo", "--set", "device.gain_error=0.2", "--baseline", "twin", "--show").exit_code == 0
+    assert (
+        invoke("demo", "--set", "device.gain_error=0.2", "--baseline", "twin", "--show").exit_code
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,9 @@ def test_every_key_with_a_condition_exists_and_every_preset_passes():
         for name in CONDITIONS:
             section, key = name.split(".")
             assert hasattr(getattr(config, section), key)
-    refuse_ignored(changed(named("paper"), {"baseline.every": 5, "ensemble.budgets": [10, 20]}), named("paper"))
+    refuse_ignored(
+        changed(named("paper"), {"baseline.every": 5, "ensemble.budgets": [10, 20]}), named("paper")
+    )
     on_jax = changed(named("paper"), {"baseline.every": 5, "backend": "jax"})
     with pytest.raises(ValueError, match=r"`baseline.every` = 5.*JAX"):
         refuse_ignored(on_jax, named("paper"))
@@ -94,7 +99,10 @@ def test_a_file_is_looked_at_with_the_options_beside_it(tmp_path):
         (("demo", "--replace"), "--out"),
         (("demo", "--seed", "1", "--set", "seed=2"), "`seed` was given twice, as 1 and as 2"),
         (("demo", "--set", "seed=3", "--set", "seed=2"), "`seed` was given twice, as 3 and as 2"),
-        (("paper", "--trajectories", "9", "--set", "ensemble.schedule=escalation"), "`ensemble.schedule`"),
+        (
+            ("paper", "--trajectories", "9", "--set", "ensemble.schedule=escalation"),
+            "`ensemble.schedule`",
+        ),
         (("--from", "runs/none", "--replace"), "--out"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The isolation preset: none without Kerr effect, the other sign for the lattice turned round, and a run reads back."""
+"""The isolation preset: none without Kerr effect, the other sign for the lattice turned round,
+and a run reads back.
+"""
 
 import jax
 import numpy as np
@@ -26,12 +28,18 @@ def theta(chi_size):
 
 
 def turned(values):
-    """The parameters of the lattice turned by 180°: sites, and so sorted bonds, in reverse order."""
+    """The parameters of the lattice turned by 180°: sites, and so sorted bonds, in reverse
+    order.
+    """
     network = make_network(CONFIG)
     last = network.sites - 1
     place = {tuple(bond): k for k, bond in enumerate(network.bonds.tolist())}
     bonds = [place[last - j, last - i] for i, j in network.bonds.tolist()]
-    return {"omega": values["omega"][::-1], "kappa": values["kappa"][np.array(bonds)], "chi": values["chi"][::-1]}
+    return {
+        "omega": values["omega"][::-1],
+        "kappa": values["kappa"][np.array(bonds)],
+        "chi": values["chi"][::-1],
+    }
 
 
 def isolated(values):

@@ -13,7 +13,9 @@ SMALL = tcmt.rectangular(4, 5)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_figure_runs(tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2)
+    return write_figure_runs(
+        tmp_path_factory.mktemp("runs"), network=SMALL, iterations=160, dt=1e-2
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What goes wrong around a run: files swapped, cut, damaged or gone, disks that refuse, numbers out of range."""
+"""What goes wrong around a run: files swapped, cut, damaged or gone, disks that refuse, numbers
+out of range.
+"""
 
 import os
 import shutil
@@ -45,7 +47,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-# ------------------------------------------------------------------------------------------- fingerprints
+# ------------------------------------------------------------------------------------- fingerprints
 
 
 def test_a_configuration_that_was_cut_off_is_refused_wherever_it_was_cut(run_copy):
@@ -61,7 +63,9 @@ def test_a_configuration_that_was_cut_off_is_refused_wherever_it_was_cut(run_cop
 
 
 @pytest.mark.parametrize("edit", [("sigma_w = 0.5", "sigma_w = 0.6"), ("rows = ", "rows = 1")])
-def test_an_edited_configuration_is_noticed_by_every_command_that_computes_with_it(run_copy, tmp_path, edit):
+def test_an_edited_configuration_is_noticed_by_every_command_that_computes_with_it(
+    run_copy, tmp_path, edit
+):
     path = run_copy / "config.toml"
     path.write_text(path.read_text().replace(*edit, 1))
     for arguments in (
@@ -115,10 +119,13 @@ def test_a_twin_that_is_wrong_on_purpose_is_no_configuration():
 
 
 def test_a_summary_says_what_its_estimator_knew(finished):
-    assert "no model beyond the score's, carried baseline, Adam" in (finished / "summary.txt").read_text()
+    assert (
+        "no model beyond the score's, carried baseline, Adam"
+        in (finished / "summary.txt").read_text()
+    )
 
 
-# ------------------------------------------------------------------------------------------------- set-up
+# ------------------------------------------------------------------------------------------- set-up
 
 
 class Killed(BaseException):
@@ -154,7 +161,7 @@ def test_a_kill_during_set_up_leaves_a_folder_that_can_be_used(tmp_path, monkeyp
         assert len(list(runs.run(config, tmp_path / "run", replace=how == "replace"))) == 2
 
 
-# ---------------------------------------------------------------------------------------- files and disks
+# ---------------------------------------------------------------------------------- files and disks
 
 
 def damaged(path, how):
@@ -187,12 +194,18 @@ def test_parameters_that_are_damaged_are_set_aside_and_the_run_goes_on(run_copy,
         assert file["iteration"][:].tolist() == [12, 13, 14]
 
 
-@pytest.mark.parametrize("name", ["history.csv", "config.toml", "final.npz", "summary.json", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["history.csv", "config.toml", "final.npz", "summary.json", ".lock"]
+)
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
 def test_what_is_no_file_in_the_place_of_one_is_named(run_copy, name, kind):
     path = run_copy / name
     path.unlink()
-    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
+    {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+    }[kind]()
     with pytest.raises(ValueError, match=f"{name} is a {kind}"):
         runs.resume(run_copy, MORE)
     with pytest.raises(ValueError, match=f"{name} is a {kind}"):
@@ -286,10 +299,15 @@ def test_a_folder_that_is_removed_while_it_is_written(tmp_path):
 def test_a_limit_on_the_size_of_files_is_named_and_nothing_is_lost(finished, tmp_path):
     """`ulimit -f`, as on file systems that have one."""
     (tmp_path / "tiny.toml").write_text(dump(CONFIG))
-    limited = f"ulimit -f 20; {sys.executable} -m fluctua train {tmp_path / 'tiny.toml'} --out {tmp_path / 'run'}"
+    limited = (
+        f"ulimit -f 20; {sys.executable} -m fluctua train {tmp_path / 'tiny.toml'} --out "
+        f"{tmp_path / 'run'}"
+    )
     # The precision of this process; compiled functions would be too large to be kept.
     environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"}
-    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(
+        ["bash", "-c", limited], capture_output=True, text=True, timeout=120, env=environment
+    )
     message = " ".join(done.stderr.split())
     assert done.returncode == 2, done
     assert "File too large" in message
@@ -298,7 +316,7 @@ def test_a_limit_on_the_size_of_files_is_named_and_nothing_is_lost(finished, tmp
     assert_same_run(finished, tmp_path / "run")
 
 
-# ------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 @pytest.mark.parametrize(
@@ -329,9 +347,16 @@ def test_parameters_from_files_that_do_not_hold_them(finished, tmp_path):
     np.savez(tmp_path / "complex.npz", omega=np.ones(6) + 1j)
     (tmp_path / "cut.npz").write_bytes((finished / "final.npz").read_bytes()[:100])
     lattice = ["--lattice", "2x3", "--horizon", 0.5, "--dt", 0.005, "--trajectories", 8]
-    for name, fact in (("one.npy", "one array without a name"), ("complex.npz", "complex128"), ("cut.npz", "cannot")):
+    for name, fact in (
+        ("one.npy", "one array without a name"),
+        ("complex.npz", "complex128"),
+        ("cut.npz", "cannot"),
+    ):
         shutil.copy(finished / "config.toml", tmp_path / "config.toml")
-        for words in (["gradient", *lattice, "--params", tmp_path / name], ["evaluate", tmp_path / name]):
+        for words in (
+            ["gradient", *lattice, "--params", tmp_path / name],
+            ["evaluate", tmp_path / name],
+        ):
             done = invoke(*words)
             assert done.exit_code == 2, done.output
             assert fact in " ".join(done.output.split())

@@ -1,4 +1,6 @@
-"""Runs: what is in the folder, that a kill at any moment costs nothing, and what is refused before time is spent."""
+"""Runs: what is in the folder, that a kill at any moment costs nothing, and what is refused
+before time is spent.
+"""
 
 import io
 import json
@@ -59,11 +61,18 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-# ------------------------------------------------------------------------------------------ the folder
+# --------------------------------------------------------------------------------------- the folder
 
 
 def test_the_folder_explains_itself(finished):
-    for name in ("config.toml", "history.csv", "parameters.h5", "final.npz", "summary.txt", "summary.json"):
+    for name in (
+        "config.toml",
+        "history.csv",
+        "parameters.h5",
+        "final.npz",
+        "summary.txt",
+        "summary.json",
+    ):
         assert (finished / name).exists(), name
     assert not (finished / "figures").exists()  # commands draw, trainings do not
     rows = history.read(finished / "history.csv")
@@ -97,18 +106,24 @@ def test_parameters_are_recorded_on_a_grid_and_at_the_end(tmp_path):
 
 def test_budgets_stop(tmp_path):
     config = changed(CONFIG, {"stop.max_trajectories": 200})
-    assert list(runs.run(config, tmp_path / "a"))[-1][0].trajectories == 192  # 128 + 4·16; another would be 208
+    assert (
+        list(runs.run(config, tmp_path / "a"))[-1][0].trajectories == 192
+    )  # 128 + 4·16; another would be 208
     config = changed(CONFIG, {"stop.max_minutes": 1e-9})
     assert len(list(runs.run(config, tmp_path / "b"))) == 1
 
 
 def test_ensemble_in_steps(tmp_path):
-    config = changed(CONFIG, {"ensemble.schedule": "steps", "ensemble.steps": [[0, 4], [3, 8]], "iterations": 5})
+    config = changed(
+        CONFIG, {"ensemble.schedule": "steps", "ensemble.steps": [[0, 4], [3, 8]], "iterations": 5}
+    )
     assert [row.ensemble for row, _ in runs.run(config, tmp_path / "a")] == [4, 4, 4, 8, 8]
 
 
 def test_a_carried_table_leaves_the_estimate_unbiased():
-    """Its mean over many seeds is that of the time-only baseline with a pilot, in standard errors."""
+    """Its mean over many seeds is that of the time-only baseline with a pilot, in standard
+    errors.
+    """
     import jax
 
     from fluctua.runs.build import build
@@ -119,7 +134,9 @@ def test_a_carried_table_leaves_the_estimate_unbiased():
         estimator = build(changed(CONFIG, {"baseline.kind": kind})).estimator
         estimates = [estimator(jax.random.key(i), parts.theta, 64) for i in range(20)]
         mean = np.mean([e.gradient["kappa"] for e in estimates], axis=0)
-        sums.append((mean, np.sqrt(np.mean([np.square(e.stderr["kappa"]) for e in estimates], axis=0) / 20)))
+        sums.append(
+            (mean, np.sqrt(np.mean([np.square(e.stderr["kappa"]) for e in estimates], axis=0) / 20))
+        )
     (a, da), (b, db) = sums
     assert np.abs((a - b) / np.hypot(da, db)).max() < 4
     assert np.mean(da) < 1.2 * np.mean(db)
@@ -129,7 +146,9 @@ def test_the_jax_backend_trains_too(tmp_path):
     config = changed(CONFIG, {"backend": "jax", "baseline.kind": "binned", "iterations": 2})
     values = [row.J for row, _ in runs.run(config, tmp_path / "jax")]
     same_noise = changed(config, {"backend": "cpu"})
-    assert values == pytest.approx([row.J for row, _ in runs.run(same_noise, tmp_path / "cpu")], rel=1e-4)
+    assert values == pytest.approx(
+        [row.J for row, _ in runs.run(same_noise, tmp_path / "cpu")], rel=1e-4
+    )
 
 
 def test_a_run_with_heun_steps_goes_on_with_them(tmp_path):
@@ -151,7 +170,7 @@ def test_a_folder_that_says_nothing_of_steps_has_eulers_and_goes_on_to_the_bit(f
     assert_same_run(finished, tmp_path / "run")
 
 
-# ---------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------ what is shown
 
 
 def show(rows, config, terminal):
@@ -165,7 +184,10 @@ def test_display_at_a_terminal_and_in_a_log(finished):
     rows[5] = rows[5]._replace(event="escalate 2000; rewind 3")
     for terminal in (True, False):
         text = show(rows, CONFIG, terminal)
-        assert "iteration 6: no longer improving; 2,000 trajectories from here on, from iteration 4 again" in text
+        assert (
+            "iteration 6: no longer improving; 2,000 trajectories from here on, from iteration 4 "
+            "again" in text
+        )
         assert "12 of 12" in text
     panel = show(rows, CONFIG, True)
     for part in ("gain", "320", "16 an iteration", "s an iteration", "left", "█"):
@@ -183,7 +205,7 @@ def test_sparkline_time_left_and_durations():
     assert [progress.duration(s) for s in (42, 600, 9000)] == ["42 s", "10 min", "2.5 h"]
 
 
-# ------------------------------------------------------------------------------ escalation and rewinds
+# --------------------------------------------------------------------------- escalation and rewinds
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +227,9 @@ def test_escalation_rewinds_and_goes_on(escalated):
         assert after.iteration == int(parts.get("rewind", row.iteration + 1))
     kept = history.effective(rows)
     assert [row.iteration for row in kept] == list(range(170))
-    assert [row.trajectories for row in rows] == list(np.cumsum([row.ensemble for row in rows]) + 128)
+    assert [row.trajectories for row in rows] == list(
+        np.cumsum([row.ensemble for row in rows]) + 128
+    )
 
 
 def test_a_rewound_iteration_begins_from_the_same_parameters_with_fresh_noise(escalated):
@@ -224,13 +248,18 @@ def test_a_rewound_iteration_begins_from_the_same_parameters_with_fresh_noise(es
     np.testing.assert_array_equal(thetas[before.row], thetas[again.row])
 
 
-# ------------------------------------------------------------------------------- stopping and going on
+# ---------------------------------------------------------------------------- stopping and going on
 
 
 def command(*arguments, environment=os.environ):
     environment = {**environment, "JAX_ENABLE_X64": "1"}  # the precision of this process
-    return subprocess.Popen([sys.executable, "-m", "fluctua", "train", *map(str, arguments)],
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "fluctua", "train", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
 
 
 def wait_for_row(folder, number, process):
@@ -240,7 +269,8 @@ def wait_for_row(folder, number, process):
 
 @pytest.mark.long
 def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(escalated, tmp_path):
-    """SIGKILL, several times, somewhere in training, saving or concluding: through the command, for real.
+    """SIGKILL, several times, somewhere in training, saving or concluding: through the command, for
+    real.
 
     The end is resumed here, and so was the whole run made.
     """
@@ -266,7 +296,9 @@ def test_killed_at_random_moments_and_resumed_it_is_the_run_left_alone(escalated
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     folder = tmp_path / "run"
-    options = [x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")]
+    options = [
+        x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")
+    ]
     process = command("demo", *options, "--iterations", "100000", "--out", folder)
     wait_for_row(folder, 3, process)
     process.send_signal(signal.SIGINT)
@@ -281,11 +313,15 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 @pytest.mark.long
 def test_a_second_ctrl_c_gives_up_an_iteration_that_would_take_hours(tmp_path):
     folder = tmp_path / "run"
-    options = [x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")]
+    options = [
+        x for key, value in TINY.items() if key != "iterations" for x in ("--set", f"{key}={value}")
+    ]
     long = ["--set", "ensemble.schedule=steps", "--set", "ensemble.steps=[[0, 4], [3, 50000000]]"]
     process = command("demo", *options, *long, "--baseline", "none", "--out", folder)
     wait_for_row(folder, 2, process)
-    wait_until_busy(process, 1.0)  # in the next iteration; should it not be, the first signal alone ends the run
+    wait_until_busy(
+        process, 1.0
+    )  # in the next iteration; should it not be, the first signal alone ends the run
     process.send_signal(signal.SIGINT)
     read_until(process, "once more gives the iteration up")
     process.send_signal(signal.SIGINT)
@@ -335,18 +371,24 @@ def test_checksum_notices_what_the_format_does_not(tmp_path):
     path = checkpoint.write(tmp_path, 3, {"a": np.arange(3.0)}, keep=2)
     assert checkpoint.read(path)["a"].tolist() == [0, 1, 2]
     with np.load(path) as file:
-        np.savez(path, a=np.arange(3.0) + 1, sha256=file["sha256"])  # a valid .npz with other numbers
+        np.savez(
+            path, a=np.arange(3.0) + 1, sha256=file["sha256"]
+        )  # a valid .npz with other numbers
     with pytest.raises(checkpoint.Damaged, match="checksum"):
         checkpoint.read(path)
 
 
-# --------------------------------------------------------------------------------------------- branches
+# ----------------------------------------------------------------------------------------- branches
 
 
 def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
-    """With nothing changed it is what the run itself would have done; also when it is resumed from its start."""
+    """With nothing changed it is what the run itself would have done; also when it is resumed
+    from its start.
+    """
     list(runs.run(changed(CONFIG, {"iterations": 7}), tmp_path / "trunk"))
-    rows = [row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})]
+    rows = [
+        row for row, _ in runs.branch(tmp_path / "trunk", tmp_path / "branch", {"iterations": 12})
+    ]
     expected = rows_of(finished)[7:]
     assert [row._replace(seconds=0.0, row=row.row + 7) for row in rows] == expected
     for path in checkpoint.listed(tmp_path / "branch" / "checkpoints"):
@@ -356,18 +398,43 @@ def test_a_branch_goes_on_from_where_another_run_stands(finished, tmp_path):
 
 
 def test_a_branch_with_another_ensemble_by_command(finished, tmp_path):
-    done = invoke("train", "--from", finished, "--trajectories", 8, "--iterations", 14, "--out", tmp_path / "few")
+    done = invoke(
+        "train",
+        "--from",
+        finished,
+        "--trajectories",
+        8,
+        "--iterations",
+        14,
+        "--out",
+        tmp_path / "few",
+    )
     assert done.exit_code == 0, done.output
-    assert [(row.iteration, row.ensemble) for row in rows_of(tmp_path / "few")] == [(12, 8), (13, 8)]
+    assert [(row.iteration, row.ensemble) for row in rows_of(tmp_path / "few")] == [
+        (12, 8),
+        (13, 8),
+    ]
     assert (tmp_path / "few" / "figures" / "learning.png").stat().st_size > 1000
     done = invoke("train", "--from", finished, "--out", tmp_path / "none")
-    assert "nothing would be left to do: it has run its 12 iterations" in " ".join(done.output.split())
-    done = invoke("train", "--from", finished, "--optimiser", "paper", "--iterations", 14, "--out", tmp_path / "none")
+    assert "nothing would be left to do: it has run its 12 iterations" in " ".join(
+        done.output.split()
+    )
+    done = invoke(
+        "train",
+        "--from",
+        finished,
+        "--optimiser",
+        "paper",
+        "--iterations",
+        14,
+        "--out",
+        tmp_path / "none",
+    )
     assert done.exit_code == 2
     assert "arrays for parameters and optimiser" in " ".join(done.output.split())
 
 
-# -------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 def test_two_processes_cannot_train_into_one_folder(tmp_path):
@@ -377,7 +444,9 @@ def test_two_processes_cannot_train_into_one_folder(tmp_path):
         other = command(*arguments)
         output, _ = other.communicate(timeout=60)
         assert other.returncode == 2
-        assert f"another process (process {os.getpid()}) is training into" in " ".join(output.split())
+        assert f"another process (process {os.getpid()}) is training into" in " ".join(
+            output.split()
+        )
     rows.close()
     assert len(list(runs.resume(tmp_path / "run"))) == 11
 
@@ -411,7 +480,9 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(course, "append", full)
-    with pytest.raises(RuntimeError, match="No space left.*make room, then: fluctua train --resume"):
+    with pytest.raises(
+        RuntimeError, match="No space left.*make room, then: fluctua train --resume"
+    ):
         next(rows)
     monkeypatch.undo()
     rows.close()
@@ -439,14 +510,25 @@ def test_what_a_resumed_run_may_not_change(finished):
         runs.resume(finished / "checkpoints")
 
 
-# ------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 
 
 def test_evaluate_command(finished):
     measurements = json.loads(invoke("evaluate", finished, "--trajectories", 32, "--json").output)
     assert [m["dt"] for m in measurements] == [5e-3, 2.5e-3]
-    quiet = invoke("evaluate", finished / "final.npz", "--trajectories", 8, "--sigma-w", 0, "--sigma-kappa", 0.1,
-                   "--dt", 0.01, "--json")  # fmt: skip
+    quiet = invoke(
+        "evaluate",
+        finished / "final.npz",
+        "--trajectories",
+        8,
+        "--sigma-w",
+        0,
+        "--sigma-kappa",
+        0.1,
+        "--dt",
+        0.01,
+        "--json",
+    )
     (only,) = json.loads(quiet.output)
     assert (only["sigma_w"], only["sigma_kappa"], only["dt"]) == (0, 0.1, 0.01)
     assert "spread of returns" in invoke("evaluate", finished, "--trajectories", 8).output
@@ -470,11 +552,32 @@ def test_plot_command_and_help(run_copy):
 
 
 def test_gradient_command_reads_the_final_parameters(finished):
-    done = invoke("gradient", "--lattice", "2x3", "--horizon", 0.5, "--dt", 0.005, "--trajectories", 8, "--params",
-                  finished / "final.npz")  # fmt: skip
+    done = invoke(
+        "gradient",
+        "--lattice",
+        "2x3",
+        "--horizon",
+        0.5,
+        "--dt",
+        0.005,
+        "--trajectories",
+        8,
+        "--params",
+        finished / "final.npz",
+    )
     assert done.exit_code == 0, done.output
     longer = invoke(
-        "gradient", "--lattice", "2x3", "--horizon", 0.5, "--dt", 0.05, "--step", "heun", "--trajectories", 8
+        "gradient",
+        "--lattice",
+        "2x3",
+        "--horizon",
+        0.5,
+        "--dt",
+        0.05,
+        "--step",
+        "heun",
+        "--trajectories",
+        8,
     )
     assert "Δt = 0.05 (heun)" in longer.output
     assert "binned baseline" in invoke("gradient", "--step", "heun", "--baseline", "binned").output

@@ -16,7 +16,13 @@ from lattice_runs import TINY, assert_same_run, rows_of
 
 CONFIG = changed(
     PRESETS["demo"],
-    {**TINY, "ensemble.trajectories": 64, "ensemble.shards": 3, "baseline.kind": "carried", "iterations": 4},
+    {
+        **TINY,
+        "ensemble.trajectories": 64,
+        "ensemble.shards": 3,
+        "baseline.kind": "carried",
+        "iterations": 4,
+    },
 )
 
 
@@ -34,7 +40,9 @@ def test_shards_change_the_rounding_and_nothing_else(tmp_path):
     runs.complete(CONFIG, tmp_path / "shards")
     runs.complete(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "sum")
     for a, b in zip(rows_of(tmp_path / "shards"), rows_of(tmp_path / "sum"), strict=True):
-        np.testing.assert_allclose(a.J, b.J, rtol=1e-5)  # float32, and a rule that divides by small numbers
+        np.testing.assert_allclose(
+            a.J, b.J, rtol=1e-5
+        )  # float32, and a rule that divides by small numbers
         assert a.trajectories == b.trajectories
 
 
@@ -48,7 +56,9 @@ def test_what_cannot_be_divided_is_said_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match="'optimal' compares all"):
         runs.run(changed(CONFIG, {"baseline.kind": "optimal"}), tmp_path / "run")
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 3 .* `device`"):
-        runs.run(changed(CONFIG, {"device.gain_error": 0.1, "baseline.kind": "twin"}), tmp_path / "run")
+        runs.run(
+            changed(CONFIG, {"device.gain_error": 0.1, "baseline.kind": "twin"}), tmp_path / "run"
+        )
     with pytest.raises(ValueError, match=r"`ensemble.shards` = 0"):
         runs.run(changed(CONFIG, {"ensemble.shards": 0}), tmp_path / "run", cluster="local")
     assert not (tmp_path / "run").exists()
@@ -58,7 +68,9 @@ def test_what_cannot_be_divided_is_said_before_a_folder_is_made(tmp_path):
 def test_the_gpus_are_those_of_the_workers(kind, monkeypatch):
     """The process that trains needs none, nor CuPy."""
     handed_over = []
-    monkeypatch.setattr(building, "distributed", lambda estimator, *_, **__: handed_over.append(estimator))
+    monkeypatch.setattr(
+        building, "distributed", lambda estimator, *_, **__: handed_over.append(estimator)
+    )
     build(changed(CONFIG, {"backend": "cuda", "baseline.kind": kind}), "there")
     estimator = handed_over[0]
     inner = {"twin": "estimator", "carried": "fused"}.get(kind)
@@ -75,6 +87,8 @@ def test_what_gpus_elsewhere_have_trained_is_measured_here():
 def test_the_command_writes_shards_into_the_configuration(tmp_path):
     shown = CliRunner().invoke(app, ["train", "demo", "--cluster", "auto", "--show"])
     assert "shards = 64 " in shown.output
-    shown = CliRunner().invoke(app, ["train", "demo", "--cluster", "auto", "--set", "ensemble.shards=7", "--show"])
+    shown = CliRunner().invoke(
+        app, ["train", "demo", "--cluster", "auto", "--set", "ensemble.shards=7", "--show"]
+    )
     assert "shards = 7 " in shown.output
     assert "shards = 0 " in CliRunner().invoke(app, ["train", "demo", "--show"]).output

@@ -1,4 +1,6 @@
-"""Training on a device with hidden errors: what is drawn, what is found, what is counted, and going on after a kill."""
+"""Training on a device with hidden errors: what is drawn, what is found, what is counted, and
+going on after a kill.
+"""
 
 import tomllib
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from fluctua import tcmt
-from fluctua.learn.calibrated import Calibrated
+from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs import train as runs
 from fluctua.runs.build import make_estimator, make_task
 from fluctua.runs.config import changed, dump, named, parse
@@ -54,7 +56,10 @@ def test_bonds_across_the_cells_are_in_their_places():
     assert len(richer.across) == 8
     kappa = np.asarray(richer.kappa(np.ones(len(network.bonds)), np.full(8, 0.05)))
     bonds = richer.network.bonds
-    steps = np.abs(bonds // 3 - (bonds // 3)[:, ::-1])[:, 0] + np.abs(bonds % 3 - (bonds % 3)[:, ::-1])[:, 0]
+    steps = (
+        np.abs(bonds // 3 - (bonds // 3)[:, ::-1])[:, 0]
+        + np.abs(bonds % 3 - (bonds % 3)[:, ::-1])[:, 0]
+    )
     np.testing.assert_allclose(kappa, np.where(steps == 1, 1, 0.05))
 
 
@@ -67,13 +72,19 @@ def test_a_run_counts_what_it_measures_and_goes_on_bit_for_bit(tmp_path):
     runs.complete(changed(config, {"iterations": 2}), tmp_path / "part")
     list(runs.resume(tmp_path / "part", {"iterations": 4}))
     assert_same_run(tmp_path / "whole", tmp_path / "part")
-    assert "unknowns   rms error after 4 trajectories: gain " in (tmp_path / "whole" / "summary.txt").read_text()
+    assert (
+        "unknowns   rms error after 4 trajectories: gain "
+        in (tmp_path / "whole" / "summary.txt").read_text()
+    )
 
 
 def test_J_is_that_of_the_device():
     config = small(**{"device.second_neighbours": 0.05, "task.horizon": 8.0})
     theta = {"omega": np.zeros(9), "kappa": np.ones(12), "chi": np.zeros(9)}
-    plain = changed(config, {"device.gain_error": 0.0, "device.offset_error": 0.0, "device.second_neighbours": 0.0})
+    plain = changed(
+        config,
+        {"device.gain_error": 0.0, "device.offset_error": 0.0, "device.second_neighbours": 0.0},
+    )
     of_device, of_model = (evaluate(c, theta, trajectories=64) for c in (config, plain))
     assert abs(of_device.J - of_model.J) > 5 * of_model.J_stderr
 
@@ -100,7 +111,7 @@ def test_J_is_what_the_output_of_the_device_says(effective):
     exact = task.estimator("cpu")(jax.random.key(9), {**theta, "gamma_e": jnp.asarray(leads)}, 4000)
 
     def measure(substrate):
-        estimator = Calibrated(model, substrate, effective, start, 0.2, every=20)
+        estimator = SelfCalibrating(model, substrate, effective, start, 0.2, every=20)
         estimate = estimator(jax.random.key(1), theta, 100)
         return float(estimate.value - exact.value) / float(estimate.value_stderr)
 
@@ -115,7 +126,11 @@ def test_J_is_what_the_output_of_the_device_says(effective):
 @pytest.mark.parametrize("there", [0.0, 0.2])
 def test_a_structure_that_is_wrong_is_found(there):
     config = small(
-        **{"device.second_neighbours": there, "calibration.second_neighbours": "watch", "calibration.samples": 0}
+        **{
+            "device.second_neighbours": there,
+            "calibration.second_neighbours": "watch",
+            "calibration.samples": 0,
+        }
     )
     task = make_task(config)
     estimator = make_estimator(config, task)

@@ -1,4 +1,6 @@
-"""Three machines, which are processes here: the history of one process, also when a worker and a machine are killed."""
+"""Three machines, which are processes here: the history of one process, also when a worker and
+a machine are killed.
+"""
 
 import sys
 import time
@@ -29,8 +31,12 @@ def trap_parts():
 @pytest.fixture(scope="module")
 def machines():
     """A cluster of three machines with one core each; the first is where this process is."""
-    utils = pytest.importorskip("ray.cluster_utils", reason="ray is not installed: pip install 'fluctua[cluster]'")
-    made = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    utils = pytest.importorskip(
+        "ray.cluster_utils", reason="ray is not installed: pip install 'fluctua[cluster]'"
+    )
+    made = utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         made.add_node(num_cpus=1)
         made.wait_for_nodes()
@@ -40,7 +46,9 @@ def machines():
 
 
 class Killing(cluster.Cluster):
-    """A cluster on which something is killed while calls are in hand: `after` results, `kill` is called once."""
+    """A cluster on which something is killed while calls are in hand: `after` results, `kill`
+    is called once.
+    """
 
     after, kill = 0, None
 
@@ -57,11 +65,15 @@ def rows(folder):
 
 
 @pytest.mark.long
-def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed(machines, tmp_path):
+def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed(
+    machines, tmp_path
+):
     third = machines.add_node(num_cpus=1)
     machines.wait_for_nodes()
     start = (trap.THETA, optax.adam(0.1))
-    fl.run(tmp_path / "here", fl.distributed(fl.ppgt(*trap_parts()), None, shards=20), *start, **LINE)
+    fl.run(
+        tmp_path / "here", fl.distributed(fl.ppgt(*trap_parts()), None, shards=20), *start, **LINE
+    )
     estimator = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
     estimator.pool = pool = Killing(estimator.ranged, machines.address)
     try:
@@ -80,10 +92,17 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
         reasons = {loss.reason.split(":")[0] for loss in estimator.losses}
         assert rows(tmp_path / "there") == rows(tmp_path / "here")
         assert len(estimator.losses) >= 2
-        assert reasons <= {"ActorDiedError", "ActorUnavailableError", "NodeDiedError", "RayActorError"}
+        assert reasons <= {
+            "ActorDiedError",
+            "ActorUnavailableError",
+            "NodeDiedError",
+            "RayActorError",
+        }
         assert next(pool.numbers) >= 4  # a worker began in the place of the one that was killed
 
-        with pytest.raises(FloatingPointError, match="of 20 trajectories are not finite"):  # as it was raised there
+        with pytest.raises(
+            FloatingPointError, match="of 20 trajectories are not finite"
+        ):  # as it was raised there
             estimator(jax.random.key(0), {"f": jnp.full(1, 1e308)}, 400)
     finally:
         pool.close()

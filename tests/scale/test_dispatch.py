@@ -91,7 +91,9 @@ def test_what_a_dead_worker_still_says_is_not_heard():
 
 
 def test_a_call_that_kills_its_workers_ends_the_run():
-    with pytest.raises(RuntimeError, match=rf"{MOST_LOSSES} workers died .* number 7,.* it was killed"):
+    with pytest.raises(
+        RuntimeError, match=rf"{MOST_LOSSES} workers died .* number 7,.* it was killed"
+    ):
         gathered(Chaos(Squares(), 2, risk=1.0), [Call(7, "square", (7,))])
 
 

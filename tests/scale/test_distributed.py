@@ -1,4 +1,6 @@
-"""One estimate, whoever computes its shards: against the plain estimator, and to the bit against another pool."""
+"""One estimate, whoever computes its shards: against the plain estimator, and to the bit
+against another pool.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ from fluctua.scale.ranges import LEAST, even, of_groups
 from fluctua.store import history
 
 KEY = jax.random.key(5)
-TASK = tcmt.transmission(tcmt.rectangular(2, 2, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(3, 0.5)]), horizon=0.3, dt=0.01)
+TASK = tcmt.transmission(
+    tcmt.rectangular(2, 2, leads=[tcmt.Lead(0, 0.5), tcmt.Lead(3, 0.5)]), horizon=0.3, dt=0.01
+)
 NETWORK = tcmt.initial_parameters(jax.random.key(1), TASK.network)
 RATES = {**NETWORK, "gamma_e": jnp.full(2, 0.5)}
 
@@ -36,7 +40,10 @@ CASES = {
     "kernels, time": (lambda: kernels(), NETWORK),
     "kernels, none": (lambda: kernels(baseline="none", antithetic=True), NETWORK),
     "kernels, rates": (lambda: kernels(baseline="none"), RATES),
-    "kernels, binned": (lambda: kernels(baseline=fl.binned(bins=3, every=5, group=20)), NETWORK),
+    "kernels, binned": (
+        lambda: kernels(baseline=fl.baselines.binned(bins=3, every=5, group=20)),
+        NETWORK,
+    ),
     "kernels, twin": (lambda: kernels(baseline="twin"), NETWORK),
     "kernels, carried": (lambda: kernels(baseline="carried"), NETWORK),
 }
@@ -63,10 +70,16 @@ def test_shards_are_the_trajectories_of_the_plain_estimator(case):
     plain, sharded = make(), fl.distributed(make(), None, shards=5)
     for call in range(2):  # the second call of "carried" has a table
         a, b = (e(jax.random.fold_in(KEY, call), theta, 100) for e in (plain, sharded))
-        scale = [np.abs(leaf).max() + 1e-30 for leaf in leaves(a.stderr)]  # rounding is seen against the spread
+        scale = [
+            np.abs(leaf).max() + 1e-30 for leaf in leaves(a.stderr)
+        ]  # rounding is seen against the spread
         for name in ("gradient", "stderr"):
-            for one, other, s in zip(leaves(getattr(a, name)), leaves(getattr(b, name)), scale, strict=True):
-                np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * s, err_msg=name)  # float32 parameters
+            for one, other, s in zip(
+                leaves(getattr(a, name)), leaves(getattr(b, name)), scale, strict=True
+            ):
+                np.testing.assert_allclose(
+                    other, one, rtol=0, atol=2e-5 * s, err_msg=name
+                )  # float32 parameters
         np.testing.assert_allclose(b.value, a.value, rtol=2e-6)
         np.testing.assert_allclose(b.value_stderr, a.value_stderr, rtol=2e-5)
         assert (a.count, a.interval is None) == (b.count, b.interval is None)
@@ -82,14 +95,18 @@ def test_the_same_bits_whoever_works_and_dies(case):
         other = chaotic(make(), workers, seed=workers)
         assert_same([other(jax.random.fold_in(KEY, i), theta, 100) for i in range(2)], expected)
         assert_same(other.state, reference.state)
-        assert other.event == ""  # simulated trajectories that come again are no event: the history stays the same
+        assert (
+            other.event == ""
+        )  # simulated trajectories that come again are no event: the history stays the same
     assert other.losses
 
 
 def test_the_weights_are_on_top():
     inner = kernels(baseline="twin")
-    plain = fl.Weighted(inner, 10, carry=True)
-    sharded, killed = (fl.distributed(fl.Weighted(inner, 10, carry=True), None, shards=3) for _ in range(2))
+    plain = fl.ShrunkCorrection(inner, 10, carry=True)
+    sharded, killed = (
+        fl.distributed(fl.ShrunkCorrection(inner, 10, carry=True), None, shards=3) for _ in range(2)
+    )
     killed.estimator.pool = Chaos(killed.estimator.ranged, 4, seed=2, risk=0.3)
     for call in range(3):
         a, b, c = (e(jax.random.fold_in(KEY, call), NETWORK, 60) for e in (plain, sharded, killed))
@@ -101,7 +118,9 @@ def test_the_weights_are_on_top():
     assert not killed.estimator.pool.alive
 
 
-@pytest.mark.parametrize(("count", "shards"), [(1000, 64), (7, 64), (100, 1), (10**9, 4000), (33, 2)])
+@pytest.mark.parametrize(
+    ("count", "shards"), [(1000, 64), (7, 64), (100, 1), (10**9, 4000), (33, 2)]
+)
 def test_where_an_ensemble_is_cut_depends_on_its_size_alone(count, shards):
     edges = even(count, shards)
     sizes = np.diff(edges)
@@ -123,10 +142,10 @@ def test_groups_stay_together():
     [
         (lambda: of_trap("optimal"), "'optimal'"),
         (lambda: of_trap("mean"), "'mean'"),
-        (lambda: of_trap(fl.binned(lambda theta, x: x[0])), "'binned'"),
-        (lambda: of_trap(fl.Baseline(lambda kick: kick.returns.mean())), "one's own"),
+        (lambda: of_trap(fl.baselines.binned(lambda theta, x: x[0])), "'binned'"),
+        (lambda: of_trap(fl.baselines.Baseline(lambda kick: kick.returns.mean())), "one's own"),
         (lambda: kernels(baseline="optimal"), "'optimal'"),
-        (lambda: kernels(baseline=fl.binned()), "'binned'"),
+        (lambda: kernels(baseline=fl.baselines.binned()), "'binned'"),
     ],
 )
 def test_baselines_that_compare_all_trajectories_are_refused(make, name):
@@ -135,7 +154,9 @@ def test_baselines_that_compare_all_trajectories_are_refused(make, name):
 
 
 def test_what_cannot_be_cut_is_refused():
-    ratio = fl.ppgt(trap.PROCESS, fl.of_means(lambda m: m**2, trap.OBJECTIVE), trap.SIMULATOR)
+    ratio = fl.ppgt(
+        trap.PROCESS, fl.function_of_means(lambda m: m**2, trap.OBJECTIVE), trap.SIMULATOR
+    )
     with pytest.raises(ValueError, match="function of means"):
         fl.distributed(ratio, None)
     with pytest.raises(TypeError, match="got function"):
@@ -170,7 +191,9 @@ class Box:
 def test_acquired_trajectories_are_never_asked_for_twice():
     box = Box()
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: jnp.ones_like(x))
-    sharded = chaotic(fl.ppgt(process, trap.OBJECTIVE, box, baseline="none"), 3, shards=6, seed=1, risk=0.4)
+    sharded = chaotic(
+        fl.ppgt(process, trap.OBJECTIVE, box, baseline="none"), 3, shards=6, seed=1, risk=0.4
+    )
     estimate = sharded(KEY, trap.THETA, 96)
     ranges = [call.arguments[1:] for call in sharded.pool.computed]
     assert len(set(ranges)) == len(ranges)
@@ -187,12 +210,21 @@ def test_acquired_trajectories_are_never_asked_for_twice():
 
 
 def test_a_training_goes_on_where_it_was_cut_off(tmp_path):
-    whole = fl.run(tmp_path / "whole", fl.distributed(of_trap(), None, shards=4), *arguments(), count=70, iterations=6)
+    whole = fl.run(
+        tmp_path / "whole",
+        fl.distributed(of_trap(), None, shards=4),
+        *arguments(),
+        count=70,
+        iterations=6,
+    )
     fl.run(tmp_path / "cut", chaotic(of_trap(), 3, shards=4), *arguments(), count=70, iterations=3)
     again = chaotic(of_trap(), 8, shards=4, seed=9)
     ended = fl.resume(tmp_path / "cut", again, *arguments(), count=70, iterations=6)
     assert_same(ended.theta, whole.theta)
-    a, b = ([row._replace(seconds=0.0) for row in history.read(tmp_path / n / "history.csv")] for n in ("whole", "cut"))
+    a, b = (
+        [row._replace(seconds=0.0) for row in history.read(tmp_path / n / "history.csv")]
+        for n in ("whole", "cut")
+    )
     assert a == b
     assert "final" in whole.summary  # J is measured afresh, as of the estimator within
     assert can_refine(again)

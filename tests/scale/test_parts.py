@@ -27,7 +27,9 @@ def piece(samples, low, high):
 
 
 def leaves(estimate):
-    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(estimate)])
+    return np.concatenate(
+        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(estimate)]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,9 @@ def test_parts_add_up_to_the_estimate_of_all(samples, edges):
     of = [parts.of_samples(piece(samples, low, high)) for low, high in pairwise(edges)]
     together = parts.estimate_of(parts.total(of), theta)
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
-    np.testing.assert_allclose(leaves(together), leaves(whole), rtol=1e-10)  # means of 1e3, spreads of 1: 1e3·ε
+    np.testing.assert_allclose(
+        leaves(together), leaves(whole), rtol=1e-10
+    )  # means of 1e3, spreads of 1: 1e3·ε
     assert together.count == 300
 
 
@@ -58,7 +62,10 @@ def test_a_recording_and_its_samples_are_the_same_part(samples):
 
 def test_estimates_of_which_no_more_is_known_are_pooled(samples):
     theta = jax.tree.map(lambda leaf: leaf.astype(float), THETA)
-    halves = [fl.reduce_samples(jax.tree.map(jnp.asarray, piece(samples, *at))) for at in ((0, 120), (120, 300))]
+    halves = [
+        fl.reduce_samples(jax.tree.map(jnp.asarray, piece(samples, *at)))
+        for at in ((0, 120), (120, 300))
+    ]
     pooled = parts.estimate_of(parts.total([parts.of_estimate(half) for half in halves]), theta)
     whole = fl.reduce_samples(jax.tree.map(jnp.asarray, samples))
     np.testing.assert_allclose(leaves(pooled[:6]), leaves(whole[:6]), rtol=1e-10)
@@ -67,4 +74,6 @@ def test_estimates_of_which_no_more_is_known_are_pooled(samples):
 
 def test_one_trajectory_has_no_error():
     with pytest.raises(ValueError, match="got 1"):
-        parts.estimate_of(parts.of_samples(fl.Samples({"a": np.ones((1, 2)), "b": np.ones(1)}, np.ones(1))), THETA)
+        parts.estimate_of(
+            parts.of_samples(fl.Samples({"a": np.ones((1, 2)), "b": np.ones(1)}, np.ones(1))), THETA
+        )

@@ -1,4 +1,6 @@
-"""Fingerprints of functions: equal where they compute the same, whatever process or variable names; else different."""
+"""Fingerprints of functions: equal where they compute the same, whatever process or variable
+names; else different.
+"""
 
 import functools
 import subprocess
@@ -100,18 +102,31 @@ def test_other_functions_are_known_by_their_code(monkeypatch):
 
 def test_optimisers_are_known_by_their_numbers():
     rules = (
-        optax.adam(0.1), optax.adam(0.2), optax.adam(0.1, b1=0.8), optax.sgd(0.1), optax.sgd(0.1, momentum=0.9),
-        optax.adam(optax.cosine_decay_schedule(0.1, 100)), optax.adam(optax.cosine_decay_schedule(0.1, 200)),
-        optax.inject_hyperparams(optax.adam)(0.1), optax.inject_hyperparams(optax.adam)(0.2), fl.rms_ascent(0.1),
-        fl.rms_ascent(0.2), fl.kl_ascent(0.1), fl.kl_ascent(0.2), optax.chain(optax.clip(1.0), optax.adam(0.1)),
-    )  # fmt: skip
+        optax.adam(0.1),
+        optax.adam(0.2),
+        optax.adam(0.1, b1=0.8),
+        optax.sgd(0.1),
+        optax.sgd(0.1, momentum=0.9),
+        optax.adam(optax.cosine_decay_schedule(0.1, 100)),
+        optax.adam(optax.cosine_decay_schedule(0.1, 200)),
+        optax.inject_hyperparams(optax.adam)(0.1),
+        optax.inject_hyperparams(optax.adam)(0.2),
+        fl.optimisers.rms_ascent(0.1),
+        fl.optimisers.rms_ascent(0.2),
+        fl.optimisers.kl_ascent(0.1),
+        fl.optimisers.kl_ascent(0.2),
+        optax.chain(optax.clip(1.0), optax.adam(0.1)),
+    )
     lines = [describe_optimiser(rule, THETA) for rule in rules]
     assert len(set(lines)) == len(lines)
     assert all(line.startswith(fingerprint.TRACED) for line in lines)
     assert describe_optimiser(optax.adam(0.1), THETA) == lines[0]
 
     def descend(rate):
-        update = lambda gradient, state, theta=None: (jax.tree.map(lambda g: -rate * float(g), gradient), state)
+        update = lambda gradient, state, theta=None: (
+            jax.tree.map(lambda g: -rate * float(g), gradient),
+            state,
+        )
         return optax.GradientTransformation(lambda theta: (), update)
 
     own = [describe_optimiser(descend(rate), THETA) for rate in (0.1, 0.1, 0.2)]
@@ -120,11 +135,22 @@ def test_optimisers_are_known_by_their_numbers():
 
 
 def make_parts(**changes):
-    choices = {"drift": drift, "noise": 0.3, "reward": 1.0, "steps": 5, "start": 1.0, "baseline": "time"} | changes
+    choices = {
+        "drift": drift,
+        "noise": 0.3,
+        "reward": 1.0,
+        "steps": 5,
+        "start": 1.0,
+        "baseline": "time",
+    } | changes
     process = fl.Process(choices["drift"], lambda theta, x: choices["noise"] * jnp.ones(2))
     objective = fl.Objective(terminal=lambda theta, x: -((x[0] - choices["reward"]) ** 2))
-    substrate = fl.simulator(process, choices["start"] * jnp.ones(2), jnp.linspace(0, 1, choices["steps"]))
-    return describe_estimator(fl.ppgt(process, objective, substrate, baseline=choices["baseline"]), THETA)
+    substrate = fl.simulator(
+        process, choices["start"] * jnp.ones(2), jnp.linspace(0, 1, choices["steps"])
+    )
+    return describe_estimator(
+        fl.ppgt(process, objective, substrate, baseline=choices["baseline"]), THETA
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,8 +162,11 @@ def make_parts(**changes):
         ({"reward": 1.1}, {"objective.terminal"}),
         ({"steps": 6}, {"times"}),
         ({"start": 1.1}, {"start"}),
-        ({"baseline": "mean"}, {"baseline", "baseline.name", "initial_baseline", "initial_baseline.name"}),
-        ({"baseline": fl.time_only(pilot=64)}, {"baseline", "initial_baseline"}),
+        (
+            {"baseline": "mean"},
+            {"baseline", "baseline.name", "initial_baseline", "initial_baseline.name"},
+        ),
+        ({"baseline": fl.baselines.time_only(pilot=64)}, {"baseline", "initial_baseline"}),
     ],
 )
 def test_what_changed_in_an_estimator_is_named(change, parts):
@@ -148,12 +177,14 @@ def test_what_an_estimator_remembers_is_not_part_of_it():
     process = fl.Process(drift, lambda theta, x: 0.3 * jnp.ones(2))
     objective = fl.Objective(terminal=lambda theta, x: x[0])
     substrate = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 5))
-    weighted = fl.Weighted(fl.ppgt(process, objective, substrate, baseline=fl.Twin()), memory=5)
+    weighted = fl.ShrunkCorrection(
+        fl.ppgt(process, objective, substrate, baseline=fl.Twin()), memory=5
+    )
     fresh = describe_estimator(weighted, THETA)
     weighted(jax.random.key(0), THETA, 8)
     assert weighted.state
     assert describe_estimator(weighted, THETA) == fresh
-    other = describe_estimator(fl.Weighted(weighted.estimator, memory=6), THETA)
+    other = describe_estimator(fl.ShrunkCorrection(weighted.estimator, memory=6), THETA)
     assert compare(fresh, versions(), other).changed == ["Weighted.memory"]
 
 
@@ -175,11 +206,13 @@ from fluctua.core.estimate import as_estimator
 from fluctua.store.parts import describe_training
 
 weights = {name: 0.1 * jnp.arange(2.0) for name in {"some", "names", "in", "a", "set"}}
-process = fl.Process(lambda theta, x: -theta * x + sum(weights.values()), lambda theta, x: jnp.ones(2))
+drift = lambda theta, x: -theta * x + sum(weights.values())
+process = fl.Process(drift, lambda theta, x: jnp.ones(2))
 jumps = fl.Jumps(lambda theta, x: jnp.exp(theta) * x, [[1.0, 0.0], [0.0, -1.0]], diffusion=process)
 for one in (process, jumps):
     substrate = fl.simulator(one, jnp.ones(2), jnp.linspace(0, 1, 5))
-    estimator = fl.ppgt(one, fl.Objective(terminal=lambda theta, x: x[0]), substrate, baseline="mean")
+    objective = fl.Objective(terminal=lambda theta, x: x[0])
+    estimator = fl.ppgt(one, objective, substrate, baseline="mean")
     def own(key, theta, count, estimator=estimator):
         return estimator(key, theta, int(count) if count in {4, 8} else 4)
     for subject in (estimator, fl.natural(estimator), own):
@@ -191,7 +224,9 @@ for one in (process, jumps):
 def test_fingerprints_are_the_same_in_every_process(tmp_path):
     def start(seed):
         environment = environment_to_die_in(tmp_path, PYTHONHASHSEED=str(seed))
-        return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True
+        )
 
     first, second = (process.communicate()[0] for process in [start(1), start(2)])
     assert first.count("traced") > 20

@@ -27,7 +27,10 @@ SCRIPT = Path(trap.__file__)
 
 
 def same(one, other):
-    rows = [[row._replace(seconds=0.0) for row in history.read(path / "history.csv")] for path in (one, other)]
+    rows = [
+        [row._replace(seconds=0.0) for row in history.read(path / "history.csv")]
+        for path in (one, other)
+    ]
     assert rows[0] == rows[1]
     with h5py.File(one / "parameters.h5") as a, h5py.File(other / "parameters.h5") as b:
         np.testing.assert_array_equal(a["iteration"][:], b["iteration"][:])
@@ -76,8 +79,12 @@ def test_the_summary_measures_afresh_and_with_half_the_step(whole):
 
 
 def command(folder, how):
-    environment = environment_to_die_in(folder.parent, JAX_ENABLE_X64="1")  # the precision of this process
-    return subprocess.Popen([sys.executable, SCRIPT, folder, how], stdout=subprocess.DEVNULL, env=environment)
+    environment = environment_to_die_in(
+        folder.parent, JAX_ENABLE_X64="1"
+    )  # the precision of this process
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, folder, how], stdout=subprocess.DEVNULL, env=environment
+    )
 
 
 @pytest.mark.long
@@ -108,7 +115,9 @@ def test_stopped_by_whoever_watches_and_extended(whole, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fl.run(tmp_path / "run", *trap.arguments(), **{**trap.OPTIONS, "iterations": 25}, on_row=stop)
+        fl.run(
+            tmp_path / "run", *trap.arguments(), **{**trap.OPTIONS, "iterations": 25}, on_row=stop
+        )
     assert len(history.read(tmp_path / "run" / "history.csv")) == 12
     fl.resume(tmp_path / "run", *trap.arguments(), **{**trap.OPTIONS, "iterations": 25})
     fl.resume(tmp_path / "run", *trap.arguments(), **trap.OPTIONS)
@@ -117,13 +126,17 @@ def test_stopped_by_whoever_watches_and_extended(whole, tmp_path):
 
 def test_a_complete_run_is_returned_as_it_is(whole):
     folder, result = whole
-    again = fl.resume(folder, *trap.arguments(), **trap.OPTIONS, on_row=lambda row, record: pytest.fail("a row"))
+    again = fl.resume(
+        folder, *trap.arguments(), **trap.OPTIONS, on_row=lambda row, record: pytest.fail("a row")
+    )
     np.testing.assert_array_equal(again.theta["f"], result.theta["f"])
     assert again.summary == result.summary
 
 
 def test_an_estimator_that_remembers_goes_on_with_its_memory(tmp_path):
-    twin = lambda: fl.Weighted(fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin()), memory=5)
+    twin = lambda: fl.ShrunkCorrection(
+        fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin()), memory=5
+    )
     words = (trap.THETA, optax.adam(0.1))
     options = {"count": 8, "iterations": 6, "checkpoint_seconds": 0.0}
     fl.run(tmp_path / "whole", twin(), *words, **options)
@@ -153,7 +166,7 @@ def test_any_tree_of_parameters_has_names(tmp_path):
         np.testing.assert_allclose(final["net.1.w"], 0.3, rtol=1e-6)
 
 
-# ---------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 def test_what_may_not_change(whole):
@@ -198,7 +211,13 @@ def test_other_code_is_refused_by_name(whole, changes, options, name):
 
 def test_the_same_training_in_other_words_goes_on(copy):
     report = lambda text: pytest.fail(text)
-    fl.resume(copy, *other_training(), optax.adam(0.1), **{**trap.OPTIONS, "iterations": 41}, report=report)
+    fl.resume(
+        copy,
+        *other_training(),
+        optax.adam(0.1),
+        **{**trap.OPTIONS, "iterations": 41},
+        report=report,
+    )
 
 
 def test_a_count_that_is_a_function_is_compared_by_its_values(tmp_path):
@@ -219,7 +238,9 @@ def edit_settings(folder, change):
 
 
 def test_a_run_without_fingerprints_goes_on_with_a_warning(copy):
-    edit_settings(copy, lambda settings: [settings.pop(name) for name in ("parts", "made_with", "planned")])
+    edit_settings(
+        copy, lambda settings: [settings.pop(name) for name in ("parts", "made_with", "planned")]
+    )
     lines = []
     changed = other_training(target=1.1)
     options = {**trap.OPTIONS, "iterations": 41}
@@ -234,7 +255,9 @@ def test_with_another_version_of_jax_only_numbers_are_refused(copy):
     lines = []
     with pytest.raises(ValueError, match="`times`"):
         fl.resume(copy, *other_training(horizon=2.1), optax.adam(0.1), **trap.OPTIONS)
-    fl.resume(copy, *other_training(target=1.1), optax.adam(0.1), **trap.OPTIONS, report=lines.append)
+    fl.resume(
+        copy, *other_training(target=1.1), optax.adam(0.1), **trap.OPTIONS, report=lines.append
+    )
     assert "`objective.terminal` cannot be compared" in lines[0]
     assert f"jax 0.0.1 → {jax.__version__}" in lines[0]
 
@@ -254,7 +277,13 @@ def test_kernels_are_chosen_by_the_iterations_that_were_first_asked_for(tmp_path
 
 
 def test_bad_numbers_are_refused_before_a_folder_is_made(tmp_path):
-    for name, value in (("iterations", 0), ("iterations", 2.5), ("seed", -1), ("seed", 2**63), ("count", 1.5)):
+    for name, value in (
+        ("iterations", 0),
+        ("iterations", 2.5),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("count", 1.5),
+    ):
         with pytest.raises((ValueError, TypeError), match=str(value)):
             fl.run(tmp_path / "run", *trap.arguments(), **{**trap.OPTIONS, name: value})
     assert not (tmp_path / "run").exists()
@@ -283,7 +312,7 @@ def test_two_cannot_write_into_one_folder(tmp_path):
     fl.run(tmp_path / "run", *trap.arguments(), **{**trap.OPTIONS, "iterations": 3}, on_row=intrude)
 
 
-# --------------------------------------------------------------------------------------------- evaluation
+# --------------------------------------------------------------------------------------- evaluation
 
 
 def test_training_that_learnt_its_time_grid_is_told(tmp_path):
@@ -291,10 +320,14 @@ def test_training_that_learnt_its_time_grid_is_told(tmp_path):
     process = fl.Process(lambda th, x: -th * x, lambda th, x: 0.01 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -(x[0] ** 2))
     estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.ones(1), jnp.arange(2.0)))
-    result = fl.run(tmp_path / "run", estimator, jnp.asarray(1.0), optax.sgd(1e-6), count=50, iterations=1)
+    result = fl.run(
+        tmp_path / "run", estimator, jnp.asarray(1.0), optax.sgd(1e-6), count=50, iterations=1
+    )
     assert abs(result.summary["final"]["J"] + 1e-4) < 4 * result.summary["final"]["J_stderr"]
     exact = -(1 / 16 + 1e-4 * (0.5 + 0.5 * 0.25))
-    assert abs(result.summary["finer"]["J"] - exact) < 4 * result.summary["finer"]["J_stderr"] + 1e-6
+    assert (
+        abs(result.summary["finer"]["J"] - exact) < 4 * result.summary["finer"]["J_stderr"] + 1e-6
+    )
     assert result.summary["step_matters"] < -3
     assert "time grid" in (tmp_path / "run" / "summary.txt").read_text()
 
@@ -319,7 +352,7 @@ def test_evaluate_takes_estimators_simulators_and_substrates():
         fl.evaluate(estimator, theta, refine=0)
 
 
-# ------------------------------------------------------------------------------------------- fingerprints
+# ------------------------------------------------------------------------------------- fingerprints
 
 
 @pytest.mark.parametrize("name", ["history.csv", "parameters.h5", "checkpoint"])

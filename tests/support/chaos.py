@@ -1,4 +1,6 @@
-"""Workers in this process that answer in any order and die at any time: what a cluster does, without one."""
+"""Workers in this process that answer in any order and die at any time: what a cluster does,
+without one.
+"""
 
 import random
 
@@ -6,7 +8,8 @@ from fluctua.scale.dispatch import Done, Gone
 
 
 class Chaos:
-    """A pool of `many` workers. risk: that a report is a death. A worker may have computed before it died.
+    """A pool of `many` workers. risk: that a report is a death. A worker may have computed before
+    it died.
 
     `computed`: every call that was carried out, the lost ones too.
     """

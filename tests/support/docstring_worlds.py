@@ -17,23 +17,42 @@ from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.server import background
 from fluctua.tcmt.fused import kernel_spec
 
-COMMON = {"np": np, "jnp": jnp, "jax": jax, "optax": optax, "io": io, "fl": fl, "fluctua": fl, "insitu": insitu}
+COMMON = {
+    "np": np,
+    "jnp": jnp,
+    "jax": jax,
+    "optax": optax,
+    "io": io,
+    "fl": fl,
+    "fluctua": fl,
+    "insitu": insitu,
+}
 
 
 @cache
 def trap():
     """A particle in a trap in three dimensions, simulated and recorded."""
-    process = fl.Process(lambda th, x, t, c: -th["k"] * x, lambda th, x, t, c: th["s"] * jnp.ones(3))
+    process = fl.Process(
+        lambda th, x, t, c: -th["k"] * x, lambda th, x, t, c: th["s"] * jnp.ones(3)
+    )
     objective = fl.Objective(lambda th, x: jnp.sum(x**2))
     t = jnp.linspace(0.0, 1.0, 101)
     theta, key = {"k": jnp.float32(0.8), "s": jnp.float32(0.4)}, jax.random.key(0)
     simulator = fl.simulator(process, jnp.ones(3), t)
     x = simulator(key, theta, 20).x
     return {
-        "process": process, "objective": objective, "theta": theta, "calibrated": theta, "key": key, "t": t, "x": x,
-        "x_next": x[0, 1], "simulator": simulator, "estimator": fl.ppgt(process, objective, simulator),
+        "process": process,
+        "objective": objective,
+        "theta": theta,
+        "calibrated": theta,
+        "key": key,
+        "t": t,
+        "x": x,
+        "x_next": x[0, 1],
+        "simulator": simulator,
+        "estimator": fl.ppgt(process, objective, simulator),
         "recorded": fl.Trajectories(t, x),
-    }  # fmt: skip
+    }
 
 
 @cache
@@ -76,16 +95,33 @@ def recorded():
     known = {"process": model.process, "objective": model.objective, "theta": model.theta}
     own = {name: getattr(insitu, name) for name in insitu.__all__}
     arrays = {"t": np.arange(3.0), "x": np.zeros((4, 3, 2)), "omega": np.zeros(2)}
-    objects = {"recording": recording, "model": model, "description": description, "diffusion": np.full(12, 0.1)}
+    objects = {
+        "recording": recording,
+        "model": model,
+        "description": description,
+        "diffusion": np.full(12, 0.1),
+    }
     settings = device.reset_settings(device.Sheet())
-    bench = {"settings": settings, "background": background, "Bench": Bench, "Description": insitu.Description}
+    bench = {
+        "settings": settings,
+        "background": background,
+        "Bench": Bench,
+        "Description": insitu.Description,
+    }
     return world | own | known | arrays | bench | objects
 
 
 ROOMS = {
-    "core": trap, "learn": trap, "store": trap, "scale": trap, "tcmt": lattice, "runs": lattice, "plot": lattice,
-    "paper": lattice, "insitu": recorded,
-}  # fmt: skip
+    "core": trap,
+    "learn": trap,
+    "store": trap,
+    "scale": trap,
+    "tcmt": lattice,
+    "runs": lattice,
+    "plot": lattice,
+    "paper": lattice,
+    "insitu": recorded,
+}
 
 
 def world_of(module):

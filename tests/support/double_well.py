@@ -1,15 +1,17 @@
-"""A nonlinear system without closed moments, against the partial differential equations of the paper.
+"""A nonlinear system without closed moments, against the partial differential equations of the
+paper.
 
-    dX = (aX − bX³ + tilt)dt + s√(1 + ηX²) dW,      generator L = μ∂x + Q∂xx,  Q = s²(1 + ηX²)/2  (Itô)
+    dX = (aX − bX³ + tilt)dt + s√(1 + ηX²) dW,      generator L = μ∂x + Q∂xx,  Q = s²(1 + ηX²)/2
+    (Itô)
 
-Grid solutions of the Fokker–Planck equation ∂t p = L†p and of the adjoint equation ∂tλ + Lλ + g = 0 give the
-gradient by Eq. (3). Crank–Nicolson steps on central differences: the error is O(h² + Δt²), and is measured
-below by doubling h and Δt.
+Grid solutions of the Fokker–Planck equation ∂t p = L†p and of the adjoint equation ∂tλ + Lλ + g = 0
+give the gradient by Eq. (3). Crank–Nicolson steps on central differences: the error is O(h² + Δt²),
+and is measured below by doubling h and Δt.
 
-The estimator sees the Euler scheme and not the continuous process. How far apart the two are is not left to
-hope either: the Gaussian transition kernel of the Euler scheme, as a matrix on a grid, gives the exact
-gradient of the scheme (the trapezoidal rule is exact to rounding for Gaussians wider than the grid spacing).
-"""
+The estimator sees the Euler scheme and not the continuous process. How far apart the two are is not
+left to hope either: the Gaussian transition kernel of the Euler scheme, as a matrix on a grid,
+gives the exact gradient of the scheme (the trapezoidal rule is exact to rounding for Gaussians
+wider than the grid spacing)."""
 
 from functools import cache
 
@@ -50,13 +52,15 @@ def initial(th, x):
 
 
 PROCESS = fluctua.Process(drift, noise)
-OBJECTIVE = fluctua.Objective(lambda th, x, t: running(th, x[0], t), lambda th, x: terminal(th, x[0]))
+OBJECTIVE = fluctua.Objective(
+    lambda th, x, t: running(th, x[0], t), lambda th, x: terminal(th, x[0])
+)
 START = fluctua.Density(
     lambda th, x0: jnp.log(initial(th, x0[0])),
     lambda key, th: th["start"] + SPREAD * jax.random.normal(key, (1,)),
 )
 
-# ------------------------------------------------------------------------ the equations of the paper
+# ----------------------------------------------------------------------- the equations of the paper
 
 
 def derivatives(f, x):
@@ -66,7 +70,9 @@ def derivatives(f, x):
 
 
 def generator(x, h):
-    """L as a tridiagonal matrix in banded storage (3, N); λ' = 0 at the ends, where nothing ever comes."""
+    """L as a tridiagonal matrix in banded storage (3, N); λ' = 0 at the ends, where nothing
+    ever comes.
+    """
     mu, q = np.asarray(drift(THETA, x)), np.asarray(noise(THETA, x)) ** 2 / 2
     up, down = q / h**2 + mu / (2 * h), q / h**2 - mu / (2 * h)
     up[0], down[0] = up[0] + down[0], 0.0
@@ -115,7 +121,9 @@ def solved(points=601, steps=200):
 
     d_mu, d_q = derivatives(drift, x), derivatives(lambda th, x: noise(th, x) ** 2 / 2, x)
     d_p0, d_end = derivatives(initial, x) * h, derivatives(terminal, x)
-    d_run = np.moveaxis(derivatives(lambda th, x: running(th, x, t[:, None]), x), 0, 1)  # (n+1, P, N)
+    d_run = np.moveaxis(
+        derivatives(lambda th, x: running(th, x, t[:, None]), x), 0, 1
+    )  # (n+1, P, N)
     slope = np.gradient(adjoint, h, axis=1)
     bend = np.zeros_like(adjoint)
     bend[:, 1:-1] = np.diff(adjoint, 2, axis=1) / h**2

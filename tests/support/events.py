@@ -24,13 +24,20 @@ def numbers(**values):
 
 
 def driven_with_diffusion():
-    """Rates of time, state and context; diffusion between the events; a random start; every kind of reward."""
+    """Rates of time, state and context; diffusion between the events; a random start; every
+    kind of reward.
+    """
 
     def rates(th, x, t, c):
-        up, down = th["up"] * (1 + 0.5 * jnp.sin(3 * t)) * c["gain"], th["down"] * jnp.tanh(x[0]) ** 2
+        up, down = (
+            th["up"] * (1 + 0.5 * jnp.sin(3 * t)) * c["gain"],
+            th["down"] * jnp.tanh(x[0]) ** 2,
+        )
         return jnp.array([up, down, th["swap"] * x[1] ** 2 / (1 + x[0] ** 2 + x[1] ** 2)])
 
-    smooth = fl.Process(lambda th, x, t, c: -th["pull"] * x, lambda th, x: th["noise"] * jnp.array([1.0, 0.7]))
+    smooth = fl.Process(
+        lambda th, x, t, c: -th["pull"] * x, lambda th, x: th["noise"] * jnp.array([1.0, 0.7])
+    )
     process = fl.Jumps(rates, [[0.5, 0.0], [-0.5, 0.25], [0.0, -0.5]], smooth)
     objective = fl.Objective(
         running=lambda th, x, t: th["weight"] * x[0] ** 2 * t,
@@ -48,13 +55,19 @@ def driven_with_diffusion():
 
 
 def ring_of_genes():
-    """A repressilator: six events, powers that depend on θ, and a parameter that the events do not know."""
+    """A repressilator: six events, powers that depend on θ, and a parameter that the events do
+    not know.
+    """
 
     def rates(th, x):
         made = 20 * th["make"] / (1 + (jnp.roll(x, 1) / th["half"]) ** th["hill"])
         return jnp.concatenate([made, th["loss"] * x])
 
     changes = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [-1, 0, 0], [0, -1, 0], [0, 0, -1]]
-    reward = fl.Objective(running=lambda th, x: th["price"] * x[0] - 0.1 * x[1] ** 2, terminal=lambda th, x: x[2])
+    reward = fl.Objective(
+        running=lambda th, x: th["price"] * x[0] - 0.1 * x[1] ** 2, terminal=lambda th, x: x[2]
+    )
     theta = numbers(make=1.0, half=4.0, hill=2.5, loss=1.0, price=0.5)
-    return JumpCase(fl.Jumps(rates, changes), reward, jnp.array([8.0, 2.0, 1.0]), jnp.linspace(0, 1, 9), theta)
+    return JumpCase(
+        fl.Jumps(rates, changes), reward, jnp.array([8.0, 2.0, 1.0]), jnp.linspace(0, 1, 9), theta
+    )

@@ -1,4 +1,5 @@
-"""The few names of CuPy that the kernels use, on the CPU: modules are compiled with `emulated_device.hpp`.
+"""The few names of CuPy that the kernels use, on the CPU: modules are compiled with
+`emulated_device.hpp`.
 
 With it the whole CUDA path, host code and device code, is tested where there is no GPU.
 """
@@ -75,7 +76,9 @@ class Kernel:
     def __call__(self, grid, block, args, shared_mem=0):
         assert shared_mem <= 1 << 20
         grid = (*grid, 1, 1)[:3]
-        self.function(*(ctypes.c_uint(v) for v in (*grid, block[0])), *(self.argument(a) for a in args))
+        self.function(
+            *(ctypes.c_uint(v) for v in (*grid, block[0])), *(self.argument(a) for a in args)
+        )
 
     @staticmethod
     def argument(value):
@@ -86,31 +89,38 @@ class Kernel:
 
 class RawModule:
     def __init__(self, code, options):
-        # device.cuh of the lattice is what the emulation replaces; it ends where the next source begins.
+        # device.cuh of the lattice is what the emulation replaces; it ends where the next source
+        # begins.
         code = code[max(0, code.find("// The noise of philox.hpp on the device")) :]
-        code = code.replace("extern __shared__ __align__(16) unsigned char shared[];", "")  # is a global there
+        code = code.replace(
+            "extern __shared__ __align__(16) unsigned char shared[];", ""
+        )  # is a global there
         wrappers = []
         for clustered, name, arguments in re.findall(
-            r'extern "C" __global__ void\s+(CLUSTERED\s+)?(?:__launch_bounds__\(.*?\)\s+)?(\w+)\((.*?)\)\s*{',
+            r'extern "C" __global__ '
+            r"void\s+(CLUSTERED\s+)?(?:__launch_bounds__\(.*?\)\s+)?(\w+)\((.*?)\)\s*{",
             code,
             re.S,
         ):
-            names = ", ".join(re.search(r"(\w+)$", a.strip()).group(1) for a in arguments.split(","))
-            wrappers.append(
-                f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned gz, unsigned n, {arguments}) '
-                f"{{ launch(gx, gy, gz, n, {'CLUSTER' if clustered else 1}, [=] {{ {name}({names}); }}); }}"
+            names = ", ".join(
+                re.search(r"(\w+)$", a.strip()).group(1) for a in arguments.split(",")
             )
-        names = (
-            "#define uint32_t not_known_to_nvrtc\n#define int64_t not_known_to_nvrtc\n"  # there are no headers there
-        )
+            wrappers.append(
+                f'extern "C" void launch_{name}(unsigned gx, unsigned gy, unsigned gz, unsigned n, '
+                f"{arguments}) "
+                f"{{ launch(gx, gy, gz, n, {'CLUSTER' if clustered else 1}, [=] {{ "
+                f"{name}({names}); }}); }}"
+            )
+        # there are no headers there
+        names = "#define uint32_t not_known_to_nvrtc\n#define int64_t not_known_to_nvrtc\n"
         text = (HERE / "emulated_device.hpp").read_text() + names + code + "\n".join(wrappers)
         tag = hashlib.sha256((text + repr(options)).encode()).hexdigest()[:24]
         folder = Path(tempfile.gettempdir()) / f"fluctua-emulated-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         library = folder / f"{tag}.so"
         if not library.exists():
-            # `extern "C"` is already said in the text; -w: CUDA pragmas mean nothing here; a checked longjmp refuses to
-            # change stacks, which is what the emulated threads do.
+            # `extern "C"` is already said in the text; -w: CUDA pragmas mean nothing here; a
+            # checked longjmp refuses to change stacks, which is what the emulated threads do.
             source, built = folder / f"{tag}.cpp", folder / f"{tag}.{os.getpid()}.so"
             source.write_text(text)
             flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-U_FORTIFY_SOURCE"]

@@ -1,4 +1,6 @@
-"""Heun's step of the kernels' network, step by step in float64: scores by automatic differentiation of its mean."""
+"""Heun's step of the kernels' network, step by step in float64: scores by automatic
+differentiation of its mean.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,14 +16,20 @@ def drift(p, bonds, drive_sites, x, f, kappa):
     i, j = jnp.asarray(bonds, int).reshape(-1, 2).T
     hop = jnp.zeros_like(x).at[i].add(kappa * x[j]).at[j].add(kappa * x[i])
     frequency = p["omega"] + p["chi"] * (x.real**2 + x.imag**2)
-    return (-1j * (frequency * x + hop) - p["damping"] * x).at[jnp.array(drive_sites)].add(p["drive"] * f)
+    return (
+        (-1j * (frequency * x + hop) - p["damping"] * x)
+        .at[jnp.array(drive_sites)]
+        .add(p["drive"] * f)
+    )
 
 
 def mean(p, bonds, drive_sites, dt, x, fields):
     """M of X' = m + noise. fields: drive and δκ at both ends."""
     (f, delta), (f_then, delta_then) = fields
     first = drift(p, bonds, drive_sites, x, f, p["kappa"] + delta)
-    return x + dt / 2 * (first + drift(p, bonds, drive_sites, x + dt * first, f_then, p["kappa"] + delta_then))
+    return x + dt / 2 * (
+        first + drift(p, bonds, drive_sites, x + dt * first, f_then, p["kappa"] + delta_then)
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -37,7 +45,9 @@ def step_and_scores(p, bonds, drive_sites, dt, x, zeta, fields):
 
 
 def simulate_heun(spec, seed, count, *, antithetic=False, noise=True):
-    """As `kernel_reference.simulate`, with rewards and explicit terms by the trapezoid rule at T + 1 times."""
+    """As `kernel_reference.simulate`, with rewards and explicit terms by the trapezoid rule at
+    T + 1 times.
+    """
     trajectories = np.arange(count)
     stream = trajectories & ~1 if antithetic else trajectories
     sign = np.where(antithetic & (trajectories % 2 == 1), -1.0, 1.0)[:, None] * noise
@@ -92,7 +102,9 @@ class Corrected(NamedTuple):
 
 
 def corrected_heun(spec, seed, count, table, *, twin=None, knows=True, antithetic=False):
-    """The twin correction by its formulas, backwards in time; `twin_reference.corrected` with Heun's step."""
+    """The twin correction by its formulas, backwards in time; `twin_reference.corrected` with
+    Heun's step.
+    """
     twin = spec if twin is None else twin
     path = simulate_heun(spec, seed, count, antithetic=antithetic)
     T, dt, n = spec.steps, spec.dt, spec.omega.size
@@ -125,9 +137,17 @@ def corrected_heun(spec, seed, count, table, *, twin=None, knows=True, antitheti
         xbar = [np.broadcast_to(twin.start, (count, n)).astype(complex)]
         for k in range(T):
             none = np.zeros((count, n), complex)
-            xbar.append(np.asarray(step_and_scores(model, *shape, dt, xbar[-1], none, fields(twin, told, k))[0]))
+            xbar.append(
+                np.asarray(
+                    step_and_scores(model, *shape, dt, xbar[-1], none, fields(twin, told, k))[0]
+                )
+            )
         nu, q = reward(xbar[T], T)
-        lam, martingale, to_go = np.zeros((count, T + 1)), np.zeros(count), path.rewards[:, T].copy()
+        lam, martingale, to_go = (
+            np.zeros((count, T + 1)),
+            np.zeros(count),
+            path.rewards[:, T].copy(),
+        )
         direct = {name: np.zeros((count, u.shape[-1])) for name, u in path.scores.items()}
         correction = {name: np.zeros((count, u.shape[-1])) for name, u in path.scores.items()}
         for k in range(T - 1, -1, -1):
@@ -141,7 +161,10 @@ def corrected_heun(spec, seed, count, table, *, twin=None, knows=True, antitheti
             martingale += dot(spec.noise**2 * path.zeta[:, k])
             to_go += path.rewards[:, k]
             g, gradient = reward(xbar[k], k)
-            nu, q = nu + g, gradient + np.asarray(pulled(model, *shape, dt, xbar[k], q, fields(twin, told, k)))
+            nu, q = (
+                nu + g,
+                gradient + np.asarray(pulled(model, *shape, dt, xbar[k], q, fields(twin, told, k))),
+            )
     lam[:, 0] = to_go - nu - martingale
     direct["gain"], correction["gain"] = path.explicit.sum(1), 0 * path.explicit.sum(1)
     return Corrected(direct, correction, lam, path)

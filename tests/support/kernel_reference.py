@@ -33,7 +33,9 @@ def rectangle(
     n = rows * columns
     index = np.arange(n).reshape(rows, columns)
     across = np.stack([index[:, :-1].ravel(), index[:, 1:].ravel()], 1)
-    down = np.stack([index[1:].ravel(), index[:-1].ravel()], 1)  # reversed on purpose: direction is no matter
+    down = np.stack(
+        [index[1:].ravel(), index[:-1].ravel()], 1
+    )  # reversed on purpose: direction is no matter
     bonds = rng.permutation(np.concatenate([across, down]))
     external = np.zeros(n)
     external[[0, n - 1]] = 1.0, 0.7
@@ -117,7 +119,9 @@ class Path(NamedTuple):
         return so_far[:, -1:] - so_far[:, : self.zeta.shape[1]]
 
     def gradient(self, bar=0.0):
-        """Σ(λ̂ₙ₊₁ − λ̄ₙ)Uₙ per trajectory, for `bar` broadcastable to (E, T, 1) or per family (E, T, ·)."""
+        """Σ(λ̂ₙ₊₁ − λ̄ₙ)Uₙ per trajectory, for `bar` broadcastable to (E, T, 1) or per
+        family (E, T, ·).
+        """
         weight = self.to_go[..., None]
         of = lambda name: bar[name] if isinstance(bar, dict) else bar
         return {name: ((weight - of(name)) * u).sum(1) for name, u in self.scores.items()}
@@ -162,18 +166,29 @@ def simulate(spec, seed, count, *, first=0, antithetic=False, noise=True):
         x = x + dt * drift + a**2 * zeta
         psi.append(x)
     stack = lambda v: np.stack(v, 1)
-    return Path(stack(psi), stack(zetas), stack(rewards), {k: stack(v) for k, v in scores.items()}, stack(explicit))
+    return Path(
+        stack(psi),
+        stack(zetas),
+        stack(rewards),
+        {k: stack(v) for k, v in scores.items()},
+        stack(explicit),
+    )
 
 
 def bins_of(values, count):
-    """Bin of each of E values (E,): the number of edges, at the ranks ⌊kE/K⌋, that are not above it."""
+    """Bin of each of E values (E,): the number of edges, at the ranks ⌊kE/K⌋, that are not
+    above it.
+    """
     ordered = np.sort(values)
     edges = ordered[np.arange(1, count) * len(values) // count]
     return np.searchsorted(edges, values, side="right")
 
 
 def optimal_of_others(to_go, score, group):
-    """Eq. 20 by its definition for each of E trajectories, over the others with the same `group`. (E,)"""
+    """Eq. 20 by its definition for each of E trajectories, over the others with the same `group`.
+
+    (E,)
+    """
     bar = np.empty_like(to_go)
     for j in range(len(to_go)):
         others = (group == group[j]) & (np.arange(len(to_go)) != j)
@@ -195,5 +210,7 @@ def binned_bars(spec, path, bins, every):
         for n in range(spec.steps):
             for p in range(q.shape[-1]):
                 group = bins_of(q[:, n - n % every, p], bins)
-                bars[name][:, n, p] = optimal_of_others(path.to_go[:, n], path.scores[name][:, n, p], group)
+                bars[name][:, n, p] = optimal_of_others(
+                    path.to_go[:, n], path.scores[name][:, n, p], group
+                )
     return bars

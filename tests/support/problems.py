@@ -1,8 +1,8 @@
 """Systems whose expected return, and so its gradient, is known exactly for the Euler scheme itself.
 
-The drift is affine in the state, σσᵀ and the rewards are at most quadratic, so mean and covariance of the
-Euler–Maruyama chain obey a closed recursion, at any step size. Nothing here is a small-Δt limit: an estimate
-may differ from the exact gradient by its statistical error and by nothing else.
+The drift is affine in the state, σσᵀ and the rewards are at most quadratic, so mean and covariance
+of the Euler–Maruyama chain obey a closed recursion, at any step size. Nothing here is a small-Δt
+limit: an estimate may differ from the exact gradient by its statistical error and by nothing else.
 """
 
 from collections.abc import Callable
@@ -54,14 +54,21 @@ def mean_of(f, mean, covariance):
 def exact_return(process, objective, t, theta, mean, covariance, force_mean, force_variance):
     """J(θ) of the Euler scheme, from the recursion of the mean and covariance of Z = (X, c).
 
-    c is a constant of each trajectory (the force in the context): a component of Z that does not move.
+    c is a constant of each trajectory (the force in the context): a component of Z that does not
+    move.
 
         m' = m + E[μ]Δt,    P' = F P Fᵀ + E[σσᵀ]Δt,    F = 1 + ∂μ/∂z Δt
     """
     size = mean.shape[0]
     context = lambda z: {"force": z[size]}
     m = jnp.append(mean, force_mean)
-    p = jnp.zeros((size + 1, size + 1)).at[:size, :size].set(covariance).at[size, size].set(force_variance)
+    p = (
+        jnp.zeros((size + 1, size + 1))
+        .at[:size, :size]
+        .set(covariance)
+        .at[size, size]
+        .set(force_variance)
+    )
 
     def step(carry, when):
         m, p, value = carry
@@ -78,7 +85,9 @@ def exact_return(process, objective, t, theta, mean, covariance, force_mean, for
         f = jnp.eye(size + 1) + jax.jacobian(drift)(m) * dt
         m_next, p_next = m + drift(m) * dt, f @ p @ f.T + mean_of(noise_power, m, p) * dt
         if objective.step is not None:  # of both ends: their covariance is P Fᵀ
-            ends = lambda z: objective.step(theta, z[:size], z[size + 1 : 2 * size + 1], t, dt, context(z))
+            ends = lambda z: objective.step(
+                theta, z[:size], z[size + 1 : 2 * size + 1], t, dt, context(z)
+            )
             joint = jnp.block([[p, p @ f.T], [f @ p, p_next]])
             value = value + mean_of(ends, jnp.concatenate([m, m_next]), joint)
         return (m_next, p_next, value), None
@@ -126,8 +135,8 @@ def ornstein_uhlenbeck():
 def non_normal():
     """Three modes in a row, each feeding the next: transient growth, noise (3, 4), a random force.
 
-    The time grid is not uniform, the force on the first mode is random in amplitude and oscillates in time,
-    and the reward knows it too.
+    The time grid is not uniform, the force on the first mode is random in amplitude and oscillates
+    in time, and the reward knows it too.
     """
     mixing = jnp.array([[1.0, 0.3, 0.0, 0.2], [0.0, 1.0, -0.4, 0.1], [0.5, 0.0, 1.0, -0.3]])
 
@@ -143,16 +152,23 @@ def non_normal():
         terminal=lambda th, x, c: x[2] + (th["gain"] * x[0] - x[1]) ** 2,
     )
     theta = _arrays(
-        rate=[0.6, 0.9, 1.2], feed=1.2, coupling=0.7, sigma=[0.7, 0.9, 1.0], gain=0.6,
-        mean=[0.5, 0.6, 0.7], spread=0.6,
-    )  # fmt: skip
+        rate=[0.6, 0.9, 1.2],
+        feed=1.2,
+        coupling=0.7,
+        sigma=[0.7, 0.9, 1.0],
+        gain=0.6,
+        mean=[0.5, 0.6, 0.7],
+        spread=0.6,
+    )
     t = 2 * jnp.linspace(0, 1, 17) ** 1.5  # steps from 0.03 to 0.18
     return System(fluctua.Process(drift, noise), objective, t, theta, force=(1.0, 0.5))
 
 
 @cache
 def multiplicative():
-    """dX = (cos t − kX)dt + σ dW₁ + ηX dW₂: the diffusion depends on the state and on two parameters."""
+    """dX = (cos t − kX)dt + σ dW₁ + ηX dW₂: the diffusion depends on the state and on two
+    parameters.
+    """
     process = fluctua.Process(
         drift=lambda th, x, t, c: jnp.cos(t) - th["k"] * x,
         noise=lambda th, x, t, c: jnp.stack([th["sigma"] * jnp.ones(1), th["eta"] * x], axis=1),
@@ -169,9 +185,9 @@ def multiplicative():
 def driven_rotor():
     """A particle in the plane, in a moving trap and a rotating force: heat and work, step by step.
 
-    The heat of a step is force times displacement at its midpoint (Stratonovich); the drive does work while the trap
-    moves, at the end of each step; the switching on at the start is work too. All of them know θ.
-    """
+    The heat of a step is force times displacement at its midpoint (Stratonovich); the drive does
+    work while the trap moves, at the end of each step; the switching on at the start is work too.
+    All of them know θ."""
 
     def force(th, x, t):
         rotation = jnp.array([[0.0, -1.0], [1.0, 0.0]])
@@ -198,18 +214,27 @@ def driven_rotor():
 
 # ------------------------------------------------------------------------------------------- starts
 
-FADES = {"fade 0": 0.0, "fade part": 0.7, "fade all": 2.0, "fade beyond": 5.0}  # every grid ends at t = 2
+FADES = {
+    "fade 0": 0.0,
+    "fade part": 0.7,
+    "fade all": 2.0,
+    "fade beyond": 5.0,
+}  # every grid ends at t = 2
 STARTS = ("fixed", "density", *FADES)
 
 
 def gaussian_start(kind, size):
-    """X₀ ~ N(mean, spread²·1): by the score of its density, or by displacing the path, ξ in the context."""
+    """X₀ ~ N(mean, spread²·1): by the score of its density, or by displacing the path, ξ in the
+    context.
+    """
     if kind == "density":
         return fluctua.Density(
             lambda th, x0, c: jnp.sum(jax.scipy.stats.norm.logpdf(x0, th["mean"], th["spread"])),
             lambda key, th, c: th["mean"] + th["spread"] * jax.random.normal(key, (size,)),
         )
-    return fluctua.Reparameterised(lambda th, c: th["mean"] + th["spread"] * c["xi"], fade=FADES[kind])
+    return fluctua.Reparameterised(
+        lambda th, c: th["mean"] + th["spread"] * c["xi"], fade=FADES[kind]
+    )
 
 
 @cache
@@ -222,14 +247,18 @@ def exact(make, random_start):
 
     def value(th):
         m, s = th.get("mean", mean), th.get("spread", spread)
-        return exact_return(process, objective, t, th, m, s**2 * jnp.eye(m.size), force[0], force[1] ** 2)
+        return exact_return(
+            process, objective, t, th, m, s**2 * jnp.eye(m.size), force[0], force[1] ** 2
+        )
 
     return theta, *jax.jit(jax.value_and_grad(value))(theta)
 
 
 @cache
 def problem(make, kind="density"):
-    """A system with the start asked for, one of `STARTS`; all but "fixed" have the same p₀ and answer."""
+    """A system with the start asked for, one of `STARTS`; all but "fixed" have the same p₀ and
+    answer.
+    """
     system = make()
     mean, force = system.theta["mean"], system.force
     theta, value, slope = exact(make, random_start=kind != "fixed")
@@ -246,7 +275,9 @@ def problem(make, kind="density"):
 
 @cache
 def without_noise_parameters(make, kind="density"):
-    """The same problem with the parameters of the noise held fixed, so that `drift_score` applies."""
+    """The same problem with the parameters of the noise held fixed, so that `drift_score`
+    applies.
+    """
     whole = problem(make, kind)
     fixed = {name: v for name, v in whole.theta.items() if name in ("sigma", "eta")}
     keep = lambda tree: {name: v for name, v in tree.items() if name not in fixed}
@@ -268,14 +299,18 @@ def flat(tree):
 
 
 def z_scores(estimate, problem):
-    """(estimate − exact)/standard error of every component of the gradient, and of J last. (P+1,)"""
+    """(estimate − exact)/standard error of every component of the gradient, and of J last.
+
+    (P+1,)
+    """
     z = (flat(estimate.gradient) - flat(problem.exact_gradient)) / flat(estimate.stderr)
     return np.append(z, (estimate.value - problem.exact_value) / estimate.value_stderr)
 
 
 def tolerance(comparisons, alarm=1e-3):
-    """The |z| that the largest of so many standard normals exceeds with a probability of at most `alarm`.
+    """The |z| that the largest of so many standard normals exceeds with a probability of at most
+    `alarm`.
 
-    Bonferroni: `comparisons` · 2Φ(−tolerance) = alarm, whatever their correlations. 3.9 for 10, 4.4 for 100.
-    """
+    Bonferroni: `comparisons` · 2Φ(−tolerance) = alarm, whatever their correlations. 3.9 for 10, 4.4
+    for 100."""
     return norm.isf(alarm / (2 * comparisons))

@@ -27,7 +27,10 @@ def compile_quickly():
 
 
 def accepted_flags(flags):
-    """Return the flags that XLA accepts. JAX ends its process at an unknown one, so another process tries."""
+    """Return the flags that XLA accepts.
+
+    JAX ends its process at an unknown one, so another process tries.
+    """
     if not flags or _is_accepted(flags):
         return flags
     return tuple(flag for flag in flags if len(flags) > 1 and _is_accepted((flag,)))
@@ -40,36 +43,51 @@ def _is_accepted(flags):
 
 
 def environment_of_a_user(**variables):
-    """The environment with the compiler as users have it, for numbers to all digits and for memory."""
+    """The environment with the compiler as users have it, for numbers to all digits and for
+    memory.
+    """
     hidden = {"XLA_FLAGS", QUICK} if QUICK in os.environ else set()
     return {name: v for name, v in os.environ.items() if name not in hidden} | variables
 
 
 def numbers_printed_by(script):
-    """Run a script in a process of its own, with the compiler as users have it; return the numbers that it prints."""
+    """Run a script in a process of its own, with the compiler as users have it; return the
+    numbers that it prints.
+    """
     environment = environment_of_a_user(PYTHONPATH=os.pathsep.join(sys.path))
     command = [sys.executable, "-c", script]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     return [float(word) for word in out.split()]
 
 
 def peak_memory():
-    """Most memory that this process has held, in bytes. `getrusage` would report the peak of its parent."""
+    """Most memory that this process has held, in bytes.
+
+    `getrusage` would report the peak of its parent.
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 
 
 def environment_to_die_in(folder, **variables):
-    """The environment for processes that are killed: half of a compiled function that they leave is theirs alone."""
+    """The environment for processes that are killed: half of a compiled function that they
+    leave is theirs alone.
+    """
     return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), **variables}
 
 
 def wait_until(condition, process=None, seconds=120.0, interval=0.005):
-    """Wait for `condition()` to become true; fail at a deadline, or once `process` has ended without it."""
+    """Wait for `condition()` to become true; fail at a deadline, or once `process` has ended
+    without it.
+    """
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"not within {seconds:g} s"
-        assert process is None or process.poll() is None or condition(), f"the process ended with {process.returncode}"
+        assert process is None or process.poll() is None or condition(), (
+            f"the process ended with {process.returncode}"
+        )
         time.sleep(interval)
 
 
@@ -83,7 +101,9 @@ def cpu_seconds(process):
 
 
 def wait_until_busy(process, seconds=0.5):
-    """Wait until a process has computed for so long: it is then inside what it said that it would begin."""
+    """Wait until a process has computed for so long: it is then inside what it said that it
+    would begin.
+    """
     begin = cpu_seconds(process)
     wait_until(lambda: cpu_seconds(process) > begin + seconds, process)
 

@@ -1,4 +1,6 @@
-"""The exact steady state of a linear process on its Euler grid, by the discrete Lyapunov equation."""
+"""The exact steady state of a linear process on its Euler grid, by the discrete Lyapunov
+equation.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +22,9 @@ class Steady(NamedTuple):
 
 
 def steady_state(process, theta, dt, size):
-    """Of a process whose drift is affine and whose noise is the same everywhere; differentiable in θ."""
+    """Of a process whose drift is affine and whose noise is the same everywhere; differentiable
+    in θ.
+    """
     process, zero = check.process(process), jnp.zeros(size)
     drift = lambda x: process.drift(theta, x, jnp.zeros(()), None)
     step = jnp.eye(size) + dt * jax.jacfwd(drift)(zero)
@@ -43,6 +47,7 @@ def steady_record(process, theta, dt, size, key, steps, traces=1):
     mean, covariance = jax.jit(steady_state, static_argnums=(0, 3))(process, theta, dt, size)
     factor = np.linalg.cholesky(np.asarray(covariance))
     start = fl.Density(
-        log_density=lambda th, x: jnp.zeros(()), sample=lambda key, th: mean + factor @ jax.random.normal(key, (size,))
+        log_density=lambda th, x: jnp.zeros(()),
+        sample=lambda key, th: mean + factor @ jax.random.normal(key, (size,)),
     )
     return fl.simulator(process, start, dt * np.arange(steps + 1))(key, theta, traces)

@@ -1,4 +1,6 @@
-"""A small process with a context, one key, and estimates that must be the same however trajectories come."""
+"""A small process with a context, one key, and estimates that must be the same however
+trajectories come.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ PROCESS = fl.Process(
 OBJECTIVE = fl.Objective(lambda theta, x, t: jnp.sum(x**2) * theta["k"], lambda theta, x: x[0])
 T = np.r_[np.linspace(0, 1, 13), 1.3, 1.7]
 KEY = jax.random.key(3)
-RUN = fl.simulator(PROCESS, jnp.array([0.3, -0.2]), T, context=lambda key: jax.random.normal(key, (2,)))
+RUN = fl.simulator(
+    PROCESS, jnp.array([0.3, -0.2]), T, context=lambda key: jax.random.normal(key, (2,))
+)
 
 
 def same(a, b):

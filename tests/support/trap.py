@@ -1,4 +1,6 @@
-"""A trap that is to be moved, as a run of `fluctua.run`: `python tests/support/trap.py FOLDER run|resume`."""
+"""A trap that is to be moved, as a run of `fluctua.run`: `python tests/support/trap.py FOLDER
+run|resume`.
+"""
 
 import sys
 

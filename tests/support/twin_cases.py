@@ -29,7 +29,10 @@ CASES = {
     "another twin": ({}, {"twin": wrong}),
     "lab frame with an envelope": ({"lab": True}, {"twin": wrong}),
     "modulated": ({"sigma_kappa": 0.2, "steps": 71, "dt": 2e-3}, {"twin": wrong}),
-    "modulated, and the twin does not know": ({"sigma_kappa": 0.2}, {"twin": wrong, "knows": False}),
+    "modulated, and the twin does not know": (
+        {"sigma_kappa": 0.2},
+        {"twin": wrong, "knows": False},
+    ),
     "antithetic": ({"sigma_kappa": 0.2}, {"antithetic": True}),
     "in segments": ({"steps": 63}, {"twin": wrong, "segment": 10}),
     "a chain": ({"rows": 1, "columns": 5}, {"twin": wrong}),
@@ -51,10 +54,17 @@ def problem(case):
     table = np.linspace(3e-3, 0, spec.steps + 1)
     reference = corrected(spec, SEED, count, table, twin=twin, **options)
     options["knows_modulation"] = options.pop("knows", True)
-    return spec, {**options, "twin": twin, "table": table, "rates": True, "samples": True}, count, reference
+    return (
+        spec,
+        {**options, "twin": twin, "table": table, "rates": True, "samples": True},
+        count,
+        reference,
+    )
 
 
 def deviation(actual, expected, scale=None):
-    """Largest deviation in units of the largest value, or of `scale`; a chain of one has no bonds to deviate."""
+    """Largest deviation in units of the largest value, or of `scale`; a chain of one has no
+    bonds to deviate.
+    """
     largest = lambda v: np.abs(v).max(initial=0.0)
     return largest(actual - expected) / ((largest(expected) if scale is None else scale) or 1.0)

@@ -1,4 +1,6 @@
-"""The twin correction by its formulas, backwards in time in float64 NumPy, on the paths of `kernel_reference`."""
+"""The twin correction by its formulas, backwards in time in float64 NumPy, on the paths of
+`kernel_reference`.
+"""
 
 from typing import NamedTuple
 
@@ -22,7 +24,11 @@ def hop(spec, kappa, x):
 
 
 def step(spec, x, kappa, drive):
-    drift = -1j * (spec.omega + spec.chi * abs(x) ** 2) * x - 1j * hop(spec, kappa, x) - spec.damping * x
+    drift = (
+        -1j * (spec.omega + spec.chi * abs(x) ** 2) * x
+        - 1j * hop(spec, kappa, x)
+        - spec.damping * x
+    )
     drift[:, spec.drive_sites] += drive
     return x + spec.dt * drift
 
@@ -60,7 +66,9 @@ class Result(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """S_k = 2Σ_ports wΔt·gain² Σ_{s<T−k} Πh_s(Πh_s)†, projected on the leading `rank` directions of all h."""
+    """S_k = 2Σ_ports wΔt·gain² Σ_{s<T−k} Πh_s(Πh_s)†, projected on the leading `rank`
+    directions of all h.
+    """
 
     at: object  # k -> (N, N)
     basis: np.ndarray
@@ -82,7 +90,10 @@ def curve(spec, rank):
     gram = np.einsum("p,psa,psb->ab", abs(w), h, h.conj())
     basis = np.linalg.eigh(gram)[1][:, ::-1][:, :rank]
     inside = (h @ basis.conj()) @ basis.T
-    return Curve(lambda k: 2 * np.einsum("p,psa,psb->ab", w, inside[:, : T - k], inside[:, : T - k].conj()), basis)
+    return Curve(
+        lambda k: 2 * np.einsum("p,psa,psb->ab", w, inside[:, : T - k], inside[:, : T - k].conj()),
+        basis,
+    )
 
 
 def corrected(spec, seed, count, table, *, twin=None, knows=True, rank=0, segment=1, **options):
@@ -95,7 +106,9 @@ def corrected(spec, seed, count, table, *, twin=None, knows=True, rank=0, segmen
     trajectories = np.arange(first, first + count)
     stream = trajectories & ~1 if options.get("antithetic") else trajectories
     delta = modulation(spec, seed, stream) if spec.sigma_kappa and knows else lambda t: 0.0
-    kappa = [np.broadcast_to(twin.kappa + delta(k * spec.dt), (E, len(spec.bonds))) for k in range(T)]
+    kappa = [
+        np.broadcast_to(twin.kappa + delta(k * spec.dt), (E, len(spec.bonds))) for k in range(T)
+    ]
     begin = np.broadcast_to(twin.start, (E, n))
 
     def follow(x, a, b):

@@ -21,7 +21,12 @@ class Growing:
         self.place.settings.write_text('preset = "demo"\n')
         self.place.history.write_text(history.HEADER)
         self.place.signal.write_text(history.signal_header(self.theta(0)))
-        course.create(self.place.parameters, self.theta(0), "aa", describing(self.network, {"sigma_kappa": 0.0}))
+        course.create(
+            self.place.parameters,
+            self.theta(0),
+            "aa",
+            describing(self.network, {"sigma_kappa": 0.0}),
+        )
         self.count = 0
 
     def theta(self, iteration):
@@ -42,7 +47,17 @@ class Growing:
         with open(self.place.history, "a") as file, open(self.place.signal, "a") as beside:
             for k in range(self.count, self.count + rows):
                 last = k == self.count + rows - 1
-                row = Row(k, k, 0.5 - 0.4 / (1 + k), 0.01, 100, 100 * (k + 1), 1.0, 0.1, event if last else "")
+                row = Row(
+                    k,
+                    k,
+                    0.5 - 0.4 / (1 + k),
+                    0.01,
+                    100,
+                    100 * (k + 1),
+                    1.0,
+                    0.1,
+                    event if last else "",
+                )
                 history.append(file, row, "aa")
                 history.append_signal(beside, k, self.theta(k + 1), self.theta(1))
                 if k % self.every == 0:
@@ -66,7 +81,9 @@ class Growing:
             writer.writerow(("2026-01-01T00:00:00", self.count, kind, 3, text))
 
     def measure(self, *, silent=(), devices=3):
-        """`devices.csv` as in-situ training writes it, a row for each of the history. silent: who does not answer."""
+        """`devices.csv` as in-situ training writes it, a row for each of the history.
+        silent: who does not answer.
+        """
         each = (
             "J",
             "error",
@@ -87,7 +104,10 @@ class Growing:
                 for k in range(devices):
                     up = k + 1 not in silent
                     J = 0.1 * k + 0.01 * row if up else np.nan
-                    cells += [f"{v:.5g}" for v in (J, 0.002, 40 * up, k, 2 * k, up, 1.0, 1.05, 0.001 * row, 0.0)]
+                    cells += [
+                        f"{v:.5g}"
+                        for v in (J, 0.002, 40 * up, k, 2 * k, up, 1.0, 1.05, 0.001 * row, 0.0)
+                    ]
                 file.write(history.csv_line(cells))
 
     def end(self):

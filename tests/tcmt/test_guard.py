@@ -1,4 +1,6 @@
-"""Guards against wireheading: a return that amplified noise cannot raise, and its gradient without bias."""
+"""Guards against wireheading: a return that amplified noise cannot raise, and its gradient
+without bias.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +13,25 @@ from fluctua.tcmt import exact
 NETWORK = tcmt.chain(3, sigma_w=1.0)
 SHORT = {"horizon": 2.0, "dt": 2e-2}
 THETA = {
-    "omega": jnp.array([0.2, -0.1, 0.3]), "kappa": jnp.array([0.8, 1.1]), "gamma_e": jnp.array([0.7, 1.6]),
+    "omega": jnp.array([0.2, -0.1, 0.3]),
+    "kappa": jnp.array([0.8, 1.1]),
+    "gamma_e": jnp.array([0.7, 1.6]),
     "gamma": jnp.array([0.02, 0.05, 0.03]),
-}  # fmt: skip
+}
 
 
 def silent():
     """J and its gradient without noise: what both guards measure in a linear network."""
-    return exact.value_and_gradient(tcmt.transmission(NETWORK.replace(sigma_e=0.0, sigma_r=0.0), **SHORT), THETA)
+    return exact.value_and_gradient(
+        tcmt.transmission(NETWORK.replace(sigma_e=0.0, sigma_r=0.0), **SHORT), THETA
+    )
 
 
 def test_the_dark_run_takes_away_exactly_the_noise():
     value, gradient = silent()
-    guarded, slopes = exact.value_and_gradient(tcmt.transmission(NETWORK, guard="dark", **SHORT), THETA)
+    guarded, slopes = exact.value_and_gradient(
+        tcmt.transmission(NETWORK, guard="dark", **SHORT), THETA
+    )
     bare, _ = exact.value_and_gradient(tcmt.transmission(NETWORK, **SHORT), THETA)
     assert bare > 1.02 * value
     assert guarded == pytest.approx(value, rel=1e-12)
@@ -31,13 +39,19 @@ def test_the_dark_run_takes_away_exactly_the_noise():
         np.testing.assert_allclose(slopes[name], gradient[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("guard", "backend", "count"), [("dark", "cpu", 20_000), ("coherent", "jax", 3000)])
+@pytest.mark.parametrize(
+    ("guard", "backend", "count"), [("dark", "cpu", 20_000), ("coherent", "jax", 3000)]
+)
 def test_guarded_gradients_are_those_without_noise(key, guard, backend, count):
     value, gradient = silent()
-    estimate = tcmt.transmission(NETWORK, guard=guard, **SHORT).estimator(backend)(key, THETA, count)
+    estimate = tcmt.transmission(NETWORK, guard=guard, **SHORT).estimator(backend)(
+        key, THETA, count
+    )
     assert abs(estimate.value - value) < 4 * estimate.value_stderr
     for name in THETA:
-        z = (np.asarray(estimate.gradient[name]) - gradient[name]) / np.asarray(estimate.stderr[name])
+        z = (np.asarray(estimate.gradient[name]) - gradient[name]) / np.asarray(
+            estimate.stderr[name]
+        )
         assert np.abs(z).max() < 4, name
 
 
@@ -52,14 +66,22 @@ def test_the_dark_kernel_equals_the_reference(key):
 
 @pytest.mark.long
 def test_coherent_power_ignores_noise_of_a_nonlinear_network(key):
-    """With a Kerr effect only the mean field counts: |E s⁻|² from one ensemble is Re E[s⁻ s⁻'*] of pairs."""
+    """With a Kerr effect only the mean field counts: |E s⁻|² from one ensemble is Re E[s⁻ s⁻'*]
+    of pairs.
+    """
     network = NETWORK.replace(chi=0.03)
     pairs = tcmt.transmission(network, guard="coherent", **SHORT).estimator("jax")(key, THETA, 4000)
     plain = tcmt.transmission(network, **SHORT)
-    field = plain.estimator("cpu").run(jax.random.fold_in(key, 1), THETA, 40_000, record_every=1).trajectories
+    field = (
+        plain.estimator("cpu")
+        .run(jax.random.fold_in(key, 1), THETA, 40_000, record_every=1)
+        .trajectories
+    )
     out = np.sqrt(2 * 1.6) * field[:, :-1, 2].mean(axis=0)
     coherent = np.mean(np.abs(out) ** 2) / 100
-    assert abs(pairs.value - coherent) < 4 * pairs.value_stderr + 1e-4  # |mean|² of 40,000: 2σ²·2γ_e/4e4/100
+    assert (
+        abs(pairs.value - coherent) < 4 * pairs.value_stderr + 1e-4
+    )  # |mean|² of 40,000: 2σ²·2γ_e/4e4/100
 
 
 def test_what_is_wrong_is_said():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua.core.baselines import Kick, binned
+from fluctua.core.baselines import Inputs, binned
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.native import _native
@@ -39,10 +39,14 @@ def expected_gradient(spec, path, baseline):
 def test_every_trajectory_meets_the_baseline_of_the_definition(engine, dtype, count, baseline):
     spec = rectangle(2, 3, steps=24)
     path = simulate(spec, SEED, count)
-    run = kernel.run(spec, SEED, count, baseline=baseline, dtype=dtype, engine=engine, samples=True, threads=2)
+    run = kernel.run(
+        spec, SEED, count, baseline=baseline, dtype=dtype, engine=engine, samples=True, threads=2
+    )
     expected = expected_gradient(spec, path, baseline)
     for name in FAMILIES:
-        assert deviation(getattr(run.samples, name), expected[name]) < (2e-4 if dtype == "float32" else 1e-10), name
+        assert deviation(getattr(run.samples, name), expected[name]) < (
+            2e-4 if dtype == "float32" else 1e-10
+        ), name
 
 
 def test_equal_states_share_a_bin_at_the_start():
@@ -71,7 +75,7 @@ def test_it_is_the_librarys_own_binned_baseline():
             u = np.concatenate([path.scores[k][:, n] for k in ("omega", "chi", "kappa")], axis=1)
             x = np.concatenate([path.psi[:, n].real, path.psi[:, n].imag], axis=1)
             to_go = path.to_go[:, n]
-            kick = Kick(
+            kick = Inputs(
                 jnp.array(n),
                 theta,
                 jnp.asarray(x),
@@ -140,7 +144,9 @@ def test_what_it_does_not_do_is_refused(options, message):
         kernel.run(rectangle(), 0, count, **options)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [((0,), "bins=0"), ((257,), "bins=257"), ((20, 0), "every=0")])
+@pytest.mark.parametrize(
+    ("wrong", "message"), [((0,), "bins=0"), ((257,), "bins=257"), ((20, 0), "every=0")]
+)
 def test_a_wrong_record_is_not_made(wrong, message):
     with pytest.raises(ValueError, match=message):
         Binned(*wrong)
@@ -150,10 +156,13 @@ def test_a_large_ensemble_is_settled_in_groups():
     spec = rectangle(2, 3, steps=20)
     whole = kernel.run(spec, SEED, 90, baseline=Binned(4, 5, group=40), samples=True)
     parts = [
-        kernel.run(spec, SEED, 30, baseline=Binned(4, 5), samples=True, first_trajectory=first) for first in (0, 30, 60)
+        kernel.run(spec, SEED, 30, baseline=Binned(4, 5), samples=True, first_trajectory=first)
+        for first in (0, 30, 60)
     ]
     np.testing.assert_array_equal(whole.returns, np.concatenate([p.returns for p in parts]))
     each = np.concatenate([p.samples.kappa for p in parts]).astype(float)
     np.testing.assert_array_equal(whole.samples.kappa, each)
     np.testing.assert_allclose(whole.gradient.kappa, each.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(whole.stderr.kappa, each.std(axis=0, ddof=1) / np.sqrt(90), rtol=1e-6)
+    np.testing.assert_allclose(
+        whole.stderr.kappa, each.std(axis=0, ddof=1) / np.sqrt(90), rtol=1e-6
+    )

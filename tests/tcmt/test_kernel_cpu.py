@@ -67,7 +67,9 @@ def test_mean_second_moment_and_error_are_those_of_the_samples():
         g = getattr(run.samples, name).astype(float)
         np.testing.assert_allclose(getattr(run.gradient, name), g.mean(0), rtol=1e-10, atol=1e-15)
         np.testing.assert_allclose(getattr(run.second_moment, name), (g**2).mean(0), rtol=1e-10)
-        np.testing.assert_allclose(getattr(run.stderr, name), g.std(0, ddof=1) / np.sqrt(50), rtol=1e-8)
+        np.testing.assert_allclose(
+            getattr(run.stderr, name), g.std(0, ddof=1) / np.sqrt(50), rtol=1e-8
+        )
     np.testing.assert_allclose(run.value_stderr, run.returns.std(ddof=1) / np.sqrt(50))
 
 

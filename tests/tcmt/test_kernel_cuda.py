@@ -71,7 +71,9 @@ def test_cuda_and_cpu_take_the_same_steps(device, case, dtype):
 def test_any_degree(device):
     spec = rectangle(1, 12)
     bonds = np.stack([np.full(11, 3), np.delete(np.arange(12), 3)], 1)  # a star: degree 11
-    cpu, gpu = both(spec.replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True)
+    cpu, gpu = both(
+        spec.replace(bonds=bonds, kappa=np.linspace(0.5, 1.5, 11)), 4, dtype="float64", samples=True
+    )
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
 
 
@@ -88,7 +90,13 @@ def test_drives_ports_and_rates_of_one_graph_are_told_apart(device):
     spec = rectangle(2, 3, steps=20)
     driven, seen = (spec.drive_sites + 1) % 6, (spec.port_sites + 2) % 6
     louder = spec.replace(drive=1.5 * spec.drive, port_gain=0.5 * spec.port_gain)
-    for network in (spec, spec.replace(drive_sites=driven), spec.replace(port_sites=seen), louder, spec):
+    for network in (
+        spec,
+        spec.replace(drive_sites=driven),
+        spec.replace(port_sites=seen),
+        louder,
+        spec,
+    ):
         for rates in (False, True):
             cpu, gpu = both(network, 4, dtype="float64", samples=True, rates=rates)
             for name, expected in cpu.samples._asdict().items():
@@ -116,7 +124,10 @@ def test_a_second_run_of_the_same_shape_has_its_own_numbers(device, baseline):
     run(spec, 5, 12, backend="cuda", dtype="float64", samples=True, **options)
     if baseline in ("table", "twin"):
         options = dict.fromkeys(options, 0.5 * table)
-    gpu, cpu = (run(other, SEED, 12, backend=b, dtype="float64", samples=True, **options) for b in ("cuda", "cpu"))
+    gpu, cpu = (
+        run(other, SEED, 12, backend=b, dtype="float64", samples=True, **options)
+        for b in ("cuda", "cpu")
+    )
     for name in ("omega", "kappa", "chi"):
         assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < 1e-10, name
     assert deviation(gpu.returns, cpu.returns) < 1e-11
@@ -137,7 +148,9 @@ def test_several_sites_a_thread_with_heuns_step(device):
 
 
 def scattered(rows, columns, **network):
-    """As many bonds as a lattice, between any two sites, and one site with bonds to sites of every block."""
+    """As many bonds as a lattice, between any two sites, and one site with bonds to sites of
+    every block.
+    """
     spec = rectangle(rows, columns, **network)
     n, rng = rows * columns, np.random.default_rng(3)
     pairs = np.stack(np.triu_indices(n, 1), 1)
@@ -147,13 +160,25 @@ def scattered(rows, columns, **network):
 
 
 def chain(rows, columns, **network):
-    """Blocks that are coupled to two others at most, so that the first could be far ahead of the last."""
+    """Blocks that are coupled to two others at most, so that the first could be far ahead of
+    the last.
+    """
     return rectangle(1, 2 * rows * columns, **network)
 
 
 CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or more
-    "all in time": (rectangle, {"lab": True, "steps": 37}, {"rates": True, "baseline": True}, (3, 1)),
-    "modulated": (rectangle, {"sigma_kappa": 0.2, "steps": 40}, {"antithetic": True, "rates": True}, (3, 1)),
+    "all in time": (
+        rectangle,
+        {"lab": True, "steps": 37},
+        {"rates": True, "baseline": True},
+        (3, 1),
+    ),
+    "modulated": (
+        rectangle,
+        {"sigma_kappa": 0.2, "steps": 40},
+        {"antithetic": True, "rates": True},
+        (3, 1),
+    ),
     "several sites a thread": (rectangle, {"steps": 35}, {"baseline": True}, (2, 2)),
     "any graph": (scattered, {"sigma_kappa": 0.2, "steps": 20}, {}, (3, 1)),
     "chain": (chain, {"steps": 30}, {}, (5, 1)),
@@ -161,12 +186,16 @@ CLUSTERS = {  # network, options, and (blocks, sites a thread) of 80 sites or mo
 }
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*((case, "float64") for case in CLUSTERS), ("modulated", "float32")])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float64") for case in CLUSTERS), ("modulated", "float32")]
+)
 def test_a_cluster_of_blocks_takes_the_steps_of_one(device, case, dtype, monkeypatch):
     make, network, options, spread = CLUSTERS[case]
     monkeypatch.setattr(cuda, "spread", lambda *_: spread)
     spec = make(8, 10, **network)
-    ports = np.array([79, 0] if options.get("rates") else [0, 0])  # in both outer blocks, or two in one of them
+    ports = np.array(
+        [79, 0] if options.get("rates") else [0, 0]
+    )  # in both outer blocks, or two in one of them
     spec = spec.replace(port_sites=ports)
     if options.get("baseline"):
         options = {**options, "baseline": np.linspace(0.02, 0, spec.steps + 1)}
@@ -196,7 +225,9 @@ def test_a_gpu_without_room_for_the_cluster_takes_a_smaller_one(device, monkeypa
         pytest.skip("needs a device with few multiprocessors")
     sizes = []
     monkeypatch.setattr(cuda, "spread", lambda sites, item, most: (max(1, min(3, most // 4)), 1))
-    monkeypatch.setattr(cuda, "resident_clusters", lambda kernel, layout, shared: sizes.append(layout.cluster) or 0)
+    monkeypatch.setattr(
+        cuda, "resident_clusters", lambda kernel, layout, shared: sizes.append(layout.cluster) or 0
+    )
     cpu, gpu = both(rectangle(8, 10, steps=4), 2, dtype="float64", samples=True)
     assert sizes == [3, 2]
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-11
@@ -206,7 +237,9 @@ def test_a_gpu_without_room_for_the_cluster_takes_a_smaller_one(device, monkeypa
 def test_overflow_in_any_block_is_explained(device, diverges, monkeypatch):
     monkeypatch.setattr(cuda, "spread", lambda *_: (3, 1))
     spec = rectangle(8, 10, steps=400)
-    spec = spec.replace(damping=spec.damping - 60.0 * (np.arange(80) == diverges), kappa=0 * spec.kappa)
+    spec = spec.replace(
+        damping=spec.damping - 60.0 * (np.arange(80) == diverges), kappa=0 * spec.kappa
+    )
     with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
         kernel.run(spec, 0, 2, first_trajectory=8, backend="cuda", scores=False)
 
@@ -221,7 +254,9 @@ def test_trajectories_in_several_launches_and_several_waves(device, monkeypatch)
 
 def test_modulation_in_global_memory_when_it_is_too_large_to_share(device, monkeypatch):
     attributes = {**cuda.require_cupy().cuda.Device().attributes}
-    monkeypatch.setattr(fake_cupy._Device, "attributes", {**attributes, "MaxSharedMemoryPerMultiprocessor": 20_000})
+    monkeypatch.setattr(
+        fake_cupy._Device, "attributes", {**attributes, "MaxSharedMemoryPerMultiprocessor": 20_000}
+    )
     if device == "gpu":
         pytest.skip("needs a device with little shared memory")
     spec = rectangle(sigma_kappa=0.2, steps=40)
@@ -232,7 +267,9 @@ def test_modulation_in_global_memory_when_it_is_too_large_to_share(device, monke
 def test_overflow_is_explained(device):
     spec = rectangle(steps=400)
     with pytest.raises(FloatingPointError, match=r"trajectory 8 .* after step \d+ "):
-        kernel.run(spec.replace(damping=spec.damping - 60.0), 0, 4, first_trajectory=8, backend="cuda")
+        kernel.run(
+            spec.replace(damping=spec.damping - 60.0), 0, 4, first_trajectory=8, backend="cuda"
+        )
 
 
 def test_the_reference_itself(device):
@@ -262,7 +299,9 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
         "REGION": "2592u",
         "REPLAY_BLOCKS": 2,
     }
-    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *binned.items())]
+    macros = [
+        f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *binned.items())
+    ]
     text = source(*cuda.SOURCES, *cuda_binned.SOURCES)
     assert "#include" not in text  # compiled at run time, where no header is found
     (tmp_path / "all.cu").write_text(text)
@@ -296,7 +335,9 @@ def test_registers_hold_the_sites_of_a_block(tmp_path):
         "-o",
         str(tmp_path / "all.cubin"),
     ]
-    said = subprocess.run([*command, str(tmp_path / "all.cu")], check=True, capture_output=True, text=True).stderr
+    said = subprocess.run(
+        [*command, str(tmp_path / "all.cu")], check=True, capture_output=True, text=True
+    ).stderr
     stack = re.search(r"one_pass.*?(\d+) bytes stack frame", said, re.S)
     assert int(stack.group(1)) <= 64  # of about 100 bytes of sums a thread
 
@@ -324,7 +365,9 @@ def test_binned_baseline_is_the_cpu_kernels(device, count, baseline, network, dt
     tolerance = 2e-4 if dtype == "float32" else 1e-10
     for name in ("omega", "kappa", "chi"):
         assert deviation(getattr(gpu.samples, name), getattr(cpu.samples, name)) < tolerance, name
-        assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, name
+        assert deviation(getattr(gpu.stderr, name), getattr(cpu.stderr, name)) < 10 * tolerance, (
+            name
+        )
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")
@@ -340,7 +383,9 @@ def test_a_run_repeats_itself_to_the_last_bit(baseline):
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; too slow to emulate")
-@pytest.mark.parametrize("count", [400, 600, 5000])  # 600 in two bins: too many for the registers of a warp
+@pytest.mark.parametrize(
+    "count", [400, 600, 5000]
+)  # 600 in two bins: too many for the registers of a warp
 def test_binned_baseline_of_large_ensembles(count):
     spec = rectangle(2, 3, steps=120)
     cpu, gpu = both(spec, count, baseline=Binned(2 if count < 1000 else 20, 50), samples=True)
@@ -351,11 +396,15 @@ def test_binned_baseline_of_large_ensembles(count):
 def test_binned_baseline_with_weights_in_global_memory(device, monkeypatch):
     monkeypatch.setattr(cuda_binned, "SHARED_WEIGHTS", 0)
     monkeypatch.setattr(cuda_binned, "MOST_SLOTS", 3)
-    cpu, gpu = both(rectangle(2, 2, steps=11), 30, baseline=Binned(4, 5), dtype="float64", samples=True)
+    cpu, gpu = both(
+        rectangle(2, 2, steps=11), 30, baseline=Binned(4, 5), dtype="float64", samples=True
+    )
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 1e-10
 
 
-@pytest.mark.parametrize(("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)])
+@pytest.mark.parametrize(
+    ("steps", "every", "slots"), [(100, 50, 16), (7, 1, 1), (33, 10, 4), (20, 7, 2), (5, 5, 1)]
+)
 def test_the_schedule_covers_every_step_and_stops_at_every_sorting(steps, every, slots):
     runs = cuda_binned.schedule(steps, Binned(20, every), slots)
     assert [n for begin, end in runs for n in range(begin, end)] == list(range(steps))

@@ -1,4 +1,6 @@
-"""Heun's step in the CPU kernel, against the mean of that step and its derivatives by JAX, on the same noise."""
+"""Heun's step in the CPU kernel, against the mean of that step and its derivatives by JAX, on
+the same noise.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,12 @@ CASES = {
     "a drive that changes in time": {"lab": True},
     "modulated, pieces of two steps": {"sigma_kappa": 0.2, "steps": 41, "dt": 0.03},
     "modulated, longer pieces and a drive": {"sigma_kappa": 0.2, "dt": 2e-3, "lab": True},
-    "a piece of the modulation that ends with the run": {"sigma_kappa": 0.2, "dt": 1e-3, "steps": 24, "harmonics": 10},
+    "a piece of the modulation that ends with the run": {
+        "sigma_kappa": 0.2,
+        "dt": 1e-3,
+        "steps": 24,
+        "harmonics": 10,
+    },
 }
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
@@ -46,7 +53,9 @@ def test_every_step_and_every_score_is_the_references(case, dtype):
     path = simulate_heun(spec, SEED, 19)  # not a multiple of the block
     expected = {**path.gradient(), "gain": path.explicit.sum(1)}
     for engine in _native.engines():
-        run = kernel.run(spec, SEED, 19, dtype=dtype, engine=engine, rates=True, record_every=1, samples=True)
+        run = kernel.run(
+            spec, SEED, 19, dtype=dtype, engine=engine, rates=True, record_every=1, samples=True
+        )
         assert deviation(run.trajectories, path.psi) < TOLERANCE[dtype]
         assert deviation(run.returns, path.rewards.sum(1)) < TOLERANCE[dtype]
         assert_close(run.samples, expected, TOLERANCE[dtype])
@@ -78,7 +87,9 @@ def test_antithetic_pairs_and_the_skeleton():
     expected = path.gradient()
     assert_close(run.samples, {name: expected[name] for name in ("omega", "kappa", "chi")}, 1e-11)
     still = kernel.run(spec, SEED, 2, noise=False, dtype="float64", record_every=8)
-    assert deviation(still.trajectories, simulate_heun(spec, SEED, 2, noise=False).psi[:, ::8]) < 1e-12
+    assert (
+        deviation(still.trajectories, simulate_heun(spec, SEED, 2, noise=False).psi[:, ::8]) < 1e-12
+    )
     assert still.gradient is None
 
 
@@ -91,7 +102,10 @@ TWINS = {
     "a drive that changes in time, wrong": ({"lab": True}, {"wrong": True}),
     "in segments": ({}, {"segment": 7, "wrong": True}),
     "modulated": ({"sigma_kappa": 0.2, "steps": 41, "lab": True}, {"segment": 8}),
-    "modulated, longer pieces, antithetic": ({"sigma_kappa": 0.2, "dt": 2e-3}, {"antithetic": True, "wrong": True}),
+    "modulated, longer pieces, antithetic": (
+        {"sigma_kappa": 0.2, "dt": 2e-3},
+        {"antithetic": True, "wrong": True},
+    ),
     "knows no modulation": ({"sigma_kappa": 0.2}, {"knows_modulation": False}),
 }
 
@@ -102,10 +116,15 @@ def test_every_part_of_the_twin_correction_is_the_references(case):
     spec, options = heun(**network), dict(options)
     twin = wrong(spec) if options.pop("wrong", False) else None
     table = np.linspace(0.3, 0.1, spec.steps + 1)
-    same = {"antithetic": options.get("antithetic", False), "knows": options.get("knows_modulation", True)}
+    same = {
+        "antithetic": options.get("antithetic", False),
+        "knows": options.get("knows_modulation", True),
+    }
     reference = corrected_heun(spec, SEED, 18, table, twin=twin, **same)
     for dtype, tolerance in (("float64", 1e-9), ("float32", 3e-5)):
-        run = run_twin(spec, SEED, 18, twin=twin, table=table, rates=True, samples=True, dtype=dtype, **options)
+        run = run_twin(
+            spec, SEED, 18, twin=twin, table=table, rates=True, samples=True, dtype=dtype, **options
+        )
         assert deviation(run.returns, reference.path.rewards.sum(1)) < tolerance
         scale = np.abs(reference.path.rewards.sum(1)).max()
         assert np.abs(run.mean_lambda - reference.lam.mean(0)).max() < tolerance * scale
@@ -118,7 +137,9 @@ def test_every_part_of_the_twin_correction_is_the_references(case):
 
 
 def test_a_quadratic_term_leaves_the_mean_as_it_is():
-    """Bent and straight twins on other noise: the same gradient in standard errors, and less variance."""
+    """Bent and straight twins on other noise: the same gradient in standard errors, and less
+    variance.
+    """
     spec = heun(steps=60)
     spec = spec.replace(chi=spec.chi / STRONG)  # the term is that of the linear network
     straight, bent = (run_twin(spec, seed, 1024, rank=rank) for seed, rank in ((1, 0), (2, 6)))
@@ -141,7 +162,10 @@ def test_overflow_names_its_step():
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
         (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
         (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`step` differs"),
-        (lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1), "measured.*heun"),
+        (
+            lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1),
+            "measured.*heun",
+        ),
         (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),
         (lambda: heun(lab=True).replace(steps=41), r"\(42, 1\)"),
     ],

@@ -66,7 +66,9 @@ def test_a_twin_is_refused_at_construction():
     ],
 )
 def test_more_than_the_memory_is_refused_with_both_numbers(call):
-    with pytest.raises(ValueError, match=rf"1,000,000,000 trajectories.*has {memory() / 2**30:,.0f} GiB"):
+    with pytest.raises(
+        ValueError, match=rf"1,000,000,000 trajectories.*has {memory() / 2**30:,.0f} GiB"
+    ):
         call(rectangle())
 
 
@@ -90,7 +92,9 @@ def test_records_cannot_be_changed_and_copies_are_checked():
     moved = spec.replace(chi=spec.chi + 1)
     assert (moved.chi == spec.chi + 1).all()
     assert moved.omega is spec.omega
-    with pytest.raises(ValueError, match=rf"`kappa` must have shape \({len(spec.bonds)},\); got \(2,\)"):
+    with pytest.raises(
+        ValueError, match=rf"`kappa` must have shape \({len(spec.bonds)},\); got \(2,\)"
+    ):
         spec.replace(kappa=np.ones(2))
 
 

@@ -24,7 +24,11 @@ NETWORK = tcmt.rectangular(2, 3)
 SITES, BONDS = NETWORK.sites, len(NETWORK.bonds)
 RNG = np.random.default_rng(3)
 GAIN, OFFSET = 1 + 0.2 * RNG.normal(size=BONDS), 0.2 * RNG.normal(size=SITES)
-THETA = {"omega": jnp.linspace(-0.3, 0.3, SITES), "kappa": jnp.ones(BONDS), "chi": jnp.full(SITES, 0.003)}
+THETA = {
+    "omega": jnp.linspace(-0.3, 0.3, SITES),
+    "kappa": jnp.ones(BONDS),
+    "chi": jnp.full(SITES, 0.003),
+}
 START = {"gain": jnp.ones(BONDS), "kerr": jnp.zeros(SITES), "offset": jnp.zeros(SITES)}
 KEY = jax.random.key(0)
 
@@ -48,13 +52,16 @@ def task_of(sigma_kappa=0.0):
 def estimator_of(task, **options):
     spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2}
     model = task.estimator("cpu", baseline="twin")
-    return fl.Calibrated(model, Device(task, hidden), effective, START, spread, **options)
+    return fl.SelfCalibrating(model, Device(task, hidden), effective, START, spread, **options)
 
 
 @pytest.mark.parametrize("sigma_kappa", [0.0, 0.2])
 def test_a_device_is_the_simulator_at_its_true_parameters(sigma_kappa):
     task = task_of(sigma_kappa)
-    measured, simulated = Device(task, hidden)(KEY, THETA, 3), task.simulator()(KEY, hidden(THETA), 3)
+    measured, simulated = (
+        Device(task, hidden)(KEY, THETA, 3),
+        task.simulator()(KEY, hidden(THETA), 3),
+    )
     np.testing.assert_allclose(measured.x, simulated.x, atol=2e-5)  # float32 states of order 10
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12)
     jax.tree.map(same, measured.context, simulated.context)
@@ -75,13 +82,17 @@ def test_evidence_is_that_of_any_process(sigma_kappa, every):
     general = evidence(task.process, full_score, estimator.at, THETA, u, x, every)
     scale = np.sqrt(np.diag(general.information))  # standard deviations of the scores
     np.testing.assert_allclose(fast.score / scale, general.score / scale, atol=1e-3)
-    np.testing.assert_allclose(fast.information, general.information, atol=1e-5 * np.abs(general.information).max())
+    np.testing.assert_allclose(
+        fast.information, general.information, atol=1e-5 * np.abs(general.information).max()
+    )
     assert fast.linear
     assert general.linear
 
 
 def reference(spec, x, stride):
-    """ΣU of ω, κ, χ and Γ in double precision: the noise-free network from each sample to the next."""
+    """ΣU of ω, κ, χ and Γ in double precision: the noise-free network from each sample to the
+    next.
+    """
     psi = np.asarray(x, np.float64)[..., :SITES] + 1j * np.asarray(x, np.float64)[..., SITES:]
     coupling, force = np.zeros((SITES, SITES)), np.zeros(SITES, complex)
     i, j = spec.bonds.T
@@ -96,7 +107,9 @@ def reference(spec, x, stride):
     zeta = ((psi[:, 1:] - state) / spec.noise**2).conj()
     total = lambda v: v.sum(axis=(0, 1))
     kappa = total((zeta[..., i] * mean[..., j] + zeta[..., j] * mean[..., i]).imag)
-    return np.concatenate([total((zeta * mean).imag), kappa, total((zeta * bright).imag), -total((zeta * mean).real)])
+    return np.concatenate(
+        [total((zeta * mean).imag), kappa, total((zeta * bright).imag), -total((zeta * mean).real)]
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 10])
@@ -108,16 +121,25 @@ def test_scores_of_samples_some_steps_apart(stride):
     exact = reference(spec, x, stride)
     sums = measured_scores(Ensemble(spec, 0, 1, Options(dtype="float64")), x, stride)
     np.testing.assert_allclose(sums, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
-    single = measured_scores(Ensemble(spec, 0, 1), x, stride)  # 46 terms with 7 digits of states of order 10
+    single = measured_scores(
+        Ensemble(spec, 0, 1), x, stride
+    )  # 46 terms with 7 digits of states of order 10
     np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
 
 def test_information_is_the_slope_of_the_score():
-    """The score is linear in the unknowns, so that a difference is its derivative: of losses beside detunings too."""
+    """The score is linear in the unknowns, so that a difference is its derivative: of losses
+    beside detunings too.
+    """
     task = task_of()
-    lossy = lambda theta, u: {**effective(theta, {**START, "offset": u[:SITES]}), "gamma": 0.02 + u[SITES:]}
+    lossy = lambda theta, u: {
+        **effective(theta, {**START, "offset": u[:SITES]}),
+        "gamma": 0.02 + u[SITES:],
+    }
     x, zero = Device(task, hidden)(KEY, THETA, 1), np.zeros(2 * SITES)
-    noise = kernel_spec(task, THETA).noise  # a loss has noise, and the weight of a step is not asked here
+    noise = kernel_spec(
+        task, THETA
+    ).noise  # a loss has noise, and the weight of a step is not asked here
     spec = lambda u: kernel_spec(task, lossy(THETA, jnp.asarray(u))).replace(noise=noise)
     found = lambda u: of_network(task, spec(u), lossy, THETA, u, x, 1)
     first = found(zero)
@@ -131,7 +153,9 @@ def test_information_is_the_slope_of_the_score():
 
 
 def test_samples_ten_steps_apart_calibrate_losses():
-    """Euler's score of such samples takes (ω² + Σκ²)Δt/2, here 0.05, for a loss; the model's own path does not."""
+    """Euler's score of such samples takes (ω² + Σκ²)Δt/2, here 0.05, for a loss; the model's
+    own path does not.
+    """
     lossy = lambda theta, phi: {**effective(theta, phi), "gamma": phi["gamma"]}
     truth = {"gain": GAIN, "kerr": np.zeros(SITES), "offset": OFFSET, "gamma": np.full(SITES, 0.02)}
     network = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3)
@@ -139,7 +163,7 @@ def test_samples_ten_steps_apart_calibrate_losses():
     start = {**START, "gamma": jnp.full(SITES, 0.05)}
     spread = {"gain": 0.2, "kerr": 0.01, "offset": 0.2, "gamma": 0.05}
     model = OfLosses(network.estimator("cpu", baseline="twin"))
-    estimator = fl.Calibrated(model, device, lossy, start, spread, samples=0)
+    estimator = fl.SelfCalibrating(model, device, lossy, start, spread, samples=0)
     for i in range(3):
         setting = {**THETA, "kappa": THETA["kappa"] + 0.3 * np.cos(np.arange(BONDS) * i)}
         estimator.learn(setting, device(jax.random.key(i), setting, 8))
@@ -150,7 +174,9 @@ def test_samples_ten_steps_apart_calibrate_losses():
 
 
 def test_the_correction_for_readout_is_that_of_any_process():
-    """½ Tr[S ∂²U] by the network's moments against derivatives of the general score on the same noisy states."""
+    """½ Tr[S ∂²U] by the network's moments against derivatives of the general score on the same
+    noisy states.
+    """
     task, readout = task_of(), 0.05
     x = Device(task, hidden, readout=readout)(KEY, THETA, 1)
     estimator = estimator_of(task)
@@ -160,8 +186,12 @@ def test_the_correction_for_readout_is_that_of_any_process():
     for noise in (0.0, readout):
         sums = sums_of(task, spec, x, 1, True, noise)
         general = evidence(task.process, full_score, estimator.at, THETA, u, x, 1, noise)
-        order = np.concatenate([SITES + np.arange(BONDS), SITES + BONDS + np.arange(SITES), np.arange(SITES)])
-        factor = np.concatenate([np.asarray(THETA["kappa"]), np.ones(2 * SITES)])  # φ: gain, kerr, offset
+        order = np.concatenate(
+            [SITES + np.arange(BONDS), SITES + BONDS + np.arange(SITES), np.arange(SITES)]
+        )
+        factor = np.concatenate(
+            [np.asarray(THETA["kappa"]), np.ones(2 * SITES)]
+        )  # φ: gain, kerr, offset
         change[noise] = (sums.scores[order] * factor, general.score)
     mine, other = (change[readout][k] - change[0.0][k] for k in (0, 1))
     # powers of order 10 and a readout of 0.05: the next order is 1e-3 of the first
@@ -171,7 +201,9 @@ def test_the_correction_for_readout_is_that_of_any_process():
 
 @pytest.mark.parametrize("sample_every", [1, 10])
 def test_noise_of_the_readout_is_taken_off(sample_every):
-    """Without the correction gains and offsets are off by many of their errors; with it they are not."""
+    """Without the correction gains and offsets are off by many of their errors; with it they
+    are not.
+    """
     task, readout = tcmt.transmission(NETWORK, horizon=4.0, dt=4e-3), 0.2
     device = Device(task, hidden, sample_every=sample_every, readout=readout)
     worst = {}
@@ -193,7 +225,7 @@ def test_losses_take_the_general_path():
     task = task_of()
     of = lambda theta, phi: {**hidden(theta), "gamma": jnp.full(SITES, 0.02) * phi}
     model = task.estimator("cpu", baseline="twin")
-    estimator = fl.Calibrated(model, Device(task, hidden), of, jnp.array(1.3), 0.5, samples=0)
+    estimator = fl.SelfCalibrating(model, Device(task, hidden), of, jnp.array(1.3), 0.5, samples=0)
     for i in range(2):
         estimator.learn(THETA, Device(task, hidden)(jax.random.key(i), THETA, 4))
     known = estimator.calibration
@@ -203,16 +235,23 @@ def test_losses_take_the_general_path():
 def test_the_correction_is_that_of_any_process():
     task = task_of()
     model, x = task.estimator("cpu", baseline="twin"), Device(task, hidden)(KEY, THETA, 3)
-    p = {name: jnp.asarray(1.01 * value, jnp.result_type(float)) for name, value in hidden(THETA).items()}
-    table = fl.time_only(expected_lambda(kernel_spec(task, p)))
-    general = fl.ppgt(task.process, task.objective, task.simulator(), baseline=fl.Twin(baseline=table)).recorded(p, x)
+    p = {
+        name: jnp.asarray(1.01 * value, jnp.result_type(float))
+        for name, value in hidden(THETA).items()
+    }
+    table = fl.baselines.time_only(expected_lambda(kernel_spec(task, p)))
+    general = fl.ppgt(
+        task.process, task.objective, task.simulator(), baseline=fl.Twin(baseline=table)
+    ).recorded(p, x)
     fast = model.recorded(p, x)
     np.testing.assert_allclose(fast.returns, general.returns, rtol=1e-4)
     np.testing.assert_allclose(model.returns(p, x), general.returns, rtol=1e-4)
     for part in ("direct", "correction"):
         for name in p:
             mine, other = (np.asarray(getattr(each, part)[name]) for each in (fast, general))
-            np.testing.assert_allclose(mine, other, atol=1e-3 * np.abs(other).max(), err_msg=f"{part} of {name}")
+            np.testing.assert_allclose(
+                mine, other, atol=1e-3 * np.abs(other).max(), err_msg=f"{part} of {name}"
+            )
 
 
 def test_a_network_is_calibrated():
@@ -225,8 +264,14 @@ def test_a_network_is_calibrated():
     z = np.concatenate([np.ravel((known.unknown[n] - true[n]) / known.stderr[n]) for n in true])
     assert np.abs(z).max() < 4.5
     assert z.var() < 1 + 4.5 * np.sqrt(2 / z.size)
-    assert known.stderr["gain"].max() < 0.1 < known.stderr["offset"].max() < 0.2  # a site in the far corner is dark
+    assert (
+        known.stderr["gain"].max() < 0.1 < known.stderr["offset"].max() < 0.2
+    )  # a site in the far corner is dark
     exact = value_and_gradient(task, {**hidden(setting), "chi": jnp.zeros(SITES)})[1]
     away = np.asarray(estimate.gradient["omega"]) - exact["omega"]
-    # χ = 0.003 and what noise adds to the gradient are not in the exact one of the linear network without them
-    assert np.abs(away).max() < 0.1 * np.abs(exact["omega"]).max() + 4 * np.asarray(estimate.stderr["omega"]).max()
+    # χ = 0.003 and what noise adds to the gradient are not in the exact one of the linear network
+    # without them
+    assert (
+        np.abs(away).max()
+        < 0.1 * np.abs(exact["omega"]).max() + 4 * np.asarray(estimate.stderr["omega"]).max()
+    )

@@ -12,7 +12,9 @@ from fluctua.tcmt.native import _native
 from kernel_reference import rectangle
 
 COUNT = 5
-ENSEMBLE = Ensemble(rectangle(2, 3, steps=8), 1, COUNT, Options(samples=True, record_every=2), table=np.zeros(9))
+ENSEMBLE = Ensemble(
+    rectangle(2, 3, steps=8), 1, COUNT, Options(samples=True, record_every=2), table=np.zeros(9)
+)
 PLAN = plan_of(ENSEMBLE)
 ONCE = Pass(COUNT, 0, 1, scores=True, record_every=2)
 ARRAYS = [f.name for f in dataclasses.fields(Plan) if isinstance(getattr(PLAN, f.name), np.ndarray)]
@@ -38,7 +40,9 @@ def test_what_fits_runs():
 def test_every_array_of_a_plan_is_measured(name):
     value = getattr(PLAN, name)
     other = np.int64 if value.dtype == np.int32 else np.float16
-    longer = np.concatenate([value.ravel(), value.ravel()[:1] if value.size else np.zeros(1, value.dtype)])
+    longer = np.concatenate(
+        [value.ravel(), value.ravel()[:1] if value.size else np.zeros(1, value.dtype)]
+    )
     wrong = [longer, value.astype(other) if value.size else np.zeros(3, other)]
     if value.size:
         wrong.append(value.ravel()[:-1])
@@ -75,7 +79,10 @@ def test_every_output_is_measured(name):
         ({"seed": -1}, "`seed`"),
         ({"modulation_steps": 0}, "`modulation_steps`"),
         ({"drive_rows": 3}, "`drive_rows`"),
-        ({"harmonics": 2**31 - 1, "steps": 2**31 - 1, "drive_rows": 1}, "`lower_start`|`bar`|`modulation`|memory"),
+        (
+            {"harmonics": 2**31 - 1, "steps": 2**31 - 1, "drive_rows": 1},
+            "`lower_start`|`bar`|`modulation`|memory",
+        ),
         ({"dt": "fast"}, "`dt`"),
     ],
 )
@@ -90,7 +97,11 @@ def test_numbers_out_of_range_are_refused(values, message):
         ("port_site", np.array([6, 0], np.int32), "`port_site` must hold indices below 6; got 6"),
         ("drive_site", np.array([-1], np.int32), "`drive_site`.*got -1"),
         ("upper_site", np.full(7, 99, np.int32), "`upper_site`.*got 99"),
-        ("lower_start", np.array([0, 9, 0, 0, 0, 0, 7], np.int32), "`lower_start` must ascend from 0 to 7"),
+        (
+            "lower_start",
+            np.array([0, 9, 0, 0, 0, 0, 7], np.int32),
+            "`lower_start` must ascend from 0 to 7",
+        ),
     ],
 )
 def test_indices_that_lead_out_of_an_array_are_refused(name, value, message):
@@ -128,7 +139,9 @@ def test_the_second_pass_is_measured_too():
         ("first_returns", None),
     ):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            _native.binned(PLAN, dataclasses.replace(good, **{name: value}), Sums.empty(ENSEMBLE), False)
+            _native.binned(
+                PLAN, dataclasses.replace(good, **{name: value}), Sums.empty(ENSEMBLE), False
+            )
 
 
 @pytest.mark.parametrize(
@@ -136,8 +149,18 @@ def test_the_second_pass_is_measured_too():
     [
         (TwinTables(0, True, 0, None, None), "`segment`"),
         (TwinTables(4, False, 7, None, None), "`rank`"),
-        (TwinTables(4, False, 2, np.zeros((6, 1, 2), np.float32), np.zeros((2, 2, 2, 2), np.float32)), "`basis`"),
-        (TwinTables(4, False, 2, np.zeros((6, 2, 2), np.float32), np.zeros((1, 2, 2, 2), np.float32)), "`curvature`"),
+        (
+            TwinTables(
+                4, False, 2, np.zeros((6, 1, 2), np.float32), np.zeros((2, 2, 2, 2), np.float32)
+            ),
+            "`basis`",
+        ),
+        (
+            TwinTables(
+                4, False, 2, np.zeros((6, 2, 2), np.float32), np.zeros((1, 2, 2, 2), np.float32)
+            ),
+            "`curvature`",
+        ),
         (TwinTables(4, True, 2, None, None), "every step"),
     ],
 )

@@ -1,4 +1,6 @@
-"""An ensemble on several GPUs: one result, the bits of one GPU. Where there are fewer, one stands for several."""
+"""An ensemble on several GPUs: one result, the bits of one GPU. Where there are fewer, one
+stands for several.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ SEED = 7
 def arrays(result):
     """Every array of a result."""
     for name, value in result._asdict().items():
-        for field, array in value._asdict().items() if hasattr(value, "_asdict") else ((name, value),):
+        for field, array in (
+            value._asdict().items() if hasattr(value, "_asdict") else ((name, value),)
+        ):
             if array is not None:
                 yield f"{name}.{field}", np.asarray(array)
 
@@ -27,7 +31,9 @@ def assert_same_bits(one, several):
 
 @pytest.fixture
 def on(device, monkeypatch):
-    """Run something with so many GPUs, in pieces of 8; -> its result and how many of them it was laid out on."""
+    """Run something with so many GPUs, in pieces of 8; -> its result and how many of them it
+    was laid out on.
+    """
     monkeypatch.setattr(gpus, "PIECE", 8)
 
     def run(many, function, kind=cuda.Device):
@@ -36,7 +42,9 @@ def on(device, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(gpus, "visible", lambda cp: [0] * many)
             patch.setattr(cuda, "_free", {})  # nothing is laid out before
-            patch.setattr(kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k))
+            patch.setattr(
+                kind, "__init__", lambda self, *a, **k: made.append(self) or begin(self, *a, **k)
+            )
             return function(), len(made)
 
     return run
@@ -44,7 +52,10 @@ def on(device, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": True, "record_every": 5}, {"antithetic": True, "baseline": np.linspace(0.02, 0, 21)}],
+    [
+        {"samples": True, "record_every": 5},
+        {"antithetic": True, "baseline": np.linspace(0.02, 0, 21)},
+    ],
 )
 def test_one_pass(on, options):
     spec = rectangle(2, 2, steps=20, sigma_kappa=0.1)
@@ -64,7 +75,9 @@ def test_twin(on):
 
 def test_groups_of_the_binned_baseline(on):
     spec = rectangle(2, 2, steps=12)
-    make = lambda: kernel.run(spec, SEED, 50, backend="cuda", baseline=Binned(3, 4, 14), samples=True)
+    make = lambda: kernel.run(
+        spec, SEED, 50, backend="cuda", baseline=Binned(3, 4, 14), samples=True
+    )
     (one, groups), (several, again) = (on(n, make, cuda_binned.Second) for n in (1, 3))
     assert groups == again == 4
     assert_same_bits(one, several)
@@ -77,16 +90,28 @@ def test_more_trajectories_than_the_gpu_can_sort_are_split(device, monkeypatch):
     spec = rectangle(2, 2, steps=12)
     whole = kernel.run(spec, SEED, 90, backend="cuda", baseline=Binned(3, 4, 10**6), samples=True)
     for first in (0, 30, 60):
-        part = kernel.run(spec, SEED, 30, backend="cuda", baseline=Binned(3, 4), samples=True, first_trajectory=first)
+        part = kernel.run(
+            spec,
+            SEED,
+            30,
+            backend="cuda",
+            baseline=Binned(3, 4),
+            samples=True,
+            first_trajectory=first,
+        )
         rows = slice(first, first + 30)
         np.testing.assert_array_equal(whole.returns[rows], part.returns)
         np.testing.assert_array_equal(whole.samples.kappa[rows], part.samples.kappa)
 
 
 def test_a_large_binned_ensemble_fits_a_real_gpu(device):
-    """40,000 trajectories share one baseline on the CPU and two on the GPU: the means agree within errors."""
+    """40,000 trajectories share one baseline on the CPU and two on the GPU: the means agree
+    within errors.
+    """
     if device != "gpu":
-        pytest.skip("the emulation is too slow for 40,000 trajectories; the test above splits fewer")
+        pytest.skip(
+            "the emulation is too slow for 40,000 trajectories; the test above splits fewer"
+        )
     spec = rectangle(2, 3, steps=200)
     on_gpu = kernel.run(spec, SEED, 40_000, backend="cuda", baseline=Binned(20, 20, 10**6))
     on_cpu = kernel.run(spec, SEED, 40_000, baseline=Binned(20, 20, 10**6))

@@ -23,19 +23,26 @@ def start(network, train=ALL):
     """Random parameters, so that no symmetry hides an index."""
     theta = tcmt.initial_parameters(jax.random.key(1), network, chi_std=0.02, train=train)
     keys = jax.random.split(jax.random.key(2), len(theta))
-    return {n: v + 0.1 * jax.random.uniform(k, v.shape) for k, (n, v) in zip(keys, theta.items(), strict=True)}
+    return {
+        n: v + 0.1 * jax.random.uniform(k, v.shape)
+        for k, (n, v) in zip(keys, theta.items(), strict=True)
+    }
 
 
 def assert_same(a, b, rtol):
     for one, other in zip(a[:3], b[:3], strict=True):
         for name in one:
             size = float(jnp.max(jnp.abs(one[name]), initial=0.0))
-            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=rtol * size, err_msg=name)
+            np.testing.assert_allclose(
+                other[name], one[name], rtol=0, atol=rtol * size, err_msg=name
+            )
     np.testing.assert_allclose([b.value, b.value_stderr], [a.value, a.value_stderr], rtol=rtol)
     assert a.count == b.count
 
 
-@pytest.mark.filterwarnings("ignore:Euler steps")  # strong Kerr shifts and the lab frame, on purpose
+@pytest.mark.filterwarnings(
+    "ignore:Euler steps"
+)  # strong Kerr shifts and the lab frame, on purpose
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -48,7 +55,9 @@ def test_every_family_equals_the_reference(make, options):
     task = make(tcmt.rectangular(3, 4), horizon=0.5, dt=5e-3, **options)
     theta = start(task.network)
     assert_same(
-        task.estimator("jax")(KEY, theta, 12), task.estimator("cpu", dtype="float64")(KEY, theta, 12), rtol=1e-9
+        task.estimator("jax")(KEY, theta, 12),
+        task.estimator("cpu", dtype="float64")(KEY, theta, 12),
+        rtol=1e-9,
     )
 
 
@@ -58,7 +67,9 @@ def test_every_graph_equals_the_reference(network):
     task = tcmt.transmission(network, to=network.leads - 1, horizon=0.5, dt=5e-3)
     theta = start(network, ("omega", "kappa", "chi"))
     assert_same(
-        task.estimator("jax")(KEY, theta, 10), task.estimator("cpu", dtype="float64")(KEY, theta, 10), rtol=1e-9
+        task.estimator("jax")(KEY, theta, 10),
+        task.estimator("cpu", dtype="float64")(KEY, theta, 10),
+        rtol=1e-9,
     )
 
 
@@ -67,7 +78,11 @@ def test_baselines_equal_the_reference(baseline):
     task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.5, dt=5e-3)
     theta = start(task.network, ("omega", "kappa"))
     reference = task.estimator("jax", baseline=baseline)(KEY, theta, 20)
-    assert_same(reference, task.estimator("cpu", baseline=baseline, dtype="float64")(KEY, theta, 20), rtol=1e-9)
+    assert_same(
+        reference,
+        task.estimator("cpu", baseline=baseline, dtype="float64")(KEY, theta, 20),
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Euler steps")
@@ -79,7 +94,10 @@ def test_binned_baseline_equals_the_reference():
     assert_same(reference, fused, rtol=1e-9)
     later = task.estimator("cpu", baseline=binned(every=100), dtype="float64")(KEY, theta, 90)
     for name in theta:  # other bins, the same mean: apart by less than the errors
-        assert np.abs((later.gradient[name] - reference.gradient[name]) / reference.stderr[name]).max() < 2
+        assert (
+            np.abs((later.gradient[name] - reference.gradient[name]) / reference.stderr[name]).max()
+            < 2
+        )
 
 
 @pytest.mark.long
@@ -102,20 +120,31 @@ def test_samples_average_to_the_estimate():
     estimator = task.estimator("cpu")
     samples, estimate = estimator.samples(KEY, theta, 16), estimator(KEY, theta, 16)
     for name in theta:
-        np.testing.assert_allclose(samples.gradient[name].mean(axis=0), estimate.gradient[name], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            samples.gradient[name].mean(axis=0), estimate.gradient[name], rtol=1e-4, atol=1e-7
+        )
 
 
 def test_an_estimate_has_the_families_and_the_types_of_theta():
     task = tcmt.transmission(tcmt.rectangular(2, 3), horizon=0.1, dt=5e-3)
     theta = start(task.network, ("omega", "chi", "kappa"))
-    theta = {"kappa": theta["kappa"], "omega": theta["omega"].astype(jnp.float32), "chi": theta["chi"]}
+    theta = {
+        "kappa": theta["kappa"],
+        "omega": theta["omega"].astype(jnp.float32),
+        "chi": theta["chi"],
+    }
     estimate, result = task.estimator("cpu").with_result(KEY, theta, 8)
     for part in ("gradient", "stderr", "second_moment"):
         leaves, expected = getattr(estimate, part), getattr(result, part)
         assert leaves.keys() == theta.keys()
         for name, leaf in leaves.items():
-            np.testing.assert_array_equal(leaf, getattr(expected, name).astype(theta[name].dtype), strict=True)
-    assert (float(estimate.value), float(estimate.value_stderr)) == (result.value, result.value_stderr)
+            np.testing.assert_array_equal(
+                leaf, getattr(expected, name).astype(theta[name].dtype), strict=True
+            )
+    assert (float(estimate.value), float(estimate.value_stderr)) == (
+        result.value,
+        result.value_stderr,
+    )
 
 
 def test_parameters_that_are_not_finite_are_named():
@@ -138,11 +167,19 @@ def test_natural_gradient_equals_the_reference(baseline):
     theta = start(task.network, ("omega", "kappa"))
     jax_rows = natural(task.estimator("jax", baseline="none"), blocks=3)
     rows = task.estimator("cpu", baseline=baseline, dtype="float64").scores(KEY, theta, 40, 3)
-    reference = fisher(task.process, theta, task.simulator()(run_and_pilot(KEY)[0], theta, 40), blocks=3).rows
-    np.testing.assert_allclose(rows, reference, rtol=0, atol=1e-8 * float(jnp.max(jnp.abs(reference))))
-    kernel = natural(task.estimator("cpu", baseline="none", dtype="float64"), blocks=3)(KEY, theta, 40)
+    reference = fisher(
+        task.process, theta, task.simulator()(run_and_pilot(KEY)[0], theta, 40), blocks=3
+    ).rows
+    np.testing.assert_allclose(
+        rows, reference, rtol=0, atol=1e-8 * float(jnp.max(jnp.abs(reference)))
+    )
+    kernel = natural(task.estimator("cpu", baseline="none", dtype="float64"), blocks=3)(
+        KEY, theta, 40
+    )
     for name, value in jax_rows(KEY, theta, 40).natural.items():
-        np.testing.assert_allclose(kernel.natural[name], value, rtol=1e-3, atol=1e-6 * float(jnp.max(jnp.abs(value))))
+        np.testing.assert_allclose(
+            kernel.natural[name], value, rtol=1e-3, atol=1e-6 * float(jnp.max(jnp.abs(value)))
+        )
 
 
 def test_what_the_kernels_refuse_names_the_jax_path():
@@ -157,7 +194,9 @@ def test_what_the_kernels_refuse_names_the_jax_path():
         task.estimator("cpu", baseline="mean")
     with pytest.raises(ValueError, match="at least 2; got 1"):
         task.estimator("cpu")(KEY, start(task.network), 1)
-    with pytest.raises(TypeError, match="first_trajectory"):  # it is called `first` here, and would be passed over
+    with pytest.raises(
+        TypeError, match="first_trajectory"
+    ):  # it is called `first` here, and would be passed over
         task.estimator("cpu").run(KEY, start(task.network), 4, first_trajectory=8)
 
 
@@ -174,7 +213,8 @@ def test_unstable_steps_are_warned_about_before_the_run():
 
 def invoke(*arguments):
     return CliRunner().invoke(
-        app, ["gradient", "--lattice", "2x3", "--horizon", "0.2", "--trajectories", "40", *arguments]
+        app,
+        ["gradient", "--lattice", "2x3", "--horizon", "0.2", "--trajectories", "40", *arguments],
     )
 
 
@@ -188,13 +228,19 @@ def test_gradient_command_as_json(tmp_path):
         assert done.exit_code == 0, done.output
         outputs[backend] = json.loads(done.output)
     report = outputs["cpu"]
-    assert report["bonds"] == network.bonds.tolist() == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
+    assert (
+        report["bonds"]
+        == network.bonds.tolist()
+        == [[0, 1], [0, 3], [1, 2], [1, 4], [2, 5], [3, 4], [4, 5]]
+    )
     assert set(report) == {"J", "J_stderr", "bonds", "gradient", "stderr", "seconds"}
     for part in ("gradient", "stderr"):
         for name, size in (("omega", 6), ("kappa", 7), ("chi", 6)):
             assert len(report[part][name]) == size
             reference = np.array(outputs["jax"][part][name])
-            np.testing.assert_allclose(report[part][name], reference, atol=1e-4 * np.abs(reference).max())
+            np.testing.assert_allclose(
+                report[part][name], reference, atol=1e-4 * np.abs(reference).max()
+            )
 
 
 def test_gradient_command_for_people():

@@ -1,4 +1,6 @@
-"""Gradients of networks against exact moments and common-noise finite differences, in standard errors."""
+"""Gradients of networks against exact moments and common-noise finite differences, in standard
+errors.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +39,10 @@ def parameters_of(network, train=ALL, spread=0.0, seed=3):
     """The network's own numbers, or random ones about them; χ = 0."""
     rng = np.random.default_rng(seed)
     scale = {"omega": 2.0, "kappa": 1.0, "chi": 0.0, "gamma_e": 0.5, "gamma": 0.1}
-    return {n: jnp.asarray(getattr(network, n) + spread * scale[n] * rng.random(network.shape(n))) for n in train}
+    return {
+        n: jnp.asarray(getattr(network, n) + spread * scale[n] * rng.random(network.shape(n)))
+        for n in train
+    }
 
 
 def returns(task, key, theta, count):
@@ -55,8 +60,12 @@ def finite_differences(task, key, theta, count, h=1e-3):
         slope = (returns(task, key, up, count) - returns(task, key, down, count)) / (2 * h)
         return float(slope.mean()), float(slope.std() / np.sqrt(count))
 
-    slopes = {name: np.array([one(name, i) for i in range(leaf.size)]) for name, leaf in theta.items()}
-    return {name: v[:, 0] for name, v in slopes.items()}, {name: v[:, 1] for name, v in slopes.items()}
+    slopes = {
+        name: np.array([one(name, i) for i in range(leaf.size)]) for name, leaf in theta.items()
+    }
+    return {name: v[:, 0] for name, v in slopes.items()}, {
+        name: v[:, 1] for name, v in slopes.items()
+    }
 
 
 def assert_agree(estimate, expected, error=None, resolved=()):
@@ -155,18 +164,27 @@ def test_exact_rewards_are_those_of_the_moments():
 def test_exact_gradient_against_differences():
     network = kite()
     task = transmission(network, horizon=1.0, dt=0.02, s=2.0)
-    theta = {name: np.asarray(v) for name, v in parameters_of(network, spread=1.0).items() if name != "chi"}
+    theta = {
+        name: np.asarray(v)
+        for name, v in parameters_of(network, spread=1.0).items()
+        if name != "chi"
+    }
     _, gradient = exact.value_and_gradient(task, theta)
     h = 1e-5
     for name in theta:
-        up, down = ({**theta, name: theta[name] + s * h * (np.arange(theta[name].size) == 1)} for s in (1, -1))
+        up, down = (
+            {**theta, name: theta[name] + s * h * (np.arange(theta[name].size) == 1)}
+            for s in (1, -1)
+        )
         slope = (exact.value(task, up) - exact.value(task, down)) / (2 * h)
         assert abs(gradient[name][1] - slope) < 1e-8
 
 
 @pytest.mark.long
 def test_exact_of_the_papers_lattice():
-    """ΔJ ≈ 0.01 from the instrument noise (Fig. 2d), and no detuning to prefer on the uniform lattice."""
+    """ΔJ ≈ 0.01 from the instrument noise (Fig. 2d), and no detuning to prefer on the uniform
+    lattice.
+    """
     network = paper()
     task = transmission(network)
     theta = {"omega": network.omega, "kappa": network.kappa}
@@ -179,7 +197,9 @@ def test_exact_of_the_papers_lattice():
 
 @pytest.mark.parametrize("first", ["float32", "exact"])
 def test_exact_beside_a_float32_run_of_the_same_network(first):
-    """JAX confuses the precisions of an array that both use, while the compiled run is alive: see `exact._numbers`."""
+    """JAX confuses the precisions of an array that both use, while the compiled run is alive:
+    see `exact._numbers`.
+    """
     network = kite()
     task = transmission(network, horizon=1.0, dt=0.02, s=2.0)
     theta = {"omega": network.omega}
@@ -193,8 +213,12 @@ def test_exact_beside_a_float32_run_of_the_same_network(first):
     value, gradient = exact.value_and_gradient(task, theta)
     drift = in_float32() if drift is None else drift
     assert drift.dtype == jnp.float32
-    other = kite().replace(positions=0.0)  # the same physics, compiled afresh; float32 would show at 1e-7
-    again, expected = exact.value_and_gradient(transmission(other, horizon=1.0, dt=0.02, s=2.0), {"omega": other.omega})
+    other = kite().replace(
+        positions=0.0
+    )  # the same physics, compiled afresh; float32 would show at 1e-7
+    again, expected = exact.value_and_gradient(
+        transmission(other, horizon=1.0, dt=0.02, s=2.0), {"omega": other.omega}
+    )
     assert value == pytest.approx(again, rel=1e-12)
     np.testing.assert_allclose(gradient["omega"], expected["omega"], rtol=1e-10, atol=1e-14)
 
@@ -216,7 +240,9 @@ def test_exact_refuses_what_it_cannot_solve(task, theta, message):
 
 
 def diode(**options):
-    """Two Kerr resonators with unequal leads: the intensities, so the detunings, depend on the side."""
+    """Two Kerr resonators with unequal leads: the intensities, so the detunings, depend on the
+    side.
+    """
     return chain(2, leads=[0, Lead(1, 0.3)], gamma=0.1, **options)
 
 
@@ -228,7 +254,9 @@ def noise_free_value(task, theta):
 
 def test_isolation_is_zero_by_reciprocity_without_kerr():
     theta = {"omega": np.array([0.5, -0.2]), "kappa": np.array([0.8])}
-    value, gradient = exact.value_and_gradient(isolation(diode(sigma_w=0.0), horizon=2.0, dt=0.02), theta)
+    value, gradient = exact.value_and_gradient(
+        isolation(diode(sigma_w=0.0), horizon=2.0, dt=0.02), theta
+    )
     assert abs(value) < 1e-12
     assert max(np.abs(leaf).max() for leaf in gradient.values()) < 1e-12
 
@@ -239,7 +267,11 @@ OPTIONS = {"horizon": 4.0, "dt": 0.04, "s": 2.0}
 @pytest.mark.long
 def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     network = diode(sigma_w=0.2)
-    theta = {"omega": jnp.array([1.9, -3.0]), "kappa": jnp.array([1.3]), "chi": jnp.array([-0.93, 0.46])}
+    theta = {
+        "omega": jnp.array([1.9, -3.0]),
+        "kappa": jnp.array([1.3]),
+        "chi": jnp.array([-0.93, 0.46]),
+    }
     both = isolation(network, **OPTIONS)
     forward = noise_free_value(transmission(network, source=0, to=1, **OPTIONS), theta)
     backward = noise_free_value(transmission(network, source=1, to=0, **OPTIONS), theta)
@@ -251,7 +283,9 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     estimate = both.estimator()(jax.random.key(6), theta, 4000)
     assert_agree(estimate, expected, error, resolved=ALL[:3])
     x = jnp.arange(8.0)  # Re of (forward, backward), then Im
-    np.testing.assert_allclose(both.condition(theta, x)["omega"], [0 + 16 + 4 + 36, 1 + 25 + 9 + 49])
+    np.testing.assert_allclose(
+        both.condition(theta, x)["omega"], [0 + 16 + 4 + 36, 1 + 25 + 9 + 49]
+    )
 
 
 def test_copies_share_their_parameters_noise_included():
@@ -265,15 +299,21 @@ def test_copies_share_their_parameters_noise_included():
 
 
 def test_a_reward_of_ones_own():
-    """As in the example of the module: reflection, which `transmission` also has, with its exact gradient."""
+    """As in the example of the module: reflection, which `transmission` also has, with its
+    exact gradient.
+    """
     network, theta = chain(2, gamma=0.2), {"omega": jnp.array([0.3, -0.1]), "gamma_e": jnp.ones(2)}
     drive = Drive(lead=0, amplitude=8.0)
     s_minus = outputs(network, drive)
-    mine = custom(network, drive, lambda th, x, t: abs2(s_minus(th, x, t)[0]) / 64.0, horizon=1.0, dt=0.02)
+    mine = custom(
+        network, drive, lambda th, x, t: abs2(s_minus(th, x, t)[0]) / 64.0, horizon=1.0, dt=0.02
+    )
     reflection = transmission(network, source=0, to=0, horizon=1.0, dt=0.02, s=8.0)
     _, gradient = exact.value_and_gradient(reflection, theta)
     assert_agree(mine.estimator()(jax.random.key(0), theta, 2000), gradient, resolved=("gamma_e",))
-    assert abs(exact.rewards(reflection, theta)[0] - 1) < 1e-12  # all is reflected before the network fills
+    assert (
+        abs(exact.rewards(reflection, theta)[0] - 1) < 1e-12
+    )  # all is reflected before the network fills
 
 
 def test_conditions_are_the_intensities_on_the_parameters_sites():
@@ -307,11 +347,15 @@ def test_stability_is_the_spectrum_of_the_propagator():
     assert np.isclose(verdict.radius, growth_of_the_recursion(task, theta), rtol=1e-12)
     for factor, stable in ((0.99, True), (1.01, False)):
         dt = factor * verdict.largest_dt
-        assert (growth_of_the_recursion(transmission(network, horizon=100 * dt, dt=dt), theta) <= 1) is stable
+        assert (
+            growth_of_the_recursion(transmission(network, horizon=100 * dt, dt=dt), theta) <= 1
+        ) is stable
 
 
 def test_stability_sees_the_lab_frame():
-    rotating, lab = (stability(transmission(paper(), frame=frame), {}) for frame in ("rotating", "lab"))
+    rotating, lab = (
+        stability(transmission(paper(), frame=frame), {}) for frame in ("rotating", "lab")
+    )
     assert rotating.stable
     assert rotating.kerr == 0
     assert not lab.stable

@@ -1,4 +1,6 @@
-"""The equations of motion: energy, noise power, frames, leads, modulation and the noise of the kernels."""
+"""The equations of motion: energy, noise power, frames, leads, modulation and the noise of the
+kernels.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +64,10 @@ def matrix_drift(network, p, psi, s_plus, delta=0.0):
 
 def some_parameters(network, seed=1):
     rng = np.random.default_rng(seed)
-    of = {name: rng.uniform(0.3, 1.3, network.shape(name)) for name in ("omega", "kappa", "chi", "gamma_e", "gamma")}
+    of = {
+        name: rng.uniform(0.3, 1.3, network.shape(name))
+        for name in ("omega", "kappa", "chi", "gamma_e", "gamma")
+    }
     return {name: jnp.asarray(value) for name, value in of.items()}
 
 
@@ -74,7 +79,11 @@ def test_drift_is_the_papers_equation(leads):
     context = Draw(len(network.bonds), 10)(jax.random.key(3), jnp.asarray(2))
     delta = np.asarray(delta_kappa(modulation, context, t))
     expected = matrix_drift(
-        network, jax.tree.map(np.asarray, p), np.asarray(to_psi(x)), np.array([0, 3 * np.exp(0.4j)]), delta
+        network,
+        jax.tree.map(np.asarray, p),
+        np.asarray(to_psi(x)),
+        np.array([0, 3 * np.exp(0.4j)]),
+        delta,
     )
     got = process(network, drive, modulation=modulation).drift(p, x, t, context)
     np.testing.assert_allclose(got, to_x(expected), rtol=1e-12)
@@ -89,7 +98,9 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
         theta = {"omega": jnp.linspace(-1, 1, 6)}
         x = task.simulator(silent)(jax.random.key(0), theta, 1).x[0]
         stored = jnp.sum(x[-1] ** 2)
-        s_minus = jax.jit(jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t)))(x[:-1], task.t[:-1])
+        s_minus = jax.jit(jax.vmap(lambda x, t: outputs(network, task.drives)(theta, x, t)))(
+            x[:-1], task.t[:-1]
+        )
         return float(stored - jnp.sum((1.0 - abs2(s_minus).sum(axis=1)) * dt))
 
     coarse, fine = missing(2e-3), missing(1e-3)
@@ -98,17 +109,26 @@ def test_energy_balance_of_a_lossless_network_to_first_order():
 
 
 def test_stationary_noise_power_at_a_lead():
-    """With σ_e = σ_r = σ every network comes to E|ψ_n|² = 2σ², so a lead carries 4γ_eσ² (Q = σ²Γ)."""
+    """With σ_e = σ_r = σ every network comes to E|ψ_n|² = 2σ², so a lead carries 4γ_eσ² (Q =
+    σ²Γ).
+    """
     sigma, gamma_e = 0.5, 0.8
-    network = rectangular(2, 2, leads=[Lead(0, gamma_e), Lead(3, gamma_e)], gamma=0.5, sigma_w=sigma)
+    network = rectangular(
+        2, 2, leads=[Lead(0, gamma_e), Lead(3, gamma_e)], gamma=0.5, sigma_w=sigma
+    )
     task = transmission(network, horizon=6.0, dt=0.02, s=1e-9)
     moments = exact.moments(task, {"omega": np.array([0.3, -0.4, 0.2, 0.9])})
     # O(Δt) of the scheme: |λ|²Δt/2 against the loss
-    np.testing.assert_allclose(moments.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.12 * 2 * sigma**2)
-    finer = exact.moments(
-        transmission(network, horizon=6.0, dt=0.005, s=1e-9), {"omega": np.array([0.3, -0.4, 0.2, 0.9])}
+    np.testing.assert_allclose(
+        moments.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.12 * 2 * sigma**2
     )
-    np.testing.assert_allclose(finer.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.03 * 2 * sigma**2)
+    finer = exact.moments(
+        transmission(network, horizon=6.0, dt=0.005, s=1e-9),
+        {"omega": np.array([0.3, -0.4, 0.2, 0.9])},
+    )
+    np.testing.assert_allclose(
+        finer.covariance[-1], 2 * sigma**2 * np.eye(4), atol=0.03 * 2 * sigma**2
+    )
 
     theta = {"omega": jnp.array([0.3, -0.4, 0.2, 0.9])}
     x = task.simulator()(jax.random.key(0), theta, 2000).x[:, -1]
@@ -119,7 +139,12 @@ def test_stationary_noise_power_at_a_lead():
 
 
 def test_noise_has_the_diffusion_of_the_channels():
-    network = chain(3, leads=[Lead(0, 0.7, sigma_e=0.3), Lead(2, 1.1)], gamma=[0.1, 0.2, 0.3], sigma_r=[1.0, 2.0, 3.0])
+    network = chain(
+        3,
+        leads=[Lead(0, 0.7, sigma_e=0.3), Lead(2, 1.1)],
+        gamma=[0.1, 0.2, 0.3],
+        sigma_r=[1.0, 2.0, 3.0],
+    )
     amplitude = process(network, Drive(0)).noise({})
     q = [0.3**2 * 0.7 + 0.1, 4 * 0.2, 0.5**2 * 1.1 + 9 * 0.3]
     np.testing.assert_allclose(amplitude**2 / 2, q + q, rtol=1e-12)
@@ -166,11 +191,18 @@ def test_the_lab_frame_is_a_trap_at_the_papers_step():
 
 
 def test_drives_add_up_and_turn_against_the_first():
-    drives = (Drive(0, 2.0, frequency=10.0), Drive(1, 1.0, phase=np.pi / 2, frequency=11.0, envelope=jnp.cos))
+    drives = (
+        Drive(0, 2.0, frequency=10.0),
+        Drive(1, 1.0, phase=np.pi / 2, frequency=11.0, envelope=jnp.cos),
+    )
     t = 0.3
-    np.testing.assert_allclose(incoming(drives, 2, t), [2, 1j * np.cos(t) * np.exp(-1j * t)], rtol=1e-12)
     np.testing.assert_allclose(
-        incoming(drives, 2, t, "lab"), [2 * np.exp(-10j * t), 1j * np.cos(t) * np.exp(-11j * t)], rtol=1e-12
+        incoming(drives, 2, t), [2, 1j * np.cos(t) * np.exp(-1j * t)], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        incoming(drives, 2, t, "lab"),
+        [2 * np.exp(-10j * t), 1j * np.cos(t) * np.exp(-11j * t)],
+        rtol=1e-12,
     )
     grid = incoming_on_grid(drives, 2, np.array([0.0, t, 1.0]))
     assert grid.shape == (2, 2)
@@ -186,7 +218,10 @@ def test_modulation_follows_the_law_of_its_counters():
     key = jax.random.key(7)
     context = task.simulator()(key, {"omega": jnp.zeros(4)}, 3).context
     seed, trajectory, bond = noise_seed(key), 2, 1
-    w = np.array([_native.words(seed, trajectory, FIRST_SITE + bond * 10 + k, PAIR) for k in range(10)], float)
+    w = np.array(
+        [_native.words(seed, trajectory, FIRST_SITE + bond * 10 + k, PAIR) for k in range(10)],
+        float,
+    )
     a = np.sqrt(-2 * np.log((w[:, 0] + 0.5) / 2**32)) * np.cos(2 * np.pi * w[:, 1] / 2**32)
     a, phase = a / np.linalg.norm(a), 2 * np.pi * (w[:, 2] + 0.5) / 2**32
     t = 1.3
@@ -200,7 +235,9 @@ def test_modulation_statistics():
     trajectories, bonds, modulation = 4000, 5, Modulation(0.2)
     draw = jax.jit(jax.vmap(Draw(bonds, modulation.harmonics), in_axes=(None, 0)))
     context = draw(jax.random.key(0), jnp.arange(trajectories))
-    each = jax.jit(jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0)))
+    each = jax.jit(
+        jax.vmap(Draw(bonds, modulation.harmonics).amplitude_and_phase, in_axes=(None, 0))
+    )
     amplitude, phase = map(np.asarray, each(jax.random.key(0), jnp.arange(trajectories)))
     np.testing.assert_allclose(np.sum(amplitude**2, axis=-1), 1, rtol=1e-12)
     n = trajectories * bonds
@@ -225,11 +262,13 @@ def test_modulation_is_the_same_without_noise_and_for_more_trajectories():
     np.testing.assert_array_equal(few.context["sine"], many.context["sine"][:2])
 
 
-# ------------------------------------------------------------------------------------- what kernels use
+# --------------------------------------------------------------------------------- what kernels use
 
 
 def test_a_step_from_plain_arrays_and_native_noise_is_the_references():
-    """What a kernel does: coefficients, s⁺ on the grid and normals of one seed give the JAX trajectory."""
+    """What a kernel does: coefficients, s⁺ on the grid and normals of one seed give the JAX
+    trajectory.
+    """
     network = rectangular(2, 3, leads=[Lead(0, 0.7), Lead({5: 1.2})], gamma=0.05)
     task = transmission(network, horizon=0.5, dt=0.05, s=2.0)
     theta, key, count = some_parameters(network), jax.random.key(11), 3

@@ -1,4 +1,6 @@
-"""Better steps than Euler's of a task: the kernels against JAX, their reward, and how long a step may be."""
+"""Better steps than Euler's of a task: the kernels against JAX, their reward, and how long a
+step may be.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,9 @@ THETA = {
 def assert_same(fused, reference, rtol=1e-9):
     for name in reference.gradient:
         size = np.abs(reference.gradient[name]).max()
-        np.testing.assert_allclose(fused.gradient[name], reference.gradient[name], 0, rtol * size, err_msg=name)
+        np.testing.assert_allclose(
+            fused.gradient[name], reference.gradient[name], 0, rtol * size, err_msg=name
+        )
     np.testing.assert_allclose(fused.returns, reference.returns, rtol=rtol)
 
 
@@ -34,13 +38,19 @@ def assert_same(fused, reference, rtol=1e-9):
     ("make", "options", "baseline"),
     [
         (tcmt.transmission, {}, "time"),  # whose table has a reward of the end
-        (tcmt.isolation, {"sigma_kappa": 0.2, "frame": "lab", "frequency": 3.0, "envelope": jnp.cos}, "none"),
+        (
+            tcmt.isolation,
+            {"sigma_kappa": 0.2, "frame": "lab", "frequency": 3.0, "envelope": jnp.cos},
+            "none",
+        ),
     ],
 )
 def test_every_family_of_a_heun_task_equals_the_reference(make, options, baseline):
     task = make(NETWORK, horizon=0.9, dt=0.03, step="heun", **options)
     reference = task.estimator("jax", baseline=baseline).samples(KEY, THETA, 6)
-    assert_same(task.estimator("cpu", baseline=baseline, dtype="float64").samples(KEY, THETA, 6), reference)
+    assert_same(
+        task.estimator("cpu", baseline=baseline, dtype="float64").samples(KEY, THETA, 6), reference
+    )
     single = task.estimator("cpu", baseline=baseline).samples(KEY, THETA, 6)
     assert_same(single, reference, rtol=3e-5)
 
@@ -48,19 +58,23 @@ def test_every_family_of_a_heun_task_equals_the_reference(make, options, baselin
 def test_the_twin_of_a_heun_task_equals_the_reference():
     """By its direct part, which knows no λ̄; tests of the kernel have the other one.
 
-    The kernel's guess has half of the last reward at the end and no rewards of steps, which is the same sum.
-    """
+    The kernel's guess has half of the last reward at the end and no rewards of steps, which is the
+    same sum."""
     task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, sigma_kappa=0.2, step="heun")
     rate = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03).objective.running
     by_ends = fl.Objective(
         running=lambda theta, x, t: rate(theta, x, t) * jnp.where(t > 0, 1.0, 0.5),
         terminal=lambda theta, x: rate(theta, x, jnp.asarray(0.9)) * 0.015,
     )
-    reference = fl.ppgt(task.process, by_ends, task.simulator(), baseline="twin").split(KEY, THETA, 6)
+    reference = fl.ppgt(task.process, by_ends, task.simulator(), baseline="twin").split(
+        KEY, THETA, 6
+    )
     parts = task.estimator("cpu", baseline="twin", dtype="float64").split(KEY, THETA, 6)
     for name in THETA:
         size = np.abs(reference.direct[name]).max()
-        np.testing.assert_allclose(parts.direct[name], reference.direct[name], 0, 1e-9 * size, err_msg=name)
+        np.testing.assert_allclose(
+            parts.direct[name], reference.direct[name], 0, 1e-9 * size, err_msg=name
+        )
     np.testing.assert_allclose(parts.returns, reference.returns, rtol=1e-9)
 
 
@@ -71,8 +85,12 @@ def test_the_reward_is_the_trapezoid_sum():
     rate = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03).objective.running
     of_path = jax.vmap(jax.vmap(lambda x, t: rate(THETA, x, t), (0, 0)), (0, None))(path.x, path.t)
     expected = np.trapezoid(of_path, path.t)
-    np.testing.assert_allclose(task.estimator("cpu", dtype="float64").returns(THETA, path), expected, rtol=1e-12)
-    simulated = task.estimator("cpu", baseline="none", dtype="float64").samples(KEY, THETA, 4).returns
+    np.testing.assert_allclose(
+        task.estimator("cpu", dtype="float64").returns(THETA, path), expected, rtol=1e-12
+    )
+    simulated = (
+        task.estimator("cpu", baseline="none", dtype="float64").samples(KEY, THETA, 4).returns
+    )
     np.testing.assert_allclose(simulated, expected, rtol=1e-12)
 
 
@@ -96,7 +114,9 @@ def test_another_noise_keeps_the_step():
 
 
 def test_doors_without_a_step_refuse_it_by_name():
-    heun, rk4 = (tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, step=step) for step in ("heun", "rk4"))
+    heun, rk4 = (
+        tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, step=step) for step in ("heun", "rk4")
+    )
     for task, backend, baseline, message in (
         (heun, "cpu", Binned(2), 'binned.*step="heun"'),
         (heun, "cpu", "optimal", 'binned.*step="heun"'),
@@ -134,7 +154,8 @@ def test_undamped_modes_are_never_stable_but_with_rk4():
 
 def test_stability_names_the_step():
     euler, heun, rk4 = (
-        tcmt.stability(tcmt.transmission(tcmt.paper(), dt=0.05, step=step), {}) for step in ("euler", "heun", "rk4")
+        tcmt.stability(tcmt.transmission(tcmt.paper(), dt=0.05, step=step), {})
+        for step in ("euler", "heun", "rk4")
     )
     assert (euler.stable, heun.stable, rk4.stable) == (False, True, True)
     assert 'step="heun"' in str(euler)
@@ -142,8 +163,13 @@ def test_stability_names_the_step():
     assert 20 * euler.largest_dt < heun.largest_dt < rk4.largest_dt
     network, theta = tcmt.rectangular(3, 3), {"omega": np.linspace(-2, 2, 9)}
     verdict = tcmt.stability(tcmt.transmission(network, horizon=2.0, dt=0.1, step="heun"), theta)
-    p = {name: jnp.asarray(theta.get(name, getattr(network, name))) for name in tcmt.parameters(network, {})}
-    f = jax.vmap(lambda e: exact.propagator(network, p, 0.1, 0.0, e), out_axes=1)(jnp.eye(9, dtype=complex))
+    p = {
+        name: jnp.asarray(theta.get(name, getattr(network, name)))
+        for name in tcmt.parameters(network, {})
+    }
+    f = jax.vmap(lambda e: exact.propagator(network, p, 0.1, 0.0, e), out_axes=1)(
+        jnp.eye(9, dtype=complex)
+    )
     z = np.asarray(f) - np.eye(9)
     grown = np.abs(np.linalg.eigvals(np.eye(9) + z + z @ z / 2)).max()
     assert verdict.radius == pytest.approx(grown, rel=1e-12)

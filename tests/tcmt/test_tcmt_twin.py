@@ -1,4 +1,6 @@
-"""The twin of a resonator network: against exact moments and against the derivative of the simulation."""
+"""The twin of a resonator network: against exact moments and against the derivative of the
+simulation.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +49,7 @@ def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
     task = transmission(NETWORK, horizon=2.0, dt=0.04, s=3.0, sigma_kappa=0.4)
     theta = theta_of(chi=0.2)
     k_reference, k_plain, *keys = jax.random.split(key, 5)
-    reference = fl.pathwise(task.objective, task.simulator())(k_reference, theta, 4000)
+    reference = fl.reference.pathwise(task.objective, task.simulator())(k_reference, theta, 4000)
     plain = task.estimator(baseline="time")(k_plain, theta, 2000)
     gains = []
     for error, k in zip((0.0, 0.05, 0.2), keys, strict=True):
@@ -58,6 +60,7 @@ def test_kerr_and_modulation_against_the_derivative_of_the_simulation(key):
         )
         assert np.abs(z).max() < tolerance(3 * z.size), (error, z)
         gains.append(np.median(flat(plain.stderr) ** 2 / flat(estimate.stderr) ** 2))
-    # The median over 32 parameters. Measured with another key: 7.6, 7.6 and 6.2, with variances known to 10 % or so.
+    # The median over 32 parameters. Measured with another key: 7.6, 7.6 and 6.2, with variances
+    # known to 10 % or so.
     assert gains[0] > 4
     assert gains[2] > 3

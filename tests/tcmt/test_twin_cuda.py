@@ -1,4 +1,6 @@
-"""The twin correction on CUDA against the CPU kernel, on a GPU where there is one and emulated everywhere."""
+"""The twin correction on CUDA against the CPU kernel, on a GPU where there is one and emulated
+everywhere.
+"""
 
 import shutil
 import subprocess
@@ -27,21 +29,32 @@ def test_every_part_of_every_family_is_the_references(device, case, dtype):
     tolerance = 3e-5 if dtype == "float32" else 1e-11
     plain = reference.path.gradient() | {"gain": reference.direct["gain"]}
     assert deviation(run.returns, reference.returns) < tolerance
-    assert deviation(run.mean_lambda[1:], reference.lam.mean(0)[1:], reference.returns.max()) < tolerance
+    assert (
+        deviation(run.mean_lambda[1:], reference.lam.mean(0)[1:], reference.returns.max())
+        < tolerance
+    )
     assert deviation(run.mean_return_to_go[0], reference.returns.mean()) < tolerance
     for name in families:
         scale = np.abs(plain[name]).max(initial=0.0)
-        direct, correction = getattr(run.direct_samples, name), getattr(run.correction_samples, name)
+        direct, correction = (
+            getattr(run.direct_samples, name),
+            getattr(run.correction_samples, name),
+        )
         assert deviation(direct, reference.direct[name]) < tolerance, name
         assert deviation(correction, reference.correction[name], scale) < tolerance, name
         total = reference.direct[name] + reference.correction[name]
         assert deviation(getattr(run.gradient, name), total.mean(0), scale) < tolerance, name
-        assert deviation(getattr(run.correction, name), reference.correction[name].mean(0), scale) < tolerance, name
+        assert (
+            deviation(getattr(run.correction, name), reference.correction[name].mean(0), scale)
+            < tolerance
+        ), name
 
 
 def both(spec, count, **options):
     """The CPU kernel's result and the GPU's."""
-    return tuple(run_twin(spec, SEED, count, backend=b, samples=True, **options) for b in ("cpu", "cuda"))
+    return tuple(
+        run_twin(spec, SEED, count, backend=b, samples=True, **options) for b in ("cpu", "cuda")
+    )
 
 
 def assert_same(gpu, cpu, tolerance):
@@ -94,40 +107,68 @@ def test_what_only_the_cpu_can_do_names_it(device):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
-@pytest.mark.parametrize(("sigma", "rank", "dtype"), [(0.0, 0, "float32"), (0.2, 0, "float64"), (0.0, 16, "float32")])
+@pytest.mark.parametrize(
+    ("sigma", "rank", "dtype"), [(0.0, 0, "float32"), (0.2, 0, "float64"), (0.0, 16, "float32")]
+)
 def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):
     spec = rectangle(11, 13, sigma_kappa=sigma)
     ensemble = Ensemble(spec, 0, 1000, Options(dtype=dtype, rates=sigma > 0), table=np.zeros(65))
     layout = cuda.lay_out(plan_of(ensemble))
-    twin = {"RANK": rank, "OWN": int(sigma > 0), "TWIN_HARMONICS": spec.waves, "TWIN_AT": "9984u", "TWIN_BLOCKS": 3}
-    macros = [f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *twin.items())]
+    twin = {
+        "RANK": rank,
+        "OWN": int(sigma > 0),
+        "TWIN_HARMONICS": spec.waves,
+        "TWIN_AT": "9984u",
+        "TWIN_BLOCKS": 3,
+    }
+    macros = [
+        f"-D{k}={v}" for k, v in (*cuda.definitions(ensemble, layout, 8, True), *twin.items())
+    ]
     text = source(*cuda.SOURCES, *cuda_twin.SOURCES)
     assert "#include" not in text
     (tmp_path / "all.cu").write_text(text)
-    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", *macros, "-o", str(tmp_path / "all.cubin")]
+    command = [
+        "nvcc",
+        "-std=c++17",
+        "-arch=sm_90",
+        "-cubin",
+        *macros,
+        "-o",
+        str(tmp_path / "all.cubin"),
+    ]
     subprocess.run([*command, str(tmp_path / "all.cu")], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy")
-@pytest.mark.parametrize(("network", "options"), [({}, {}), ({"sigma_kappa": 0.1}, {}), ({}, {"rank": 6})])
+@pytest.mark.parametrize(
+    ("network", "options"), [({}, {}), ({"sigma_kappa": 0.1}, {}), ({}, {"rank": 6})]
+)
 def test_a_run_repeats_itself_to_the_last_bit(network, options):
     spec = rectangle(3, 4, steps=300, **network)
-    a, b = (run_twin(spec, SEED, 3000, twin=wrong(spec), backend="cuda", **options) for _ in range(2))
+    a, b = (
+        run_twin(spec, SEED, 3000, twin=wrong(spec), backend="cuda", **options) for _ in range(2)
+    )
     np.testing.assert_array_equal(a.mean_lambda, b.mean_lambda)
     np.testing.assert_array_equal(a.returns, b.returns)
     for name in ("omega", "kappa", "chi"):
         np.testing.assert_array_equal(getattr(a.gradient, name), getattr(b.gradient, name))
-        np.testing.assert_array_equal(getattr(a.correction_stderr, name), getattr(b.correction_stderr, name))
+        np.testing.assert_array_equal(
+            getattr(a.correction_stderr, name), getattr(b.correction_stderr, name)
+        )
 
 
 @pytest.mark.skipif(not has_gpu(), reason="no GPU, or no CuPy; too slow to emulate")
-@pytest.mark.parametrize(("network", "options"), [({}, {}), ({"sigma_kappa": 0.2}, {}), ({}, {"rank": 16})])
+@pytest.mark.parametrize(
+    ("network", "options"), [({}, {}), ({"sigma_kappa": 0.2}, {}), ({}, {"rank": 16})]
+)
 def test_the_papers_lattice(network, options):
     spec = rectangle(11, 13, steps=2000, dt=1e-3, **network)
     cpu, gpu = both(spec, 64, **options)
     plain = corrected(spec, SEED, 2, np.zeros(2001)).path.gradient()
     for name in ("omega", "kappa", "chi"):
         scale = np.abs(plain[name]).max()
-        assert deviation(getattr(gpu.direct_samples, name), getattr(cpu.direct_samples, name)) < 1e-4, name
+        assert (
+            deviation(getattr(gpu.direct_samples, name), getattr(cpu.direct_samples, name)) < 1e-4
+        ), name
         actual, expected = (getattr(run.correction_samples, name) for run in (gpu, cpu))
         assert deviation(actual, expected, scale) < 1e-4, name

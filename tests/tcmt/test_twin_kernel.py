@@ -1,4 +1,6 @@
-"""The twin correction in the CPU kernel: its formulas step by step, its mean, its variance, its memory."""
+"""The twin correction in the CPU kernel: its formulas step by step, its mean, its variance, its
+memory.
+"""
 
 import signal
 import subprocess
@@ -35,11 +37,19 @@ def test_every_part_of_every_family_is_the_references(case, dtype, engine):
     tolerance = 3e-5 if dtype == "float32" else 1e-11
     plain = reference.path.gradient() | {"gain": reference.direct["gain"]}
     assert deviation(run.returns, reference.returns) < tolerance
-    assert deviation(run.mean_lambda[1:], reference.lam.mean(0)[1:], reference.returns.max()) < tolerance
+    assert (
+        deviation(run.mean_lambda[1:], reference.lam.mean(0)[1:], reference.returns.max())
+        < tolerance
+    )
     for name in FAMILIES:
         scale = np.abs(plain[name]).max(initial=0.0)
-        assert deviation(getattr(run.direct_samples, name), reference.direct[name]) < tolerance, name
-        assert deviation(getattr(run.correction_samples, name), reference.correction[name], scale) < tolerance, name
+        assert deviation(getattr(run.direct_samples, name), reference.direct[name]) < tolerance, (
+            name
+        )
+        assert (
+            deviation(getattr(run.correction_samples, name), reference.correction[name], scale)
+            < tolerance
+        ), name
         total = getattr(run.direct_samples, name) + getattr(run.correction_samples, name)
         np.testing.assert_array_equal(getattr(run.samples, name), total)
 
@@ -49,7 +59,9 @@ def test_double_precision_has_nine_digits_of_the_correction_itself():
         spec, options, count, reference = problem(case)
         run = run_twin(spec, SEED, count, dtype="float64", **options)
         for name in FAMILIES:
-            assert deviation(getattr(run.correction_samples, name), reference.correction[name]) < 1e-9, (case, name)
+            assert (
+                deviation(getattr(run.correction_samples, name), reference.correction[name]) < 1e-9
+            ), (case, name)
 
 
 def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
@@ -66,12 +78,18 @@ def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
                 g = weight @ abs(gain * x[site] - incoming) ** 2
                 return x + spec.dt * drift.at[spec.drive_sites].add(drive), g * spec.dt
 
-            return jax.lax.scan(body, x0, (jnp.asarray(spec.drive), jnp.asarray(spec.incoming)))[1].sum()
+            return jax.lax.scan(body, x0, (jnp.asarray(spec.drive), jnp.asarray(spec.incoming)))[
+                1
+            ].sum()
 
         at = (jnp.asarray(spec.start), spec.omega, spec.kappa, spec.chi)
-        of_start, omega, kappa, chi = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(*map(jnp.asarray, at))
+        of_start, omega, kappa, chi = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(
+            *map(jnp.asarray, at)
+        )
     q = corrected(spec, SEED, 1, np.zeros(spec.steps + 1)).q[0, 0]
-    assert deviation(q, np.conj(of_start)) < 1e-12  # JAX's gradient by a complex number is the conjugate
+    assert (
+        deviation(q, np.conj(of_start)) < 1e-12
+    )  # JAX's gradient by a complex number is the conjugate
     direct = run_twin(spec, SEED, 1, dtype="float64", samples=True).direct_samples
     for actual, expected in ((direct.omega, omega), (direct.kappa, kappa), (direct.chi, chi)):
         assert deviation(actual[0], np.asarray(expected)) < 1e-6  # the noise is not quite zero
@@ -79,14 +97,22 @@ def test_the_adjoint_is_the_gradient_of_the_noise_free_return():
 
 def test_moments_are_those_of_the_samples():
     run = run_twin(rectangle(), 3, 50, samples=True)
-    for part, samples in (("", run.samples), ("direct", run.direct_samples), ("correction", run.correction_samples)):
+    for part, samples in (
+        ("", run.samples),
+        ("direct", run.direct_samples),
+        ("correction", run.correction_samples),
+    ):
         mean = getattr(run, part or "gradient")
         stderr = getattr(run, f"{part}_stderr" if part else "stderr")
         for name in ("omega", "kappa", "chi"):
             g = getattr(samples, name).astype(float)
             np.testing.assert_allclose(getattr(mean, name), g.mean(0), rtol=1e-6, atol=1e-9)
-            np.testing.assert_allclose(getattr(stderr, name), g.std(0, ddof=1) / np.sqrt(50), rtol=1e-5)
-    np.testing.assert_allclose(run.second_moment.omega, (run.samples.omega.astype(float) ** 2).mean(0), rtol=1e-5)
+            np.testing.assert_allclose(
+                getattr(stderr, name), g.std(0, ddof=1) / np.sqrt(50), rtol=1e-5
+            )
+    np.testing.assert_allclose(
+        run.second_moment.omega, (run.samples.omega.astype(float) ** 2).mean(0), rtol=1e-5
+    )
 
 
 def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
@@ -97,7 +123,9 @@ def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter():
         part = run_twin(spec, 5, 30, first_trajectory=40, samples=True, **options)
         np.testing.assert_array_equal(whole.gradient.kappa, again.gradient.kappa)
         np.testing.assert_array_equal(whole.mean_lambda, again.mean_lambda)
-        np.testing.assert_array_equal(whole.correction_samples.kappa[40:], part.correction_samples.kappa)
+        np.testing.assert_array_equal(
+            whole.correction_samples.kappa[40:], part.correction_samples.kappa
+        )
 
 
 # ------------------------------------------------------------------------------------------- mean
@@ -107,7 +135,11 @@ def scaled(amount):
     """A twin whose detunings are too large and couplings too small by `amount`."""
     if not amount:
         return None
-    return lambda theta: {**theta, "omega": theta["omega"] * (1 + amount), "kappa": theta["kappa"] * (1 - amount)}
+    return lambda theta: {
+        **theta,
+        "omega": theta["omega"] * (1 + amount),
+        "kappa": theta["kappa"] * (1 - amount),
+    }
 
 
 def start(network, train, chi_std=0.0):
@@ -140,7 +172,9 @@ def test_the_mean_with_kerr_effect_and_modulation(make, error):
     """Against differences on common noise, which is not that of the estimate."""
     task = make(tcmt.rectangular(2, 3), horizon=2.0, dt=0.01, sigma_kappa=0.3)
     theta = start(task.network, ("omega", "kappa", "chi", "gamma_e", "gamma"), chi_std=0.02)
-    estimate = task.estimator("cpu", baseline=KernelTwin(theta=scaled(error)))(jax.random.key(5), theta, 2048)
+    estimate = task.estimator("cpu", baseline=KernelTwin(theta=scaled(error)))(
+        jax.random.key(5), theta, 2048
+    )
 
     def returns(name, index, by):
         moved = {**theta, name: theta[name].at[index].add(by)}
@@ -176,7 +210,9 @@ def test_variance_is_far_below_that_of_a_time_only_baseline():
 
 
 def test_a_twin_that_is_told_the_state_at_every_step_leaves_next_to_nothing():
-    """Full rank, linear, exact: what is left of Λ are squares of single kicks, 1/T of the squares of their sum."""
+    """Full rank, linear, exact: what is left of Λ are squares of single kicks, 1/T of the
+    squares of their sum.
+    """
     spec = rectangle(steps=400).replace(chi=np.zeros(12))
     options = {"samples": True, "dtype": "float64"}
     linear = spread(run_twin(spec, 0, 64, **options).correction_samples)
@@ -219,8 +255,13 @@ def test_responses_at_every_few_steps_are_enough(monkeypatch):
     few = twin.responses(spec)
     assert few.every == 8
     sparse = twin.quadratic(few, 12, ends)[1]
-    assert np.abs(np.linalg.eigvalsh(sparse) - np.linalg.eigvalsh(whole)).max() < 0.02 * np.abs(whole).max()
-    np.testing.assert_allclose(twin.mean_lambda(*twin.arriving(few, spec.noise), 1000), table, atol=1e-3 * table[0])
+    assert (
+        np.abs(np.linalg.eigvalsh(sparse) - np.linalg.eigvalsh(whole)).max()
+        < 0.02 * np.abs(whole).max()
+    )
+    np.testing.assert_allclose(
+        twin.mean_lambda(*twin.arriving(few, spec.noise), 1000), table, atol=1e-3 * table[0]
+    )
 
 
 @pytest.mark.parametrize(("rank", "segment"), [(0, None), (12, 40), (12, 7)])
@@ -243,12 +284,16 @@ def test_split_adds_up_to_the_samples_and_may_be_of_one_trajectory():
     samples = estimator.samples(jax.random.key(0), theta, 6)
     for name in theta:
         assert parts.direct[name].shape == (6, *theta[name].shape)
-        np.testing.assert_allclose(parts.direct[name] + parts.correction[name], samples.gradient[name], rtol=1e-5)
+        np.testing.assert_allclose(
+            parts.direct[name] + parts.correction[name], samples.gradient[name], rtol=1e-5
+        )
     assert parts.mean_lambda.shape == task.t.shape
     one = estimator.split(jax.random.key(0), theta, 1)
     for name in theta:
         np.testing.assert_array_equal(one.direct[name][0], parts.direct[name][0])
-    pairs = task.estimator("cpu", baseline=KernelTwin(rank=3), antithetic=True).split(jax.random.key(0), theta, 4)
+    pairs = task.estimator("cpu", baseline=KernelTwin(rank=3), antithetic=True).split(
+        jax.random.key(0), theta, 4
+    )
     np.testing.assert_allclose(pairs.returns.mean(), parts.returns.mean(), rtol=0.5)
 
 
@@ -292,7 +337,9 @@ for network, options in (({{}}, {{}}), ({{"sigma_kappa": 0.2}}, {{}}), ({{}}, {{
 def test_memory_does_not_grow_with_trajectories_times_steps():
     """All of E·T·N would be 439 MB in float32."""
     text = MEMORY.format(folder=str(Path(__file__).parents[1] / "support"))
-    out = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", text], check=True, capture_output=True, text=True
+    ).stdout
     assert all(float(line) < 60 for line in out.split()), out
 
 
@@ -315,7 +362,9 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("sigma", [0.0, 0.2])
 def test_an_interrupt_ends_a_long_run(sigma):
     text = LONG_RUN.format(folder=str(Path(__file__).parents[1] / "support"), sigma=sigma)
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "running\n"
         wait_until_busy(process)
         process.send_signal(signal.SIGINT)

@@ -18,7 +18,9 @@ def only(library):
     return line
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="who holds a lock is read from /proc/locks, Linux's")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/locks"), reason="who holds a lock is read from /proc/locks, Linux's"
+)
 def test_states(tmp_path):
     run, library = Growing(tmp_path / "a"), Library([tmp_path])
     run.begin()
@@ -63,7 +65,9 @@ def test_signal_of_each_family(tmp_path):
     run.grow(4)
     columns = library.history(only(library)["number"])["columns"]
     sites = run.network.sites
-    np.testing.assert_allclose(columns["omega norm"], [0.01 * (k + 1) * sites**0.5 for k in range(4)], rtol=1e-4)
+    np.testing.assert_allclose(
+        columns["omega norm"], [0.01 * (k + 1) * sites**0.5 for k in range(4)], rtol=1e-4
+    )
     np.testing.assert_allclose(columns["omega error"], [0.01 * sites**0.5] * 4, rtol=1e-4)
 
 
@@ -81,7 +85,10 @@ def test_long_histories_leave_thin_and_few_are_held(tmp_path, monkeypatch):
     for name in "abc":
         run = Growing(tmp_path / name)
         with open(run.place.history, "a") as file:
-            file.writelines(history.line(Row(k, k, 0.1, 0.01, 10, 10 * k, 1.0, 0.1), "aa") for k in range(20_000))
+            file.writelines(
+                history.line(Row(k, k, 0.1, 0.01, 10, 10 * k, 1.0, 0.1), "aa")
+                for k in range(20_000)
+            )
     for line in library.overview():
         answer = library.history(line["number"])
         assert len(answer["columns"]["J"]) <= folders.POINTS
@@ -138,7 +145,10 @@ def test_own_processes_have_courses(tmp_path):
     run.grow(3)
     theta = {"k": np.array(1.0), "w": np.zeros((2, 2))}
     course.create(run.place.parameters, theta, "aa")
-    course.append(run.place.parameters, [course.Point(0, 0, theta), course.Point(1, 1, {**theta, "k": np.array(2.0)})])
+    course.append(
+        run.place.parameters,
+        [course.Point(0, 0, theta), course.Point(1, 1, {**theta, "k": np.array(2.0)})],
+    )
     answer = library.parameters(only(library)["number"])
     assert answer["network"] is None
     assert answer["courses"]["k"] == [1.0, 2.0]

@@ -1,4 +1,6 @@
-"""The page in a browser: it follows a run that grows, is killed and goes on, and fetches nothing from elsewhere."""
+"""The page in a browser: it follows a run that grows, is killed and goes on, and fetches
+nothing from elsewhere.
+"""
 
 import json
 import shutil
@@ -11,7 +13,9 @@ from processes import environment_of_a_user, read_until, wait_until
 from watched import Growing
 
 pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 @pytest.fixture
@@ -36,7 +40,9 @@ def address(runs):
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the browser is driven by playwright"
+    )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -57,8 +63,13 @@ def page(browser, address):
 
 
 def until(page, expression, argument=None):
-    """Wait for an expression to become true. The page's own policy forbids what `wait_for_function` does."""
-    wait_until(lambda: page.evaluate(expression, argument) or page.wait_for_timeout(50), interval=0.0)
+    """Wait for an expression to become true.
+
+    The page's own policy forbids what `wait_for_function` does.
+    """
+    wait_until(
+        lambda: page.evaluate(expression, argument) or page.wait_for_timeout(50), interval=0.0
+    )
 
 
 def points(page, number):
@@ -103,20 +114,29 @@ def test_the_slider_moves_the_network(runs, page):
     slider.focus()
     page.keyboard.press("Home")  # by keyboard alone
     until(page, "document.getElementById('at').textContent === '0'")
-    until(page, "r => Number(document.querySelector('#network circle').getAttribute('r')) < r", largest)
+    until(
+        page,
+        "r => Number(document.querySelector('#network circle').getAttribute('r')) < r",
+        largest,
+    )
     assert "ω = 0.00" in title()
     page.get_by_label("change since the start").check()
     page.keyboard.press("Tab")
     slider.focus()
     page.keyboard.press("End")
-    until(page, "document.querySelector('#network circle title').textContent.includes('Δω = 0.400')")
+    until(
+        page, "document.querySelector('#network circle title').textContent.includes('Δω = 0.400')"
+    )
 
 
 def test_runs_over_each_other_axes_and_downloads(runs, page):
     for name in ("first", "second"):
         Growing(runs / name).grow(12)
     page.get_by_label("curves of second").check()
-    until(page, "document.getElementById('chart-J').getAttribute('aria-label').includes('; second: 12')")
+    until(
+        page,
+        "document.getElementById('chart-J').getAttribute('aria-label').includes('; second: 12')",
+    )
     page.get_by_label("log x").check()
     page.get_by_label("log J").check()
     page.get_by_label("against").select_option("trajectories")
@@ -150,7 +170,10 @@ def test_a_page_left_open_does_not_grow(runs, page):
     for _ in range(6):
         run.grow(500)
     page.get_by_text("iteration 3,500").wait_for()
-    until(page, "!document.getElementById('chart-J').getAttribute('aria-label').includes(': 500 points')")
+    until(
+        page,
+        "!document.getElementById('chart-J').getAttribute('aria-label').includes(': 500 points')",
+    )
     drawn = page.evaluate("[...state.histories.values()].map(h => h.columns.J.length)")
     assert max(drawn) <= 2000
     assert page.evaluate(nodes) <= before + 5
@@ -174,8 +197,15 @@ def test_the_server_answers_for_known_runs_and_known_hosts_only(runs, address):
     assert code == 200
     number = json.loads(body)[0]["number"]
     assert status(f"runs/{number}/history")[0] == 200
-    for path in ("runs/0/history", f"runs/{number}/theta/99", "../secret.csv", "..%2fsecret.csv", "server.py",
-                 "runs/..%2f..%2fsecret.csv/history", f"runs/{number}/history?from=x"):  # fmt: skip
+    for path in (
+        "runs/0/history",
+        f"runs/{number}/theta/99",
+        "../secret.csv",
+        "..%2fsecret.csv",
+        "server.py",
+        "runs/..%2f..%2fsecret.csv/history",
+        f"runs/{number}/history?from=x",
+    ):
         assert status(path)[0] == 404, path
     assert status("runs", Host="elsewhere.example")[0] == 400
 
@@ -193,7 +223,9 @@ def test_instruments_are_shown_one_by_one(runs, page):
     assert "device 3: 8 points, from 0.2000 to 0.2700" in label("#chart-device-J")
     assert "device 2: 0 points" in label("#chart-device-J")
     assert "device 1: 8 points" in label("#chart-guard")
-    assert page.locator("#drift-of option").all_inner_texts() == ["omega offset"]  # the gain did not change
+    assert page.locator("#drift-of option").all_inner_texts() == [
+        "omega offset"
+    ]  # the gain did not change
     assert "to 0.007" in label("#chart-drift")
     run.measure()
     until(page, "() => !document.getElementById('device-rows').textContent.includes('silent')")

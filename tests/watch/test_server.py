@@ -17,13 +17,24 @@ pytest.importorskip("starlette", reason="the page needs fluctua[watch]")
 
 
 async def ask(app, path, sent):
-    """Ask an ASGI application for a path, in the place of a browser that stays. sent: is given its messages."""
+    """Ask an ASGI application for a path, in the place of a browser that stays. sent: is given
+    its messages.
+    """
     path, _, query = path.partition("?")
     scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "GET",
-        "path": path, "raw_path": path.encode(), "query_string": query.encode(), "headers": [(b"host", b"localhost")],
-        "scheme": "http", "server": ("localhost", 80), "client": ("localhost", 1), "root_path": "",
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"host", b"localhost")],
+        "scheme": "http",
+        "server": ("localhost", 80),
+        "client": ("localhost", 1),
+        "root_path": "",
+    }
 
     async def send(message):
         await asyncio.sleep(0.01)  # as a socket does

@@ -43,7 +43,8 @@ def _format_warning(*arguments: Any, **options: Any) -> str:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option("--version", help="print the version", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Train stochastic physical systems from their own fluctuations."""
@@ -62,5 +63,9 @@ for panel, commands in COMMANDS.items():
             app.add_typer(command, rich_help_panel=panel)
         else:
             app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
-for info in (*app.registered_commands, *insitu.app.registered_commands, *reproduce.app.registered_commands):
+for info in (
+    *app.registered_commands,
+    *insitu.app.registered_commands,
+    *reproduce.app.registered_commands,
+):
     info.help = paragraphs(info.callback)

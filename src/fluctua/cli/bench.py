@@ -1,8 +1,9 @@
-"""`fluctua bench`: the speed of the kernels, beside the JAX reference, on the paper's lattice; of processes that a user
-writes with `bench own` (`fluctua.cli.own`).
+"""`fluctua bench`: the speed of the kernels, beside the JAX reference, on the paper's lattice; of
+processes that a user writes with `bench own` (`fluctua.cli.own`).
 
-143 resonators, 262 bonds, the scores of all 548 parameters included. The slow reference runs fewer steps of the same
-ensemble, and the time is given per trajectory and step. Other libraries: `benchmarks/peers.py`.
+143 resonators, 262 bonds, the scores of all 548 parameters included. The slow reference runs fewer
+steps of the same ensemble, and the time is given per trajectory and step. Other libraries:
+`benchmarks/peers.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fluctua.cli.common import fail, machine, say
 if TYPE_CHECKING:
     from fluctua.tcmt import Network
 
-STEPS, DT = 20_000, 1e-3
+STEPS = 20_000
+DT = 1e-3
 VARIANTS: dict[str, dict[str, Any]] = {
     "time-only": {},
     "no baseline": {"baseline": "none"},
@@ -32,26 +34,38 @@ Row = dict[str, Any]
 
 def bench(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="lattice: the paper's; own: processes that a user writes")
+        str,
+        typer.Argument(
+            metavar="WHAT", help="lattice: the paper's; own: processes that a user writes"
+        ),
     ] = "lattice",
     backend: Annotated[str, typer.Option(help="cpu or cuda: which kernels to measure")] = "cpu",
     trajectories: Annotated[
-        list[int] | None, typer.Option(help="of each run; 1000, or 2000 and 200000 for own (give it twice)")
+        list[int] | None,
+        typer.Option(help="of each run; 1000, or 2000 and 200000 for own (give it twice)"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="short runs: a look, not a measurement")] = False,
-    out: Annotated[Path | None, typer.Option("--json", help="also write the table to this file")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="short runs: a look, not a measurement")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="also write the table to this file")
+    ] = None,
     process: Annotated[
-        list[str] | None, typer.Option(help="this one only; may be repeated", rich_help_panel="With own")
+        list[str] | None,
+        typer.Option(help="this one only; may be repeated", rich_help_panel="With own"),
     ] = None,
     kernels: Annotated[
-        Path, typer.Option(help="the folder of pendulum.cpp and pendulum.cu", rich_help_panel="With own")
+        Path,
+        typer.Option(help="the folder of pendulum.cpp and pendulum.cu", rich_help_panel="With own"),
     ] = Path("benchmarks"),
 ) -> None:
     """Time kernels and JAX side by side, with `own` other libraries too."""
     try:
         if what == "lattice":
             if trajectories and len(trajectories) > 1:
-                raise ValueError(f"the lattice takes one number of `--trajectories`; got {trajectories}.")
+                raise ValueError(
+                    f"the lattice takes one number of `--trajectories`; got {trajectories}."
+                )
             result = measure(backend, trajectories[0] if trajectories else 1000, quick)
             text = report(result)
         elif what == "own":
@@ -78,23 +92,46 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
     repeats, steps = (1, STEPS // 20) if quick else (3, STEPS)
     slow_steps = 100 if quick else 400 if backend == "cpu" else 4000
     kernels = [
-        timed(f"{backend} kernel, {name}", kernel_call(backend, trajectories, steps, **options), trajectories, steps,
-              repeats)
+        timed(
+            f"{backend} kernel, {name}",
+            kernel_call(backend, trajectories, steps, **options),
+            trajectories,
+            steps,
+            repeats,
+        )
         for name, options in VARIANTS.items()
-    ]  # fmt: skip
+    ]
     slow = kernel_call("jax", trajectories, slow_steps)
     reference = timed("JAX reference, time-only", slow, trajectories, slow_steps, repeats)
-    return {"machine": machine(backend), "backend": backend, "quick": quick, "rows": [*kernels, reference],
-            "scaling": _scaling(backend, trajectories, quick)}  # fmt: skip
+    return {
+        "machine": machine(backend),
+        "backend": backend,
+        "quick": quick,
+        "rows": [*kernels, reference],
+        "scaling": _scaling(backend, trajectories, quick),
+    }
 
 
-def timed(name: str, call: Callable[[], Any], trajectories: int, steps: int, repeats: int, scores: bool = True) -> Row:
+def timed(
+    name: str,
+    call: Callable[[], Any],
+    trajectories: int,
+    steps: int,
+    repeats: int,
+    scores: bool = True,
+) -> Row:
     """The best of some calls after one that compiles."""
     say(f"  {name} …")
     call()
     seconds = min(_seconds(call) for _ in range(repeats))
-    return {"name": name, "steps": steps, "trajectories": trajectories, "scores": scores, "seconds": seconds,
-            "ns": 1e9 * seconds / (steps * trajectories)}  # fmt: skip
+    return {
+        "name": name,
+        "steps": steps,
+        "trajectories": trajectories,
+        "scores": scores,
+        "seconds": seconds,
+        "ns": 1e9 * seconds / (steps * trajectories),
+    }
 
 
 def report(result: dict[str, Any]) -> str:
@@ -102,26 +139,44 @@ def report(result: dict[str, Any]) -> str:
     lines = [table(result["rows"]), "", "How the time grows (time-only, with scores):"]
     for row in result["scaling"]:
         each = 1e12 * row["seconds"] / row["work"]
-        lines.append(f"  {row['what']:<34} {row['seconds']:8.3f} s   {each:8.2f} ps / site·trajectory·step")
-    lines += ["", result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else "")]
+        lines.append(
+            f"  {row['what']:<34} {row['seconds']:8.3f} s   {each:8.2f} ps / site·trajectory·step"
+        )
+    lines += [
+        "",
+        result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else ""),
+    ]
     return "\n".join(lines)
 
 
 def table(rows: list[Row]) -> str:
     """Times, and their ratios to the first row."""
     width = max(len(row["name"]) for row in rows)
-    lines = [f"  {'':<{width}} {'steps':>8} {'seconds':>9} {'ns / trajectory·step':>21} {'× our kernel':>13}"]
+    lines = [
+        f"  {'':<{width}} {'steps':>8} {'seconds':>9} {'ns / trajectory·step':>21} "
+        f"{'× our kernel':>13}"
+    ]
     for row in rows:
-        lines.append(f"  {row['name']:<{width}} {row['steps']:>8,} {row['seconds']:>9.3g} {row['ns']:>21.3g} "
-                     f"{row['ns'] / rows[0]['ns']:>13.3g}")  # fmt: skip
+        lines.append(
+            f"  {row['name']:<{width}} {row['steps']:>8,} {row['seconds']:>9.3g} "
+            f"{row['ns']:>21.3g} "
+            f"{row['ns'] / rows[0]['ns']:>13.3g}"
+        )
     return "\n".join(lines)
 
 
 def kernel_call(
-    backend: str, trajectories: int, steps: int, *, baseline: str = "time", network: Network | None = None,
+    backend: str,
+    trajectories: int,
+    steps: int,
+    *,
+    baseline: str = "time",
+    network: Network | None = None,
     **options: Any,
-) -> Callable[[], Any]:  # fmt: skip
-    """One estimate as a call, the table of the time-only baseline being known (as it is in training)."""
+) -> Callable[[], Any]:
+    """One estimate as a call, the table of the time-only baseline being known (as it is in
+    training).
+    """
     from contextlib import nullcontext
 
     import jax
@@ -134,7 +189,9 @@ def kernel_call(
     network = tcmt.paper() if network is None else network
     task = tcmt.transmission(network, horizon=steps * DT, dt=DT, **options)
     theta = tcmt.initial_parameters(jax.random.key(0), network)
-    known: Any = time_only(jnp.asarray(np.linspace(0.2, 0.0, steps + 1))) if baseline == "time" else baseline
+    known: Any = (
+        time_only(jnp.asarray(np.linspace(0.2, 0.0, steps + 1))) if baseline == "time" else baseline
+    )
     if baseline == "binned" and backend != "jax":
         known = binned(every=100, group=4096)
     # a process that gives the GPU to the kernels keeps JAX's small arrays on the host
@@ -154,15 +211,22 @@ def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:
 
     short = 200 if quick else 2000
     cases = [(f"{n} × {n} resonators", n * n, trajectories, short) for n in (4, 8, 16, 32)]
-    cases += [(f"{e:,} trajectories", 143, e, short) for e in (trajectories // 4, trajectories, 4 * trajectories)]
+    cases += [
+        (f"{e:,} trajectories", 143, e, short)
+        for e in (trajectories // 4, trajectories, 4 * trajectories)
+    ]
     cases += [(f"{t:,} steps", 143, trajectories, t) for t in (short // 4, short, 4 * short)]
     rows = []
     for what, sites, e, t in cases:
         say(f"  scaling: {what} …")
         side = round(sites**0.5)
-        call = kernel_call(backend, e, t, network=tcmt.paper() if sites == 143 else tcmt.rectangular(side, side))
+        call = kernel_call(
+            backend, e, t, network=tcmt.paper() if sites == 143 else tcmt.rectangular(side, side)
+        )
         call()
-        rows.append({"what": what, "seconds": min(_seconds(call) for _ in range(2)), "work": sites * e * t})
+        rows.append(
+            {"what": what, "seconds": min(_seconds(call) for _ in range(2)), "work": sites * e * t}
+        )
     return rows
 
 

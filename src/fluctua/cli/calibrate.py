@@ -32,22 +32,35 @@ from fluctua.cli.common import (
 
 def calibrate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="recordings; several, at other settings, give gains")
+        list[Path],
+        typer.Argument(metavar="FILE", help="recordings; several, at other settings, give gains"),
     ],
     model: ModelFile = None,
     params: ParamsFile = None,
-    transition: Annotated[str, typer.Option(help="euler, or local-linear for samples far apart")] = "euler",
+    transition: Annotated[
+        str, typer.Option(help="euler, or local-linear for samples far apart")
+    ] = "euler",
     continuing: Annotated[
-        bool, typer.Option("--continuing", help="one long record of a steady state, or a few: cut into stretches")
+        bool,
+        typer.Option(
+            "--continuing", help="one long record of a steady state, or a few: cut into stretches"
+        ),
     ] = False,
-    bias: Annotated[bool, typer.Option(help="examine the residuals and what they do to the gradient")] = True,
+    bias: Annotated[
+        bool, typer.Option(help="examine the residuals and what they do to the gradient")
+    ] = True,
     map_: Map = None,
     dt: Interval = None,
     rate: Rate = None,
     scale: Scale = None,
-    out: Annotated[Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="write the measured parameters to this .npz, for --params")
+    ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="keep noise and drift in FILE itself, where estimate finds them")
+        bool,
+        typer.Option(
+            "--write", help="keep noise and drift in FILE itself, where estimate finds them"
+        ),
     ] = False,
     strict: Strict = False,
     as_json: AsJson = False,
@@ -77,14 +90,22 @@ def calibrate(
                     precision(recording.description.dtype)
                     m = model_of(recording, model, parameters(params))
                     calibration = run(
-                        recording, m, transition=transition, bias=bias and len(files) == 1, continuing=continuing,
+                        recording,
+                        m,
+                        transition=transition,
+                        bias=bias and len(files) == 1,
+                        continuing=continuing,
                         progress=lambda text: status.update(f"{file}: {text}"),  # noqa: B023
-                    )  # fmt: skip
-                    components, kind, count = recording.description.components, recording.kind, recording.count
+                    )
+                    components = recording.description.components
+                    kind = recording.kind
+                    count = recording.count
                     settings.append(dict(recording.description.settings))
                 fits.append(calibration.fit)
                 guards.append(calibration.guard)
-                report["files"].append({"file": str(file), "components": components, **_numbers(calibration)})
+                report["files"].append(
+                    {"file": str(file), "components": components, **_numbers(calibration)}
+                )
                 if not as_json:
                     status.stop()
                     say(f"{file}\n\n{describe(calibration, components)}\n")
@@ -135,8 +156,15 @@ def _numbers(calibration: Any) -> dict[str, Any]:
         r = calibration.residuals
         numbers |= {"residuals": {"p_values": r.p_values, "relative": r.relative}}
         numbers |= {"bias": r.bias, "bias_stderr": r.bias_stderr}
-        numbers |= {"bias_in_gradient_errors": dict(zip(names(r.bias), gradient_errors(calibration), strict=True))}
-        numbers |= {"gradient": calibration.estimate.gradient, "gradient_stderr": calibration.estimate.stderr}
+        numbers |= {
+            "bias_in_gradient_errors": dict(
+                zip(names(r.bias), gradient_errors(calibration), strict=True)
+            )
+        }
+        numbers |= {
+            "gradient": calibration.estimate.gradient,
+            "gradient_stderr": calibration.estimate.stderr,
+        }
     return numbers
 
 
@@ -157,7 +185,9 @@ def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
 
     if kind != "recording":
         raise ValueError(
-            f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put noise.diffusion and "
-            "noise.observation_variance into it yourself (docs/recordings.md), or use --out and --params."
+            f"--write keeps the calibration in fluctua's own recordings; {file} is {kind}. Put "
+            "noise.diffusion and "
+            "noise.observation_variance into it yourself (docs/recordings.md), or use --out and "
+            "--params."
         )
     put_table(file, "noise", table_of(calibration, count))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fluctua.tcmt import Task
 
 EXPECTED = (ValueError, TypeError, FloatingPointError, ImportError, RuntimeError, MemoryError)
-"""Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its trace."""
+"""Errors that say by themselves what is wrong and what to do; anything else is a bug and shows its
+trace.
+"""
 
 
 STOPPED = 130
@@ -33,7 +35,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and 
 
 
 def say(text: object, **style: Any) -> None:
-    """Print a line. Names of files, runs and parameters may hold control characters, which are escaped."""
+    """Print a line.
+
+    Names of files, runs and parameters may hold control characters, which are escaped.
+    """
     typer.secho(escape_controls(str(text)), **style)
 
 
@@ -44,7 +49,9 @@ def fail(message: str) -> NoReturn:
 
 
 def paragraphs(command: Callable[..., Any] | None) -> str:
-    """The docstring of a command with one line a paragraph, which a terminal of any width breaks where it has to."""
+    """The docstring of a command with one line a paragraph, which a terminal of any width
+    breaks where it has to.
+    """
     text = inspect.getdoc(command) or ""
     return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))
 
@@ -58,7 +65,9 @@ TimeStep = Annotated[float, typer.Option(help="time step")]
 SigmaW = Annotated[float, typer.Option(help="noise amplitude of every open channel")]
 SigmaKappa = Annotated[float, typer.Option(help="amplitude of the antagonistic modulation")]
 ChiSpread = Annotated[float, typer.Option(help="spread of the initial Kerr coefficients")]
-Seed = Annotated[int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")]
+Seed = Annotated[
+    int, typer.Option(help="of the noise, the modulation and the initial Kerr coefficients")
+]
 
 
 def lattice_start(
@@ -103,24 +112,38 @@ def free_folder(name: str) -> Path:
 
 ParamsFile = Annotated[Path | None, typer.Option(help=".npz of parameters, in place of the file's")]
 ModelFile = Annotated[
-    Path | None, typer.Option(help="a Python file with `process` and `objective`, for other systems than networks")
+    Path | None,
+    typer.Option(
+        help="a Python file with `process` and `objective`, for other systems than networks"
+    ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="exit 1 if the file is not of the model")]
 FOREIGN = "Files of other programs"
 Map = Annotated[
     list[str] | None,
-    typer.Option("--map", help="NAME=PLACE in a foreign file; may be repeated", rich_help_panel=FOREIGN),
+    typer.Option(
+        "--map", help="NAME=PLACE in a foreign file; may be repeated", rich_help_panel=FOREIGN
+    ),
 ]
 Interval = Annotated[
     float | None,
-    typer.Option("--dt", help="interval of the samples, if the file has no times", rich_help_panel=FOREIGN),
+    typer.Option(
+        "--dt", help="interval of the samples, if the file has no times", rich_help_panel=FOREIGN
+    ),
 ]
 Rate = Annotated[
-    float | None, typer.Option("--rate", help="in place of --dt: samples a unit of time", rich_help_panel=FOREIGN)
+    float | None,
+    typer.Option(
+        "--rate", help="in place of --dt: samples a unit of time", rich_help_panel=FOREIGN
+    ),
 ]
 Scale = Annotated[
     str | None,
-    typer.Option("--scale", help="units a count, for integer samples; or one a channel", rich_help_panel=FOREIGN),
+    typer.Option(
+        "--scale",
+        help="units a count, for integer samples; or one a channel",
+        rich_help_panel=FOREIGN,
+    ),
 ]
 
 
@@ -136,7 +159,9 @@ def opened(
     """The file as the options say."""
     from fluctua.insitu.recording.reader import open_recording
 
-    return open_recording(file, mapping(map_), dt=interval(dt, rate), scale=factors(scale), damaged=damaged)
+    return open_recording(
+        file, mapping(map_), dt=interval(dt, rate), scale=factors(scale), damaged=damaged
+    )
 
 
 def interval(dt: float | None, rate: float | None) -> float | None:
@@ -155,7 +180,9 @@ def factors(scale: str | None) -> float | list[float] | None:
     try:
         each = None if scale is None else [float(word) for word in scale.split(",")]
     except ValueError:
-        raise ValueError(f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}.") from None
+        raise ValueError(
+            f"--scale is a number, or one for each channel, 0.01,0.02; got {scale!r}."
+        ) from None
     return each[0] if each and len(each) == 1 else each
 
 
@@ -165,7 +192,9 @@ def mapping(texts: list[str] | None) -> dict[str, str]:
     for text in texts or []:
         name, equals, where = text.partition("=")
         if not equals or not name or not where:
-            raise ValueError(f"--map is NAME=PLACE, such as x=Data/psi or parameters.omega=w0; got {text!r}.")
+            raise ValueError(
+                f"--map is NAME=PLACE, such as x=Data/psi or parameters.omega=w0; got {text!r}."
+            )
         places[name] = where
     return places
 
@@ -174,7 +203,10 @@ def parameters(path: Path | None) -> dict[str, np.ndarray] | None:
     """θ from an .npz."""
     if path is None:
         return None
-    wanted = "it is an .npz with an array for each parameter, as `fluctua calibrate --out` and numpy.savez write"
+    wanted = (
+        "it is an .npz with an array for each parameter, as `fluctua calibrate --out` and "
+        "numpy.savez write"
+    )
     require_file(path, "an .npz file")
     if not path.exists():
         raise ValueError(f"--params: there is no file {path}; {wanted}.")
@@ -197,7 +229,9 @@ def refuse_if(strict: bool, *residuals: Residuals | None) -> None:
 
 
 def npz_file(path: Path) -> Path:
-    """Where --out goes: numpy adds .npz to a name that has none, so the name that is told must have it too."""
+    """Where --out goes: numpy adds .npz to a name that has none, so the name that is told must
+    have it too.
+    """
     path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
     if path.is_dir():
         raise ValueError(f"--out names an .npz file; {path} is a folder.")
@@ -216,13 +250,25 @@ def precision(dtype: str) -> None:
 def bar(label: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, (done, total) -> None; nothing where there is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not (show and console.is_terminal):
         yield lambda done, total: None
         return
-    columns: Any = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns: Any = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -252,7 +298,9 @@ def machine(backend: str) -> str:
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
-            name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            name = next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         pass
     text = f"{cores()} cores of {name}"

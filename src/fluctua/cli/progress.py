@@ -1,4 +1,6 @@
-"""What a training shows while it runs: a bar or a small panel at a terminal, plain lines elsewhere."""
+"""What a training shows while it runs: a bar or a small panel at a terminal, plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ PLAIN_SECONDS = 10.0
 """Between two plain lines, so that a log stays short; short runs have about twenty."""
 
 
-def watch(records: Iterable[Record], iterations: int, *, console: Console | None = None) -> Iterator[Record]:
-    """Pass records on while showing iteration, J with its error, trajectories spent and the time left.
+def watch(
+    records: Iterable[Record], iterations: int, *, console: Console | None = None
+) -> Iterator[Record]:
+    """Pass records on while showing iteration, J with its error, trajectories spent and the time
+    left.
 
     Used as `for record in watch(train(...), iterations)`.
     """
@@ -51,11 +56,15 @@ def watch(records: Iterable[Record], iterations: int, *, console: Console | None
         task = bar.add_task("training", total=iterations, value="…", spent="0")
         for record in records:
             value = with_error(float(record.estimate.value), float(record.estimate.value_stderr))
-            bar.update(task, completed=record.iteration + 1, value=value, spent=f"{record.trajectories:,}")
+            bar.update(
+                task, completed=record.iteration + 1, value=value, spent=f"{record.trajectories:,}"
+            )
             yield record
 
 
-def _plain_records(records: Iterable[Record], iterations: int, console: Console) -> Iterator[Record]:
+def _plain_records(
+    records: Iterable[Record], iterations: int, console: Console
+) -> Iterator[Record]:
     every = max(1, iterations // 10)
     for record in records:
         if record.iteration % every == 0 or record.iteration == iterations - 1:
@@ -75,7 +84,9 @@ def watch_run(
     earlier: list[Row] | None = None,
     console: Console | None = None,
 ) -> Iterator[tuple[Row, Record]]:
-    """Pass the rows of a run folder on while showing them. earlier: those of a run that is resumed."""
+    """Pass the rows of a run folder on while showing them. earlier: those of a run that is
+    resumed.
+    """
     console = console or Console()
     seen = list(earlier or [])
     if not console.is_terminal:
@@ -95,17 +106,25 @@ def watch_run(
 def _plain_rows(
     rows: Iterable[tuple[Row, Record]], config: Config, seen: list[Row], console: Console
 ) -> Iterator[tuple[Row, Record]]:
-    every, shown = max(1, config.iterations // 20), -PLAIN_SECONDS
+    every = max(1, config.iterations // 20)
+    shown = -PLAIN_SECONDS
     for row, record in rows:
         seen.append(row)
         now = time.monotonic()
         on_grid = row.iteration % every == 0 and config.iterations <= 400
-        if on_grid or row.event or now - shown >= PLAIN_SECONDS or row.iteration == config.iterations - 1:
+        if (
+            on_grid
+            or row.event
+            or now - shown >= PLAIN_SECONDS
+            or row.iteration == config.iterations - 1
+        ):
             shown = now
             left = time_left(seen, config)
             console.print(
-                f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = {with_error(row.J, row.J_stderr)}   "
-                f"{row.ensemble:,} an iteration, {row.trajectories:,} in all   {duration(left)} left",
+                f"iteration {row.iteration + 1:>5} of {config.iterations:,}   J = "
+                f"{with_error(row.J, row.J_stderr)}   "
+                f"{row.ensemble:,} an iteration, {row.trajectories:,} in all   {duration(left)} "
+                "left",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -116,17 +135,29 @@ def _plain_rows(
 
 def panel(rows: list[Row], config: Config, width: int = 48) -> Panel:
     """The present state of a run."""
-    kept, last = effective(rows), rows[-1]
+    kept = effective(rows)
+    last = rows[-1]
     recent = [row.seconds for row in rows[-10:]]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
     grid.add_row("iteration", f"{last.iteration + 1:,} of {config.iterations:,}")
-    grid.add_row("J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}")
+    grid.add_row(
+        "J", f"[bold]{with_error(last.J, last.J_stderr)}[/]   gain {last.J - kept[0].J:+.3f}"
+    )
     grid.add_row("", f"[cyan]{sparkline([row.J for row in kept], width)}[/]")
     grid.add_row("trajectories", f"{last.trajectories:,}   ({last.ensemble:,} an iteration)")
-    grid.add_row("time", f"{sum(recent) / len(recent):.2f} s an iteration, {duration(time_left(rows, config))} left")
-    return Panel(grid, title=f"training: {config.preset}", title_align="left", expand=False, border_style="dim")
+    grid.add_row(
+        "time",
+        f"{sum(recent) / len(recent):.2f} s an iteration, {duration(time_left(rows, config))} left",
+    )
+    return Panel(
+        grid,
+        title=f"training: {config.preset}",
+        title_align="left",
+        expand=False,
+        border_style="dim",
+    )
 
 
 def sparkline(values: list[float], width: int) -> str:
@@ -142,13 +173,17 @@ def sparkline(values: list[float], width: int) -> str:
     for i in range(parts):
         piece = values[i * len(values) // parts : (i + 1) * len(values) // parts]
         means.append(sum(piece) / len(piece))
-    low, span = min(means), max(means) - min(means)
-    return "".join(BARS[round((m - low) / span * (len(BARS) - 1))] if span > 0 else BARS[0] for m in means)
+    low = min(means)
+    span = max(means) - min(means)
+    return "".join(
+        BARS[round((m - low) / span * (len(BARS) - 1))] if span > 0 else BARS[0] for m in means
+    )
 
 
 def time_left(rows: list[Row], config: Config) -> float:
     """Seconds to the first of the limits, at the pace of the last ten iterations."""
-    last, recent = rows[-1], rows[-10:]
+    last = rows[-1]
+    recent = rows[-10:]
     pace = sum(row.seconds for row in recent) / len(recent)
     left = [(config.iterations - 1 - last.iteration) * pace]
     if config.stop.max_trajectories:
@@ -168,5 +203,10 @@ def duration(seconds: float) -> str:
 def event_text(row: Row) -> str:
     """An event in words."""
     parts = dict(part.split() for part in row.event.split("; "))
-    text = f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} trajectories from here on"
-    return text + (f", from iteration {int(parts['rewind']) + 1:,} again" if "rewind" in parts else "")
+    text = (
+        f"iteration {row.iteration + 1}: no longer improving; {int(parts['escalate']):,} "
+        "trajectories from here on"
+    )
+    return text + (
+        f", from iteration {int(parts['rewind']) + 1:,} again" if "rewind" in parts else ""
+    )

@@ -32,62 +32,109 @@ def train(
             help="demo (the default), fast, unknown, isolation, paper, paper-quick, or a file",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the run folder; runs/PRESET-1, -2, … if not given")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with the run in this folder")] = None,
     branch: Annotated[
-        Path | None, typer.Option("--from", help="begin where the run in this folder stands, in a folder of its own")
+        Path | None,
+        typer.Option(
+            "--from", help="begin where the run in this folder stands, in a folder of its own"
+        ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="remove an earlier run in --out")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="remove an earlier run in --out")
+    ] = False,
     backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda or jax")] = None,
-    iterations: Annotated[int | None, typer.Option(help="how many, those before a --resume included")] = None,
-    trajectories: Annotated[int | None, typer.Option(help="of every iteration; ends any schedule")] = None,
-    sigma_kappa: Annotated[float | None, typer.Option(help="amplitude of the antagonistic modulation")] = None,
-    sigma_w: Annotated[float | None, typer.Option(help="noise amplitude of every open channel")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="how many, those before a --resume included")
+    ] = None,
+    trajectories: Annotated[
+        int | None, typer.Option(help="of every iteration; ends any schedule")
+    ] = None,
+    sigma_kappa: Annotated[
+        float | None, typer.Option(help="amplitude of the antagonistic modulation")
+    ] = None,
+    sigma_w: Annotated[
+        float | None, typer.Option(help="noise amplitude of every open channel")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="of everything random")] = None,
-    optimiser: Annotated[str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="paper, or any of optax: adam, sgd, lion, …")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="of the optimiser")] = None,
     baseline: Annotated[
         str | None, typer.Option(help="none, time, carried, optimal, binned or twin; jax: mean")
     ] = None,
-    max_trajectories: Annotated[int | None, typer.Option(help="stop before more than this are used")] = None,
+    max_trajectories: Annotated[
+        int | None, typer.Option(help="stop before more than this are used")
+    ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="stop after this long")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="any key of the file: --set task.horizon=5; may be repeated")
+        list[str] | None,
+        typer.Option("--set", help="any key of the file: --set task.horizon=5; may be repeated"),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="print the resolved configuration and stop")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="follow it on a page in the browser")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="print the resolved configuration and stop")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="follow it on a page in the browser")
+    ] = False,
     cluster: Annotated[
-        str | None, typer.Option(help="compute on a Ray cluster: HOST:PORT, auto for the one that runs here, or local")
+        str | None,
+        typer.Option(
+            help="compute on a Ray cluster: HOST:PORT, auto for the one that runs here, or local"
+        ),
     ] = None,
 ) -> None:
     """Train a resonator network and leave a folder that explains itself.
 
-    Without arguments: a small lattice, in less than a minute. The folder holds the configuration, the history, the
-    parameters over time, figures and checkpoints. Ctrl-C saves; --resume goes on exactly where it stopped.
+    Without arguments: a small lattice, in less than a minute. The folder holds the configuration,
+    the history, the parameters over time, figures and checkpoints. Ctrl-C saves; --resume goes on
+    exactly where it stopped.
     """
     options: dict[str, Any] = {
-        "backend": backend, "iterations": iterations, "ensemble.trajectories": trajectories,
-        "ensemble.schedule": None if trajectories is None else "fixed", "task.sigma_kappa": sigma_kappa,
-        "task.sigma_w": sigma_w, "seed": seed, "optimiser.rule": optimiser, "optimiser.learning_rate": learning_rate,
-        "optimiser.options": None if optimiser is None else {}, "baseline.kind": baseline,
-        "stop.max_trajectories": max_trajectories, "stop.max_minutes": max_minutes,
-    }  # fmt: skip
+        "backend": backend,
+        "iterations": iterations,
+        "ensemble.trajectories": trajectories,
+        "ensemble.schedule": None if trajectories is None else "fixed",
+        "task.sigma_kappa": sigma_kappa,
+        "task.sigma_w": sigma_w,
+        "seed": seed,
+        "optimiser.rule": optimiser,
+        "optimiser.learning_rate": learning_rate,
+        "optimiser.options": None if optimiser is None else {},
+        "baseline.kind": baseline,
+        "stop.max_trajectories": max_trajectories,
+        "stop.max_minutes": max_minutes,
+    }
     try:
         changes = {key: value for key, value in options.items() if value is not None}
         for key, value in map(_setting, settings or []):
             if changes.setdefault(key, value) != value:
-                raise ValueError(f"`{key}` was given twice, as {changes[key]!r} and as {value!r}. Give one.")
+                raise ValueError(
+                    f"`{key}` was given twice, as {changes[key]!r} and as {value!r}. Give one."
+                )
         if show and (resume or branch):
-            raise ValueError("--show prints the configuration of a new training: leave out --resume and --from.")
+            raise ValueError(
+                "--show prints the configuration of a new training: leave out --resume and --from."
+            )
         if replace and out is None and resume is None:
-            raise ValueError("--replace removes the run in --out: give both. Without --out the folder is a new one.")
+            raise ValueError(
+                "--replace removes the run in --out: give both. Without --out the folder is a new "
+                "one."
+            )
         if resume is not None:
             if source or out or replace or branch:
-                raise ValueError("--resume takes everything from its folder: leave out all but the budgets.")
+                raise ValueError(
+                    "--resume takes everything from its folder: leave out all but the budgets."
+                )
             status = _go_on(resume, changes, watch, cluster)
         elif branch is not None:
             if source:
-                raise ValueError(f"--from takes the configuration of its run: leave out {source!r}.")
+                raise ValueError(
+                    f"--from takes the configuration of its run: leave out {source!r}."
+                )
             status = _branch(branch, out, changes, replace, watch, cluster)
         else:
             status = _begin(source or "demo", out, changes, replace, show, watch, cluster)
@@ -121,7 +168,9 @@ def _begin(
     console = Console()
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     with _page(folder, watch, console):
-        return _drive(runs.run(config, folder, replace=replace, cluster=cluster), config, folder, console, [])
+        return _drive(
+            runs.run(config, folder, replace=replace, cluster=cluster), config, folder, console, []
+        )
 
 
 def _sharded(config: Config, cluster: str | None) -> Config:
@@ -134,7 +183,12 @@ def _sharded(config: Config, cluster: str | None) -> Config:
 
 
 def _branch(
-    source: Path, out: Path | None, changes: dict[str, Any], replace: bool, watch: bool, cluster: str | None
+    source: Path,
+    out: Path | None,
+    changes: dict[str, Any],
+    replace: bool,
+    watch: bool,
+    cluster: str | None,
 ) -> int:
     from rich.console import Console
 
@@ -172,7 +226,9 @@ def _go_on(folder: Path, changes: dict[str, Any], watch: bool, cluster: str | No
 
 @contextmanager
 def _page(folder: Path, wanted: bool, console: Console) -> Iterator[None]:
-    """The page of a run in a process of its own, which cannot disturb the training, for as long as that lasts."""
+    """The page of a run in a process of its own, which cannot disturb the training, for as long
+    as that lasts.
+    """
     if not wanted:
         yield
         return
@@ -205,7 +261,9 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
                 if asked:
                     rows.close()  # writes a checkpoint
                     break
-        except KeyboardInterrupt:  # asked twice: the iteration is given up, what came before it is saved
+        except (
+            KeyboardInterrupt
+        ):  # asked twice: the iteration is given up, what came before it is saved
             rows.close()
     if asked:
         say(f"Saved. Go on with: fluctua train --resume {folder}")
@@ -216,16 +274,19 @@ def _drive(rows: Any, config: Config, folder: Path, console: Console, earlier: l
             say(f"figure     {path}")
     more = 2 * config.iterations
     say(
-        f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume {folder} "
+        f"run        {folder}   try: fluctua evaluate {folder}, or go on: fluctua train --resume "
+        f"{folder} "
         f"--iterations {more}"
     )
     return 0
 
 
 def _opening(config: Config, folder: Path) -> str:
-    lattice, b = config.lattice, config.bounds
+    lattice = config.lattice
+    b = config.bounds
     return (
-        f"{lattice.rows}x{lattice.columns} lattice, σ_κ = {config.task.sigma_kappa:g}, {config.optimiser.rule} rule, "
+        f"{lattice.rows}x{lattice.columns} lattice, σ_κ = {config.task.sigma_kappa:g}, "
+        f"{config.optimiser.rule} rule, "
         f"{config.baseline.kind} baseline, {config.backend} backend, into {folder}\n"
         f"bounds: omega {list(b.omega)}, kappa {list(b.kappa)}, chi {list(b.chi)}"
     )
@@ -244,7 +305,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 @contextmanager
 def _asked_to_stop(console: Console) -> Iterator[list[int]]:
-    """A list that fills when Ctrl-C or a polite kill arrives: the iteration at hand is finished first.
+    """A list that fills when Ctrl-C or a polite kill arrives: the iteration at hand is finished
+    first.
 
     A second one does not wait.
     """
@@ -254,7 +316,10 @@ def _asked_to_stop(console: Console) -> Iterator[list[int]]:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
-        console.print("finishing this iteration, then saving; once more gives the iteration up", highlight=False)
+        console.print(
+            "finishing this iteration, then saving; once more gives the iteration up",
+            highlight=False,
+        )
 
     old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,4 +1,6 @@
-"""Ensembles and shared numbers as kernels take them: arrays with the trajectory last, and what is computed ahead."""
+"""Ensembles and shared numbers as kernels take them: arrays with the trajectory last, and what is
+computed ahead.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from fluctua.core.draws import Wiener, threefry
 from fluctua.core.simulate import Ensemble, Simulator
 from fluctua.core.types import Array, Params, PyTree, Times, jit
 
-DOMINATED, NOT_FINITE, OUT_OF_RANGE = 1, 2, 4
+DOMINATED = 1
+NOT_FINITE = 2
+OUT_OF_RANGE = 4
 """The flags of passes, as in native/sweep.hpp and native/ahead.cuh."""
 
 
@@ -26,22 +30,32 @@ def wiener_of(wiener: Wiener) -> int:
     """The number that a source of noise has in native/noise.hpp."""
     known = {draws.silent: 0, threefry: 1, draws.philox: 2}
     if wiener not in known:
-        raise Unsupported("wiener", "a source of noise other than `threefry`, `philox` and `silent`")
+        raise Unsupported(
+            "wiener", "a source of noise other than `threefry`, `philox` and `silent`"
+        )
     if wiener is threefry and not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         raise Unsupported("wiener", "the noise of jax_threefry_partitionable = False")
     return known[wiener]
 
 
 def numbers(
-    program: Program, layout: Layout, real: np.dtype, substrate: Simulator, flat: np.ndarray, context: np.ndarray
+    program: Program,
+    layout: Layout,
+    real: np.dtype,
+    substrate: Simulator,
+    flat: np.ndarray,
+    context: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """What is computed ahead: the same for all trajectories, of each step, of each trajectory behind its context.
+    """What is computed ahead: the same for all trajectories, of each step, of each trajectory
+    behind its context.
 
     flat: θ, in the order of the leaves of the program.
     """
-    graph, flat = program.graph, np.asarray(flat, np.float64)
+    graph = program.graph
+    flat = np.asarray(flat, np.float64)
     times = Times(*(np.asarray(v, np.float64) for v in substrate.times))
-    count, steps = context.shape[1], len(times.dt)
+    count = context.shape[1]
+    steps = len(times.dt)
 
     def leaf(kind: str, index: int) -> Any:
         if kind == "theta":
@@ -56,16 +70,27 @@ def numbers(
     columns = [np.broadcast_to(v, count) for v in graph.evaluate(layout.columns, leaf)]
     for values in (shared, table):
         _check_range(values, real)
-    lay = lambda values: np.ascontiguousarray(values, real)
+
+    def lay(values):
+        return np.ascontiguousarray(values, real)
+
     both = np.concatenate([context, *(v[None] for v in columns)])
     return {"shared": lay(shared), "timed": lay(table), "context": lay(both)}
 
 
 def arrays(
-    program: Program, layout: Layout, real: np.dtype, substrate: Simulator, flat: np.ndarray, ensemble: Ensemble
+    program: Program,
+    layout: Layout,
+    real: np.dtype,
+    substrate: Simulator,
+    flat: np.ndarray,
+    ensemble: Ensemble,
 ) -> dict[str, np.ndarray]:
-    """An ensemble and the numbers that are computed ahead as a kernel takes them: the trajectory last."""
-    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
+    """An ensemble and the numbers that are computed ahead as a kernel takes them: the
+    trajectory last.
+    """
+    count = len(ensemble.x)
+    leaves = jax.tree.leaves(ensemble.context)
     rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
     context = np.concatenate(rows) if rows else np.empty((0, count))
     words = {0: _no_words, 1: threefry_words, 2: _philox_words}[wiener_of(substrate.recipe.wiener)]
@@ -84,10 +109,13 @@ def joined(*thetas: Params) -> Array:
 @partial(jit, static_argnums=(0, 1))
 def rows(wiener: int, real: np.dtype, ensemble: Ensemble) -> dict[str, Array]:
     """What `arrays` makes of an ensemble, where it is: on a GPU nothing goes through the host."""
-    count, leaves = len(ensemble.x), jax.tree.leaves(ensemble.context)
+    count = len(ensemble.x)
+    leaves = jax.tree.leaves(ensemble.context)
     table = {"x": ensemble.x.T.astype(real)}
     if leaves:
-        table["context"] = jnp.concatenate([leaf.reshape(count, -1).T.astype(real) for leaf in leaves])
+        table["context"] = jnp.concatenate(
+            [leaf.reshape(count, -1).T.astype(real) for leaf in leaves]
+        )
     if wiener == 1:
         raw = ensemble.streams.dtype == jnp.uint32
         table["stream"] = (ensemble.streams if raw else jax.random.key_data(ensemble.streams)).T
@@ -117,11 +145,15 @@ def threefry_words(streams: PyTree, count: int) -> np.ndarray:
 
 def _philox_words(streams: PyTree, count: int) -> np.ndarray:
     seed, trajectory = streams
-    return np.concatenate([np.asarray(seed).reshape(-1, 2).T, np.asarray(trajectory, np.uint32)[None]])
+    return np.concatenate(
+        [np.asarray(seed).reshape(-1, 2).T, np.asarray(trajectory, np.uint32)[None]]
+    )
 
 
 def _check_range(values: np.ndarray, real: np.dtype) -> None:
-    """Shared factors were multiplied with each other; in single precision that may leave the range of numbers."""
+    """Shared factors were multiplied with each other; in single precision that may leave the
+    range of numbers.
+    """
     size = np.abs(values[np.isfinite(values)])
     limits = np.finfo(real)
     if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
@@ -130,4 +162,6 @@ def _check_range(values: np.ndarray, real: np.dtype) -> None:
 
 def out_of_range(real: np.dtype) -> Unsupported:
     """What is computed ahead does not fit into the type of the states."""
-    return Unsupported("numbers", f"products of parameters and time steps leave the range of {real.name}")
+    return Unsupported(
+        "numbers", f"products of parameters and time steps leave the range of {real.name}"
+    )

@@ -1,4 +1,6 @@
-"""Operations on the shape of an array, sums over its axes, products and factors of small matrices, written out."""
+"""Operations on the shape of an array, sums over its axes, products and factors of small matrices,
+written out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ UNROLLED = 16
 
 
 def _broadcast(graph: Graph, eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
-    shape, along = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    shape = eqn.params["shape"]
+    along = eqn.params["broadcast_dimensions"]
     seen = [1] * len(shape)
     for axis, target in enumerate(along):
         seen[target] = x.shape[axis]
@@ -34,7 +37,12 @@ def _reshape(graph: Graph, eqn: Any, x: np.ndarray, *_: Any) -> np.ndarray:
 def _slice(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     p = eqn.params
     strides = p["strides"] or (1,) * x.ndim
-    return x[tuple(slice(a, b, s) for a, b, s in zip(p["start_indices"], p["limit_indices"], strides, strict=True))]
+    return x[
+        tuple(
+            slice(a, b, s)
+            for a, b, s in zip(p["start_indices"], p["limit_indices"], strides, strict=True)
+        )
+    ]
 
 
 def _split(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
@@ -51,11 +59,16 @@ def _argument(order: str) -> Callable:
     def rule(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
         (axis,) = eqn.params["axes"]
         rows = np.moveaxis(x, axis, 0)
-        best, where = rows[0], np.full(rows.shape[1:], graph.const(0.0))
+        best = rows[0]
+        where = np.full(rows.shape[1:], graph.const(0.0))
         for k, row in enumerate(rows[1:], 1):
-            better = each(lambda a, b: graph.make("lt", *((a, b) if order == "lt" else (b, a))), best, row)
+            better = each(
+                lambda a, b: graph.make("lt", *((a, b) if order == "lt" else (b, a))), best, row
+            )
             best = each(lambda c, a, b: graph.make("select", c, a, b), better, row, best)
-            where = each(lambda c, a, k=k: graph.make("select", c, graph.const(float(k)), a), better, where)
+            where = each(
+                lambda c, a, k=k: graph.make("select", c, graph.const(float(k)), a), better, where
+            )
         return where
 
     return rule
@@ -67,16 +80,20 @@ def _pad(graph: Graph, eqn: Any, x: np.ndarray, value: np.ndarray) -> np.ndarray
         wide = max(0, size + (size - 1) * inside) if size else 0
         spread = np.full((*x.shape[:axis], wide, *x.shape[axis + 1 :]), int(value), dtype=np.int64)
         spread[(slice(None),) * axis + (slice(None, None, inside + 1),)] = x
-        before, after = max(low, 0), max(high, 0)
+        before = max(low, 0)
+        after = max(high, 0)
         widths = [(0, 0)] * x.ndim
         widths[axis] = (before, after)
         spread = np.pad(spread, widths, constant_values=int(value))
-        x = spread[(slice(None),) * axis + (slice(max(-low, 0), spread.shape[axis] - max(-high, 0)),)]
+        x = spread[
+            (slice(None),) * axis + (slice(max(-low, 0), spread.shape[axis] - max(-high, 0)),)
+        ]
     return x
 
 
 def _iota(graph: Graph, eqn: Any, *_: Any) -> np.ndarray:
-    shape, axis = eqn.params["shape"], eqn.params["dimension"]
+    shape = eqn.params["shape"]
+    axis = eqn.params["dimension"]
     along = [-1 if k == axis else 1 for k in range(len(shape))]
     row = constant(graph, np.arange(shape[axis]))
     return np.broadcast_to(row.reshape(along), shape)
@@ -86,7 +103,10 @@ def _indices(graph: Graph, eqn: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     """Constant whole numbers; the index of an element of a state must be one."""
     if any(graph.value(int(node)) is None for ids in arrays for node in ids.ravel()):
         raise Unsupported(eqn.primitive.name, "an index that is not a constant")
-    return [np.array([int(graph.args[int(n)][0]) for n in ids.ravel()], np.int64).reshape(ids.shape) for ids in arrays]
+    return [
+        np.array([int(graph.args[int(n)][0]) for n in ids.ravel()], np.int64).reshape(ids.shape)
+        for ids in arrays
+    ]
 
 
 def _dynamic_slice(graph: Graph, eqn: Any, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
@@ -96,7 +116,9 @@ def _dynamic_slice(graph: Graph, eqn: Any, x: np.ndarray, *starts: np.ndarray) -
     return x[tuple(slice(a, a + size) for a, size in zip(at, sizes, strict=True))]
 
 
-def _dynamic_update_slice(graph: Graph, eqn: Any, x: np.ndarray, new: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+def _dynamic_update_slice(
+    graph: Graph, eqn: Any, x: np.ndarray, new: np.ndarray, *starts: np.ndarray
+) -> np.ndarray:
     at = [int(v) for v in _indices(graph, eqn, *starts)]
     at = [min(max(a, 0), n - size) for a, n, size in zip(at, x.shape, new.shape, strict=True)]
     x = x.copy()
@@ -108,30 +130,41 @@ def _gather(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray) -> np.ndar
     (where,) = _indices(graph, eqn, index)
     params = dict(eqn.params, fill_value=-1)
     with jax.ensure_compile_time_eval():
-        moved = np.asarray(eqn.primitive.bind(jnp.asarray(x, jnp.int32), jnp.asarray(where, jnp.int32), **params))
+        moved = np.asarray(
+            eqn.primitive.bind(jnp.asarray(x, jnp.int32), jnp.asarray(where, jnp.int32), **params)
+        )
     return np.where(moved < 0, graph.const(float("nan")), moved).astype(np.int64)
 
 
-def _scatter(graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray, new: np.ndarray) -> np.ndarray:
+def _scatter(
+    graph: Graph, eqn: Any, x: np.ndarray, index: np.ndarray, new: np.ndarray
+) -> np.ndarray:
     """Where each update goes is asked of JAX, by sending unit vectors along."""
     (where,) = _indices(graph, eqn, index)
     p = eqn.params
-    numbers = {name: p[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
+    numbers = {
+        name: p[name]
+        for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    }
     units = np.eye(new.size, dtype=np.int32).reshape(new.size, *new.shape)
-    send = lambda unit: jax.lax.scatter_add(
-        jnp.zeros(x.shape, jnp.int32), jnp.asarray(where, jnp.int32), unit, **numbers
-    )
+
+    def send(unit):
+        return jax.lax.scatter_add(
+            jnp.zeros(x.shape, jnp.int32), jnp.asarray(where, jnp.int32), unit, **numbers
+        )
+
     with jax.ensure_compile_time_eval():
         landed = np.asarray(jax.vmap(send)(jnp.asarray(units))).reshape(new.size, -1)
     op = eqn.primitive.name.removeprefix("scatter")[1:]  # "" for one that replaces
-    flat, updates = x.ravel().copy(), new.ravel()
+    flat = x.ravel().copy()
+    updates = new.ravel()
     for update, row in zip(updates, landed, strict=True):
         for k in np.flatnonzero(row):
             flat[k] = graph.make(op, int(flat[k]), int(update)) if op else update
     return flat.reshape(x.shape)
 
 
-# ------------------------------------------------------------------------------------------ sums and matrices
+# -------------------------------------------------------------------------------- sums and matrices
 
 
 def _reduce(op: str) -> Callable:
@@ -151,7 +184,9 @@ def _fold(graph: Graph, op: str, rows: np.ndarray) -> np.ndarray:
     """Combine along the last axis."""
     total = np.full(rows.shape[:-1], graph.const(START[op]), dtype=np.int64)
     for k in range(rows.shape[-1]):
-        total = rows[..., k] if k == 0 else each(lambda a, b: graph.make(op, a, b), total, rows[..., k])
+        total = (
+            rows[..., k] if k == 0 else each(lambda a, b: graph.make(op, a, b), total, rows[..., k])
+        )
     return total
 
 
@@ -173,14 +208,17 @@ def _dot(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     free_a = [k for k in range(a.ndim) if k not in (*over_a, *batch_a)]
     free_b = [k for k in range(b.ndim) if k not in (*over_b, *batch_b)]
-    shape = [a.shape[k] for k in batch_a] + [a.shape[k] for k in free_a] + [b.shape[k] for k in free_b]
+    shape = (
+        [a.shape[k] for k in batch_a] + [a.shape[k] for k in free_a] + [b.shape[k] for k in free_b]
+    )
     batch = int(np.prod([a.shape[k] for k in batch_a]))
     inner = int(np.prod([a.shape[k] for k in over_a]))
     left = np.transpose(a, [*batch_a, *free_a, *over_a]).reshape(batch, -1, inner)
     right = np.transpose(b, [*batch_b, *free_b, *over_b]).reshape(batch, -1, inner)
     if left.shape[1] * right.shape[1] * batch * inner > 4 * NODES:
         raise Unsupported(
-            "dot_general", f"a product of matrices {a.shape} and {b.shape} is too large to be written out"
+            "dot_general",
+            f"a product of matrices {a.shape} and {b.shape} is too large to be written out",
         )
     products = each(lambda p, q: graph.make("mul", p, q), left[:, :, None, :], right[:, None, :, :])
     return _fold(graph, "add", products).reshape(shape)
@@ -189,12 +227,15 @@ def _dot(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _matrices(eqn: Any, x: np.ndarray) -> np.ndarray:
     """(batch, n, n)"""
     if x.shape[-1] > UNROLLED:
-        raise Unsupported(eqn.primitive.name, f"a matrix of {x.shape[-1]} rows; up to {UNROLLED} are written out")
+        raise Unsupported(
+            eqn.primitive.name, f"a matrix of {x.shape[-1]} rows; up to {UNROLLED} are written out"
+        )
     return x.reshape(-1, *x.shape[-2:])
 
 
 def _cholesky(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    make, zero = graph.make, graph.const(0.0)
+    make = graph.make
+    zero = graph.const(0.0)
     out = np.full(x.shape, zero, dtype=np.int64)
     for a, low in zip(_matrices(eqn, x), out.reshape(-1, *x.shape[-2:]), strict=True):
         for j in range(len(a)):
@@ -215,10 +256,12 @@ def _triangular_solve(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> n
     matrices = _matrices(eqn, a)
     sides = b.reshape(-1, *b.shape[-2:])
     if not p["left_side"]:  # X A = B is Aᵀ Xᵀ = Bᵀ
-        matrices, sides = np.swapaxes(matrices, 1, 2), np.swapaxes(sides, 1, 2)
+        matrices = np.swapaxes(matrices, 1, 2)
+        sides = np.swapaxes(sides, 1, 2)
     lower = p["lower"] if p["left_side"] else not p["lower"]
     if p["transpose_a"]:
-        matrices, lower = np.swapaxes(matrices, 1, 2), not lower
+        matrices = np.swapaxes(matrices, 1, 2)
+        lower = not lower
     out = np.empty(sides.shape, dtype=np.int64)
     for matrix, side, solution in zip(matrices, sides, out, strict=True):
         rows = range(len(matrix)) if lower else range(len(matrix) - 1, -1, -1)
@@ -227,13 +270,19 @@ def _triangular_solve(graph: Graph, eqn: Any, a: np.ndarray, b: np.ndarray) -> n
             for c in range(side.shape[1]):
                 total = int(side[i, c])
                 for k in done:
-                    total = graph.make("sub", total, graph.make("mul", int(matrix[i, k]), int(solution[k, c])))
-                solution[i, c] = total if p["unit_diagonal"] else graph.make("div", total, int(matrix[i, i]))
+                    total = graph.make(
+                        "sub", total, graph.make("mul", int(matrix[i, k]), int(solution[k, c]))
+                    )
+                solution[i, c] = (
+                    total if p["unit_diagonal"] else graph.make("div", total, int(matrix[i, i]))
+                )
     return (out if p["left_side"] else np.swapaxes(out, 1, 2)).reshape(b.shape)
 
 
 def _lu(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
-    """Nothing yet: the solve that uses the factors starts again from its matrix, so that pivots are choices."""
+    """Nothing yet: the solve that uses the factors starts again from its matrix, so that pivots
+    are choices.
+    """
     _matrices(eqn, x)
     if all(graph.shared(int(node)) for node in x.ravel()):
         raise Unsupported("lu", "left to JAX")
@@ -241,8 +290,11 @@ def _lu(graph: Graph, eqn: Any, x: np.ndarray) -> list[np.ndarray]:
 
 
 def eliminated(graph: Graph, matrix: np.ndarray, side: np.ndarray) -> list[int]:
-    """The solution by elimination; the largest element of a column goes up by exchanges, chosen for each trajectory."""
-    make, n = graph.make, len(side)
+    """The solution by elimination; the largest element of a column goes up by exchanges, chosen
+    for each trajectory.
+    """
+    make = graph.make
+    n = len(side)
     rows = [[*map(int, row), int(b)] for row, b in zip(matrix, side, strict=True)]
     for k in range(n):
         for i in range(k + 1, n):
@@ -264,19 +316,40 @@ def eliminated(graph: Graph, matrix: np.ndarray, side: np.ndarray) -> list[int]:
 
 
 ARRAYS: dict[str, Callable] = {
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter),
-    "broadcast_in_dim": _broadcast, "reshape": _reshape, "slice": _slice,
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul"), _scatter
+    ),
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "slice": _slice,
     "squeeze": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),
     "expand_dims": lambda graph, eqn, x: x.reshape(eqn.outvars[0].aval.shape),
     "transpose": lambda graph, eqn, x: np.transpose(x, eqn.params["permutation"]),
     "rev": lambda graph, eqn, x: np.flip(x, eqn.params["dimensions"]),
     "concatenate": lambda graph, eqn, *inputs: np.concatenate(inputs, axis=eqn.params["dimension"]),
-    "stack": lambda graph, eqn, *inputs: np.stack(inputs, axis=eqn.params["axis"]), "unstack": _unstack,
-    "tile": lambda graph, eqn, x: np.tile(x, eqn.params["reps"]), "argmax": _argument("lt"),
-    "argmin": _argument("gt"), "lu": _lu, "split": _split, "pad": _pad, "iota": _iota,
-    "dynamic_slice": _dynamic_slice, "dynamic_update_slice": _dynamic_update_slice, "gather": _gather,
-    "reduce_sum": _reduce("add"), "reduce_prod": _reduce("mul"), "reduce_max": _reduce("max"),
-    "reduce_min": _reduce("min"), "reduce_and": _reduce("and"), "reduce_or": _reduce("or"),
-    "cumsum": _cumulative("add"), "cumprod": _cumulative("mul"), "cummax": _cumulative("max"),
-    "cummin": _cumulative("min"), "dot_general": _dot, "cholesky": _cholesky, "triangular_solve": _triangular_solve,
-}  # fmt: skip
+    "stack": lambda graph, eqn, *inputs: np.stack(inputs, axis=eqn.params["axis"]),
+    "unstack": _unstack,
+    "tile": lambda graph, eqn, x: np.tile(x, eqn.params["reps"]),
+    "argmax": _argument("lt"),
+    "argmin": _argument("gt"),
+    "lu": _lu,
+    "split": _split,
+    "pad": _pad,
+    "iota": _iota,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "reduce_sum": _reduce("add"),
+    "reduce_prod": _reduce("mul"),
+    "reduce_max": _reduce("max"),
+    "reduce_min": _reduce("min"),
+    "reduce_and": _reduce("and"),
+    "reduce_or": _reduce("or"),
+    "cumsum": _cumulative("add"),
+    "cumprod": _cumulative("mul"),
+    "cummax": _cumulative("max"),
+    "cummin": _cumulative("min"),
+    "dot_general": _dot,
+    "cholesky": _cholesky,
+    "triangular_solve": _triangular_solve,
+}

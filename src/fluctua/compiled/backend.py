@@ -1,7 +1,7 @@
 """The door of simulated substrates, and the choice between JAX and a kernel of one's own process.
 
-A kernel has the noise of the JAX path, number for number, and its gradients to rounding. What it does not do is left
-to JAX, with one line that says why.
+A kernel has the noise of the JAX path, number for number, and its gradients to rounding. What it
+does not do is left to JAX, with one line that says why.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ from fluctua.core.types import AnyProcess, Array, Params, PyTree, jit
 from fluctua.processes.jumps import Jumps
 
 WORTHWHILE = 4_000_000
-"""Trajectories times steps, over all calls of a training, from which on "auto" takes a kernel. A rule of sizes alone:
-the same training gives the same bits, whatever has been compiled before and wherever it was interrupted."""
+"""Trajectories times steps, over all calls of a training, from which on "auto" takes a kernel. A
+rule of sizes alone: the same training gives the same bits, whatever has been compiled before and
+wherever it was interrupted."""
 
 STEP_OF_JUMPS = 16
-"""Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more for it."""
+"""Steps that one of a jump process counts for: it has events within, and JAX takes 1 µs and more
+for it.
+"""
 
 MOST_ON_GPU = 128
-"""Parameters up to which "auto" takes a kernel: on an H200 one with 94 is 4 to 17 times as fast as JAX, one with 256 as
-fast at best (`results/own`)."""
+"""Parameters up to which "auto" takes a kernel: on an H200 one with 94 is 4 to 17 times as fast as
+JAX, one with 256 as fast at best (`results/own`)."""
 
 CHOICES = ("auto", "jax", "cpu", "cuda")
 SWEEPS = {"none": 1, "time": 1, "mean": 1, "optimal": 2}
@@ -70,27 +73,33 @@ def simulator(
     step: str | Callable[..., Array] | None = None,
     backend: str = "auto",
 ) -> Simulator:
-    """A simulated substrate X_{n+1} = m(X_n, Δt) + σ√Δt z, m = x + μΔt (Eq. 1, discretised), on the grid `t` (T+1,).
+    """A simulated substrate X_{n+1} = m(X_n, Δt) + σ√Δt z, m = x + μΔt (Eq. 1, discretised), on the
+    grid `t` (T+1,).
 
     Args:
         process: drift and noise.
-        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the process brings its own
-            (`Observed`).
+        start: a fixed state (M,), a `Density`, or a `Reparameterised` start; left off where the
+            process brings its own (`Observed`).
         t: the time grid.
         context: key -> pytree, drawn once a trajectory, or `Counted`.
         wiener: the source of z.
-        step: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer steps where the drift turns
-            faster than it decays; `Exponential`. Estimators follow; `trapezoidal` is for their rewards.
-        backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the score and the reward
-            with the system's C++ compiler, "cuda" one for an NVIDIA GPU through CuPy; "jax" does not; "auto" compiles
-            where a call, or a training with all its iterations, is large and kernels can do it, for the GPU where there
-            is one, and logs one line where they cannot. The noise is the same, and gradients are equal to rounding.
+        step: m, that of `process` if not given: "euler"; "heun" or "rk4", which bear longer steps
+            where the drift turns faster than it decays; `Exponential`. Estimators follow;
+            `trapezoidal` is for their rewards.
+        backend: what runs an estimator's trajectories. "cpu" compiles a kernel of the process, the
+            score and the reward with the system's C++ compiler, "cuda" one for an NVIDIA GPU
+            through CuPy; "jax" does not; "auto" compiles where a call, or a training with all its
+            iterations, is large and kernels can do it, for the GPU where there is one, and logs one
+            line where they cannot. The noise is the same, and gradients are equal to rounding.
 
     Returns: a `Simulator`, (key, theta, count) -> `Trajectories` with x (count, T+1, M).
 
     """
     if backend not in CHOICES:
-        raise ValueError(f"`backend` is one of {', '.join(CHOICES)}; got {backend!r}.{close_match(backend, CHOICES)}")
+        raise ValueError(
+            f"`backend` is one of {', '.join(CHOICES)}; got "
+            f"{backend!r}.{close_match(backend, CHOICES)}"
+        )
     if backend == "cuda":
         cuda.require_cupy()
     plain = simulate.simulator(process, start, t, context=context, wiener=wiener, step=step)
@@ -98,11 +107,15 @@ def simulator(
 
 
 class NotFinite(Unsupported):
-    """Numbers that are none, which JAX meets as well: it says where, whatever was to run the trajectories."""
+    """Numbers that are none, which JAX meets as well: it says where, whatever was to run the
+    trajectories.
+    """
 
 
 class Compiled(NamedTuple):
-    """A backend of `Simulator` that runs kernels. choice: "cpu" or "cuda" to insist, "auto" to leave some to JAX."""
+    """A backend of `Simulator` that runs kernels. choice: "cpu" or "cuda" to insist, "auto" to
+    leave some to JAX.
+    """
 
     choice: str
 
@@ -130,7 +143,9 @@ class Compiled(NamedTuple):
             return None
 
     def _leaves(self, call: Call | TwinCall) -> bool:
-        """Whether all calls of the training together are too small for "auto" to compile a kernel."""
+        """Whether all calls of the training together are too small for "auto" to compile a
+        kernel.
+        """
         substrate = call.substrate
         each = STEP_OF_JUMPS if isinstance(substrate.recipe.process, Jumps) else 1
         work = simulate.planned_calls() * call.count * len(substrate.times.dt) * each
@@ -146,7 +161,9 @@ class Compiled(NamedTuple):
     def source(self, call: Call | TwinCall) -> str:
         """The generated text of the kernel."""
         if isinstance(call, TwinCall):
-            return twin.twin_kernel(twin.TwinKey(call, OPTIMISE, self.place(call.numbers.theta)), False).source
+            return twin.twin_kernel(
+                twin.TwinKey(call, OPTIMISE, self.place(call.numbers.theta)), False
+            ).source
         return _kernel(call, self.place(call.theta), build=False).source
 
     def place(self, theta: Params) -> str:
@@ -155,10 +172,16 @@ class Compiled(NamedTuple):
             return self.choice
         if jax.default_backend() == "gpu":
             if not cuda.available():
-                raise Unsupported("cupy", "JAX has a GPU, and kernels for it need CuPy: pip install 'fluctua[cuda13]'")
+                raise Unsupported(
+                    "cupy",
+                    "JAX has a GPU, and kernels for it need CuPy: pip install 'fluctua[cuda13]'",
+                )
             parameters = sum(np.size(leaf) for leaf in jax.tree.leaves(theta))
             if parameters > MOST_ON_GPU:
-                raise Unsupported("theta", f"{parameters} parameters: on a GPU, JAX is faster from {MOST_ON_GPU} on")
+                raise Unsupported(
+                    "theta",
+                    f"{parameters} parameters: on a GPU, JAX is faster from {MOST_ON_GPU} on",
+                )
         return "cuda" if cuda.available() else "cpu"
 
 
@@ -169,7 +192,7 @@ def _log(why: str) -> None:
         logging.getLogger("fluctua").warning("trajectories run on JAX, not on a kernel: %s", why)
 
 
-# ------------------------------------------------------------------------------------------ making kernels
+# ----------------------------------------------------------------------------------- making kernels
 
 
 class Kernel(NamedTuple):
@@ -194,14 +217,37 @@ def _made(key: _Key, build: bool) -> Kernel:
         ahead = numbers_ahead(program, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.theta)))
         form = cuda.Form(
-            program, layout, real, key.noise64, key.wiener, key.sweep == 2, begins, ahead=ahead, theta=theta
+            program,
+            layout,
+            real,
+            key.noise64,
+            key.wiener,
+            key.sweep == 2,
+            begins,
+            ahead=ahead,
+            theta=theta,
         )
-        return Kernel(program, layout, form.source("sweep"), cuda.Library(form) if build else None, real, begins)
+        return Kernel(
+            program,
+            layout,
+            form.source("sweep"),
+            cuda.Library(form) if build else None,
+            real,
+            begins,
+        )
     source = cpu.cpu_source(
-        program, layout, double=key.double, noise64=key.noise64, wiener=key.wiener, sweep=key.sweep, begins=begins
+        program,
+        layout,
+        double=key.double,
+        noise64=key.noise64,
+        wiener=key.wiener,
+        sweep=key.sweep,
+        begins=begins,
     )
     if build:
-        library = cpu.Library(cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real)
+        library = cpu.Library(
+            cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real
+        )
     return Kernel(program, layout, source, library, real, begins)
 
 
@@ -209,18 +255,29 @@ class _Key:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
     def __init__(self, call: Call, place: str):
-        ensemble, self.place = jax.eval_shape(lambda: _begun(call, call.key, 1)), place
-        self.model, self.recipe, self.t = call.model, call.substrate.recipe, call.substrate.t
-        self.theta, self.ensemble = call.theta, ensemble
+        ensemble = jax.eval_shape(lambda: _begun(call, call.key, 1))
+        self.place = place
+        self.model = call.model
+        self.recipe = call.substrate.recipe
+        self.t = call.substrate.t
+        self.theta = call.theta
+        self.ensemble = ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
         self.wiener = wiener_of(self.recipe.wiener)
         self.sweep = _sweep_of(call)
         one = ensemble._replace(streams=None)
         self._identity = (
-            call.model._replace(baseline=_none, initial_baseline=_none), self.recipe,
-            shape_of(call.theta), shape_of(one), str(self.t.dtype), self.noise64, self.wiener, self.sweep, place,
-        )  # fmt: skip
+            call.model._replace(baseline=_none, initial_baseline=_none),
+            self.recipe,
+            shape_of(call.theta),
+            shape_of(one),
+            str(self.t.dtype),
+            self.noise64,
+            self.wiener,
+            self.sweep,
+            place,
+        )
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -235,8 +292,17 @@ def _none(kick: Any) -> Any:
 
 def _kernel(call: Call, place: str, build: bool = True) -> Kernel:
     """The kernel of a call, found without beginning an ensemble if there was a call like it."""
-    like = (call.model, call.plans[0].name, call.substrate.recipe, shape_of(call.theta), shape_of(call.substrate.x0),
-            str(call.substrate.t.dtype), jnp.result_type(float), place, build)  # fmt: skip
+    like = (
+        call.model,
+        call.plans[0].name,
+        call.substrate.recipe,
+        shape_of(call.theta),
+        shape_of(call.substrate.x0),
+        str(call.substrate.t.dtype),
+        jnp.result_type(float),
+        place,
+        build,
+    )
     if like not in _KERNELS:
         _KERNELS[like] = _made(_Key(call, place), build)
         if len(_KERNELS) > MOST_KERNELS:
@@ -250,17 +316,24 @@ MOST_KERNELS = 256
 
 def _sweep_of(call: Call) -> int:
     name = call.plans[0].name
-    known = {"none": baselines.none, "time": baselines.time_only, "mean": baselines.mean, "optimal": baselines.optimal}
+    known = {
+        "none": baselines.none,
+        "time": baselines.time_only,
+        "mean": baselines.mean,
+        "optimal": baselines.optimal,
+    }
     if name not in known or call.model.baseline is not known[name]().of:
         raise Unsupported("baseline", f"the baseline {name!r}; kernels serve {', '.join(SWEEPS)}")
     return SWEEPS[name]
 
 
-# ------------------------------------------------------------------------------------------ one estimate
+# ------------------------------------------------------------------------------------- one estimate
 
 
 @partial(jit, static_argnums=(0, 1))
-def _ensemble(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: int | None) -> Ensemble:
+def _ensemble(
+    recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: int | None
+) -> Ensemble:
     return begin(recipe, count, key, theta, x0, first)
 
 
@@ -269,7 +342,9 @@ def _begun(call: Call, key: Array, count: int, first: int | None = None) -> Ense
 
 
 class _Begun(NamedTuple):
-    """Trajectories before their first step, as a kernel takes them. ensemble: of JAX; None where the kernel begins."""
+    """Trajectories before their first step, as a kernel takes them. ensemble: of JAX; None
+    where the kernel begins.
+    """
 
     arrays: dict[str, Any]
     count: int  # type: ignore[assignment]
@@ -278,7 +353,8 @@ class _Begun(NamedTuple):
 
 @partial(jit, static_argnums=0)
 def _words(wiener: int, key: Array, theta: Params | None) -> Array:
-    """Keys of the noise of the run and of its pilot, two words each, and θ behind them. key: of a call
+    """Keys of the noise of the run and of its pilot, two words each, and θ behind them. key: of a
+    call
 
     What a kernel begins with, in one piece: it is the number of launches that takes time on a GPU.
     """
@@ -305,7 +381,11 @@ class _Work(NamedTuple):
     @property
     def device(self) -> cuda.Library | None:
         """The kernel on a GPU that computes there what is shared; else None."""
-        return self.library if isinstance(self.library, cuda.Library) and self.library.form.ahead else None
+        return (
+            self.library
+            if isinstance(self.library, cuda.Library) and self.library.form.ahead
+            else None
+        )
 
     @property
     def steps(self) -> int:
@@ -314,22 +394,35 @@ class _Work(NamedTuple):
 
     def begun(self, count: int, *, pilot: bool) -> _Begun:
         """`count` trajectories of the run or of the pilot before their first step."""
-        kernel, (key, substrate) = self.kernel, (self.call.key, self.call.substrate)
+        kernel = self.kernel
+        (key, substrate) = (self.call.key, self.call.substrate)
         first = None if pilot else self.call.first
         device = self.device
         if not kernel.begins:
             ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
             if device:
                 own = device.ensemble(wiener_of(substrate.recipe.wiener), ensemble)
-                own |= {"theta": device.parameters(self.call.theta), "times": device.times(substrate)}
+                own |= {
+                    "theta": device.parameters(self.call.theta),
+                    "times": device.times(substrate),
+                }
             else:
-                own = arrays(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble)
+                own = arrays(
+                    kernel.program, kernel.layout, kernel.real, substrate, self._flat(), ensemble
+                )
             return _Begun(own, count, ensemble)
-        start = lambda x0: np.asarray(x0, kernel.real)
+
+        def start(x0):
+            return np.asarray(x0, kernel.real)
+
         stream = self.words[2:4] if pilot else self.words[:2]
         if device:
-            own = {"stream": stream, "theta": self.words[4:], "times": device.times(substrate),
-                   "x": device.kept("x", substrate.x0, start)}  # fmt: skip
+            own = {
+                "stream": stream,
+                "theta": self.words[4:],
+                "times": device.times(substrate),
+                "x": device.kept("x", substrate.x0, start),
+            }
         else:
             none = np.empty((0, count))
             own = numbers(kernel.program, kernel.layout, kernel.real, substrate, self._flat(), none)
@@ -338,25 +431,40 @@ class _Work(NamedTuple):
 
     def _flat(self) -> np.ndarray:
         # leaf by leaf: what JAX has sent to the host before, it does not send again
-        return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(self.call.theta)])
+        return np.concatenate(
+            [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(self.call.theta)]
+        )
 
     def paid(self, begun: _Begun) -> tuple[Any, float]:
         """The rewards before the first step, of every trajectory (E,) and in all."""
         if begun.ensemble is None:
             return self.library.empty(begun.count), 0.0
-        ensemble, objective = begun.ensemble, self.call.model.objective
+        ensemble = begun.ensemble
+        objective = self.call.model.objective
         if objective.initial is None:
             return self.library.own(np.zeros(begun.count)), 0.0
-        at_start = self.library.from_jax(sweep.at_start(objective, self.call.theta, ensemble.x, ensemble.context))
+        at_start = self.library.from_jax(
+            sweep.at_start(objective, self.call.theta, ensemble.x, ensemble.context)
+        )
         return at_start, self.library.total(at_start)
 
     def rewarded(self, begun: _Begun) -> tuple[Any, np.ndarray]:
         """R of every trajectory (E,), and the mean of λ̂ₙ at every time (T+1,)."""
-        library, count = self.library, begun.count
+        library = self.library
+        count = begun.count
         reward, first = self.paid(begun)
-        places = {"reward": reward, "last": library.empty(self.kernel.program.state, count), "flags": library.flags()}
-        sums = library.run("rewards_summed", begun.arrays | places, count=count, steps=self.steps,
-                           sums=(self.steps, 2))  # fmt: skip
+        places = {
+            "reward": reward,
+            "last": library.empty(self.kernel.program.state, count),
+            "flags": library.flags(),
+        }
+        sums = library.run(
+            "rewards_summed",
+            begun.arrays | places,
+            count=count,
+            steps=self.steps,
+            sums=(self.steps, 2),
+        )
         # C after the running reward of step n; that of the step itself follows
         so_far = first + np.cumsum(sums[:, 0]) + np.cumsum(np.append(0.0, sums[:-1, 1]))
         whole = library.total(reward)
@@ -364,41 +472,67 @@ class _Work(NamedTuple):
 
     def weighed(self, begun: _Begun) -> tuple[Any, np.ndarray]:
         """R of every trajectory (E,), and ΣU² and ΣλU² of every step and score (T, S, 2)."""
-        library, count, scores = self.library, begun.count, len(self.kernel.layout.scores)
+        library = self.library
+        count = begun.count
+        scores = len(self.kernel.layout.scores)
         shape = (self.steps, scores, 2)
-        at_once = isinstance(library, cpu.Library) and self.steps * (scores + 1) * library.block <= cpu.KEPT_BYTES
+        at_once = (
+            isinstance(library, cpu.Library)
+            and self.steps * (scores + 1) * library.block <= cpu.KEPT_BYTES
+        )
         if not scores or not at_once:
             guess, _ = self.rewarded(begun)
             places = {"reward": self.paid(begun)[0], "guess": guess, "flags": library.flags()}
             sums = np.zeros(shape)
             if scores:
-                sums = library.run("weights", begun.arrays | places, count=count, steps=self.steps, sums=shape)
+                sums = library.run(
+                    "weights", begun.arrays | places, count=count, steps=self.steps, sums=shape
+                )
             return guess, sums
-        places = {"reward": self.paid(begun)[0], "last": library.empty(self.kernel.program.state, count)}
-        sums = library.run("returns_and_weights", begun.arrays | places, count=count, steps=self.steps, sums=shape)
+        places = {
+            "reward": self.paid(begun)[0],
+            "last": library.empty(self.kernel.program.state, count),
+        }
+        sums = library.run(
+            "returns_and_weights", begun.arrays | places, count=count, steps=self.steps, sums=shape
+        )
         return places["reward"], sums
 
     def baseline(self, begun: _Begun, tables: Tables) -> dict[str, Any]:
         """The table of the baseline and what else of it a sweep takes.
 
-        With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of `optimal`, and m the
-        mean so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
+        With m the mean of all E, λ − (Em − λ)/(E − 1) = (λ − m) E/(E − 1); with the weights U² of
+        `optimal`, and m the mean so weighted, λ − (mΣU² − λU²)/(ΣU² − U²) = (λ − m)/(1 − U²/ΣU²).
         """
-        real, name = self.kernel.real, self.call.plans[0].name
+        real = self.kernel.real
+        name = self.call.plans[0].name
         if name == "none":
-            return {"bar": np.zeros(self.steps, real), "same": 0.0 if tables.step is None else float(tables.step[0])}
+            return {
+                "bar": np.zeros(self.steps, real),
+                "same": 0.0 if tables.step is None else float(tables.step[0]),
+            }
         if name == "time":
             assert tables.step is not None
             table = np.asarray(tables.step)
-            after = lambda step: np.array(np.asarray(step)[1:], real)  # n+1: the reward at n precedes the kick
+
+            def after(step):
+                return np.array(
+                    np.asarray(step)[1:], real
+                )  # n+1: the reward at n precedes the kick
+
             return {"bar": self.library.kept("bar", tables.step, after), "same": float(table[0])}
         if name == "mean":
             guess, to_go = self.rewarded(begun)
-            return {"guess": guess, "bar": to_go[1:].astype(real), "scale": begun.count / (begun.count - 1)}
+            return {
+                "guess": guess,
+                "bar": to_go[1:].astype(real),
+                "scale": begun.count / (begun.count - 1),
+            }
         guess, sums = self.weighed(begun)
         if not np.isfinite(sums).all():
             raise NotFinite("baseline", "the weights of a step are not finite")
-        weight, weighted = sums[..., 0], sums[..., 1]
+        weight = sums[..., 0]
+        weighted = sums[..., 1]
         some = weight > 0
         inverse = np.where(some, 1 / np.where(some, weight, 1), 0)
         bar = np.where(some, weighted * inverse, 0)
@@ -410,16 +544,20 @@ def _samples(call: Call, place: str) -> Swept:
     kernel = _kernel(call, place)
     check_generator(call.key)
     work = _Work(kernel, call, None)
-    library, real = work.library, kernel.real
+    library = work.library
+    real = kernel.real
     if kernel.begins:
         words = _words(wiener_of(substrate.recipe.wiener), call.key, theta if work.device else None)
-        work = work._replace(words=work.device.from_jax(words) if work.device else np.asarray(words))
+        work = work._replace(
+            words=work.device.from_jax(words) if work.device else np.asarray(words)
+        )
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
         tables = tables.filled(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))
     begun = work.begun(count, pilot=False)
     baseline = work.baseline(begun, tables)
-    scale, same = baseline.pop("scale", 1.0), baseline.pop("same", 0.0)
+    scale = baseline.pop("scale", 1.0)
+    same = baseline.pop("same", 0.0)
     parameters = len(kernel.program.names)
     places = library.places(kernel.program.state, parameters, count) | {"flags": library.flags()}
     if begun.ensemble is not None:
@@ -430,7 +568,14 @@ def _samples(call: Call, place: str) -> Swept:
         before = library.from_jax(_stacked(first, real))
         places["reward"][...], places["score"] = before[0], before[1 + parameters :]
         places = library.with_gradient(places, before[1 : 1 + parameters])
-    library.run("sweep", begun.arrays | baseline | places, count=count, steps=work.steps, scale=scale, same=same)
+    library.run(
+        "sweep",
+        begun.arrays | baseline | places,
+        count=count,
+        steps=work.steps,
+        scale=scale,
+        same=same,
+    )
     flags = library.read(places["flags"])
     if plans[0].name == "optimal" and flags & DOMINATED:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")

@@ -1,7 +1,8 @@
 """Kernels for the CPU: compiled by the system's compiler, kept on disk, run on all cores.
 
-A library is known by the hash of its source, compiler, options and processor. It lies in a folder that is private to
-its user (mode 0700), beside the hash of its content, and is built again if anything about it is not as it was left.
+A library is known by the hash of its source, compiler, options and processor. It lies in a folder
+that is private to its user (mode 0700), beside the hash of its content, and is built again if
+anything about it is not as it was left.
 """
 
 from __future__ import annotations
@@ -28,12 +29,26 @@ from fluctua.compiled.emit import Layout, definitions, functions, native
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
-OPTIONS = ("-std=c++17", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-           "-fno-exceptions", "-fno-rtti", "-Wno-psabi", "-shared", "-fPIC")  # fmt: skip
-"""Infinities and what is not a number keep their meaning: checks of states and gradients look for them."""
+OPTIONS = (
+    "-std=c++17",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+)
+"""Infinities and what is not a number keep their meaning: checks of states and gradients look for
+them.
+"""
 
 GROUP = 16
-"""Blocks of lanes that go through time together where sums over the ensemble are formed, as in native/sweep.hpp."""
+"""Blocks of lanes that go through time together where sums over the ensemble are formed, as in
+native/sweep.hpp.
+"""
 
 KEPT_BYTES = 2**20
 """Of scores that wait for the return of their trajectories, of one block of lanes."""
@@ -43,22 +58,36 @@ ALIGNED = 64
 
 SUM_BYTES = 64 * 2**20
 PARTS = 16
-"""Pieces of an ensemble that have sums of their own, at most; fewer where those would take more than `SUM_BYTES`."""
+"""Pieces of an ensemble that have sums of their own, at most; fewer where those would take more
+than `SUM_BYTES`.
+"""
 
 
 def cpu_source(
-    program: Program, layout: Layout, *, double: bool, noise64: bool, wiener: int, sweep: int, begins: bool = False
+    program: Program,
+    layout: Layout,
+    *,
+    double: bool,
+    noise64: bool,
+    wiener: int,
+    sweep: int,
+    begins: bool = False,
 ) -> str:
     """The whole text of a kernel.
 
-    sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted. begins: trajectories, from one state
-    and a key.
+    sweep: 1 for a baseline that depends on time alone, 2 for one that is weighted. begins:
+    trajectories, from one state and a key.
     """
     head = {
-        "LANES": 8 if double or noise64 else 16, "REAL": "double" if double else "float", "DOUBLE": int(double),
-        "NOISE64": int(noise64), "WIENER": wiener, "STREAM": {0: 0, 1: 2, 2: 3}[wiener], "SWEEP": sweep,
+        "LANES": 8 if double or noise64 else 16,
+        "REAL": "double" if double else "float",
+        "DOUBLE": int(double),
+        "NOISE64": int(noise64),
+        "WIENER": wiener,
+        "STREAM": {0: 0, 1: 2, 2: 3}[wiener],
+        "SWEEP": sweep,
         "BEGINS": int(begins),
-    }  # fmt: skip
+    }
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
@@ -71,7 +100,7 @@ def cpu_source(
     )
 
 
-# ------------------------------------------------------------------------------------------ compiling
+# ---------------------------------------------------------------------------------------- compiling
 
 
 @cache
@@ -79,7 +108,12 @@ def compiler() -> str | None:
     """The system's C++ compiler: $CXX, or the first of g++, clang++ and c++."""
     named = os.environ.get("CXX")
     return next(
-        (path for name in ([named] if named else ["g++", "clang++", "c++"]) if (path := shutil.which(name))), None
+        (
+            path
+            for name in ([named] if named else ["g++", "clang++", "c++"])
+            if (path := shutil.which(name))
+        ),
+        None,
     )
 
 
@@ -95,7 +129,9 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(f"{folder} must be a folder of your own; it holds compiled code that will be run.")
+        raise PermissionError(
+            f"{folder} must be a folder of your own; it holds compiled code that will be run."
+        )
     if stat.S_IMODE(status.st_mode) != 0o700:
         os.chmod(folder, 0o700)
     return folder
@@ -116,7 +152,9 @@ def library_of(source: str, optimise: str = "-O2") -> Path:
     """The compiled library of a source, from the folder of kernels or built now."""
     program = compiler()
     if program is None:
-        raise Unsupported("compiler", "there is no C++ compiler: install g++ or clang++, or set CXX")
+        raise Unsupported(
+            "compiler", "there is no C++ compiler: install g++ or clang++, or set CXX"
+        )
     real = Path(program).resolve()
     version = (str(real), str(real.stat().st_mtime_ns), str(real.stat().st_size))
     identity = (source, *version, *OPTIONS, optimise, _processor())
@@ -124,7 +162,9 @@ def library_of(source: str, optimise: str = "-O2") -> Path:
     try:
         folder = private_folder(cache_folder())
     except OSError as problem:
-        raise Unsupported("cache", f"no private folder for kernels, {problem}. Set FLUCTUA_KERNELS") from None
+        raise Unsupported(
+            "cache", f"no private folder for kernels, {problem}. Set FLUCTUA_KERNELS"
+        ) from None
     library = folder / f"{name}.so"
     if not intact(library):
         _build(program, source, optimise, library)
@@ -136,7 +176,11 @@ def intact(library: Path) -> bool:
     try:
         status = library.lstat()
         noted = library.with_suffix(".sha256").read_text().strip()
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.getuid()
+            or status.st_mode & 0o022
+        ):
             return False
         return hashlib.sha256(library.read_bytes()).hexdigest() == noted
     except OSError:
@@ -150,7 +194,9 @@ def _build(program: str, source: str, optimise: str, library: Path) -> None:
         command = [program, *OPTIONS, optimise, str(text), "-o", str(built), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Unsupported("compiler", f"{Path(program).name} failed: {done.stderr.strip()[:400]}")
+            raise Unsupported(
+                "compiler", f"{Path(program).name} failed: {done.stderr.strip()[:400]}"
+            )
         os.chmod(built, 0o700)
         noted.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
         # the hash first: a library beside an old hash is built again, one without any hash too
@@ -161,8 +207,23 @@ def _build(program: str, source: str, optimise: str, library: Path) -> None:
 
 # ------------------------------------------------------------------------------------------ running
 
-POINTERS = ("shared", "timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "rows", "score", "bar",
-            "inverse", "sums", "flags")  # fmt: skip
+POINTERS = (
+    "shared",
+    "timed",
+    "x",
+    "context",
+    "stream",
+    "guess",
+    "reward",
+    "last",
+    "gradient",
+    "rows",
+    "score",
+    "bar",
+    "inverse",
+    "sums",
+    "flags",
+)
 
 
 class _Run(ctypes.Structure):
@@ -182,7 +243,8 @@ class Host:
     """Arrays of kernels on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, real: np.dtype):
-        self.library, self.real = library, real
+        self.library = library
+        self.real = real
 
     def own(self, values: Any) -> np.ndarray:
         """A copy that a pass may write to."""
@@ -204,7 +266,10 @@ class Host:
         return int(flags[0])
 
     def kept(self, name: str, source: Any, make: Callable[[Any], np.ndarray]) -> np.ndarray:
-        """An array that is made of an object. On a GPU it is there already, as long as the object is the same."""
+        """An array that is made of an object.
+
+        On a GPU it is there already, as long as the object is the same.
+        """
         return make(source)
 
     def host(self, array: np.ndarray) -> np.ndarray:
@@ -233,26 +298,48 @@ class Library(Host):
 
     def __init__(self, path: Path, lanes: int, real: np.dtype):
         super().__init__(ctypes.CDLL(str(path)), real)
-        self.lanes, self.block = lanes, lanes * real.itemsize
+        self.lanes = lanes
+        self.block = lanes * real.itemsize
 
     def places(self, state: int, parameters: int, count: int) -> dict[str, np.ndarray]:
         """Room for what a sweep leaves of every trajectory."""
-        return {"reward": self.empty(count), "last": self.empty(state, count), "rows": self.empty(count, parameters)}
+        return {
+            "reward": self.empty(count),
+            "last": self.empty(state, count),
+            "rows": self.empty(count, parameters),
+        }
 
-    def with_gradient(self, places: dict[str, np.ndarray], before: np.ndarray) -> dict[str, np.ndarray]:
+    def with_gradient(
+        self, places: dict[str, np.ndarray], before: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """With the part of the gradients that comes before the first step. (P, E)"""
         return places | {"gradient": before}
 
     def rows(self, places: dict[str, np.ndarray], flat: np.dtype) -> tuple[Any, Any, Any]:
         """Returns (E,), gradients (E, P) in the type of θ, final states (E, M)."""
-        taken = lambda v: jax.device_put(v, may_alias=True)  # nobody writes to them any more
-        return taken(places["reward"]), taken(places["rows"].astype(flat, copy=False)), places["last"].T
+
+        def taken(v):
+            return jax.device_put(v, may_alias=True)  # nobody writes to them any more
+
+        return (
+            taken(places["reward"]),
+            taken(places["rows"].astype(flat, copy=False)),
+            places["last"].T,
+        )
 
     def run(
-        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
-        scale: float = 1.0, same: float = 0.0,
-    ) -> np.ndarray:  # fmt: skip
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision.
+        self,
+        name: str,
+        arrays: dict[str, Any],
+        *,
+        count: int,
+        steps: int,
+        sums: tuple[int, ...] = (),
+        scale: float = 1.0,
+        same: float = 0.0,
+    ) -> np.ndarray:
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double
+        precision.
 
         scale, same: as in `Run` of native/sweep.hpp.
         """
@@ -265,7 +352,8 @@ class Library(Host):
             if arrays.get(key) is not None:
                 assert arrays[key].flags.c_contiguous
                 setattr(whole, key, arrays[key].ctypes.data)
-        start, size = partial.ctypes.data, 8 * math.prod(sums)
+        start = partial.ctypes.data
+        size = 8 * math.prod(sums)
 
         def piece(k: int) -> None:
             run = _Run.from_buffer_copy(whole)
@@ -276,9 +364,16 @@ class Library(Host):
         return partial.sum(axis=0)
 
     def _parts(self, count: int, sums: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(first, stop) of the pieces of an ensemble. Of sums a function of sizes alone, so that sums are too."""
+        """(first, stop) of the pieces of an ensemble.
+
+        Of sums a function of sizes alone, so that sums are too.
+        """
         unit = self.lanes * (GROUP if sums else 1)
-        most = 4 * _cores() if not sums else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
+        most = (
+            4 * _cores()
+            if not sums
+            else max(2, min(PARTS, SUM_BYTES // max(1, 8 * math.prod(sums))))
+        )
         size = unit * -(-count // (unit * most))
         return [(first, min(first + size, count)) for first in range(0, count, size)]
 

@@ -1,8 +1,8 @@
 """Kernels for an NVIDIA GPU: one trajectory a thread, compiled at run time through CuPy (NVRTC).
 
-Each pass is a module of its own, compiled when it is first asked for; CuPy keeps them on disk. An ensemble whose start
-is one state, without a context, is begun by the kernel itself. Where JAX is on the device too, parameters and gradients
-never leave it.
+Each pass is a module of its own, compiled when it is first asked for; CuPy keeps them on disk. An
+ensemble whose start is one state, without a context, is begun by the kernel itself. Where JAX is on
+the device too, parameters and gradients never leave it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ BLOCK_BYTES = 200 * 2**10
 """Of that memory, at most."""
 
 MOST_INLINE = 40
-"""Sines and cosines of a step that are written out where they stand, with what large arguments need."""
+"""Sines and cosines of a step that are written out where they stand, with what large arguments
+need.
+"""
 
 HELPERS = 3
 """Warps that draw normals for one that takes steps, where there are few trajectories."""
@@ -43,8 +45,21 @@ MOST_THREADS = 512
 SUM_BYTES = 2**29
 """Sums over the ensemble that warps hold together, at most."""
 
-POINTERS = ("timed", "x", "context", "stream", "guess", "reward", "last", "gradient", "score", "bar", "inverse",
-            "sums", "flags")  # fmt: skip
+POINTERS = (
+    "timed",
+    "x",
+    "context",
+    "stream",
+    "guess",
+    "reward",
+    "last",
+    "gradient",
+    "score",
+    "bar",
+    "inverse",
+    "sums",
+    "flags",
+)
 
 
 def require_cupy() -> Any:
@@ -53,7 +68,8 @@ def require_cupy() -> Any:
         import cupy as cp
     except ImportError:
         raise ImportError(
-            "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, 'fluctua[cuda12]' for CUDA 12 "
+            "backend='cuda' needs CuPy: pip install 'fluctua[cuda13]' for CUDA 13, "
+            "'fluctua[cuda12]' for CUDA 12 "
             "(`nvidia-smi` shows which the driver has). backend='cpu' runs everywhere."
         ) from None
     try:
@@ -77,8 +93,9 @@ def available() -> bool:
 class Form(NamedTuple):
     """What the text of a pass depends on.
 
-    wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores. begins: trajectories, from
-    one state and a key. twin: the functions of a twin. ahead: those of `numbers_ahead`, of θ in the type `theta`.
+    wiener: 0 for none, 1 for threefry, 2 for Philox. weighted: the baseline looks at scores.
+    begins: trajectories, from one state and a key. twin: the functions of a twin. ahead: those of
+    `numbers_ahead`, of θ in the type `theta`.
     """
 
     program: Program
@@ -102,25 +119,36 @@ class Form(NamedTuple):
         return 32 if self.in_block(name) else 32 * (1 + helpers) if helpers else 64
 
     def source(self, name: str, helpers: int = 0, threads: int = 0) -> str:
-        """The whole text of a pass: "rewards_summed", "weights", "sweep"; "twin_forward", "twin_backward".
+        """The whole text of a pass: "rewards_summed", "weights", "sweep"; "twin_forward",
+        "twin_backward".
 
-        helpers: warps that draw normals for one that takes steps. threads: of a block, if not the usual number.
+        helpers: warps that draw normals for one that takes steps. threads: of a block, if not the
+        usual number.
         """
         together = {0: 1, 1: 4, 2: 2}.get(len(self.layout.normals), 1)
         head = {
-            "REAL": "double" if self.real == np.float64 else "float", "NOISE64": int(self.noise64),
-            "WIENER": self.wiener, "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener], "WEIGHTED": int(self.weighted),
-            "BEGINS": int(self.begins), "THREADS": threads or self.threads(name, helpers),
-            "HELPERS": helpers, "IN_BLOCK": int(self.in_block(name) > 0),
-            "PASS": name.upper(), "MANY_FUNCTIONS": int(waves(self.program) > MOST_INLINE),
+            "REAL": "double" if self.real == np.float64 else "float",
+            "NOISE64": int(self.noise64),
+            "WIENER": self.wiener,
+            "STREAM": {0: 0, 1: 2, 2: 3}[self.wiener],
+            "WEIGHTED": int(self.weighted),
+            "BEGINS": int(self.begins),
+            "THREADS": threads or self.threads(name, helpers),
+            "HELPERS": helpers,
+            "IN_BLOCK": int(self.in_block(name) > 0),
+            "PASS": name.upper(),
+            "MANY_FUNCTIONS": int(waves(self.program) > MOST_INLINE),
             "THETA": "double" if self.theta == np.float64 else "float",
-            "BATCH": max(together, 2) if self.wiener == 2 else together,  # one draw of Philox serves two steps
-        }  # fmt: skip
+            # one draw of Philox serves two steps
+            "BATCH": max(together, 2) if self.wiener == 2 else together,
+        }
         return "\n".join(
             [
                 *(f"#define {key} {value}" for key, value in head.items()),
                 native("device.cuh"),
-                definitions(self.program, self.layout).replace("constexpr int ", "__device__ constexpr int "),
+                definitions(self.program, self.layout).replace(
+                    "constexpr int ", "__device__ constexpr int "
+                ),
                 native("noise.hpp"),
                 functions(self.program, self.layout, scores=not self.twin),
                 *([native("ahead.cuh").replace("NUMBERS_AHEAD", self.ahead)] if self.ahead else []),
@@ -131,7 +159,9 @@ class Form(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """A compiled pass: its module, its kernel, the one of `numbers_ahead`, the address of what trajectories share."""
+    """A compiled pass: its module, its kernel, the one of `numbers_ahead`, the address of what
+    trajectories share.
+    """
 
     module: Any
     run: Any
@@ -162,11 +192,14 @@ class Device:
     """Arrays on the current device, and compiled passes over them."""
 
     def __init__(self, form: Form):
-        self.cp, self.form, self.real = require_cupy(), form, form.real
+        self.cp = require_cupy()
+        self.form = form
+        self.real = form.real
         shared = len(form.layout.shared) * self.real.itemsize
         if shared > CONSTANT_BYTES:
             raise Unsupported(
-                "theta", f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served"
+                "theta",
+                f"{shared} bytes of numbers that trajectories share; {CONSTANT_BYTES} are served",
             )
         self._passes: dict[str, _Pass] = {}
         self._sources: dict[tuple[str, int], str] = {}
@@ -208,7 +241,11 @@ class Device:
 
     def from_jax(self, array: Any) -> Any:
         """An array of JAX: as it is, where JAX is on the device too."""
-        return self.cp.from_dlpack(array) if jax.default_backend() == "gpu" else self.cp.asarray(np.asarray(array))
+        return (
+            self.cp.from_dlpack(array)
+            if jax.default_backend() == "gpu"
+            else self.cp.asarray(np.asarray(array))
+        )
 
     def to_jax(self, array: Any) -> Any:
         """An array as JAX takes it."""
@@ -216,11 +253,16 @@ class Device:
 
     def ensemble(self, wiener: int, ensemble: Ensemble) -> dict[str, Any]:
         """Trajectories that JAX has begun."""
-        return {name: self.from_jax(array) for name, array in rows(wiener, self.real, ensemble).items()}
+        return {
+            name: self.from_jax(array) for name, array in rows(wiener, self.real, ensemble).items()
+        }
 
     def times(self, substrate: Simulator) -> Any:
         """t (T+1,), then Δt (T,), in double precision."""
-        both = lambda times: np.concatenate([np.asarray(v, np.float64) for v in times])
+
+        def both(times):
+            return np.concatenate([np.asarray(v, np.float64) for v in times])
+
         return self.kept("times", substrate.times, both)
 
     def parameters(self, *thetas: Params) -> Any:
@@ -235,41 +277,81 @@ class Device:
             if in_block:
                 function.max_dynamic_shared_size_bytes = in_block
             ahead = module.get_function("numbers_ahead") if self.form.ahead else None
-            self._passes[source] = _Pass(module, function, ahead, np.uint64(module.get_global("c_shared").ptr))
+            self._passes[source] = _Pass(
+                module, function, ahead, np.uint64(module.get_global("c_shared").ptr)
+            )
         return self._passes[source]
 
     def prepared(self, compiled: _Pass, arrays: dict[str, Any], steps: int) -> dict[str, Any]:
-        """The arrays of a pass on the device, after the numbers that trajectories share went to constant memory."""
+        """The arrays of a pass on the device, after the numbers that trajectories share
+        went to constant memory.
+        """
         if compiled.ahead is None:
             _shared(self.cp, compiled.module, arrays["shared"])
         else:
             timed = self.empty(steps, len(self.form.layout.timed))
             to = timed if timed.size else np.uint64(0)
-            numbers = (np.int64(steps), arrays["theta"], arrays["times"], compiled.shared, to, arrays["flags"])
+            numbers = (
+                np.int64(steps),
+                arrays["theta"],
+                arrays["times"],
+                compiled.shared,
+                to,
+                arrays["flags"],
+            )
             compiled.ahead((-(-steps // 128),), (128,), numbers)
             arrays = arrays | {"timed": timed}
-        return {key: self.cp.asarray(v) if type(v) is np.ndarray else v for key, v in arrays.items()}
+        return {
+            key: self.cp.asarray(v) if type(v) is np.ndarray else v for key, v in arrays.items()
+        }
 
 
 def _pointers(names: tuple[str, ...], arrays: dict[str, Any]) -> list[Any]:
-    return [np.uint64(0) if arrays.get(name) is None or arrays[name].size == 0 else arrays[name] for name in names]
+    return [
+        np.uint64(0) if arrays.get(name) is None or arrays[name].size == 0 else arrays[name]
+        for name in names
+    ]
 
 
-TWIN_POINTERS = ("timed", "x", "context", "stream", "kept", "path", "last", "slope", "value", "residual", "reward",
-                 "direct", "correction", "bar", "edges", "sums", "flags")  # fmt: skip
+TWIN_POINTERS = (
+    "timed",
+    "x",
+    "context",
+    "stream",
+    "kept",
+    "path",
+    "last",
+    "slope",
+    "value",
+    "residual",
+    "reward",
+    "direct",
+    "correction",
+    "bar",
+    "edges",
+    "sums",
+    "flags",
+)
 
 
 class TwinLibrary(Device):
     """The passes of a twin."""
 
-    def run(self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int) -> None:
+    def run(
+        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int
+    ) -> None:
         """One pass. segment: a multiple of 4."""
-        blocks, threads, form = -(-count // 64), 64, self.form
+        blocks = -(-count // 64)
+        threads = 64
+        form = self.form
         if name == "twin_backward":
             most = int(np.diff(arrays["edges"]).max())
-            blocks, threads = len(arrays["edges"]) - 1, -(-most // 32) * 32
+            blocks = len(arrays["edges"]) - 1
+            threads = -(-most // 32) * 32
             if threads > MOST_THREADS:
-                raise Unsupported("twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}")
+                raise Unsupported(
+                    "twin", f"batches of {most} trajectories; a GPU takes up to {MOST_THREADS}"
+                )
             wide = 2 * form.program.state + len(form.layout.normals)
             arrays = arrays | {"path": self.empty(segment, wide, count)}
         if (name, threads) not in self._sources:
@@ -281,18 +363,29 @@ class TwinLibrary(Device):
 
 
 class Library(Device):
-    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory last."""
+    """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory
+    last.
+    """
 
     def __init__(self, form: Form):
         super().__init__(form)
         if form.in_block("sweep") > BLOCK_BYTES:
-            raise Unsupported("theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold")
-        self._processors = int(self.cp.cuda.Device().attributes["MultiProcessorCount"])  # slow to ask for
+            raise Unsupported(
+                "theta", f"{len(form.program.names)} parameters, whose sums a GPU cannot hold"
+            )
+        self._processors = int(
+            self.cp.cuda.Device().attributes["MultiProcessorCount"]
+        )  # slow to ask for
 
     def places(self, state: int, parameters: int, count: int) -> dict[str, Any]:
         """Room for what a sweep leaves of every trajectory, in one piece."""
         out = self.empty(1 + state + parameters, count)
-        return {"out": out, "reward": out[0], "last": out[1 : 1 + state], "gradient": out[1 + state :]}
+        return {
+            "out": out,
+            "reward": out[0],
+            "last": out[1 : 1 + state],
+            "gradient": out[1 + state :],
+        }
 
     def with_gradient(self, places: dict[str, Any], before: Any) -> dict[str, Any]:
         """With the part of the gradients that comes before the first step. (P, E)"""
@@ -304,10 +397,18 @@ class Library(Device):
         return _rows(self.to_jax(places["out"]), len(places["last"]), flat)
 
     def run(
-        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, sums: tuple[int, ...] = (),
-        scale: float = 1.0, same: float = 0.0,
-    ) -> np.ndarray:  # fmt: skip
-        """One pass. sums: the shape of what is summed over the ensemble; returned in double precision.
+        self,
+        name: str,
+        arrays: dict[str, Any],
+        *,
+        count: int,
+        steps: int,
+        sums: tuple[int, ...] = (),
+        scale: float = 1.0,
+        same: float = 0.0,
+    ) -> np.ndarray:
+        """One pass. sums: the shape of what is summed over the ensemble; returned in double
+        precision.
 
         scale, same: as in `Run` of native/ensemble.cuh.
         """
@@ -328,16 +429,22 @@ class Library(Device):
         return np.empty(0) if totals is None else totals.sum(axis=0).get()
 
     def _warps(self, count: int, sums: tuple[int, ...]) -> int:
-        """Groups of 32 trajectories that run side by side: as many as there are, or as many as sums leave room for."""
+        """Groups of 32 trajectories that run side by side: as many as there are, or as many
+        as sums leave room for.
+        """
         wanted = -(-count // 32)
         if sums:
-            wanted = min(wanted, 16 * self._processors, max(1, SUM_BYTES // (8 * int(np.prod(sums)))))
+            wanted = min(
+                wanted, 16 * self._processors, max(1, SUM_BYTES // (8 * int(np.prod(sums))))
+            )
         return wanted
 
     def _helpers(self, count: int) -> int:
         """Warps that do nothing else than draw normals, where the GPU would be idle otherwise."""
         few = -(-count // 32) <= 2 * self._processors
-        return HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0
+        return (
+            HELPERS if few and 0 < len(self.form.layout.normals) * self.real.itemsize <= 32 else 0
+        )
 
 
 @partial(jit, static_argnums=(1, 2))

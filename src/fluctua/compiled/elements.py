@@ -1,6 +1,7 @@
 """Operations that act on every element by itself: arithmetic, functions, comparisons, conversions.
 
-A rule is (graph, equation, *identities of the inputs) -> identities of the outputs, an array of the output's shape.
+A rule is (graph, equation, *identities of the inputs) -> identities of the outputs, an array of the
+output's shape.
 """
 
 from __future__ import annotations
@@ -18,27 +19,75 @@ NODES = 30_000
 
 
 class Unsupported(Exception):
-    """An operation that no kernel is made for. primitive: its name in JAX. why: what is in the way."""
+    """An operation that no kernel is made for. primitive: its name in JAX. why: what is in the
+    way.
+    """
 
     def __init__(self, primitive: str, why: str):
         super().__init__(f"`{primitive}`: {why}")
-        self.primitive, self.why = primitive, why
+        self.primitive = primitive
+        self.why = why
 
 
 UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "cbrt": "cbrt",
-    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
-    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "erfc": "erfc", "erf_inv": "erf_inv",
-    "lgamma": "lgamma", "is_finite": "isfinite",
-}  # fmt: skip
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "sqrt": "sqrt",
+    "cbrt": "cbrt",
+    "exp": "exp",
+    "exp2": "exp2",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erf": "erf",
+    "erfc": "erfc",
+    "erf_inv": "erf_inv",
+    "lgamma": "lgamma",
+    "is_finite": "isfinite",
+}
 
 BINARY = {
-    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min", "pow": "pow",
-    "atan2": "atan2", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "eq_to": "eq", "lt_to": "lt", "le_to": "le",
-}  # fmt: skip
+    "add": "add",
+    "add_any": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "max": "max",
+    "min": "min",
+    "pow": "pow",
+    "atan2": "atan2",
+    "eq": "eq",
+    "ne": "ne",
+    "lt": "lt",
+    "le": "le",
+    "eq_to": "eq",
+    "lt_to": "lt",
+    "le_to": "le",
+}
 
-SAME = {"copy", "copy_p", "stop_gradient", "reduce_precision", "device_put", "optimization_barrier", "name"}
+SAME = {
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "reduce_precision",
+    "device_put",
+    "optimization_barrier",
+    "name",
+}
 
 
 def constant(graph: Graph, value: Any) -> np.ndarray:
@@ -48,8 +97,13 @@ def constant(graph: Graph, value: Any) -> np.ndarray:
         raise Unsupported("random key", "random numbers come from the noise of the simulator alone")
     array = np.asarray(value)
     if array.size > NODES:
-        raise Unsupported("constant", f"an array of {array.size} numbers is too long to be written out")
-    number = lambda v: graph.pair(graph.const(v.real), graph.const(v.imag))
+        raise Unsupported(
+            "constant", f"an array of {array.size} numbers is too long to be written out"
+        )
+
+    def number(v):
+        return graph.pair(graph.const(v.real), graph.const(v.imag))
+
     make = number if array.dtype.kind == "c" else graph.const
     return np.array([make(v) for v in array.ravel()], dtype=np.int64).reshape(array.shape)
 
@@ -57,7 +111,9 @@ def constant(graph: Graph, value: Any) -> np.ndarray:
 def each(function: Callable[..., int], *arrays: np.ndarray) -> np.ndarray:
     """The function of every element, after broadcasting."""
     arrays = np.broadcast_arrays(*arrays)
-    flat = [function(*elements) for elements in zip(*(a.ravel().tolist() for a in arrays), strict=True)]
+    flat = [
+        function(*elements) for elements in zip(*(a.ravel().tolist() for a in arrays), strict=True)
+    ]
     return np.array(flat, dtype=np.int64).reshape(arrays[0].shape)
 
 
@@ -66,9 +122,13 @@ def _whole(eqn: Any) -> bool:
 
 
 def _numbers_only(graph: Graph, eqn: Any, *inputs: np.ndarray) -> None:
-    """Whole numbers that differ between trajectories are kept as floats, where only sums and products are exact."""
+    """Whole numbers that differ between trajectories are kept as floats, where only sums and
+    products are exact.
+    """
     if _whole(eqn) and any(graph.depends[node] for ids in inputs for node in ids.ravel()):
-        raise Unsupported(eqn.primitive.name, "whole numbers that depend on the state, the time or θ")
+        raise Unsupported(
+            eqn.primitive.name, "whole numbers that depend on the state, the time or θ"
+        )
 
 
 def _unary(op: str) -> Callable:
@@ -151,7 +211,12 @@ def _rsqrt(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 def _logistic(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     one = graph.const(1.0)
-    return each(lambda a: graph.make("div", one, graph.make("add", one, graph.make("exp", graph.make("neg", a)))), x)
+    return each(
+        lambda a: graph.make(
+            "div", one, graph.make("add", one, graph.make("exp", graph.make("neg", a)))
+        ),
+        x,
+    )
 
 
 def _round(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
@@ -170,14 +235,19 @@ def _select_n(graph: Graph, eqn: Any, which: np.ndarray, *cases: np.ndarray) -> 
     chosen = cases[0]
     for k, case in enumerate(cases[1:], 1):
         chosen = each(
-            lambda w, a, b, k=k: graph.make("select", graph.make("eq", w, graph.const(float(k))), a, b),
-            which, case, chosen,
-        )  # fmt: skip
+            lambda w, a, b, k=k: graph.make(
+                "select", graph.make("eq", w, graph.const(float(k))), a, b
+            ),
+            which,
+            case,
+            chosen,
+        )
     return chosen
 
 
 def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
-    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    old = eqn.invars[0].aval.dtype
+    new = eqn.outvars[0].aval.dtype
     if new.kind == "c":
         zero = graph.const(0.0)
         return x if old.kind == "c" else each(lambda a: graph.pair(a, zero), x)
@@ -186,7 +256,8 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
     if new.kind == "b":
         return x if old.kind == "b" else each(lambda a: graph.make("ne", a, graph.const(0.0)), x)
     if old.kind == "b":
-        one, zero = graph.const(1.0), graph.const(0.0)
+        one = graph.const(1.0)
+        zero = graph.const(0.0)
         return each(lambda a: graph.make("select", a, one, zero), x)
     if new.kind in "iu" and old.kind == "f":
         return each(lambda a: graph.make("trunc", a), x)
@@ -194,12 +265,29 @@ def _convert(graph: Graph, eqn: Any, x: np.ndarray) -> np.ndarray:
 
 
 ELEMENTWISE: dict[str, Callable] = {
-    **{name: _unary(op) for name, op in UNARY.items()}, **{name: _binary(op) for name, op in BINARY.items()},
-    **{name: lambda graph, eqn, *inputs: list(inputs) for name in SAME}, "gt": _swapped("lt"), "ge": _swapped("le"),
-    "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"), "not": _logical("not"), "div": _div,
-    "rem": _rem, "pow": _pow, "integer_pow": _integer_pow, "square": _square, "one_minus_square": _one_minus_square,
+    **{name: _unary(op) for name, op in UNARY.items()},
+    **{name: _binary(op) for name, op in BINARY.items()},
+    **{name: lambda graph, eqn, *inputs: list(inputs) for name in SAME},
+    "gt": _swapped("lt"),
+    "ge": _swapped("le"),
+    "and": _logical("and"),
+    "or": _logical("or"),
+    "xor": _logical("xor"),
+    "not": _logical("not"),
+    "div": _div,
+    "rem": _rem,
+    "pow": _pow,
+    "integer_pow": _integer_pow,
+    "square": _square,
+    "one_minus_square": _one_minus_square,
     "real": lambda graph, eqn, x: each(lambda a: graph.parts(a)[0], x),
-    "imag": lambda graph, eqn, x: each(lambda a: graph.parts(a)[1], x), "conj": _conj,
-    "complex": lambda graph, eqn, x, y: each(graph.pair, x, y), "rsqrt": _rsqrt, "logistic": _logistic,
-    "round": _round, "clamp": _clamp, "select_n": _select_n, "convert_element_type": _convert,
-}  # fmt: skip
+    "imag": lambda graph, eqn, x: each(lambda a: graph.parts(a)[1], x),
+    "conj": _conj,
+    "complex": lambda graph, eqn, x, y: each(graph.pair, x, y),
+    "rsqrt": _rsqrt,
+    "logistic": _logistic,
+    "round": _round,
+    "clamp": _clamp,
+    "select_n": _select_n,
+    "convert_element_type": _convert,
+}

@@ -1,7 +1,7 @@
 """From a graph to straight-line C that compilers for CPUs and GPUs take alike.
 
-The text knows the types F (a number), V (a number of each trajectory) and B (true or false for each), the functions
-m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
+The text knows the types F (a number), V (a number of each trajectory) and B (true or false for
+each), the functions m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ from fluctua.compiled.graph import LEAVES, TIME, Graph
 from fluctua.compiled.trace import Program
 from fluctua.processes import jumps
 
-INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
-         "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "lt": "<",
+    "le": "<=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
 
 INPUTS = "const F *u, const F *w, const V *c, const V *x, const V *z"
-"""Arguments of every generated function: shared numbers, those of the step, context, state, normals."""
+"""Arguments of every generated function: shared numbers, those of the step, context, state,
+normals.
+"""
 
 STEP = "const U *stream, unsigned n"
 """Arguments of a step that only events use."""
@@ -37,9 +50,10 @@ def native(name: str) -> str:
 class Layout(NamedTuple):
     """Where a kernel finds its numbers.
 
-    shared, timed: nodes that are the same for all trajectories, fixed in time and not; computed ahead. columns: nodes
-    that JAX computes ahead for each trajectory, behind those of the context. normals: components of the noise that
-    matter. scores, explicits, finals: parameters that have a score, an explicit term, one of the terminal reward.
+    shared, timed: nodes that are the same for all trajectories, fixed in time and not; computed
+    ahead. columns: nodes that JAX computes ahead for each trajectory, behind those of the context.
+    normals: components of the noise that matter. scores, explicits, finals: parameters that have a
+    score, an explicit term, one of the terminal reward.
     """
 
     shared: list[int]
@@ -52,17 +66,32 @@ class Layout(NamedTuple):
 
 
 def laid_out(program: Program, more: Sequence[int] = ()) -> Layout:
-    """The layout of a program: what is shared ends up outside of the loop over trajectories. more: other outputs."""
+    """The layout of a program: what is shared ends up outside of the loop over trajectories.
+    more: other outputs.
+    """
     graph = program.graph
-    zero = lambda node: graph.value(node) == 0.0
+
+    def zero(node):
+        return graph.value(node) == 0.0
+
     scores = [p for p, node in enumerate(program.score) if not zero(node)]
     explicits = [p for p, node in enumerate(program.explicit) if not zero(node)]
     finals = [p for p, node in enumerate(program.final) if not zero(node)]
-    outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit, program.terminal]
+    outputs = [
+        *program.x_next,
+        program.running,
+        program.paid,
+        *program.score,
+        *program.explicit,
+        program.terminal,
+    ]
     outputs += [*program.final, *more]
     if program.inner is not None:
         outputs += [*program.inner.x, program.inner.after, program.inner.over, *program.inner.score]
-    ahead = lambda node: graph.shared(node) or graph.ops[node] == "external"
+
+    def ahead(node):
+        return graph.shared(node) or graph.ops[node] == "external"
+
     shared: list[int] = []
     timed: list[int] = []
     columns: list[int] = []
@@ -82,14 +111,17 @@ def waves(program: Program) -> int:
     """How many sines and cosines a step computes for each trajectory."""
     graph = program.graph
     outputs = [*program.x_next, program.running, program.paid, *program.score, *program.explicit]
-    return sum(graph.ops[node] in ("sin", "cos") for node in graph.reachable(outputs, stop=graph.shared))
+    return sum(
+        graph.ops[node] in ("sin", "cos") for node in graph.reachable(outputs, stop=graph.shared)
+    )
 
 
 class _Writer:
     """Names of nodes, and the statements that make them."""
 
     def __init__(self, program: Program, layout: Layout):
-        self.graph, self.program = program.graph, program
+        self.graph = program.graph
+        self.program = program
         self.names: dict[int, str] = {}
         for k, node in enumerate(layout.shared):
             self.names[node] = f"u[{k}]"
@@ -100,9 +132,16 @@ class _Writer:
         self.normal = {component: k for k, component in enumerate(layout.normals)}
 
     def statements(self, outputs: Sequence[int]) -> list[str]:
-        """Everything that differs between trajectories, in order. Products that are used once go into their sum."""
+        """Everything that differs between trajectories, in order.
+
+        Products that are used once go into their sum.
+        """
         graph = self.graph
-        nodes = [n for n in graph.reachable(outputs, stop=lambda n: n in self.names) if n not in self.names]
+        nodes = [
+            n
+            for n in graph.reachable(outputs, stop=lambda n: n in self.names)
+            if n not in self.names
+        ]
         nodes = [n for n in nodes if graph.ops[n] != "const"]
         uses: dict[int, int] = {}
         for node in [*nodes]:
@@ -115,15 +154,29 @@ class _Writer:
             if graph.ops[node] == "mul":
                 for k, operand in enumerate(graph.args[node]):
                     once = uses[operand] == 1 and operand not in self.names
-                    if once and graph.ops[operand] == "div" and graph.value(graph.args[operand][0]) == 1.0:
+                    if (
+                        once
+                        and graph.ops[operand] == "div"
+                        and graph.value(graph.args[operand][0]) == 1.0
+                    ):
                         joined[node] = (graph.args[node][1 - k], graph.args[operand][1])
-        below = {operand for node in joined for operand in graph.args[node] if graph.ops[operand] == "div"}
+        below = {
+            operand
+            for node in joined
+            for operand in graph.args[node]
+            if graph.ops[operand] == "div"
+        }
         names = dict(self.names)
         lines = []
         for node in nodes:
-            op, args = graph.ops[node], graph.args[node]
+            op = graph.ops[node]
+            args = graph.args[node]
             if op in LEAVES:
-                array, k = {"x": ("x", args[0]), "context": ("c", args[0]), "p": ("p", args[0])}.get(op, ("z", 0))
+                array, k = {
+                    "x": ("x", args[0]),
+                    "context": ("c", args[0]),
+                    "p": ("p", args[0]),
+                }.get(op, ("z", 0))
                 names[node] = f"{array}[{self.normal[args[0]] if op == 'z' else k}]"
                 continue
             if node in joined:
@@ -150,7 +203,8 @@ class _Writer:
 
     def expression(self, node: int, names: dict[int, str]) -> str:
         """The text of one operation."""
-        op, args = self.graph.ops[node], self.graph.args[node]
+        op = self.graph.ops[node]
+        args = self.graph.args[node]
         if op in INFIX:
             return f"{self.name(args[0], names)} {INFIX[op]} {self.name(args[1], names)}"
         if op == "neg":
@@ -159,7 +213,10 @@ class _Writer:
             return f"~{self.name(args[0], names)}"
         if op == "select":
             choice, yes, no = args
-            return f"sel({self.name(choice, names)}, {self.vector(yes, names)}, {self.vector(no, names)})"
+            return (
+                f"sel({self.name(choice, names)}, {self.vector(yes, names)}, "
+                f"{self.vector(no, names)})"
+            )
         return f"m_{op}({', '.join(self.vector(a, names) for a in args)})"
 
     def vector(self, node: int, names: dict[int, str]) -> str:
@@ -182,26 +239,38 @@ def literal(graph: Graph, node: int) -> str:
 
 
 def functions(program: Program, layout: Layout, *, scores: bool = True) -> str:
-    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, and those of its end.
+    """The functions step_rewards, step_weights and step_scores of one step of a trajectory, and
+    those of its end.
 
     scores: without, the first of each alone.
     """
-    reward: list[tuple[str, int | None, int]] = [("y", k, node) for k, node in enumerate(program.x_next)]
+    reward: list[tuple[str, int | None, int]] = [
+        ("y", k, node) for k, node in enumerate(program.x_next)
+    ]
     reward += [("g", None, program.running), ("r", None, program.paid)]
     score = [*reward, *(("s", k, program.score[p]) for k, p in enumerate(layout.scores))]
     explicit = [*score, *(("e", k, program.explicit[p]) for k, p in enumerate(layout.explicits))]
-    kinds = {"step_rewards": (reward, "yGR"), "step_weights": (score, "yGRs"), "step_scores": (explicit, "yGRse")}
+    kinds = {
+        "step_rewards": (reward, "yGR"),
+        "step_weights": (score, "yGRs"),
+        "step_scores": (explicit, "yGRse"),
+    }
     texts = [] if program.inner is None else [_events(program, layout, program.inner, scores)]
-    for name, (outputs, results) in kinds.items() if scores else [("step_rewards", kinds["step_rewards"])]:
+    for name, (outputs, results) in (
+        kinds.items() if scores else [("step_rewards", kinds["step_rewards"])]
+    ):
         declared = ", ".join(f"V &{v.lower()}" if v.isupper() else f"V *{v}" for v in results)
         if program.inner is None:
             texts.append(function(program, layout, name, outputs, f"{declared}, {STEP}"))
             continue
-        texts.append(function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}"))
+        texts.append(
+            function(program, layout, f"{name}_joined", outputs, f"const V *p, {declared}")
+        )
         texts.append(
             f"INLINE void {name}({INPUTS}, {declared}, {STEP}) {{\n"
             "  V p[STATE + EVENT_SCORES];  // where the events lead, and their score\n"
-            f"  events<{'false' if name == 'step_rewards' else 'true'}>(u, w, c, x, stream, n, p);\n"
+            f"  events<{'false' if name == 'step_rewards' else 'true'}>(u, w, c, x, stream, n, "
+            "p);\n"
             f"  {name}_joined(u, w, c, x, z, p, {', '.join(results.lower())});\n}}\n"
         )
     end: list[tuple[str, int | None, int]] = [("h", None, program.terminal)]
@@ -221,21 +290,34 @@ def _events(program: Program, layout: Layout, inner: Inner, scores: bool) -> str
     events = [function(program, layout, "event", next_one, declared)]
     if scores:
         events.append(function(program, layout, "event_scores", scored, declared))
-    numbers = [f"#define EVENT_SCORES {len(inner.scores)}", f"#define MOST_EVENTS {jumps.MOST_EVENTS}"]
+    numbers = [
+        f"#define EVENT_SCORES {len(inner.scores)}",
+        f"#define MOST_EVENTS {jumps.MOST_EVENTS}",
+    ]
     return "\n".join([*numbers, *events, native("events.hpp")])
 
 
 def function(
-    program: Program, layout: Layout, name: str, outputs: Sequence[tuple[str, int | None, int]], results: str
+    program: Program,
+    layout: Layout,
+    name: str,
+    outputs: Sequence[tuple[str, int | None, int]],
+    results: str,
 ) -> str:
-    """One function of C. outputs: (array, place in it or None, node). results: its arguments behind the inputs."""
+    """One function of C. outputs: (array, place in it or None, node). results: its arguments
+    behind the inputs.
+    """
     writer = _Writer(program, layout)
     lines = writer.statements([node for _, _, node in outputs])
     notes = {"s": "score of", "e": "explicit term of", "d": "direct term of", "f": "last term of"}
     which = {"s": layout.scores, "e": layout.explicits, "d": layout.explicits, "f": layout.finals}
     for array, k, node in outputs:
         target = array if k is None else f"{array}[{k}]"
-        note = f"  // {notes[array]} {program.names[which[array][k]]}" if array in notes and k is not None else ""
+        note = (
+            f"  // {notes[array]} {program.names[which[array][k]]}"
+            if array in notes and k is not None
+            else ""
+        )
         lines.append(f"{target} = {writer.vector(node, writer.last)};{note}")
     body = "\n".join(f"  {line}" for line in lines)
     return f"INLINE void {name}({INPUTS}, {results}) {{\n{body}\n}}\n"
@@ -244,13 +326,22 @@ def function(
 def definitions(program: Program, layout: Layout) -> str:
     """Sizes, the numbers that are computed ahead in words, and which component is where."""
     place = {component: k for k, component in enumerate(layout.normals)}
-    array = lambda name, values: f"constexpr int {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
+
+    def array(name, values):
+        return f"constexpr int {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
+
     sizes = {
-        "STATE": program.state, "CONTEXT": program.contexts + len(layout.columns), "WIDTH": program.width,
-        "PARAMETERS": len(program.names), "NORMALS": len(layout.normals), "SCORES": len(layout.scores),
-        "EXPLICITS": len(layout.explicits), "FINALS": len(layout.finals), "SHARED": len(layout.shared),
+        "STATE": program.state,
+        "CONTEXT": program.contexts + len(layout.columns),
+        "WIDTH": program.width,
+        "PARAMETERS": len(program.names),
+        "NORMALS": len(layout.normals),
+        "SCORES": len(layout.scores),
+        "EXPLICITS": len(layout.explicits),
+        "FINALS": len(layout.finals),
+        "SHARED": len(layout.shared),
         "TIMED": len(layout.timed),
-    }  # fmt: skip
+    }
     notes = [f"//   u[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.shared)]
     notes += [f"//   w[{k}] = {in_words(program, node)}" for k, node in enumerate(layout.timed)]
     return "\n".join(
@@ -269,7 +360,8 @@ def definitions(program: Program, layout: Layout) -> str:
 
 def in_words(program: Program, node: int, depth: int = 6) -> str:
     """A node that is computed ahead, with the user's names."""
-    op, args = program.graph.ops[node], program.graph.args[node]
+    op = program.graph.ops[node]
+    args = program.graph.args[node]
     if op == "const":
         return f"{args[0]:g}" if not isinstance(args[0], bool) else str(args[0]).lower()
     if op == "theta":
@@ -299,8 +391,11 @@ class _Plain(_Writer):
 
 
 def numbers_ahead(program: Program, layout: Layout) -> str:
-    """What is computed ahead of the steps as functions of one thread of a GPU; nothing where JAX has a part in it."""
-    graph, writer = program.graph, _Plain(program, layout)
+    """What is computed ahead of the steps as functions of one thread of a GPU; nothing where
+    JAX has a part in it.
+    """
+    graph = program.graph
+    writer = _Plain(program, layout)
     if layout.columns or any(
         graph.ops[node] == "external" for node in graph.reachable([*layout.shared, *layout.timed])
     ):
@@ -310,15 +405,22 @@ def numbers_ahead(program: Program, layout: Layout) -> str:
         names: dict[int, str] = {}
         lines = []
         for node in graph.reachable(outputs):
-            op, args = graph.ops[node], graph.args[node]
+            op = graph.ops[node]
+            args = graph.args[node]
             if op in LEAVES:
                 names[node] = op if op in ("t", "dt") else f"F({op}[{args[0]}])"
             elif op != "const":
                 names[node] = f"v{node}"
-                lines.append(f"const {'B' if graph.boolean(node) else 'V'} v{node} = {writer.expression(node, names)};")
+                lines.append(
+                    f"const {'B' if graph.boolean(node) else 'V'} v{node} = "
+                    f"{writer.expression(node, names)};"
+                )
         for k, node in enumerate(outputs):
             text = writer.name(node, names)
-            lines.append(f"put(to + {k}, {f'sel({text}, 1.0, 0.0)' if graph.boolean(node) else text}, flags);")
+            lines.append(
+                f"put(to + {k}, {f'sel({text}, 1.0, 0.0)' if graph.boolean(node) else text}, "
+                "flags);"
+            )
         return "\n".join(f"    {line}" for line in lines)
 
     inputs = "const THETA* theta, const double* origin, double t, double dt, REAL* to, int* flags"

@@ -1,7 +1,9 @@
-"""The events of a jump process in a kernel: one event is straight-line code, and a loop runs it until a step is over.
+"""The events of a jump process in a kernel: one event is straight-line code, and a loop runs it
+until a step is over.
 
-What is traced is `fluctua.processes.jumps` itself, with the numbers of chance as inputs. native/events.hpp draws those,
-number for number as JAX does, and has the loop: all lanes go round until the last of them has passed the end.
+What is traced is `fluctua.processes.jumps` itself, with the numbers of chance as inputs.
+native/events.hpp draws those, number for number as JAX does, and has the loop: all lanes go round
+until the last of them has passed the end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import threefry
 from fluctua.core.simulate import Recipe
 from fluctua.core.types import Array, PyTree
-from fluctua.processes.jumps import Jumps, Scored, Sized, next_event
+from fluctua.processes.jumps import Jumps, RandomJump, Scored, next_event
 
 DRAWS = 3
 """Inputs p of an event: the time since the step began, a standard exponential, a uniform number."""
@@ -25,8 +27,9 @@ DRAWS = 3
 class Inner(NamedTuple):
     """One event, as nodes of a graph: functions of x and of `DRAWS` numbers p.
 
-    x: (M,) after it. after: its time since the step began. over: there is none before the step ends. score: (P,). The
-    step itself then has for its p where the events lead (M,), and the score of `scores`, the parameters that have one.
+    x: (M,) after it. after: its time since the step began. over: there is none before the step
+    ends. score: (P,). The step itself then has for its p where the events lead (M,), and the score
+    of `scores`, the parameters that have one.
     """
 
     x: list[int]
@@ -41,7 +44,7 @@ def served(recipe: Recipe) -> Jumps | None:
     process = recipe.process
     if not isinstance(process, Jumps):
         return None
-    if isinstance(process.changes, Sized):
+    if isinstance(process.changes, RandomJump):
         raise Unsupported("Sized", "changes of random size")
     if recipe.wiener is not threefry:
         raise Unsupported("wiener", "`Jumps` are simulated with JAX's own generator")
@@ -49,10 +52,16 @@ def served(recipe: Recipe) -> Jumps | None:
 
 
 def event_of(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
-    """(θ, x, t, Δt, context, p) -> state, time, whether there is none, score: the next event of a step."""
+    """(θ, x, t, Δt, context, p) -> state, time, whether there is none, score: the next event of
+    a step.
+    """
 
-    def event(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, p: Array) -> tuple[Array, ...]:
-        new = next_event(process, unravel(flat), x, p[0], (t, dt), context, (p[1], p[2], None), _take)
+    def event(
+        flat: Array, x: Array, t: Array, dt: Array, context: PyTree, p: Array
+    ) -> tuple[Array, ...]:
+        new = next_event(
+            process, unravel(flat), x, p[0], (t, dt), context, (p[1], p[2], None), _take
+        )
         return new.x, new.after, new.over, ravel_pytree(new.score)[0]
 
     return event

@@ -1,8 +1,9 @@
-"""Scalar expressions as a graph: one node a number, equal expressions are one node, constants are folded.
+"""Scalar expressions as a graph: one node a number, equal expressions are one node, constants are
+folded.
 
-Rewriting keeps values to rounding. Factors and divisors that are the same for all trajectories move together, so that
-they are computed once a step and not once a trajectory; signs move outwards, so that sin(a − b) and sin(b − a) are one
-node.
+Rewriting keeps values to rounding. Factors and divisors that are the same for all trajectories move
+together, so that they are computed once a step and not once a trajectory; signs move outwards, so
+that sin(a − b) and sin(b − a) are one node.
 """
 
 from __future__ import annotations
@@ -14,19 +15,47 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-THETA, TIME, CONTEXT, STATE, NOISE = 1, 2, 4, 8, 16
+THETA = 1
+TIME = 2
+CONTEXT = 4
+STATE = 8
+NOISE = 16
 """What a node depends on, as bits."""
 
 LANE = CONTEXT | STATE | NOISE
 """Nodes with one of these bits differ between trajectories; the others are shared."""
 
 LEAVES = {
-    "theta": THETA, "t": TIME, "dt": TIME, "origin": THETA, "context": CONTEXT, "x": STATE, "z": NOISE, "p": STATE,
-}  # fmt: skip
-"""Inputs. origin: the first two times. p: slope of a twin's guess and other numbers that a sweep carries."""
+    "theta": THETA,
+    "t": TIME,
+    "dt": TIME,
+    "origin": THETA,
+    "context": CONTEXT,
+    "x": STATE,
+    "z": NOISE,
+    "p": STATE,
+}
+"""Inputs. origin: the first two times. p: slope of a twin's guess and other numbers that a sweep
+carries.
+"""
 
 BOOLEAN = frozenset({"lt", "le", "eq", "ne", "and", "or", "xor", "not", "isfinite"})
-ODD = frozenset({"sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "erf_inv", "cbrt", "sign"})
+ODD = frozenset(
+    {
+        "sin",
+        "tan",
+        "asin",
+        "atan",
+        "sinh",
+        "tanh",
+        "asinh",
+        "atanh",
+        "erf",
+        "erf_inv",
+        "cbrt",
+        "sign",
+    }
+)
 EVEN = frozenset({"cos", "cosh", "abs"})
 
 
@@ -45,23 +74,64 @@ def _round_away(x: Any) -> Any:
 NUMPY: dict[str, Callable] = {
     name: _quiet(function)
     for name, function in {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs,
-        "max": np.maximum, "min": np.minimum, "sqrt": np.sqrt, "cbrt": np.cbrt, "exp": np.exp, "exp2": np.exp2,
-        "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-        "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-        "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": special.erf, "erfc": special.erfc,
-        "erf_inv": special.erfinv, "lgamma": special.gammaln, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
-        "round_even": np.rint, "round_away": _round_away, "sign": np.sign, "pow": np.power, "atan2": np.arctan2,
-        "rem": np.fmod, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
-        "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
-        "isfinite": np.isfinite, "select": lambda choice, yes, no: np.where(choice, yes, no),
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "neg": np.negative,
+        "abs": np.abs,
+        "max": np.maximum,
+        "min": np.minimum,
+        "sqrt": np.sqrt,
+        "cbrt": np.cbrt,
+        "exp": np.exp,
+        "exp2": np.exp2,
+        "expm1": np.expm1,
+        "log": np.log,
+        "log1p": np.log1p,
+        "sin": np.sin,
+        "cos": np.cos,
+        "tan": np.tan,
+        "asin": np.arcsin,
+        "acos": np.arccos,
+        "atan": np.arctan,
+        "sinh": np.sinh,
+        "cosh": np.cosh,
+        "tanh": np.tanh,
+        "asinh": np.arcsinh,
+        "acosh": np.arccosh,
+        "atanh": np.arctanh,
+        "erf": special.erf,
+        "erfc": special.erfc,
+        "erf_inv": special.erfinv,
+        "lgamma": special.gammaln,
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "trunc": np.trunc,
+        "round_even": np.rint,
+        "round_away": _round_away,
+        "sign": np.sign,
+        "pow": np.power,
+        "atan2": np.arctan2,
+        "rem": np.fmod,
+        "lt": np.less,
+        "le": np.less_equal,
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "and": np.logical_and,
+        "or": np.logical_or,
+        "xor": np.logical_xor,
+        "not": np.logical_not,
+        "isfinite": np.isfinite,
+        "select": lambda choice, yes, no: np.where(choice, yes, no),
     }.items()
-}  # fmt: skip
+}
 """Every operation but leaves and externals, as NumPy computes it."""
 
 
 class External(NamedTuple):
-    """An operation that JAX computes ahead: what it depends on is the same for all steps, or for all trajectories.
+    """An operation that JAX computes ahead: what it depends on is the same for all steps, or for
+    all trajectories.
 
     call: arrays -> tuple of arrays. inputs: (identities, dtype) of each. depends: bits.
     """
@@ -85,7 +155,7 @@ class Graph:
     def __len__(self) -> int:
         return len(self.ops)
 
-    # ------------------------------------------------------------------------------------- making nodes
+    # --------------------------------------------------------------------------------- making nodes
 
     def const(self, value: float | bool) -> int:
         """A number. Booleans are numbers of their own."""
@@ -103,12 +173,15 @@ class Graph:
 
     def result(self, external: int, output: int, position: int) -> int:
         """Element of an array that JAX computes ahead."""
-        return self._node("external", (external, output, position), self.externals[external].depends)
+        return self._node(
+            "external", (external, output, position), self.externals[external].depends
+        )
 
     def settled(self, total: int, part: int) -> None:
         """Remember that a new state `total` is `part` and a step, and the step a drift and a kick.
 
-        The residual of the step is then the kick as it was made, without the rounding of the state. For states
+        The residual of the step is then the kick as it was made, without the rounding of the state.
+        For states
         alone: in a user's expression the rounding of a difference of sums may be meant.
         """
         self._sums.add(total)
@@ -134,15 +207,20 @@ class Graph:
 
     def _of_pairs(self, op: str, *args: int) -> int:
         """op of complex numbers."""
-        make, pairs = self.make, [self.parts(a) for a in args]
+        make = self.make
+        pairs = [self.parts(a) for a in args]
         if op in ("add", "sub", "neg"):
             return self.pair(*(make(op, *parts) for parts in zip(*pairs, strict=True)))
         if op == "select":
-            return self.pair(*(make(op, args[0], yes, no) for yes, no in zip(*pairs[1:], strict=True)))
-        (a, b), (c, d) = pairs[0], pairs[-1]
+            return self.pair(
+                *(make(op, args[0], yes, no) for yes, no in zip(*pairs[1:], strict=True))
+            )
+        (a, b) = pairs[0]
+        (c, d) = pairs[-1]
         if op == "mul":
             return self.pair(
-                make("sub", make("mul", a, c), make("mul", b, d)), make("add", make("mul", a, d), make("mul", b, c))
+                make("sub", make("mul", a, c), make("mul", b, d)),
+                make("add", make("mul", a, d), make("mul", b, c)),
             )
         if op == "div":
             size = make("add", make("mul", c, c), make("mul", d, d))
@@ -188,7 +266,7 @@ class Graph:
             self.depends.append(depends)
         return node
 
-    # ------------------------------------------------------------------------------------ looking at nodes
+    # ----------------------------------------------------------------------------- looking at nodes
 
     def value(self, node: int) -> float | bool | None:
         """The value of a constant; None of anything else."""
@@ -204,7 +282,7 @@ class Graph:
             return self.boolean(self.args[node][1])
         return self.ops[node] in BOOLEAN or isinstance(self.value(node), bool)
 
-    # --------------------------------------------------------------------------------------- simplifying
+    # ---------------------------------------------------------------------------------- simplifying
 
     def _is(self, node: int, value: float) -> bool:
         return self.ops[node] == "const" and self.args[node][0] == value
@@ -342,10 +420,14 @@ class Graph:
         square = self.make("mul", half, half)
         return self.make("mul", square, base) if exponent % 2 else square
 
-    # --------------------------------------------------------------------------------------- walking
+    # -------------------------------------------------------------------------------------- walking
 
-    def reachable(self, outputs: Iterable[int], stop: Callable[[int], bool] = lambda node: False) -> list[int]:
-        """Nodes that outputs are made of, in order. stop: nodes beyond which there is no need to look."""
+    def reachable(
+        self, outputs: Iterable[int], stop: Callable[[int], bool] = lambda node: False
+    ) -> list[int]:
+        """Nodes that outputs are made of, in order. stop: nodes beyond which there is no
+        need to look.
+        """
         seen: set[int] = set()
         waiting = list(outputs)
         while waiting:
@@ -368,11 +450,14 @@ class Graph:
         return list(self.args[node])
 
     def evaluate(self, outputs: Sequence[int], leaf: Callable[[str, int], Any]) -> list[Any]:
-        """Values of nodes by NumPy. leaf: (kind, index) -> a number, or an array along steps or trajectories."""
+        """Values of nodes by NumPy. leaf: (kind, index) -> a number, or an array along
+        steps or trajectories.
+        """
         values: dict[int, Any] = {}
         results: dict[int, Sequence[Any]] = {}
         for node in self.reachable(outputs):
-            op, args = self.ops[node], self.args[node]
+            op = self.ops[node]
+            args = self.args[node]
             if op == "const":
                 values[node] = args[0]
             elif op in LEAVES:
@@ -388,7 +473,9 @@ class Graph:
 
 
 def _called(external: External, values: dict[int, Any]) -> list[np.ndarray]:
-    """Results of an external, (..., elements): one row for each step or trajectory that its inputs have."""
+    """Results of an external, (..., elements): one row for each step or trajectory that its
+    inputs have.
+    """
     rows = [[np.asarray(values[int(i)]) for i in ids.ravel()] for ids, _ in external.inputs]
     lengths = {len(v) for row in rows for v in row if v.ndim}
     count = lengths.pop() if lengths else None
@@ -397,7 +484,11 @@ def _called(external: External, values: dict[int, Any]) -> list[np.ndarray]:
         if count is None:
             arrays.append(np.array(row, dtype).reshape(ids.shape))
         else:
-            whole = np.stack([np.broadcast_to(v, count) for v in row], axis=1) if row else np.empty((count, 0))
+            whole = (
+                np.stack([np.broadcast_to(v, count) for v in row], axis=1)
+                if row
+                else np.empty((count, 0))
+            )
             arrays.append(whole.astype(dtype).reshape(count, *ids.shape))
     outputs = external.call(*arrays, many=count is not None)
     return [np.asarray(v).reshape(*(() if count is None else (count,)), -1) for v in outputs]

@@ -1,7 +1,8 @@
 """From a jaxpr to scalar expressions: every element of every small array becomes a node of a graph.
 
-What cannot be written as scalars, and is the same for all trajectories or for all steps, is left to JAX, which computes
-it ahead of the run. Anything else raises `Unsupported` with the operation and the reason.
+What cannot be written as scalars, and is the same for all trajectories or for all steps, is left to
+JAX, which computes it ahead of the run. Anything else raises `Unsupported` with the operation and
+the reason.
 """
 
 from __future__ import annotations
@@ -23,10 +24,17 @@ LENGTH = 128
 """Steps of a loop that is written out."""
 
 CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat": "jaxpr",
-    "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr",
-}  # fmt: skip
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "call_jaxpr",
+}
 
 
 def scalarise(graph: Graph, closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -35,9 +43,16 @@ def scalarise(graph: Graph, closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -
     return _run(graph, closed.jaxpr, consts, inputs)
 
 
-def _run(graph: Graph, jaxpr: Jaxpr, consts: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    known: dict[Any, np.ndarray] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-    read = lambda atom: constant(graph, atom.val) if isinstance(atom, Literal) else known[atom]
+def _run(
+    graph: Graph, jaxpr: Jaxpr, consts: Sequence[np.ndarray], inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    known: dict[Any, np.ndarray] = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
+    )
+
+    def read(atom):
+        return constant(graph, atom.val) if isinstance(atom, Literal) else known[atom]
+
     needed = _needed(jaxpr)
     for eqn in jaxpr.eqns:
         if not any(v in needed for v in eqn.outvars):
@@ -70,13 +85,17 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
         if rule is None:
             raise Unsupported(name, "no kernel is written for it")
         if name != "custom_linear_solve" and any((ids < 0).any() for ids in inputs):
-            raise Unsupported("lu", "factors of a matrix that depends on the state, other than to solve with")
+            raise Unsupported(
+                "lu", "factors of a matrix that depends on the state, other than to solve with"
+            )
         try:
             outputs = rule(graph, eqn, *inputs)
         except NotImplementedError:
             raise Unsupported(name, "of complex numbers") from None
         except KeyError as problem:
-            raise Unsupported(name, f"this version of JAX has no parameter {problem} of it") from None
+            raise Unsupported(
+                name, f"this version of JAX has no parameter {problem} of it"
+            ) from None
         return outputs if isinstance(outputs, list) else [outputs]
     except Unsupported as problem:
         depends = 0
@@ -88,26 +107,43 @@ def _equation(graph: Graph, eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarr
         return _left_to_jax(graph, eqn, inputs, depends)
 
 
-def _left_to_jax(graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int) -> list[np.ndarray]:
-    """Outputs that JAX computes ahead, with one row a step or a trajectory where the inputs have them."""
-    if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in [*eqn.invars, *eqn.outvars]):
-        raise Unsupported(eqn.primitive.name, "random numbers come from the noise of the simulator alone")
+def _left_to_jax(
+    graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int
+) -> list[np.ndarray]:
+    """Outputs that JAX computes ahead, with one row a step or a trajectory where the inputs
+    have them.
+    """
+    if any(
+        jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
+        for v in [*eqn.invars, *eqn.outvars]
+    ):
+        raise Unsupported(
+            eqn.primitive.name, "random numbers come from the noise of the simulator alone"
+        )
     params = eqn.primitive.get_bind_params(eqn.params)
     if any(np.dtype(v.aval.dtype).kind == "c" for v in [*eqn.invars, *eqn.outvars]):
         raise Unsupported(eqn.primitive.name, "of complex numbers")
-    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair in older versions of JAX
+    functions, params = (
+        params if isinstance(params, tuple) else ((), params)
+    )  # a pair in older versions of JAX
 
     def bound(*arrays: Any) -> Sequence[Any]:
         outputs = eqn.primitive.bind(*functions, *arrays, **params)
         return outputs if eqn.primitive.multiple_results else [outputs]
 
-    once, along = jit(bound), jit(jax.vmap(bound))
-    call = lambda *arrays, many: (along if many else once)(*map(jnp.asarray, arrays))
+    once = jit(bound)
+    along = jit(jax.vmap(bound))
+
+    def call(*arrays, many):
+        return (along if many else once)(*map(jnp.asarray, arrays))
+
     dtypes = [np.dtype(v.aval.dtype) for v in eqn.invars]
     shapes = [v.aval.shape for v in eqn.outvars]
     if not depends:  # all constant: no need to wait
-        values = [np.array([graph.value(int(i)) for i in ids.ravel()], dtype).reshape(ids.shape)
-                  for ids, dtype in zip(inputs, dtypes, strict=True)]  # fmt: skip
+        values = [
+            np.array([graph.value(int(i)) for i in ids.ravel()], dtype).reshape(ids.shape)
+            for ids, dtype in zip(inputs, dtypes, strict=True)
+        ]
         with jax.ensure_compile_time_eval():
             return [constant(graph, v) for v in call(*values, many=False)]
     which = graph.external(External(call, tuple(zip(inputs, dtypes, strict=True)), depends))
@@ -122,7 +158,8 @@ def _left_to_jax(graph: Graph, eqn: Any, inputs: list[np.ndarray], depends: int)
 
 
 def _linear_solve(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
-    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    lengths = eqn.params["const_lengths"]
+    jaxprs = eqn.params["jaxprs"]
     ends = np.cumsum([lengths.matvec, lengths.vecmat, lengths.solve, lengths.transpose_solve])
     sides = list(inputs[ends[3] :])
     factors = inputs[ends[1] : ends[2]]
@@ -131,10 +168,15 @@ def _linear_solve(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarra
     (side,) = sides
     if side.size > UNROLLED:
         raise Unsupported("solve", f"{side.size} unknowns; up to {UNROLLED} are written out")
-    zero, one = graph.const(0.0), graph.const(1.0)
+    zero = graph.const(0.0)
+    one = graph.const(1.0)
     units = np.where(np.eye(side.size, dtype=bool), one, zero).reshape(side.size, *side.shape)
-    columns = [scalarise(graph, jaxprs.matvec, [*inputs[: ends[0]], unit])[0].ravel() for unit in units]
-    return [np.array(eliminated(graph, np.stack(columns, axis=1), side.ravel())).reshape(side.shape)]
+    columns = [
+        scalarise(graph, jaxprs.matvec, [*inputs[: ends[0]], unit])[0].ravel() for unit in units
+    ]
+    return [
+        np.array(eliminated(graph, np.stack(columns, axis=1), side.ravel())).reshape(side.shape)
+    ]
 
 
 def _cond(graph: Graph, eqn: Any, which: np.ndarray, *inputs: np.ndarray) -> list[np.ndarray]:
@@ -158,8 +200,12 @@ def _scan(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     if p["length"] > LENGTH:
         raise Unsupported("scan", f"a loop of {p['length']} steps; up to {LENGTH} are written out")
     # numbers of arguments that are constant and carried; newer versions of JAX keep a tree of them
-    fixed, carried = map(len, p["ft_in"].unpack()[:2]) if "ft_in" in p else (p["num_consts"], p["num_carry"])
-    consts, carry, along = list(inputs[:fixed]), list(inputs[fixed:][:carried]), inputs[fixed + carried :]
+    fixed, carried = (
+        map(len, p["ft_in"].unpack()[:2]) if "ft_in" in p else (p["num_consts"], p["num_carry"])
+    )
+    consts = list(inputs[:fixed])
+    carry = list(inputs[fixed:][:carried])
+    along = inputs[fixed + carried :]
     rows: list[list[np.ndarray]] = []
     order = range(p["length"] - 1, -1, -1) if p["reverse"] else range(p["length"])
     for k in order:
@@ -173,5 +219,7 @@ def _scan(graph: Graph, eqn: Any, *inputs: np.ndarray) -> list[np.ndarray]:
 RULES: dict[str, Callable] = {
     **ELEMENTWISE,
     **ARRAYS,
-    "custom_linear_solve": _linear_solve, "cond": _cond, "scan": _scan,
-}  # fmt: skip
+    "custom_linear_solve": _linear_solve,
+    "cond": _cond,
+    "scan": _scan,
+}

@@ -1,7 +1,7 @@
 """One step of one trajectory as a graph, from the functions that the JAX path itself runs.
 
-The transition, the rewards, the score and the explicit terms are those of `fluctua.core`, with the noise as an
-input, so what a kernel computes is what they say.
+The transition, the rewards, the score and the explicit terms are those of `fluctua.core`, with the
+noise as an input, so what a kernel computes is what they say.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from fluctua.core.sweep import Model
 from fluctua.core.text import names
 from fluctua.core.types import Array, Params, Process, PyTree
 
-MOST_STATES, MOST_PARAMETERS = 300, 1024
+MOST_STATES = 300
+MOST_PARAMETERS = 1024
 """What a kernel is made for; beyond, arrays are the better form."""
 
 
 class Program(NamedTuple):
     """What a kernel computes at every step, as nodes of a graph.
 
-    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). terminal, final: the reward of the
-    last state and its explicit terms (P,), of x as the state there. contexts: numbers of the context of a trajectory.
+    x_next: (M,). running: g Δt. paid: the reward of the step. score, explicit: (P,). terminal,
+    final: the reward of the last state and its explicit terms (P,), of x as the state there.
+    contexts: numbers of the context of a trajectory.
     width: W. names: of the parameters. inner: an event within the step, of a jump process.
     """
 
@@ -67,7 +69,9 @@ def alone(ensemble: PyTree) -> PyTree:
 
 
 def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Params]]:
-    """θ as one vector (P,), by shape and type, and the way back; nothing is computed, so nothing is compiled."""
+    """θ as one vector (P,), by shape and type, and the way back; nothing is computed, so
+    nothing is compiled.
+    """
     back = []
 
     def flat(theta: Params) -> Array:
@@ -79,40 +83,70 @@ def flattened(theta: Params) -> tuple[jax.ShapeDtypeStruct, Callable[[Array], Pa
 
 
 def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: Array) -> Program:
-    """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time grid."""
-    process, jumps = recipe.process, served(recipe)
+    """The step of a trajectory of an ensemble, which may be shapes and types alone. t: the time
+    grid.
+    """
+    process = recipe.process
+    jumps = served(recipe)
     if jumps is not None:
         smooth = jumps.diffusion
     elif isinstance(process, Process) and isinstance(model.process, Process):
         smooth = process
     else:
-        raise Unsupported(type(process).__name__, "kernels are made of processes with a drift and a noise, or events")
+        raise Unsupported(
+            type(process).__name__,
+            "kernels are made of processes with a drift and a noise, or events",
+        )
     x, context, _ = alone(ensemble._replace(streams=None))
     flat, unravel = flattened(theta)
-    like = lambda *shape, of=t: jax.ShapeDtypeStruct(shape, of.dtype)
+
+    def like(*shape, of=t):
+        return jax.ShapeDtypeStruct(shape, of.dtype)
+
     if x.size > MOST_STATES or flat.size > MOST_PARAMETERS:
-        raise Unsupported("state", f"{x.size} components and {flat.size} parameters; up to {MOST_STATES} and "
-                          f"{MOST_PARAMETERS} are written out")  # fmt: skip
+        raise Unsupported(
+            "state",
+            f"{x.size} components and {flat.size} parameters; up to "
+            f"{MOST_STATES} and "
+            f"{MOST_PARAMETERS} are written out",
+        )
     wieners = 0 if smooth is None else width(smooth, theta, x, like(), context)
     replayed = recipe._replace(wiener=Wiener(silent.stream, lambda stream, step, width: stream))
-    one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
 
-    def step(flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array, events: PyTree) -> Array:
-        theta, n = unravel(flat), jnp.zeros((), int)
+    def one(tree):
+        return jax.tree.map(lambda leaf: leaf[None], tree)
+
+    def step(
+        flat: Array, x: Array, t: Array, dt: Array, context: PyTree, z: Array, events: PyTree
+    ) -> Array:
+        theta = unravel(flat)
+        n = jnp.zeros((), int)
         if jumps is None:
             return transition_one(replayed, theta, x, context, z, n, t, dt)[0]
         left = left_by(unravel, x, *events)
         return jumps.joined(theta, x, events[0], left, (context, z, replayed.wiener.draw, n, t, dt))
 
-    def rewards(flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        theta, states = unravel(flat), one((x, x_next, context))
+    def rewards(
+        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
+    ) -> tuple[Array, Array]:
+        theta = unravel(flat)
+        states = one((x, x_next, context))
         running = sweep.running(model, theta, states[0], t, states[2]) * dt.astype(x.dtype)
         nothing = jnp.zeros(1, x.dtype)
-        paid = sweep.after_step(model.objective, theta, nothing, states[0], states[1], (0, t, dt), states[2])
+        paid = sweep.after_step(
+            model.objective, theta, nothing, states[0], states[1], (0, t, dt), states[2]
+        )
         return running[0], paid[0]
 
     def scores(
-        flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, origin: Array, events: PyTree
+        flat: Array,
+        x: Array,
+        x_next: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
+        origin: Array,
+        events: PyTree,
     ) -> tuple[Array, Array]:
         left = None if events is None else left_by(unravel, x, *events)
         ensemble = one((x, x_next, context, left))
@@ -120,29 +154,53 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         return score[0], explicit[0]
 
     def last(flat: Array, x: Array, context: PyTree, origin: Array) -> tuple[Array, Array]:
-        theta, (states, contexts) = unravel(flat), one((x, context))
-        nothing = sweep.Sums(jnp.zeros(1, x.dtype), jnp.zeros((1, flat.size), flat.dtype), jnp.zeros((1, 0)))
+        theta = unravel(flat)
+        (states, contexts) = one((x, context))
+        nothing = sweep.Sums(
+            jnp.zeros(1, x.dtype), jnp.zeros((1, flat.size), flat.dtype), jnp.zeros((1, 0))
+        )
         explicit = sweep.finish(model, theta, nothing, states, origin, contexts)
         return sweep.terminal(model, theta, states, contexts)[0], explicit[0]
 
     graph = Graph()
     tracer = Tracer(graph)
-    time, origin, z = like(), like(3), like(wieners, of=x)
+    time = like()
+    origin = like(3)
+    z = like(wieners, of=x)
     inputs = {
-        "theta": tracer.input("theta", flat), "x": tracer.input("x", x), "t": tracer.input("t", time),
-        "dt": tracer.input("dt", time), "context": tracer.tree("context", context), "z": tracer.input("z", z),
+        "theta": tracer.input("theta", flat),
+        "x": tracer.input("x", x),
+        "t": tracer.input("t", time),
+        "dt": tracer.input("dt", time),
+        "context": tracer.tree("context", context),
+        "z": tracer.input("z", z),
         "origin": tracer.input("origin", origin),
-    }  # fmt: skip
+    }
     if recipe.wiener is silent:
         inputs["z"] = np.full(wieners, graph.const(0.0))
-    values = {"theta": flat, "x": x, "t": time, "dt": time, "context": context, "z": z, "origin": origin, "x_next": x,
-              "events": None if jumps is None else (x, flat), "p": like(DRAWS, of=x)}  # fmt: skip
-    call = lambda function, *kinds: tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
+    values = {
+        "theta": flat,
+        "x": x,
+        "t": time,
+        "dt": time,
+        "context": context,
+        "z": z,
+        "origin": origin,
+        "x_next": x,
+        "events": None if jumps is None else (x, flat),
+        "p": like(DRAWS, of=x),
+    }
 
-    inner, inputs["events"] = None, None
+    def call(function, *kinds):
+        return tracer.call(function, [values[k] for k in kinds], [inputs[k] for k in kinds])
+
+    inner = None
+    inputs["events"] = None
     if jumps is not None:
         inputs["p"] = tracer.input("p", values["p"])
-        new, after, over, own = call(event_of(jumps, unravel), "theta", "x", "t", "dt", "context", "p")
+        new, after, over, own = call(
+            event_of(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
+        )
         scored = [p for p, node in enumerate(own) if graph.value(int(node)) != 0.0]
         inner = Inner(new.tolist(), int(after), int(over), own.tolist(), scored)
         score = np.full(flat.size, graph.const(0.0))
@@ -151,7 +209,10 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
     (x_next,) = call(step, "theta", "x", "t", "dt", "context", "z", "events")
     for k, (total, part) in enumerate(zip(x_next.tolist(), inputs["x"].tolist(), strict=True)):
         graph.settled(total, part)
-        if jumps is not None and graph.ops[total] in ("add", "sub"):  # what a kick and what the events add
+        if jumps is not None and graph.ops[total] in (
+            "add",
+            "sub",
+        ):  # what a kick and what the events add
             graph.settled(total, graph.make("sub", int(inputs["events"][0][k]), part))
             for operand in graph.args[total]:
                 graph.settled(operand, part)

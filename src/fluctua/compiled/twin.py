@@ -1,7 +1,8 @@
-"""The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one program.
+"""The twin correction in a kernel: simulation, noise-free path, reverse sweep and score in one
+program.
 
-One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and before the first is
-theirs as well.
+One step is traced from the functions of `fluctua.core.twin`; what comes after the last step and
+before the first is theirs as well.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ BASELINES = {baselines.none: 0, baselines.time_only: 0, baselines.mean: 1, basel
 
 
 class TwinProgram(NamedTuple):
-    """One step of a trajectory and its twin. program: its explicit terms are those of the direct part.
+    """One step of a trajectory and its twin. program: its explicit terms are those of the direct
+    part.
 
-    ahead: x̄ₙ₊₁ (M,). delta: δₙ without the reward of the step. reward: gΔt + r. left: r − r̃. gain: vₙ − vₙ₊₁. slope: pₙ
-    (M,), and Sₙ of order 2.
+    ahead: x̄ₙ₊₁ (M,). delta: δₙ without the reward of the step. reward: gΔt + r. left: r − r̃.
+    gain: vₙ − vₙ₊₁. slope: pₙ (M,), and Sₙ of order 2.
     """
 
     program: Program
@@ -52,26 +54,44 @@ class TwinProgram(NamedTuple):
 
 
 def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
-    """The step of a trajectory and of its twin, from the first of an ensemble that is about to begin."""
-    twin, numbers, t = call.twin, call.numbers, call.substrate.t
+    """The step of a trajectory and of its twin, from the first of an ensemble that is about to
+    begin.
+    """
+    twin = call.twin
+    numbers = call.numbers
+    t = call.substrate.t
     x, context, _ = alone(ensemble._replace(streams=None))
     if twin.order == 2 and x.size > MOST_BENT:
-        raise Unsupported("twin", f"a twin of order 2 with {x.size} states; kernels follow up to {MOST_BENT}")
+        raise Unsupported(
+            "twin", f"a twin of order 2 with {x.size} states; kernels follow up to {MOST_BENT}"
+        )
     program = traced(twin.model, call.substrate.recipe, numbers.theta, ensemble, t)
     tracer = Tracer(program.graph)
     m = x.size
-    (flat, unravel), (own, unravel_own) = flattened(numbers.theta), flattened(numbers.twin)
+    (flat, unravel) = flattened(numbers.theta)
+    (own, unravel_own) = flattened(numbers.twin)
 
     def forwards(own: Array, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
         one = jax.tree.map(lambda leaf: leaf[None], (xbar, context))
         return advance_twin(twin, Numbers(None, unravel_own(own)), one[0], t, dt, one[1])[0]
 
     def back(
-        flat: Array, own: Array, x: Array, x_next: Array, xbar: Array, of_v: Array, t: Array, dt: Array,
-        context: PyTree, origin: Array,
-    ) -> tuple[Array, ...]:  # fmt: skip
-        numbers, guess = Numbers(unravel(flat), unravel_own(own)), unrolled(of_v, m)
-        direct, expected, reward, left = direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), context)
+        flat: Array,
+        own: Array,
+        x: Array,
+        x_next: Array,
+        xbar: Array,
+        of_v: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
+        origin: Array,
+    ) -> tuple[Array, ...]:
+        numbers = Numbers(unravel(flat), unravel_own(own))
+        guess = unrolled(of_v, m)
+        direct, expected, reward, left = direct_term(
+            twin, numbers, guess, x, x_next, xbar, (t, dt, origin), context
+        )
         new, gain = expand(twin, numbers, guess, xbar, t, dt, context)
         return direct, expected - gain - new.at(x - xbar), reward, left, gain, rolled(new)
 
@@ -79,15 +99,24 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     of_v = jax.ShapeDtypeStruct((m + m * m if twin.order == 2 else m,), x.dtype)
     values = (flat, own, x, x, x, of_v, time, time, context, origin)
     inputs = [
-        tracer.input("theta", flat), tracer.input("theta", own, flat.size), tracer.input("x", x),
-        np.array(program.x_next), tracer.input("p", x), tracer.input("p", of_v, m), tracer.input("t", time),
-        tracer.input("dt", time), tracer.tree("context", context), tracer.input("origin", origin),
-    ]  # fmt: skip
+        tracer.input("theta", flat),
+        tracer.input("theta", own, flat.size),
+        tracer.input("x", x),
+        np.array(program.x_next),
+        tracer.input("p", x),
+        tracer.input("p", of_v, m),
+        tracer.input("t", time),
+        tracer.input("dt", time),
+        tracer.tree("context", context),
+        tracer.input("origin", origin),
+    ]
     some = [1, 4, 6, 7, 8]
     (later,) = tracer.call(forwards, [values[k] for k in some], [inputs[k] for k in some])
     direct, delta, reward, left, gain, slope = tracer.call(back, list(values), inputs)
     program = program._replace(explicit=direct.tolist())
-    return TwinProgram(program, later.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist())
+    return TwinProgram(
+        program, later.tolist(), int(delta), int(reward), int(left), int(gain), slope.tolist()
+    )
 
 
 def rolled(guess: Guess) -> Array:
@@ -110,9 +139,12 @@ def _text(of: TwinProgram, layout: Layout) -> str:
     back = [
         *(("s", k, program.score[p]) for k, p in enumerate(layout.scores)),
         *(("d", k, program.explicit[p]) for k, p in enumerate(layout.explicits)),
-        ("delta", None, of.delta), ("reward", None, of.reward), ("left", None, of.left), ("gain", None, of.gain),
+        ("delta", None, of.delta),
+        ("reward", None, of.reward),
+        ("left", None, of.left),
+        ("gain", None, of.gain),
         *(("q", k, node) for k, node in enumerate(of.slope)),
-    ]  # fmt: skip
+    ]
     results = "const V *p, V *s, V *d, V &delta, V &reward, V &left, V &gain, V *q"
     return "\n".join(
         [
@@ -127,7 +159,9 @@ def _head(key: TwinKey, of: TwinProgram) -> str:
 
 
 class TwinKernel(NamedTuple):
-    """A program, where its numbers are, its text, the loaded library and the type of its numbers."""
+    """A program, where its numbers are, its text, the loaded library and the type of its
+    numbers.
+    """
 
     program: Program
     layout: Layout
@@ -141,14 +175,24 @@ class TwinKey:
     """What a kernel is made of; equal where code, structure and types are, whatever the numbers."""
 
     def __init__(self, call: TwinCall, optimise: str, place: str = "cpu"):
-        self.call, self.optimise, self.place = call, optimise, place
+        self.call = call
+        self.optimise = optimise
+        self.place = place
         self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
         self.noise64 = jnp.result_type(float) == np.float64
         self.baseline = baseline_of(call)
         self._identity = (
-            call.twin, call.substrate.recipe, shape_of(call.numbers[:2]), shape_of(call.substrate.x0),
-            call.substrate.t.dtype, self.noise64, wiener, self.baseline, optimise, place,
-        )  # fmt: skip
+            call.twin,
+            call.substrate.recipe,
+            shape_of(call.numbers[:2]),
+            shape_of(call.substrate.x0),
+            call.substrate.t.dtype,
+            self.noise64,
+            wiener,
+            self.baseline,
+            optimise,
+            place,
+        )
 
     @property
     def ensemble(self) -> Ensemble:
@@ -168,7 +212,9 @@ def baseline_of(call: TwinCall) -> int:
     for make, number in BASELINES.items():
         if make().of is of:
             return number
-    raise Unsupported("baseline", "this baseline of the twin's Λ; kernels serve none, time, mean, optimal")
+    raise Unsupported(
+        "baseline", "this baseline of the twin's Λ; kernels serve none, time, mean, optimal"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +231,9 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
         text = _head(key, traced_step) + _text(traced_step, layout)
         theta = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(key.call.numbers[:2])))
         ahead = numbers_ahead(program, layout)
-        form = cuda.Form(program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta)
+        form = cuda.Form(
+            program, layout, real, key.noise64, key.wiener, twin=text, ahead=ahead, theta=theta
+        )
         return TwinKernel(
             program,
             layout,
@@ -194,17 +242,38 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
             real,
             len(traced_step.slope),
         )
-    source = cpu.cpu_source(program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0)
+    source = cpu.cpu_source(
+        program, layout, double=double, noise64=key.noise64, wiener=key.wiener, sweep=0
+    )
     twin = native("twin.hpp")
     source = "\n".join([source, _head(key, traced_step) + _text(traced_step, layout), twin])
-    loaded = TwinLibrary(ctypes.CDLL(str(cpu.library_of(source, key.optimise))), real) if build else None
+    loaded = (
+        TwinLibrary(ctypes.CDLL(str(cpu.library_of(source, key.optimise))), real) if build else None
+    )
     return TwinKernel(program, layout, source, loaded, real, len(traced_step.slope))
 
 
 # ------------------------------------------------------------------------------------------ running
 
-POINTERS = ("shared", "timed", "x", "context", "stream", "kept", "last", "slope", "value", "residual", "reward",
-            "direct", "correction", "bar", "edges", "sums", "flags")  # fmt: skip
+POINTERS = (
+    "shared",
+    "timed",
+    "x",
+    "context",
+    "stream",
+    "kept",
+    "last",
+    "slope",
+    "value",
+    "residual",
+    "reward",
+    "direct",
+    "correction",
+    "bar",
+    "edges",
+    "sums",
+    "flags",
+)
 
 
 class _TwinRun(ctypes.Structure):
@@ -219,7 +288,9 @@ class _TwinRun(ctypes.Structure):
 class TwinLibrary(cpu.Host):
     """The passes of a twin on the CPU: pieces of an ensemble, on all cores."""
 
-    def run(self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int) -> None:
+    def run(
+        self, name: str, arrays: dict[str, Any], *, count: int, steps: int, segment: int
+    ) -> None:
         """One pass."""
         pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
         if name == "twin_backward":
@@ -236,7 +307,9 @@ class TwinLibrary(cpu.Host):
 def begun(call: TwinCall, count: int, low: int) -> Ensemble:
     """Trajectories from number `low` on, before their first step."""
     substrate = call.substrate
-    return twin_sweep.begin_from(substrate.recipe, count, call.key, call.numbers.theta, substrate.x0, call.offset + low)
+    return twin_sweep.begin_from(
+        substrate.recipe, count, call.key, call.numbers.theta, substrate.x0, call.offset + low
+    )
 
 
 def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
@@ -256,7 +329,9 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
 
 def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str, Any]:
     """An ensemble and the numbers that are computed ahead, or what a GPU computes them from."""
-    library, substrate, thetas = kernel.library, call.substrate, call.numbers[:2]
+    library = kernel.library
+    substrate = call.substrate
+    thetas = call.numbers[:2]
     if isinstance(library, cuda.TwinLibrary) and library.form.ahead:
         wiener = wiener_of(substrate.recipe.wiener)
         ahead.check_generator(call.key)
@@ -266,31 +341,53 @@ def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str,
     return ahead.arrays(kernel.program, kernel.layout, kernel.real, substrate, flat, ensemble)
 
 
-def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int) -> list[Parts]:
-    twin, numbers, times, real, library = call.twin, call.numbers, call.substrate.times, kernel.real, kernel.library
+def _pass(
+    call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], segment: int
+) -> list[Parts]:
+    twin = call.twin
+    numbers = call.numbers
+    times = call.substrate.times
+    real = kernel.real
+    library = kernel.library
     assert library is not None
-    low, count, steps = slices[0][0], slices[-1][1] - slices[0][0], len(call.substrate.times.dt)
-    m, p, sizes = kernel.program.state, len(kernel.program.names), {"count": count, "steps": steps, "segment": segment}
+    low = slices[0][0]
+    count = slices[-1][1] - slices[0][0]
+    steps = len(call.substrate.times.dt)
+    m = kernel.program.state
+    p = len(kernel.program.names)
+    sizes = {"count": count, "steps": steps, "segment": segment}
     ensemble = begun(call, count, low)
     arrays = _arrays(call, kernel, ensemble)
-    arrays |= {"last": library.empty(2 * m, count), "flags": library.flags(),
-               "kept": library.empty(-(-steps // segment), 2 * m, count)}  # fmt: skip
+    arrays |= {
+        "last": library.empty(2 * m, count),
+        "flags": library.flags(),
+        "kept": library.empty(-(-steps // segment), 2 * m, count),
+    }
     library.run("twin_forward", arrays, **sizes)
     x, xbar = _ends(library.to_jax(arrays["last"]))
     check.finite_simulation(x, call.substrate.t, call.offset + low)
     check_path(xbar, call.substrate.t)
     carry = end(twin, numbers, x, xbar, times, ensemble.context)
 
-    own, v = library.from_jax(_stacked(carry, real)), kernel.guess
+    own = library.from_jax(_stacked(carry, real))
+    v = kernel.guess
     edges = np.array([slices[0][0], *(high for _, high in slices)], np.int64) - low
     bar = np.zeros(steps, real)
     if numbers.table is not None:  # n+1: δ precedes the kick
-        bar = library.kept("bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real))
+        bar = library.kept(
+            "bar", numbers.table, lambda table: np.ascontiguousarray(np.asarray(table)[1:], real)
+        )
     arrays |= {
-        "slope": own[:v], "value": own[v], "residual": own[v + 1], "reward": own[v + 2],
-        "direct": own[v + 3 : v + 3 + p], "correction": own[v + 3 + p :], "bar": bar, "edges": edges,
+        "slope": own[:v],
+        "value": own[v],
+        "residual": own[v + 1],
+        "reward": own[v + 2],
+        "direct": own[v + 3 : v + 3 + p],
+        "correction": own[v + 3 + p :],
+        "bar": bar,
+        "edges": edges,
         "sums": library.zeros(len(slices), steps),
-    }  # fmt: skip
+    }
     library.run("twin_backward", arrays, **sizes)
     flags = library.read(arrays["flags"])
     if flags & OUT_OF_RANGE:
@@ -299,16 +396,25 @@ def _pass(call: TwinCall, kernel: TwinKernel, slices: list[tuple[int, int]], seg
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 
     back = _unstacked(library.to_jax(own), m, v, np.dtype(carry.direct.dtype))
-    last, sums = np.asarray(on_host(carry.residual), float), library.host(arrays["sums"])
+    last = np.asarray(on_host(carry.residual), float)
+    sums = library.host(arrays["sums"])
     ends = (ensemble.x, ensemble.context)
     if not isinstance(twin.model.start, Density):
         means = np.append(sums.sum(axis=0) / count, last.mean()).astype(real)
-        return [twin_sweep.finish_parts(twin, numbers, back, ends[0], times, ends[1], [jnp.asarray(means)])]
+        return [
+            twin_sweep.finish_parts(
+                twin, numbers, back, ends[0], times, ends[1], [jnp.asarray(means)]
+            )
+        ]
     finished = []
-    for number, (first, stop) in enumerate((a - low, b - low) for a, b in slices):  # its draw leaves one out of a batch
+    for number, (first, stop) in enumerate(
+        (a - low, b - low) for a, b in slices
+    ):  # its draw leaves one out of a batch
         part, (x0, context) = jax.tree.map(lambda leaf: leaf[first:stop], (back, ends))  # noqa: B023
         means = np.append(sums[number] / (stop - first), last[first:stop].mean()).astype(real)
-        finished.append(twin_sweep.finish_parts(twin, numbers, part, x0, times, context, [jnp.asarray(means)]))
+        finished.append(
+            twin_sweep.finish_parts(twin, numbers, part, x0, times, context, [jnp.asarray(means)])
+        )
     return finished
 
 
@@ -321,10 +427,20 @@ def _ends(last: Array) -> tuple[Array, Array]:
 
 @partial(jit, static_argnums=1)
 def _stacked(carry: Backward, real: np.dtype) -> Array:
-    """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward, direct, correction."""
+    """What a kernel takes backwards, with the trajectory last: slope, value, residual, reward,
+    direct, correction.
+    """
     count = len(carry.residual)
-    every = lambda v: jnp.broadcast_to(v, (count, *v.shape[1:]))
-    numbers = [every(rolled(carry.guess)).T, every(carry.value)[None], carry.residual[None], carry.reward[None]]
+
+    def every(v):
+        return jnp.broadcast_to(v, (count, *v.shape[1:]))
+
+    numbers = [
+        every(rolled(carry.guess)).T,
+        every(carry.value)[None],
+        carry.residual[None],
+        carry.reward[None],
+    ]
     return jnp.concatenate([v.astype(real) for v in (*numbers, carry.direct.T, carry.correction.T)])
 
 

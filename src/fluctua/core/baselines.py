@@ -1,15 +1,17 @@
-"""Baselines λ̄ and the one table of their names: subtracted from the return-to-go, they change the variance and never
-the mean.
+"""Baselines λ̄ and the one table of their names: subtracted from the return-to-go, they change the
+variance and never the mean.
 
-A baseline is admissible when it is independent of the kick it multiplies. Those here get that either by
-leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin membership uses the
-state *before* the kick.
+A baseline is admissible when it is independent of the kick it multiplies. Those here get that
+either by leaving the trajectory itself out of every sum or by knowing nothing but the time. Bin
+membership uses the state *before* the kick.
 
-Writing another one takes a function of a `Kick` that returns (E, P), or anything that broadcasts to it. It is tried
-once (`check_admissible`) and refused if it depends on the return or the score of its own trajectory.
+Writing another one takes a function of a `Inputs` that returns (E, P), or anything that broadcasts
+to it. It is tried once (`check_admissible`) and refused if it depends on the return or the score of
+its own trajectory.
 
-Every door of the library (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the command line) takes a
-name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name what it does not serve (`chosen`).
+Every door of the library (`ppgt`, `gradient`, `Task.estimator`, configurations, recordings, the
+command line) takes a name of `TABLE` or a record, has the default `DEFAULT`, and refuses by name
+what it does not serve (`chosen`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from fluctua.core.check import form, leading
 from fluctua.core.text import close_match
 from fluctua.core.types import Array, Params, Process, PyTree, jit
 
+__all__ = ["Baseline", "Inputs", "binned", "carried", "mean", "none", "optimal", "time_only"]
+
 PILOT = 128
 """Trajectories of the independent run behind a time-only baseline, unless it says otherwise."""
 
@@ -35,11 +39,12 @@ BATCH = 256
 """Trajectories that go through time together with a `Twin`, unless it says otherwise."""
 
 
-class Kick(NamedTuple):
+class Inputs(NamedTuple):
     """What a baseline sees of one step of the whole ensemble.
 
-    index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀. x: (E, M) the states before the kick,
-    None for the draw of X₀. returns: λ̂ₙ₊₁ (E,). score: Uₙ (E, P). values: the baseline's own table.
+    index: n, or −1 for the draw of X₀, whose score is ∂θ ln p₀. x: (E, M) the states before the
+    kick, None for the draw of X₀. returns: λ̂ₙ₊₁ (E,). score: Uₙ (E, P). values: the baseline's own
+    table.
     """
 
     index: Array
@@ -55,13 +60,14 @@ class Kick(NamedTuple):
 class Baseline(NamedTuple):
     """λ̄ₙ for every trajectory and parameter.
 
-    of: Kick -> broadcastable to (E, P). needs_returns: whether `of` looks at `Kick.returns`; if so a
-    simulated ensemble is run once for the returns and replayed. fewest: trajectories it needs.
-    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,); where nothing can
-    be run, one half of the trajectories fills them for the other. name: in `TABLE`; "own" for one that is not there.
+    of: Inputs -> broadcastable to (E, P). needs_returns: whether `of` looks at `Inputs.returns`; if
+    so a simulated ensemble is run once for the returns and replayed. fewest: trajectories it needs.
+    pilot: trajectories of an independent run that fills `values` with the mean return-to-go (T+1,);
+    where nothing can be run, one half of the trajectories fills them for the other. name: in
+    `TABLE`; "own" for one that is not there.
     """
 
-    of: Callable[[Kick], Array]
+    of: Callable[[Inputs], Array]
     needs_returns: bool = True
     fewest: int = 2
     pilot: int = 0
@@ -74,48 +80,55 @@ def none() -> Baseline:
     return Baseline(_none, needs_returns=False, fewest=1, name="none")
 
 
-def _none(kick: Kick) -> Array:
+def _none(kick: Inputs) -> Array:
     return jnp.zeros((), kick.score.dtype)
 
 
 def time_only(values: Array | None = None, *, pilot: int = PILOT) -> Baseline:
     """λ̄ₙ = E[λ̂ₙ₊₁], a function of time alone. The default, by the name "time".
 
-    A simulator runs an independent pilot for it. Trajectories that were recorded or measured come in two halves, each
-    of which takes the mean return-to-go of the other.
+    A simulator runs an independent pilot for it. Trajectories that were recorded or measured come
+    in two halves, each of which takes the mean return-to-go of the other.
 
     Args:
-        values: (T+1,), the mean return-to-go at each time, if it is known already: of an earlier iteration, say.
+        values: (T+1,), the mean return-to-go at each time, if it is known already: of an earlier
+            iteration, say.
         pilot: trajectories of the pilot.
 
     Returns: the record to pass as `baseline=`.
     """
     if values is None:
         if isinstance(pilot, bool) or int(pilot) != pilot or pilot < 1:
-            raise ValueError(f"`pilot` must be a whole number of trajectories, at least 1; got {pilot!r}.")
+            raise ValueError(
+                f"`pilot` must be a whole number of trajectories, at least 1; got {pilot!r}."
+            )
         return Baseline(_time_only, needs_returns=False, fewest=1, pilot=int(pilot), name="time")
     known = jnp.asarray(values)
     if known.ndim == 0:
         raise TypeError(
-            f"`values` of a time-only baseline is the mean return-to-go at each time, (T+1,); got the number "
+            "`values` of a time-only baseline is the mean return-to-go at each time, (T+1,); got "
+            "the number "
             f"{values!r}. For a pilot of so many trajectories write time_only(pilot={values!r})."
         )
     bad = np.flatnonzero(~np.isfinite(np.asarray(known)))
     if bad.size:
         raise ValueError(
-            f"the values of a time-only baseline are not finite at {bad.size} of {known.size} times, first at index "
+            f"the values of a time-only baseline are not finite at {bad.size} of {known.size} "
+            "times, first at index "
             f"{bad[0]}: the gradient would not be either."
         )
     return Baseline(_time_only, needs_returns=False, fewest=1, values=known, name="time")
 
 
-def _time_only(kick: Kick) -> Array:
+def _time_only(kick: Inputs) -> Array:
     assert kick.values is not None
     return kick.values[kick.index + 1]  # n+1: the reward at n precedes the kick
 
 
-def of_other_half(kick: Kick) -> Array:
-    """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has the mean of each."""
+def of_other_half(kick: Inputs) -> Array:
+    """λ̄ₙ of trajectories in two halves, the first ⌈E/2⌉ and the rest: `values` (T+1, 2) has
+    the mean of each.
+    """
     assert kick.values is not None
     count = kick.returns.shape[0]
     first, second = kick.values[kick.index + 1]
@@ -130,7 +143,8 @@ def half(count: int) -> int:
 def carried() -> Baseline:
     """`time_only` from the estimate before: free, and as unbiased, however far θ has moved since.
 
-    The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused kernels.
+    The first estimate runs a pilot. Only estimators that remember can serve it: those of the fused
+    kernels.
     """
     return Baseline(_time_only, needs_returns=False, fewest=1, pilot=PILOT, name="carried")
 
@@ -140,57 +154,77 @@ def mean() -> Baseline:
     return Baseline(_mean, name="mean")
 
 
-def _mean(kick: Kick) -> Array:
+def _mean(kick: Inputs) -> Array:
     return _mean_of_others(kick.returns)[:, None]
 
 
 def optimal() -> Baseline:
-    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 20), of least variance, for each component and step.
+    """λ̄⁽ʲ⁾ = Σ_{i≠j} λ̂⁽ⁱ⁾U_i² / Σ_{i≠j} U_i² (Eq. 20), of least variance, for each component and
+    step.
 
-    Where every other score vanishes the weights say nothing, and the plain mean of the others is taken.
+    Where every other score vanishes the weights say nothing, and the plain mean of the others is
+    taken.
     """
     return Baseline(_optimal, name="optimal")
 
 
-def _optimal(kick: Kick) -> Array:
+def _optimal(kick: Inputs) -> Array:
     return _weighted_mean_of_others(kick.returns, _weights(kick.score))
 
 
 def binned(
-    condition: Callable[..., PyTree] | None = None, *, bins: int = 20, every: int = 1, group: int | None = None
+    condition: Callable[..., PyTree] | None = None,
+    *,
+    bins: int = 20,
+    every: int = 1,
+    group: int | None = None,
 ) -> Baseline:
-    """`optimal` within each of K quantile bins of a quantity of the state before the kick (the paper's).
+    """`optimal` within each of K quantile bins of a quantity of the state before the kick (the
+    paper's).
 
-    Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins may
-    then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble (itself left out).
+    Equal values share a bin, so the estimate does not depend on the order of the trajectories; bins
+    may then be empty. A trajectory alone in its bin takes the baseline of the whole ensemble
+    (itself left out).
 
     Args:
-        condition: (theta, x (M,), t, context) -> a pytree that broadcasts to θ: for each parameter the
-            quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa": abs2(psi)[i] + abs2(psi)[j]}.
-            A bare scalar conditions every parameter on the same quantity. A `Task` brings its own.
+        condition: (theta, x (M,), t, context) -> a pytree that broadcasts to θ: for each parameter
+            the quantity whose quantiles make its bins, e.g. {"omega": abs2(psi), "kappa":
+            abs2(psi)[i] + abs2(psi)[j]}. A bare scalar conditions every parameter on the same
+            quantity. A `Task` brings its own.
         bins: K.
-        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps old is as
-            independent of the kick as a fresh one. Fused kernels only.
-        group: split a larger ensemble into groups of at most so many trajectories, each with bins of its own; None for
-            all together. Fused kernels only.
+        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps
+            old is as independent of the kick as a fresh one. Fused kernels only.
+        group: split a larger ensemble into groups of at most so many trajectories, each with bins
+            of its own; None for all together. Fused kernels only.
 
     Returns: the record to pass as `baseline=`.
     """
-    for name, value, least in (("bins", bins, 1), ("every", every, 1), ("group", 2 if group is None else group, 2)):
+    for name, value, least in (
+        ("bins", bins, 1),
+        ("every", every, 1),
+        ("group", 2 if group is None else group, 2),
+    ):
         if isinstance(value, bool) or int(value) != value or value < least:
             raise ValueError(f"`{name}` must be a whole number, at least {least}; got {value!r}.")
-    return Baseline(Bins(None if condition is None else leading(condition, 4), bins, every, group), name="binned")
+    return Baseline(
+        Bins(None if condition is None else leading(condition, 4), bins, every, group),
+        name="binned",
+    )
 
 
 class Twin(NamedTuple):
-    """A model of the process that explains most of the return; takes the place of a baseline (`fluctua.core.twin`).
+    """A model of the process that explains most of the return; takes the place of a baseline
+    (`fluctua.core.twin`).
 
-    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose state has the same
-    components; the process of the score if not given. Rewards are always taken at θ: they are defined, not modelled.
-    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the return and is exact
-    for affine drifts with rewards and σσᵀ at most quadratic; it keeps M² numbers a trajectory.
-    baseline: λ̄ₙ, what is taken off Λₙ₊₁; a name or a record, `time_only` with its values. Those that leave one
-    out do so within a batch. batch: trajectories at a time; memory is batch·√T·M, not E·T·M.
+    theta: θ -> θ̃, the twin's parameters; θ itself if not given. process: the twin's own, whose
+    state has the same components; the process of the score if not given. Rewards are always taken
+    at θ: they are defined, not modelled.
+    order: 1 for a linear guess V, 2 for a quadratic one, which also counts what noise adds to the
+    return and is exact for affine drifts with rewards and σσᵀ at most quadratic; it keeps M²
+    numbers a trajectory.
+    baseline: λ̄ₙ, what is taken off Λₙ₊₁; a name or a record, `time_only` with its values. Those
+    that leave one out do so within a batch. batch: trajectories at a time; memory is batch·√T·M,
+    not E·T·M.
     """
 
     theta: Callable[[Params], Params] | None = None
@@ -212,8 +246,8 @@ TABLE: dict[str, Callable[[], Baseline | Twin]] = {
 """Every baseline of the library by its one name."""
 
 DEFAULT = "time"
-"""Its variance is a few per cent above that of "optimal" at half the cost, and it works with chunks, kernels and
-readout correction alike (benchmarks/baselines.py)."""
+"""Its variance is a few per cent above that of "optimal" at half the cost, and it works with
+chunks, kernels and readout correction alike (benchmarks/baselines.py)."""
 
 JAX = ("none", "time", "mean", "optimal", "binned", "twin", "own")
 """What estimators of the core serve. "own": a `Baseline` that has no name in `TABLE`."""
@@ -236,16 +270,22 @@ def chosen(
 
     """
     if choice is Twin:
-        raise TypeError("`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin().")
+        raise TypeError(
+            "`baseline` is the class `Twin`; a twin is an instance of it: baseline=Twin()."
+        )
     record: Any = DEFAULT if choice is None else choice
     listed = ", ".join(name for name in serves if name != "own")
     if isinstance(record, str):
         if record not in TABLE:
-            raise ValueError(f"there is no baseline {record!r}; {door} serves {listed}.{close_match(record, TABLE)}")
+            raise ValueError(
+                f"there is no baseline {record!r}; {door} serves "
+                f"{listed}.{close_match(record, TABLE)}"
+            )
         record = TABLE[record]()
     if not isinstance(record, Baseline | Twin):
         raise TypeError(
-            f"`baseline` is a name ({listed}) or a record such as fluctua.optimal(); got {type(record).__name__}."
+            f"`baseline` is a name ({listed}) or a record such as fluctua.baselines.optimal(); got "
+            f"{type(record).__name__}."
         )
     name = "twin" if isinstance(record, Twin) else record.name
     if name not in serves:
@@ -269,34 +309,41 @@ def check_unsorted(baseline: Baseline | Twin, door: str) -> None:
         and (baseline.of.every, baseline.of.group) != (1, None)
     ):
         raise ValueError(
-            f"{door} sorts all trajectories into bins at every step: `every` = {baseline.of.every} and `group` = "
+            f"{door} sorts all trajectories into bins at every step: `every` = {baseline.of.every} "
+            "and `group` = "
             f"{baseline.of.group} are options of the fused kernels."
         )
 
 
 @dataclass(frozen=True)
 class Bins:
-    """`Baseline.of` of `binned`: a record and not a closure, so that equal baselines share one compilation."""
+    """`Baseline.of` of `binned`: a record and not a closure, so that equal baselines share one
+    compilation.
+    """
 
     condition: Callable[..., PyTree] | None
     bins: int
     every: int = 1
     group: int | None = None
 
-    def __call__(self, kick: Kick) -> Array:
+    def __call__(self, kick: Inputs) -> Array:
         """λ̄ₙ, sorted into bins afresh. (E, P)"""
         assert self.condition is not None  # filled in by `chosen`
         weight = _weights(kick.score)
         whole = _weighted_mean_of_others(kick.returns, weight)
         if kick.x is None:  # the draw of X₀ has no state before it
             return whole
-        quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(kick.theta, kick.x, kick.t, kick.context)
+        quantity = jax.vmap(self.condition, in_axes=(None, 0, None, 0))(
+            kick.theta, kick.x, kick.t, kick.context
+        )
         columns, of_parameter = condition_columns(quantity, kick.theta)
         return _binned_mean_of_others(columns, of_parameter, kick.returns, weight, whole, self.bins)
 
 
 def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarray]:
-    """Distinct conditioning quantities as columns (E, C), and the column (P,) that each parameter uses."""
+    """Distinct conditioning quantities as columns (E, C), and the column (P,) that each
+    parameter uses.
+    """
     columns: list[Array] = []
     of_parameter: list[np.ndarray] = []
     width = 0
@@ -310,7 +357,8 @@ def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarra
                 of_parameter.append(np.broadcast_to(index, np.shape(leaf)).ravel())
             except ValueError:
                 raise ValueError(
-                    f"the binning condition must broadcast to the parameters it is for: it has shape "
+                    "the binning condition must broadcast to the parameters it is for: it has "
+                    "shape "
                     f"{q.shape[1:]} for a parameter array of shape {np.shape(leaf)}."
                 ) from None
         columns.append(q.reshape(q.shape[0], -1))
@@ -321,14 +369,19 @@ def condition_columns(quantity: PyTree, theta: Params) -> tuple[Array, np.ndarra
 
 
 def quantile_bins(sorted_values: Array, bins: int) -> Array:
-    """Bin of each of E sorted values, from edges at the ranks ⌊kE/K⌋; equal values share a bin. (E,) int."""
+    """Bin of each of E sorted values, from edges at the ranks ⌊kE/K⌋; equal values share a bin.
+
+    (E,) int.
+    """
     count = sorted_values.shape[0]
     edges = sorted_values[(np.arange(1, bins) * count) // bins]
     return jnp.searchsorted(edges, sorted_values, side="right")
 
 
-def is_library(of: Callable[[Kick], Array]) -> bool:
-    """Whether a function of a `Kick` is one of this module, which tests have found independent of the kick."""
+def is_library(of: Callable[[Inputs], Array]) -> bool:
+    """Whether a function of a `Inputs` is one of this module, which tests have found independent
+    of the kick.
+    """
     return isinstance(of, Bins) or of in (_none, _time_only, of_other_half, _mean, _optimal)
 
 
@@ -336,18 +389,22 @@ def check_baseline(baseline: Baseline, trajectories: int, t: Array) -> None:
     """Enough trajectories to leave one out; a table that fits the grid."""
     if trajectories < baseline.fewest:
         raise ValueError(
-            f"a leave-one-out baseline needs at least {baseline.fewest} trajectories; got {trajectories}. "
+            f"a leave-one-out baseline needs at least {baseline.fewest} trajectories; got "
+            f"{trajectories}. "
             "Take more, or use baseline=none() or time_only(values)."
         )
     if baseline.values is not None and baseline.values.shape != (len(t),):
         raise ValueError(
-            f"the values of a time-only baseline must be the mean return-to-go at each of the {len(t)} times, "
+            "the values of a time-only baseline must be the mean return-to-go at each of the "
+            f"{len(t)} times, "
             f"shape ({len(t)},); got {baseline.values.shape}."
         )
 
 
 def _weights(score: Array) -> Array:
-    """U², scaled so that the square neither overflows nor underflows; the scale cancels in the ratio."""
+    """U², scaled so that the square neither overflows nor underflows; the scale cancels in the
+    ratio.
+    """
     scale = jnp.max(jnp.abs(score), axis=0)
     return (score / jnp.where(scale > 0, scale, 1)) ** 2
 
@@ -386,9 +443,11 @@ def _binned_mean_of_others(
     first = jnp.concatenate([edge, change])  # first member of its bin
     last = jnp.concatenate([change, edge])
 
-    # Counts and plain sums are the same for all parameters that share a column. All sums in one scan: it is unrolled
-    # into log E levels, and compiling those is what takes long.
-    order_p, first_p, last_p = order[:, of_parameter], first[:, of_parameter], last[:, of_parameter]
+    # Counts and plain sums are the same for all parameters that share a column. All sums in one
+    # scan: it is unrolled into log E levels, and compiling those is what takes long.
+    order_p = order[:, of_parameter]
+    first_p = first[:, of_parameter]
+    last_p = last[:, of_parameter]
     returns_sorted = returns[order]
     sorted_weight = jnp.take_along_axis(weight, order_p, axis=0)
     summands = [
@@ -402,8 +461,11 @@ def _binned_mean_of_others(
         jnp.concatenate([first, first, first_p, first_p], axis=1),
         jnp.concatenate([last, last, last_p, last_p], axis=1),
     )
-    quantities, parameters = order.shape[1], len(of_parameter)
-    members, plain, total, weighted = jnp.split(sums, np.cumsum([quantities, quantities, parameters]), axis=1)
+    quantities = order.shape[1]
+    parameters = len(of_parameter)
+    members, plain, total, weighted = jnp.split(
+        sums, np.cumsum([quantities, quantities, parameters]), axis=1
+    )
     plain = plain / jnp.maximum(members, 1)
     within = jnp.where(total > 0, weighted / jnp.where(total > 0, total, 1), plain[:, of_parameter])
 
@@ -413,7 +475,9 @@ def _binned_mean_of_others(
 
 
 def _segment_sum_of_others(v: Array, first: Array, last: Array) -> Array:
-    """`_sum_of_others` within runs along the first axis, whose first and last members are marked."""
+    """`_sum_of_others` within runs along the first axis, whose first and last members are
+    marked.
+    """
 
     def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         return a[0] | b[0], jnp.where(b[0], b[1], a[1] + b[1])
@@ -427,16 +491,18 @@ def _segment_sum_of_others(v: Array, first: Array, last: Array) -> Array:
     return preceding + jnp.flip(following, 0)
 
 
-# ------------------------------------------------------------------------------------ baselines of one's own
+# --------------------------------------------------------------------------- baselines of one's own
 #
-# (λ̂ⱼ − λ̄ⱼ)Uⱼ has the right mean for every λ̄ⱼ that depends neither on the return λ̂ⱼ nor on the score
-# Uⱼ of its own trajectory. A baseline is therefore called on a small made-up ensemble, the return or
-# the score of one trajectory is changed, and λ̄ of that trajectory must stay what it was. Those of the
-# library have tests of their own, and are not tried. Not seen is what a baseline holds besides its
-# `Kick`: a table made of the trajectories that it is used on passes.
+# (λ̂ⱼ − λ̄ⱼ)Uⱼ has the right mean for every λ̄ⱼ that depends neither on the return λ̂ⱼ nor on the
+# score Uⱼ of its own trajectory. A baseline is therefore called on a small made-up ensemble, the
+# return or the score of one trajectory is changed, and λ̄ of that trajectory must stay what it was.
+# Those of the library have tests of their own, and are not tried. Not seen is what a baseline holds
+# besides its `Inputs`: a table made of the trajectories that it is used on passes.
 
 ENSEMBLE = 64
-"""Trajectories of the made-up ensemble; a mean that does not leave one out moves by 1/64 of the change."""
+"""Trajectories of the made-up ensemble; a mean that does not leave one out moves by 1/64 of the
+change.
+"""
 
 CHANGES = (1.0, -1e3, 1e3)
 """What is added to the return or the score of one trajectory, in units of max(1, |λ̄|)."""
@@ -448,8 +514,8 @@ START = -1
 class Setting(NamedTuple):
     """What a baseline is tried with.
 
-    t: the time grid (T+1,). count: trajectories of the call. start: () -> states at the start (E, M)
-    and their contexts, some at least; called for a baseline that is tried for the first time.
+    t: the time grid (T+1,). count: trajectories of the call. start: () -> states at the start (E,
+    M) and their contexts, some at least; called for a baseline that is tried for the first time.
     """
 
     theta: Params
@@ -459,7 +525,9 @@ class Setting(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """Step n and trajectory j; what is added to the return and to every score of that trajectory."""
+    """Step n and trajectory j; what is added to the return and to every score of that
+    trajectory.
+    """
 
     index: Array
     trajectory: Array
@@ -478,7 +546,9 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
 
     It is tried once, not at every call. of_start: whether it is the baseline of the draw of X₀.
     """
-    if is_library(baseline.of) or setting.count < baseline.fewest:  # too few are refused by `check_baseline`
+    if (
+        is_library(baseline.of) or setting.count < baseline.fewest
+    ):  # too few are refused by `check_baseline`
         return
     code = (baseline.of, of_start, form(setting.theta))
     if code in _ADMITTED:
@@ -498,13 +568,18 @@ def check_admissible(baseline: Baseline, setting: Setting, *, of_start: bool = F
 
 
 def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> str | None:
-    """The message for a baseline whose own entry moves with the return or the score; None without one."""
+    """The message for a baseline whose own entry moves with the return or the score; None
+    without one.
+    """
     last = len(setting.t) - 2
     steps = [START] if of_start else sorted({0, last // 2, last})
     kick = _made_up(baseline, setting, size, of_start)
     trajectories = sorted({0, size // 2, size - 1})
     places = [(n, j) for n in steps for j in trajectories]
-    of = lambda rows: np.asarray(_evaluate(baseline.of, kick, setting.t, _columns(rows)), np.float64)
+
+    def of(rows):
+        return np.asarray(_evaluate(baseline.of, kick, setting.t, _columns(rows)), np.float64)
+
     before = of([(n, j, 0.0, 0.0) for n, j in places])
     unit = max(1.0, float(np.nanmax(np.abs(before), initial=0.0)))
     # where more than half of the digits are lost, nothing can be said
@@ -521,18 +596,22 @@ def _find_leak(baseline: Baseline, setting: Setting, size: int, of_start: bool) 
     return None
 
 
-def _describe(of: Callable[[Kick], Array], what: str, moved: float, n: int, j: int, size: int) -> str:
+def _describe(
+    of: Callable[[Inputs], Array], what: str, moved: float, n: int, j: int, size: int
+) -> str:
     name = getattr(of, "__name__", type(of).__name__)
     where = "the draw of X₀" if n == START else f"step {n}"
     return (
         f"the baseline `{name}` depends on the {what} of its own trajectory: among {size} made-up "
-        f"trajectories the entry of trajectory {j} moved by {moved:.3g} per unit of it, at {where}. The "
-        "gradient would be biased. Leave the trajectory itself out, as mean() and optimal() do, or look "
+        f"trajectories the entry of trajectory {j} moved by {moved:.3g} per unit of it, at "
+        f"{where}. The "
+        "gradient would be biased. Leave the trajectory itself out, as mean() and optimal() do, or "
+        "look "
         "at `kick.x`, `kick.t` and `kick.context` only."
     )
 
 
-def _made_up(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> Kick:
+def _made_up(baseline: Baseline, setting: Setting, size: int, of_start: bool) -> Inputs:
     """An ensemble about the first states, with returns, scores and a table of order one."""
     rng = np.random.default_rng(0)
     theta = setting.theta
@@ -546,7 +625,7 @@ def _made_up(baseline: Baseline, setting: Setting, size: int, of_start: bool) ->
     table = baseline.values
     if table is None and baseline.pilot:
         table = jnp.asarray(rng.normal(size=len(setting.t)), dtype)
-    return Kick(
+    return Inputs(
         index=jnp.array(START),
         theta=theta,
         x=None if of_start else states,
@@ -564,10 +643,11 @@ def _columns(rows: list[tuple[int, int, float, float]]) -> _Change:
 
 
 @partial(jit, static_argnums=0)
-def _evaluate(of: Callable[[Kick], Array], kick: Kick, t: Array, changes: _Change) -> Array:
+def _evaluate(of: Callable[[Inputs], Array], kick: Inputs, t: Array, changes: _Change) -> Array:
     """λ̄ of the changed trajectory, one row per change. (C, P)
 
-    Compiled once for all changes: what a baseline draws while it is traced is the same in all of them.
+    Compiled once for all changes: what a baseline draws while it is traced is the same in all of
+    them.
     """
     size = kick.score.shape
 
@@ -575,7 +655,9 @@ def _evaluate(of: Callable[[Kick], Array], kick: Kick, t: Array, changes: _Chang
         n, j, of_return, of_score = change
         returns = kick.returns.at[j].add(of_return.astype(kick.returns.dtype))
         score = kick.score.at[j].add(of_score.astype(kick.score.dtype))
-        bar = jnp.asarray(of(kick._replace(index=n, t=t[jnp.maximum(n, 0)], returns=returns, score=score)))
+        bar = jnp.asarray(
+            of(kick._replace(index=n, t=t[jnp.maximum(n, 0)], returns=returns, score=score))
+        )
         try:
             return jnp.broadcast_to(bar, size)[j]
         except ValueError:

@@ -17,9 +17,9 @@ from fluctua.core.types import (
     STEPS,
     AnyProcess,
     Array,
+    FunctionOfMeans,
     NoiseProduct,
     Objective,
-    OfMeans,
     Params,
     Process,
     PyTree,
@@ -36,7 +36,10 @@ from fluctua.core.types import (
 
 @dataclass(frozen=True)
 class _Leading:
-    """Calls f with its first `arity` arguments. Equal if f is, so that wrapping twice compiles once."""
+    """Calls f with its first `arity` arguments.
+
+    Equal if f is, so that wrapping twice compiles once.
+    """
 
     f: Callable[..., Any]
     arity: int
@@ -50,7 +53,9 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     if isinstance(f, _Leading):
         return f
     if not callable(f):
-        raise TypeError(f"expected a function of up to {most} arguments; got {type(f).__name__}: {f!r}.")
+        raise TypeError(
+            f"expected a function of up to {most} arguments; got {type(f).__name__}: {f!r}."
+        )
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature: take them at their word
@@ -58,35 +63,48 @@ def leading(f: Callable[..., Any], most: int) -> Callable[..., Any]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return f
     required = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
     if not 1 <= len(required) <= most:
         raise TypeError(
-            f"`{getattr(f, '__name__', f)}` takes {len(required)} arguments; it is called with up to {most} "
-            "(theta, x, t, context, in the order of the documentation). Leave off the last ones only."
+            f"`{getattr(f, '__name__', f)}` takes {len(required)} arguments; it is called with up "
+            f"to {most} "
+            "(theta, x, t, context, in the order of the documentation). Leave off the last ones "
+            "only."
         )
     # one that takes them all stays itself: what else it can do (`insitu.feature_fit`) is not hidden
     return f if len(required) == len(parameters) == most else _Leading(f, len(required))
 
 
 def process(candidate: Any) -> Any:
-    """Callables of four arguments (five for products); a process of another kind has checked itself."""
+    """Callables of four arguments (five for products); a process of another kind has checked
+    itself.
+    """
     if not isinstance(candidate, Process):
-        if isinstance(candidate, type) or not all(hasattr(candidate, name) for name in ("advance", "score", "check")):
+        if isinstance(candidate, type) or not all(
+            hasattr(candidate, name) for name in ("advance", "score", "check")
+        ):
             raise TypeError(
-                f"`process` must be a fluctua.Process(drift, noise), or of another kind such as fluctua.Jumps; got "
+                "`process` must be a fluctua.Process(drift, noise), or of another kind such as "
+                "fluctua.Jumps; got "
                 f"{type(candidate).__name__}."
             )
         return candidate
     noise: Any = candidate.noise
     if isinstance(noise, NoiseProduct):
         if int(noise.width) < 1:
-            raise ValueError(f"`NoiseProduct.width` must be the number of Wiener processes, ≥ 1; got {noise.width}.")
+            raise ValueError(
+                "`NoiseProduct.width` must be the number of Wiener processes, ≥ 1; got "
+                f"{noise.width}."
+            )
     elif noise is not None:
         noise = leading(noise, 4)
     elif candidate.diffusion is None:
         raise ValueError(
-            "`Process` needs `noise`, or `diffusion` for a process that is only measured: without the "
+            "`Process` needs `noise`, or `diffusion` for a process that is only measured: without "
+            "the "
             "diffusion there is no score."
         )
     for name, f in (("drift", candidate.drift), ("noise", noise)):
@@ -97,19 +115,25 @@ def process(candidate: Any) -> Any:
 
 
 def _step(step: Any) -> None:
-    if (isinstance(step, str) and step not in STEPS) or not (isinstance(step, str) or callable(step)):
+    if (isinstance(step, str) and step not in STEPS) or not (
+        isinstance(step, str) or callable(step)
+    ):
         hint = close_match(step, STEPS) if isinstance(step, str) else ""
         raise ValueError(
-            f"`step` must be {', '.join(map(repr, STEPS))}, Exponential(linear), or a function (drift, theta, x, t, "
+            f"`step` must be {', '.join(map(repr, STEPS))}, Exponential(linear), or a function "
+            "(drift, theta, x, t, "
             f"dt, context) -> (m − x)/Δt; got {step!r}.{hint}"
         )
 
 
-STATE, PARAMETERS = ("x", "state"), ("theta", "th", "params", "parameters")
+STATE = ("x", "state")
+PARAMETERS = ("theta", "th", "params", "parameters")
 
 
 def _in_order(name: str, f: Any) -> None:
-    """Refuse f(x, theta) by the names of its arguments: with states and parameters alike arrays, it would often run."""
+    """Refuse f(x, theta) by the names of its arguments: with states and parameters alike
+    arrays, it would often run.
+    """
     f = f.f if isinstance(f, _Leading) else f
     try:
         first, second, *_ = inspect.signature(f).parameters
@@ -117,7 +141,8 @@ def _in_order(name: str, f: Any) -> None:
         return
     if first in STATE and second in PARAMETERS:
         raise TypeError(
-            f"`{name}({first}, {second})` has its arguments swapped: it is called as {name}(theta, x, t, context)."
+            f"`{name}({first}, {second})` has its arguments swapped: it is called as {name}(theta, "
+            "x, t, context)."
         )
 
 
@@ -125,9 +150,9 @@ def _no_reward(theta: Params, x: Array, *rest: Any) -> Array:
     return jnp.zeros((), x.dtype)
 
 
-def objective_or_means(candidate: Any) -> Rewards | OfMeans:
+def objective_or_means(candidate: Any) -> Rewards | FunctionOfMeans:
     """Rewards as callables, or a function of means of such: for doors that serve both."""
-    if isinstance(candidate, OfMeans):
+    if isinstance(candidate, FunctionOfMeans):
         return candidate._replace(parts=tuple(objective(part) for part in candidate.parts))
     return objective(candidate)
 
@@ -136,15 +161,23 @@ def objective(candidate: Any) -> Rewards:
     """Rewards as callables of all their arguments."""
     if isinstance(candidate, Rewards):
         return candidate
-    if isinstance(candidate, OfMeans):
+    if isinstance(candidate, FunctionOfMeans):
         raise ValueError(
-            "a function of means (`of_means`) is served by gradient, samples_of, ppgt, the yardsticks and evaluate, "
+            "a function of means (`function_of_means`) is served by gradient, gradient_samples, "
+            "ppgt, the "
+            "yardsticks and evaluate, "
             "with all trajectories at hand; here give one `Objective`."
         )
     if not isinstance(candidate, Objective):
-        raise TypeError(f"`objective` must be a fluctua.Objective(running, terminal); got {type(candidate).__name__}.")
+        raise TypeError(
+            "`objective` must be a fluctua.Objective(running, terminal); got "
+            f"{type(candidate).__name__}."
+        )
     if all(reward is None for reward in candidate):
-        raise ValueError("`Objective` needs a reward: `running`, `terminal`, `step` or `initial`; it has none of them.")
+        raise ValueError(
+            "`Objective` needs a reward: `running`, `terminal`, `step` or `initial`; it has none "
+            "of them."
+        )
     return Rewards(
         _no_reward if candidate.running is None else leading(candidate.running, 4),
         _no_reward if candidate.terminal is None else leading(candidate.terminal, 3),
@@ -157,7 +190,10 @@ def only_of_states(rewards: Rewards, door: str) -> None:
     """Refuse rewards of steps and of the start, by name."""
     for name in ("step", "initial"):
         if getattr(rewards, name) is not None:
-            raise ValueError(f"{door} serves `running` and `terminal` rewards; this objective has a `{name}` one.")
+            raise ValueError(
+                f"{door} serves `running` and `terminal` rewards; this objective has a `{name}` "
+                "one."
+            )
 
 
 # --------------------------------------------------------------------------------------- numbers
@@ -170,7 +206,8 @@ def count(trajectories: int, fewest: int = 1) -> None:
         number: Any = trajectories
         hint = f" Write {int(number)}." if isinstance(number, float) and number.is_integer() else ""
         raise ValueError(
-            f"`count` must be a whole number of trajectories, at least {fewest}; got {trajectories!r}.{hint}"
+            f"`count` must be a whole number of trajectories, at least {fewest}; got "
+            f"{trajectories!r}.{hint}"
         )
 
 
@@ -179,7 +216,8 @@ def key(candidate: Any) -> None:
     dtype = getattr(candidate, "dtype", None)
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == np.uint32):
         raise TypeError(
-            f"`key` must be a key of jax.random, which fixes all noise; got {candidate!r}. Write jax.random.key("
+            f"`key` must be a key of jax.random, which fixes all noise; got {candidate!r}. Write "
+            "jax.random.key("
             f"{candidate if isinstance(candidate, int) else 0})."
         )
 
@@ -190,13 +228,17 @@ def times(t: Array) -> np.ndarray:
     if t.ndim != 1 or t.size < 2:
         raise ValueError(f"`t` must be at least two times, shape (T+1,); got shape {t.shape}.")
     if not np.all(np.isfinite(t)):
-        raise ValueError(f"`t` is not finite at indices {np.flatnonzero(~np.isfinite(t))[:5].tolist()}.")
+        raise ValueError(
+            f"`t` is not finite at indices {np.flatnonzero(~np.isfinite(t))[:5].tolist()}."
+        )
     bad = np.flatnonzero(np.diff(t) <= 0)
     if bad.size:
         n = int(bad[0])
         raise ValueError(
-            f"`t` must increase strictly; t[{n}] = {t[n]:g} is followed by t[{n + 1}] = {t[n + 1]:g} "
-            f"({bad.size} such place{'s' if bad.size > 1 else ''}). Sort the samples or drop the repeats."
+            f"`t` must increase strictly; t[{n}] = {t[n]:g} is followed by t[{n + 1}] = "
+            f"{t[n + 1]:g} "
+            f"({bad.size} such place{'s' if bad.size > 1 else ''}). Sort the samples or drop the "
+            "repeats."
         )
     return t
 
@@ -204,7 +246,8 @@ def times(t: Array) -> np.ndarray:
 def grid(t: Array) -> Times:
     """Times and steps. A grid that is uniform to the rounding of its times is taken as uniform.
 
-    In float32 the times near t = 20 are 2e-6 apart at best: differences of them would make Δt = 1e-3 jitter by 0.2 %.
+    In float32 the times near t = 20 are 2e-6 apart at best: differences of them would make Δt =
+    1e-3 jitter by 0.2 %.
     """
     instants = times(t)
     exact = np.asarray(instants, np.float64)
@@ -213,11 +256,15 @@ def grid(t: Array) -> Times:
     unit = np.finfo(instants.dtype).eps if np.issubdtype(instants.dtype, np.floating) else 0.0
     if np.abs(dt - even).max() <= 2 * unit * np.abs(exact).max():
         dt = np.full(dt.size, even)
-    return Times(jnp.asarray(instants, jnp.result_type(float)), jnp.asarray(dt, jnp.result_type(float)))
+    return Times(
+        jnp.asarray(instants, jnp.result_type(float)), jnp.asarray(dt, jnp.result_type(float))
+    )
 
 
 def parameters(theta: Params, *, numbers: bool = True) -> Params:
-    """Floating-point arrays, all finite. numbers: look at them; where `check_model` follows, it does."""
+    """Floating-point arrays, all finite. numbers: look at them; where `check_model` follows, it
+    does.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(theta)
     if not leaves:
         raise ValueError("`theta` has no parameters.")
@@ -227,8 +274,10 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
         name = "theta" + jax.tree_util.keystr(path)
         if callable(leaf):
             raise TypeError(
-                f"parameters are arrays; `{name}` is a function. Of an equinox module pass the arrays alone: "
-                "theta, static = eqx.partition(module, eqx.is_inexact_array), and eqx.combine(theta, static) inside "
+                f"parameters are arrays; `{name}` is a function. Of an equinox module pass the "
+                "arrays alone: "
+                "theta, static = eqx.partition(module, eqx.is_inexact_array), and "
+                "eqx.combine(theta, static) inside "
                 "the drift."
             )
         dtype = getattr(leaf, "dtype", np.asarray(leaf).dtype)
@@ -251,7 +300,9 @@ def parameters(theta: Params, *, numbers: bool = True) -> Params:
 
 
 def values(theta: Params) -> Params:
-    """The numbers of parameters on the host, all finite: each is read once, after `parameters(numbers=False)`."""
+    """The numbers of parameters on the host, all finite: each is read once, after
+    `parameters(numbers=False)`.
+    """
     leaves, structure = jax.tree_util.tree_flatten_with_path(theta)
     arrays = [on_host(leaf) for _, leaf in leaves]
     for (path, _), array in zip(leaves, arrays, strict=True):
@@ -273,7 +324,10 @@ def _finite_each(arrays: list[Array]) -> Array:
 
 
 def first(tree: PyTree) -> PyTree:
-    """The first row of every leaf. By way of NumPy where it can be: a slice is compiled for every shape."""
+    """The first row of every leaf.
+
+    By way of NumPy where it can be: a slice is compiled for every shape.
+    """
     return jax.tree.map(lambda leaf: leaf[0] if is_key(leaf) else put(np.asarray(leaf)[0]), tree)
 
 
@@ -288,19 +342,27 @@ def is_key(leaf: Any) -> bool:
 
 
 def form(tree: PyTree) -> Any:
-    """Structure, shapes and types of a pytree: what its code can depend on besides numbers; hashable."""
+    """Structure, shapes and types of a pytree: what its code can depend on besides numbers;
+    hashable.
+    """
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf))
-                            for leaf in leaves)  # fmt: skip
+    return structure, tuple(
+        (np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf))
+        for leaf in leaves
+    )
 
 
 def like(form: Any) -> PyTree:
     """A pytree of a `form`, with shapes and types in the place of numbers: to trace with."""
     structure, leaves = form
-    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves])
+    return jax.tree.unflatten(
+        structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves]
+    )
 
 
-def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree) -> None:
+def model(
+    process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Array, context: PyTree
+) -> None:
     """Shapes of drift, noise and rewards at one state x (M,) and time."""
     shapes(process, theta, x, t, context)
     for name, reward, arguments in (
@@ -322,15 +384,19 @@ def model(process: AnyProcess, rewards: Rewards, theta: Params, x: Array, t: Arr
 
 
 def _of_what_is_seen(name: str, reward: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Raise where a reward asks for components that are hidden: JAX itself takes the last one there is instead."""
+    """Raise where a reward asks for components that are hidden: JAX itself takes the last one
+    there is instead.
+    """
     try:
         reason = checkify.checkify(reward, errors=checkify.index_checks)(*arguments)[0].get()
     except (TypeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
     if reason:
         raise ValueError(
-            f"the {name} reward cannot be formed from the {arguments[1].size} channels that are observed ({reason}). A "
-            "reward of hidden states has no return that anybody can compute: observe them, or reward what is seen."
+            f"the {name} reward cannot be formed from the {arguments[1].size} channels that are "
+            f"observed ({reason}). A "
+            "reward of hidden states has no return that anybody can compute: observe them, or "
+            "reward what is seen."
         )
 
 
@@ -341,13 +407,16 @@ def _shape(what: str, f: Callable[..., Any], theta: Params, *rest: Any) -> Any:
     except KeyError as error:
         if not isinstance(theta, Mapping) or error.args[0] in theta:
             raise
-        asked, known = str(error.args[0]), [str(name) for name in theta]
+        asked = str(error.args[0])
+        known = [str(name) for name in theta]
         raise ValueError(
-            f"{what} asks for theta[{asked!r}], and theta has {', '.join(map(repr, known))}.{close_match(asked, known)}"
+            f"{what} asks for theta[{asked!r}], and theta has "
+            f"{', '.join(map(repr, known))}.{close_match(asked, known)}"
         ) from error
     if not hasattr(got, "shape"):
         raise TypeError(
-            f"{what} must return an array; it returns {type(got).__name__}. Put it together with jnp.array."
+            f"{what} must return an array; it returns {type(got).__name__}. Put it together with "
+            "jnp.array."
         )
     return got
 
@@ -365,7 +434,9 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
     if process.diffusion is not None:
         product = jax.eval_shape(process.diffusion, theta, x, t, context, v)
         if product.shape != (m,):
-            raise ValueError(f"the diffusion product Q v must have shape ({m},); got {product.shape}.")
+            raise ValueError(
+                f"the diffusion product Q v must have shape ({m},); got {product.shape}."
+            )
     if isinstance(process.noise, NoiseProduct):
         dw = jax.ShapeDtypeStruct((process.noise.width,), x.dtype)
         product = jax.eval_shape(process.noise.product, theta, x, t, context, dw)
@@ -375,8 +446,13 @@ def shapes(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTr
         noise = _shape("the noise", process.noise, theta, x, t, context)
         if noise.shape != (m,) and not (noise.ndim == 2 and noise.shape[0] == m):
             raise ValueError(
-                f"the noise must be ({m},), one amplitude per component, or ({m}, W); got {noise.shape}."
-                + (f" For equal noise everywhere return sigma * jnp.ones({m})." if noise.ndim == 0 else "")
+                f"the noise must be ({m},), one amplitude per component, or ({m}, W); got "
+                f"{noise.shape}."
+                + (
+                    f" For equal noise everywhere return sigma * jnp.ones({m})."
+                    if noise.ndim == 0
+                    else ""
+                )
             )
 
 
@@ -415,19 +491,25 @@ def finite_trajectories(bad: list[tuple[int, int, int]], trajectories: int) -> N
     if bad:
         j, n, i = bad[0]
         raise ValueError(
-            f"{len(bad)} of {trajectories} trajectories are not finite: {few([row[0] for row in bad])} (trajectory "
-            f"{j} first at time index {n}, component {i}). They are never averaged: remove them, e.g. "
+            f"{len(bad)} of {trajectories} trajectories are not finite: "
+            f"{few([row[0] for row in bad])} (trajectory "
+            f"{j} first at time index {n}, component {i}). They are never averaged: remove them, "
+            "e.g. "
             "x[np.isfinite(x).all(axis=(1, 2))], and their contexts."
         )
 
 
 def finite_simulation(x: Array, t: Array, offset: int = 0) -> None:
-    """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow. offset: number of the first trajectory."""
+    """Simulated states, whole (E, T+1, M) or final (E, M), did not overflow. offset: number of
+    the first trajectory.
+    """
     if all_finite(x):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(x)).reshape(len(x), -1).all(axis=1))
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
-        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which + offset)}. The time step (up to "
-        f"{step:g}) is probably too large for the drift at these parameters; refine `t` or bound `theta`."
+        f"{len(which)} of {len(x)} simulated trajectories overflowed: {few(which + offset)}. The "
+        "time step (up to "
+        f"{step:g}) is probably too large for the drift at these parameters; refine `t` or bound "
+        "`theta`."
     )

@@ -1,9 +1,11 @@
-"""What the result of a function may depend on, by its operations: element by element, and never too little.
+"""What the result of a function may depend on, by its operations: element by element, and never too
+little.
 
-A function is read as its jaxpr, and marks go along with the elements of every array in it: an element is marked if a
-marked one may have a say in it. Choices on the way (`jnp.where`, `cond`) count with all of their branches, so the
-answer holds for every time, state and context, where a look at one of them says nothing of the others. An operation
-without a rule marks all of its results.
+A function is read as its jaxpr, and marks go along with the elements of every array in it: an
+element is marked if a marked one may have a say in it. Choices on the way (`jnp.where`, `cond`)
+count with all of their branches, so the answer holds for every time, state and context, where a
+look at one of them says nothing of the others. An operation without a rule marks all of its
+results.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ def depends(f: Callable[..., PyTree], *arguments: PyTree, on: int | None = None)
 
 
 def varies_in_slope(f: Callable[..., Array], *arguments: PyTree, on: int) -> bool:
-    """Whether ∂f/∂x may depend on x, argument number `on`: False for f that is affine in x, whatever the others."""
+    """Whether ∂f/∂x may depend on x, argument number `on`: False for f that is affine in x,
+    whatever the others.
+    """
     return depends(jax.jacfwd(f, argnums=on), *arguments, on=on)
 
 
 def find_slopes(f: Callable[..., Array], *arguments: PyTree) -> np.ndarray:
-    """Elements of f whose derivative by the first argument may differ from zero; boolean, of the shape of f."""
+    """Elements of f whose derivative by the first argument may differ from zero; boolean, of
+    the shape of f.
+    """
 
     def push(direction: PyTree, theta: PyTree, *rest: PyTree) -> Array:
         return jax.jvp(lambda theta: f(theta, *rest), (theta,), (direction,))[1]
@@ -53,24 +59,35 @@ def find_slopes(f: Callable[..., Array], *arguments: PyTree) -> np.ndarray:
 
 def _trace(f: Callable[..., PyTree], arguments: Sequence[PyTree], marked: Sequence[bool]) -> Marks:
     closed = jax.make_jaxpr(f)(*arguments)
-    each = [mark for mark, tree in zip(marked, arguments, strict=True) for _ in jax.tree.leaves(tree)]
-    inputs = [np.full(v.aval.shape, mark) for v, mark in zip(closed.jaxpr.invars, each, strict=True)]
+    each = [
+        mark for mark, tree in zip(marked, arguments, strict=True) for _ in jax.tree.leaves(tree)
+    ]
+    inputs = [
+        np.full(v.aval.shape, mark) for v, mark in zip(closed.jaxpr.invars, each, strict=True)
+    ]
     return _run(closed, inputs, [None] * len(inputs))
 
 
 def _run(program: ClosedJaxpr | Jaxpr, marks: Marks, numbers: Numbers) -> Marks:
     """Marks of the outputs of a program from those of its inputs."""
-    jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, [])
+    jaxpr, consts = (
+        (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, [])
+    )
     marked: dict[Any, np.ndarray] = dict(zip(jaxpr.invars, marks, strict=True))
     known: dict[Any, np.ndarray | None] = dict(zip(jaxpr.invars, numbers, strict=True))
     for v, value in zip(jaxpr.constvars, consts, strict=True):
-        marked[v], known[v] = _mark_none(v), _read(value)
+        marked[v] = _mark_none(v)
+        known[v] = _read(value)
     for eqn in jaxpr.eqns:
         before = [_mark_none(v) if isinstance(v, Literal) else marked[v] for v in eqn.invars]
         values = [_read(v.val) if isinstance(v, Literal) else known.get(v) for v in eqn.invars]
         if len(eqn.outvars) == 1:
             known[eqn.outvars[0]] = _compute(eqn, values)
-        after = _mark(eqn, before, values) if any(m.any() for m in before) else [_mark_none(v) for v in eqn.outvars]
+        after = (
+            _mark(eqn, before, values)
+            if any(m.any() for m in before)
+            else [_mark_none(v) for v in eqn.outvars]
+        )
         marked.update(zip(eqn.outvars, after, strict=True))
     return [_mark_none(v) if isinstance(v, Literal) else marked[v] for v in jaxpr.outvars]
 
@@ -81,7 +98,9 @@ def _mark_none(v: Any) -> np.ndarray:
 
 def _read(value: Any) -> np.ndarray | None:
     """The numbers of a constant, if they can be had and are few."""
-    simple = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(jnp.result_type(value), jnp.number)
+    simple = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(
+        jnp.result_type(value), jnp.number
+    )
     return np.asarray(value) if simple and np.size(value) <= MOST_NUMBERS else None
 
 
@@ -93,7 +112,9 @@ def _compute(eqn: Any, values: Numbers) -> np.ndarray | None:
             return move(eqn, *values)
         except KeyError:
             return None
-    if eqn.primitive.name == "mul" and any(value is not None and not value.any() for value in values):
+    if eqn.primitive.name == "mul" and any(
+        value is not None and not value.any() for value in values
+    ):
         return np.zeros(eqn.outvars[0].aval.shape)
     return None
 
@@ -111,9 +132,15 @@ def _apply_rule(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
     """The marks that the rule of an operation gives; None without one."""
     name = eqn.primitive.name
     if name == "mul":  # what is multiplied by a constant 0 says nothing
-        marks = [m if n is None else m & (n != 0) for m, n in zip(marks, numbers[::-1], strict=True)]
+        marks = [
+            m if n is None else m & (n != 0) for m, n in zip(marks, numbers[::-1], strict=True)
+        ]
     if name in ELEMENTWISE:
-        return [np.broadcast_to(np.logical_or.reduce(np.broadcast_arrays(*marks)), eqn.outvars[0].aval.shape)]
+        return [
+            np.broadcast_to(
+                np.logical_or.reduce(np.broadcast_arrays(*marks)), eqn.outvars[0].aval.shape
+            )
+        ]
     if name in MOVES:
         return [MOVES[name](eqn, *marks)]
     if name in CALLS:
@@ -122,23 +149,84 @@ def _apply_rule(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
     return None if rule is None else rule(eqn, marks, numbers)
 
 
-# ------------------------------------------------------------------------------------------ operations
+# --------------------------------------------------------------------------------------- operations
 
 ELEMENTWISE = {
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
-    "ceil", "clamp", "complex", "conj", "cos", "cosh",
-    "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag",
-    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min",
-    "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "reduce_precision", "rem",
-    "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient",
-    "sub", "tan", "tanh", "xor",
-}  # fmt: skip
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "add_any",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "ceil",
+    "clamp",
+    "complex",
+    "conj",
+    "cos",
+    "cosh",
+    "div",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "imag",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "pow",
+    "real",
+    "reduce_precision",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+}
 """Each element of the result is made of the elements in its place; a scalar is in every place."""
 
 CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat": "jaxpr",
-    "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-}  # fmt: skip
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 """Operations that are a jaxpr themselves, and where they keep it."""
 
 
@@ -151,7 +239,8 @@ def _broadcast(eqn: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _slice(eqn: Any, x: np.ndarray) -> np.ndarray:
-    begin, end = eqn.params["start_indices"], eqn.params["limit_indices"]
+    begin = eqn.params["start_indices"]
+    end = eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * x.ndim
     return x[tuple(map(slice, begin, end, strides))]
 
@@ -181,10 +270,19 @@ def _convert(eqn: Any, x: np.ndarray) -> np.ndarray:
 
 
 MOVES: dict[str, Callable[..., np.ndarray]] = {
-    "convert_element_type": _convert, "copy": _convert, "copy_p": _convert,
-    "broadcast_in_dim": _broadcast, "slice": _slice, "reshape": _reshape, "squeeze": _reshape, "expand_dims": _reshape,
-    "transpose": _transpose, "concatenate": _concatenate, "stack": _stack, "rev": _reverse,
-}  # fmt: skip
+    "convert_element_type": _convert,
+    "copy": _convert,
+    "copy_p": _convert,
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "rev": _reverse,
+}
 """Operations that put elements elsewhere, as NumPy does it: of marks, and of numbers."""
 
 
@@ -210,20 +308,30 @@ def _pad(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
 def _product(eqn: Any, marks: Marks, numbers: Numbers) -> Marks:
     """A row of the left matrix reaches its row of the product, a column of the right its column."""
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    rows, columns = (m.any(axis=tuple(over), keepdims=True) for m, over in zip(marks, (over_a, over_b), strict=True))
+    rows, columns = (
+        m.any(axis=tuple(over), keepdims=True)
+        for m, over in zip(marks, (over_a, over_b), strict=True)
+    )
     free_a = [k for k in range(rows.ndim) if k not in (*over_a, *batch_a)]
     free_b = [k for k in range(columns.ndim) if k not in (*over_b, *batch_b)]
     left = np.transpose(rows, [*batch_a, *free_a, *over_a])
     right = np.transpose(columns, [*batch_b, *free_b, *over_b])
     left = left.reshape(left.shape[: len(batch_a) + len(free_a)] + (1,) * len(free_b))
-    right = right.reshape(right.shape[: len(batch_b)] + (1,) * len(free_a) + right.shape[len(batch_b) :][: len(free_b)])
+    right = right.reshape(
+        right.shape[: len(batch_b)]
+        + (1,) * len(free_a)
+        + right.shape[len(batch_b) :][: len(free_b)]
+    )
     return [left | right]
 
 
 def _scatter(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
-    """Updates of known rows of the first axis, such as `x.at[2].set(…)`: all of such a row is marked."""
+    """Updates of known rows of the first axis, such as `x.at[2].set(…)`: all of such a row is
+    marked.
+    """
     operand, _, updates = marks
-    where, form = numbers[1], eqn.params["dimension_numbers"]
+    where = numbers[1]
+    form = eqn.params["dimension_numbers"]
     if where is None or form.scatter_dims_to_operand_dims != (0,) or form.operand_batching_dims:
         return None
     height = 1 if 0 in form.inserted_window_dims else updates.shape[form.update_window_dims[0]]
@@ -244,7 +352,14 @@ def _cond(eqn: Any, marks: Marks, numbers: Numbers) -> Marks | None:
 
 
 RULES: dict[str, Callable[[Any, Marks, Numbers], Marks | None]] = {
-    "reduce_sum": _sum, "split": _split, "unstack": _unstack, "pad": _pad, "dot_general": _product,
-    "scatter": _scatter, "scatter-add": _scatter, "scatter_add": _scatter, "cond": _cond,
-}  # fmt: skip
+    "reduce_sum": _sum,
+    "split": _split,
+    "unstack": _unstack,
+    "pad": _pad,
+    "dot_general": _product,
+    "scatter": _scatter,
+    "scatter-add": _scatter,
+    "scatter_add": _scatter,
+    "cond": _cond,
+}
 """The others; None marks everything."""

@@ -1,11 +1,12 @@
 """The diffusion Q = σσᵀ/2 in its three forms: diagonal, dense, and matrix-free.
 
-Where a component has no noise of its own, or fewer Wiener processes drive the state than it has components, Q⁻¹ is the
-inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that range. Elsewhere it is not a number, which
-`check_along` puts into words.
+Where a component has no noise of its own, or fewer Wiener processes drive the state than it has
+components, Q⁻¹ is the inverse on the range of σ: the score exists where ∂θμ and ∂θQ lie in that
+range. Elsewhere it is not a number, which `check_along` puts into words.
 
-A form knows three things at one state: products Q(θ')v with parameters that may be differentiated, the
-solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the full score.
+A form knows three things at one state: products Q(θ')v with parameters that may be differentiated,
+the solve Q⁻¹v, and Tr[Q⁻¹Q(θ')] with Q⁻¹ held fixed, whose θ'-gradient is the trace term of the
+full score.
 """
 
 from __future__ import annotations
@@ -46,12 +47,19 @@ class Diffusion(NamedTuple):
     apply: Callable[[Params, Array], Array]  # (theta, v) -> Q(theta) v
     solve: Callable[[Array], Array]  # v -> Q⁻¹ v
     trace: Callable[[Params], Array]  # theta -> Tr[Q⁻¹ Q(theta)], Q⁻¹ fixed
-    outside: Callable[[Array], Array]  # v -> the part of v that no noise reaches; exactly 0 where there is none
+    outside: Callable[
+        [Array], Array
+    ]  # v -> the part of v that no noise reaches; exactly 0 where there is none
     kind: str
 
 
 def diffusion_at(
-    process: Process, theta: Params, x: Array, t: Array, context: PyTree, moved: Callable | None = None
+    process: Process,
+    theta: Params,
+    x: Array,
+    t: Array,
+    context: PyTree,
+    moved: Callable | None = None,
 ) -> Diffusion:
     """Choose the form by what the process gives, and the inverse by the form.
 
@@ -59,25 +67,41 @@ def diffusion_at(
     equals `x` at `theta`. Without it the state is a measured number.
     """
     at = (lambda th: x) if moved is None else moved
-    if process.diffusion is not None:
-        product = lambda th, v: process.diffusion(th, at(th), t, context, v)
-        return _matrix_free(product, theta, x, process.silent, isinstance(process.diffusion, _Deficient))
+    diffusion = process.diffusion
+    if diffusion is not None:
+
+        def product(th, v):
+            return diffusion(th, at(th), t, context, v)
+
+        return _matrix_free(
+            product, theta, x, process.silent, isinstance(process.diffusion, _Deficient)
+        )
     if isinstance(process.noise, NoiseProduct):
         noise_product, width = process.noise
 
         def q_product(th: Params, v: Array) -> Array:
-            kick = lambda dw: noise_product(th, at(th), t, context, dw)
+            def kick(dw):
+                return noise_product(th, at(th), t, context, dw)
+
             (back,) = jax.linear_transpose(kick, jax.ShapeDtypeStruct((width,), x.dtype))(v)
             return kick(back) / 2
 
-        return _matrix_free(q_product, theta, x, process.silent, _leaves_directions(process, theta, x, t, context))
+        return _matrix_free(
+            q_product, theta, x, process.silent, _leaves_directions(process, theta, x, t, context)
+        )
 
     assert process.noise is not None  # checked at the boundary
     noise = process.noise
-    sigma = lambda th: noise(th, at(th), t, context)
+
+    def sigma(th):
+        return noise(th, at(th), t, context)
+
     if jnp.ndim(sigma(theta)) == 1:
         return _diagonal(sigma, theta, process.silent)
-    of_state = lambda state, theta: noise(theta, *state)
+
+    def of_state(state, theta):
+        return noise(theta, *state)
+
     constant = moved is None and not depends(of_state, (x, t, context), theta, on=0)
     return _dense(sigma, theta, constant, process.silent)
 
@@ -86,8 +110,12 @@ def _mask(silent: tuple[int, ...], size: int) -> np.ndarray:
     return np.isin(np.arange(size), silent)
 
 
-def _diagonal(sigma: Callable[[Params], Array], theta: Params, silent: tuple[int, ...]) -> Diffusion:
-    q_of = lambda th: sigma(th) ** 2 / 2
+def _diagonal(
+    sigma: Callable[[Params], Array], theta: Params, silent: tuple[int, ...]
+) -> Diffusion:
+    def q_of(th):
+        return sigma(th) ** 2 / 2
+
     q = q_of(theta)
     if not silent:
         return Diffusion(
@@ -97,7 +125,9 @@ def _diagonal(sigma: Callable[[Params], Array], theta: Params, silent: tuple[int
             outside=jnp.zeros_like,
             kind="diagonal",
         )
-    still = _mask(silent, q.size) & ~(q > 0)  # a silent component may have noise here; others always have, or no score
+    still = _mask(silent, q.size) & ~(
+        q > 0
+    )  # a silent component may have noise here; others always have, or no score
     safe = jnp.where(still, 1, q)
     return Diffusion(
         apply=lambda th, v: q_of(th) * v,
@@ -108,8 +138,12 @@ def _diagonal(sigma: Callable[[Params], Array], theta: Params, silent: tuple[int
     )
 
 
-def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, silent: tuple[int, ...]) -> Diffusion:
-    """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and its use one product."""
+def _dense(
+    sigma: Callable[[Params], Array], theta: Params, constant: bool, silent: tuple[int, ...]
+) -> Diffusion:
+    """constant: σ is the same for all trajectories and times, so that Q⁻¹ is one matrix, and
+    its use one product.
+    """
 
     def q_of(th: Params) -> Array:
         s = sigma(th)
@@ -117,22 +151,30 @@ def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, sile
 
     components, wieners = jnp.shape(sigma(theta))
     mask = _mask(silent, components)
-    outside = lambda v: jnp.where(mask, v, 0)
+
+    def outside(v):
+        return jnp.where(mask, v, 0)
+
     if wieners < components:  # some directions have no noise: the inverse is that on the others
         range_of = _range(sigma(theta))
         inverse = range_of.inverse
         if wieners < components - len(silent):
             outside = range_of.outside
         else:  # all but the silent components have noise, here as at the first state
-            whole = (range_of.rank == components - len(silent)) & ~jnp.any(mask[:, None] & (sigma(theta) != 0))
+            whole = (range_of.rank == components - len(silent)) & ~jnp.any(
+                mask[:, None] & (sigma(theta) != 0)
+            )
             inverse = jnp.where(whole, inverse, jnp.nan)
-        solve = lambda v: inverse @ v
+
+        def solve(v):
+            return inverse @ v
     else:
         q = q_of(theta)
         factor, lower = cho_factor(q + jnp.diag(mask) if silent else q)
         pivots = jnp.diagonal(factor) ** 2
-        # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability, theorem 10.3), and
-        # the pivot of a row that is a multiple of another four times that: what is below is no noise
+        # Q and its factor carry (M + W + 1) eps/2 of its diagonal (Higham, Accuracy and Stability,
+        # theorem 10.3), and the pivot of a row that is a multiple of another four times that: what
+        # is below is no noise
         rounding = 2 * (components + wieners + 1) * jnp.finfo(q.dtype).eps
         regular = jnp.all(mask | (pivots > rounding * jnp.diagonal(q)))
         if silent:  # here as at the first state
@@ -140,7 +182,11 @@ def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, sile
         factor = jnp.where(regular, factor, jnp.nan)
         inverse = cho_solve((factor, lower), jnp.eye(components, dtype=factor.dtype))
         inverse = jnp.where(mask[:, None], 0, inverse) if silent else inverse
-        solve = (lambda v: inverse @ v) if constant or silent else (lambda v: cho_solve((factor, lower), v))
+        solve = (
+            (lambda v: inverse @ v)
+            if constant or silent
+            else (lambda v: cho_solve((factor, lower), v))
+        )
     return Diffusion(
         apply=lambda th, v: q_of(th) @ v,
         solve=solve,
@@ -151,7 +197,9 @@ def _dense(sigma: Callable[[Params], Array], theta: Params, constant: bool, sile
 
 
 class _Range(NamedTuple):
-    """Of σ (M, W), W < M. directions: orthogonal (M, W), those without noise zero. inverse: (σσᵀ/2)⁺ (M, M)."""
+    """Of σ (M, W), W < M. directions: orthogonal (M, W), those without noise zero. inverse:
+    (σσᵀ/2)⁺ (M, M).
+    """
 
     directions: Array
     inverse: Array
@@ -174,7 +222,9 @@ def _range(sigma: Array) -> _Range:
 
 @dataclass(frozen=True)
 class _Deficient:
-    """A product with Q, or with σ, of a noise that leaves directions of the state without any, besides components."""
+    """A product with Q, or with σ, of a noise that leaves directions of the state without any,
+    besides components.
+    """
 
     product: Callable[..., Array]
 
@@ -183,29 +233,42 @@ class _Deficient:
 
 
 def _matrix_free(
-    product: Callable[[Params, Array], Array], theta: Params, x: Array, silent: tuple[int, ...], deficient: bool
+    product: Callable[[Params, Array], Array],
+    theta: Params,
+    x: Array,
+    silent: tuple[int, ...],
+    deficient: bool,
 ) -> Diffusion:
     """deficient: there are directions without noise that are not components."""
     mask = _mask(silent, x.size)
     structure = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    operator = lineax.FunctionLinearOperator(lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag)
-    tolerance = 100 * float(jnp.finfo(x.dtype).eps)  # two digits above rounding, where the iteration can stall
+    operator = lineax.FunctionLinearOperator(
+        lambda v: product(theta, v), structure, lineax.positive_semidefinite_tag
+    )
+    tolerance = 100 * float(
+        jnp.finfo(x.dtype).eps
+    )  # two digits above rounding, where the iteration can stall
     solver = lineax.CG(rtol=tolerance, atol=tolerance, max_steps=10 * x.size + 50)
     # silent components have no noise here either
     regular = jnp.all(product(theta, jnp.asarray(mask, x.dtype)) == 0) if silent else True
 
     def solve(v: Array) -> Array:
         v = jnp.where(mask, 0, v) if silent else v
-        scale = jnp.max(jnp.abs(v))  # lineax compares component by component: only at unit scale is `atol` relative
+        scale = jnp.max(
+            jnp.abs(v)
+        )  # lineax compares component by component: only at unit scale is `atol` relative
         scale = jnp.where(scale > 0, scale, 1)
         solution = lineax.linear_solve(operator, v / scale, solver, throw=False)
-        # A stalled solve must not pass for an answer: the non-finite score is reported at the boundary.
+        # A stalled solve must not pass for an answer: the non-finite score is reported at the
+        # boundary.
         good = (solution.result == lineax.RESULTS.successful) & regular
         return jnp.where(good, solution.value * scale, jnp.nan)
 
     def trace(th: Params) -> Array:
         basis = jnp.eye(x.size, dtype=x.dtype)
-        columns = jax.lax.stop_gradient(jax.vmap(solve)(basis))  # M solves: exact, and only if ∂Q/∂θ is asked
+        columns = jax.lax.stop_gradient(
+            jax.vmap(solve)(basis)
+        )  # M solves: exact, and only if ∂Q/∂θ is asked
         return jnp.sum(columns * jax.vmap(lambda e: product(th, e))(basis))
 
     def outside(v: Array) -> Array:
@@ -217,23 +280,29 @@ def _matrix_free(
     return Diffusion(apply=product, solve=solve, trace=trace, outside=outside, kind="matrix-free")
 
 
-# ------------------------------------------------------------------------------ where there is no score
+# -------------------------------------------------------------------------- where there is no score
 
 
 def lacks_score(
     process: Process, theta: Params, x: Array, t: Array, context: PyTree, diffusion: Diffusion
 ) -> Array | None:
-    """Whether θ moves the state where no noise could have: ∂θμ or ∂θQ has a part outside of the range of σ (Girsanov).
+    """Whether θ moves the state where no noise could have: ∂θμ or ∂θQ has a part outside of the
+    range of σ (Girsanov).
 
-    Of the diffusion at this very state, time and context. None where the operations of drift and noise never let θ
-    there, which costs nothing; most processes are such.
+    Of the diffusion at this very state, time and context. None where the operations of drift and
+    noise never let θ there, which costs nothing; most processes are such.
     """
     which = _find_reach(process, *map(check.form, (theta, x, t, context)))
     if not which.drift and not which.noise:
         return None
     flat, unravel = ravel_pytree(theta)
-    drift = lambda v: process.drift(unravel(v), x, t, context)
-    noise = lambda v: diffusion_matrix(process, unravel(v), x, t, context)
+
+    def drift(v):
+        return process.drift(unravel(v), x, t, context)
+
+    def noise(v):
+        return diffusion_matrix(process, unravel(v), x, t, context)
+
     lost = jnp.zeros((), bool)
     for there, f in ((which.drift, drift), (which.noise, noise)):
         if there:
@@ -243,7 +312,9 @@ def lacks_score(
 
 
 def _slopes_in(f: Callable[[Array], Array], flat: Array, each: bool) -> Array:
-    """∂f/∂θ of each parameter, or along a direction of θ in which nothing cancels: as good where zeros are exact."""
+    """∂f/∂θ of each parameter, or along a direction of θ in which nothing cancels: as good
+    where zeros are exact.
+    """
     if each:
         fewer = flat.size <= jax.eval_shape(f, flat).size
         return (jax.jacfwd if fewer else jax.jacrev)(f)(flat)
@@ -252,7 +323,9 @@ def _slopes_in(f: Callable[[Array], Array], flat: Array, each: bool) -> Array:
 
 
 class _Reach(NamedTuple):
-    """Whether θ may enter the drift and Q where there is no noise. rotated: in directions that are not components."""
+    """Whether θ may enter the drift and Q where there is no noise. rotated: in directions that
+    are not components.
+    """
 
     drift: bool
     noise: bool
@@ -267,31 +340,45 @@ def _find_reach(process: Process, *forms: Any) -> _Reach:
     if not process.silent and not rotated:
         return _Reach(drift=False, noise=False, rotated=False)
     quiet = _mask(() if rotated else process.silent, x.size) | rotated
-    enters = lambda f: bool(find_slopes(partial(f, process), theta, x, t, context)[quiet].any())
+
+    def enters(f):
+        return bool(find_slopes(partial(f, process), theta, x, t, context)[quiet].any())
+
     return _Reach(
-        drift=enters(_drift), noise=not _diagonal_noise(process, theta, x, t, context) and enters(diffusion_matrix),
+        drift=enters(_drift),
+        noise=not _diagonal_noise(process, theta, x, t, context) and enters(diffusion_matrix),
         rotated=rotated,
-    )  # fmt: skip
+    )
 
 
 def _drift(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     return process.drift(theta, x, t, context)
 
 
-def _leaves_directions(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
-    """Whether there are directions without noise that are not components, by the form of the noise."""
+def _leaves_directions(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> bool:
+    """Whether there are directions without noise that are not components, by the form of the
+    noise.
+    """
     if process.diffusion is not None:
         return isinstance(process.diffusion, _Deficient)
     if isinstance(process.noise, NoiseProduct):
         product, width = process.noise
         return isinstance(product, _Deficient) or width < x.size - len(process.silent)
     assert process.noise is not None  # checked at the boundary
-    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size - len(process.silent)
+    return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size - len(
+        process.silent
+    )
 
 
 def has_fewer_noises(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
     """Whether fewer Wiener processes than components drive the state, by the shape of its noise."""
-    if process.diffusion is not None or isinstance(process.noise, NoiseProduct) or process.noise is None:
+    if (
+        process.diffusion is not None
+        or isinstance(process.noise, NoiseProduct)
+        or process.noise is None
+    ):
         return False
     return jax.eval_shape(process.noise, theta, x, t, context).shape[-1] < x.size
 
@@ -311,20 +398,29 @@ def _drift_at(process: Process, theta: Params, x: Array, t: Array, context: PyTr
     return process.drift(theta, x, t, context)
 
 
-def check_finite(process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str) -> None:
+def check_finite(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree, where: str
+) -> None:
     """Raise where the drift or the noise is not finite though the state is, and say at which."""
     if not np.isfinite(np.asarray(x)).all():
         return
-    drift, q = np.asarray(_drift_at(process, theta, x, t, context)), np.asarray(q_matrix(process, theta, x, t, context))
+    drift = np.asarray(_drift_at(process, theta, x, t, context))
+    q = np.asarray(q_matrix(process, theta, x, t, context))
     for name, value in (("drift", drift), ("noise", q)):
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:
             state = np.array2string(np.asarray(x)[:8], precision=4)
             negative = np.flatnonzero(np.asarray(x) < 0)
-            hint = f" (component{'s' * (len(negative) > 1)} {check.few(negative)} negative)" if negative.size else ""
+            hint = (
+                f" (component{'s' * (len(negative) > 1)} {check.few(negative)} negative)"
+                if negative.size
+                else ""
+            )
             raise FloatingPointError(
-                f"the {name} is not finite {where}, component {check.few(bad)}, at a finite state x = {state}{hint}. "
-                "A square root, logarithm or division in it has left its range: keep the state inside (jnp.maximum, a "
+                f"the {name} is not finite {where}, component {check.few(bad)}, at a finite state "
+                f"x = {state}{hint}. "
+                "A square root, logarithm or division in it has left its range: keep the state "
+                "inside (jnp.maximum, a "
                 "reflecting form) or change variables."
             )
 
@@ -353,24 +449,38 @@ def _null_space(q: np.ndarray, precision: float) -> np.ndarray:
 
 
 @partial(jit, static_argnums=0)
-def _slopes(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+def _slopes(
+    process: Process, theta: Params, x: Array, t: Array, context: PyTree
+) -> tuple[Array, Array]:
     """∂μ/∂θ (M, P) and ∂Q/∂θ (M, M, P)."""
     flat, unravel = ravel_pytree(theta)
-    drift = lambda v: process.drift(unravel(v), x, t, context)
-    return jax.jacfwd(drift)(flat), jax.jacfwd(lambda v: diffusion_matrix(process, unravel(v), x, t, context))(flat)
+
+    def drift(v):
+        return process.drift(unravel(v), x, t, context)
+
+    return jax.jacfwd(drift)(flat), jax.jacfwd(
+        lambda v: diffusion_matrix(process, unravel(v), x, t, context)
+    )(flat)
 
 
-def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree, where: str = "") -> None:
-    """Raise unless the score exists: ∂θμ and ∂θQ have no part in a direction without noise (Girsanov)."""
+def check_regular(
+    process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree, where: str = ""
+) -> None:
+    """Raise unless the score exists: ∂θμ and ∂θQ have no part in a direction without noise
+    (Girsanov).
+    """
     place = where or "at the first state"
     if not isinstance(process, Process):
         process.check(theta, x, t, context, place)
         return
     q = np.asarray(q_matrix(process, theta, x, t, context), dtype=float)
     if not np.all(np.isfinite(q)):
-        raise ValueError(f"the noise is not finite {place}; theta or the noise function is at fault.")
+        raise ValueError(
+            f"the noise is not finite {place}; theta or the noise function is at fault."
+        )
     precision = float(np.finfo(x.dtype).eps)
-    quiet, across = _row_sizes(q) == 0, _null_space(q, precision)
+    quiet = _row_sizes(q) == 0
+    across = _null_space(q, precision)
     if not across.size:
         return
     across = across[:, ~np.any(across[quiet] != 0, axis=0)]
@@ -383,18 +493,27 @@ def check_regular(process: AnyProcess, theta: Params, x: Array, t: Array, contex
         if np.any(lost != 0):
             i, _, p = np.unravel_index(np.argmax(np.abs(lost)), lost.shape)
             raise ValueError(
-                f"the diffusion is singular {place}: state component {i} has no noise of its own, and its {what} "
-                f"depends on `{names(theta)[p]}`, so there is no score for that parameter. Noise must be instrumented "
-                "there (a physical channel or an injected one) and appear in `noise`; or change the state so that the "
+                f"the diffusion is singular {place}: state component {i} has no noise of its own, "
+                f"and its {what} "
+                f"depends on `{names(theta)[p]}`, so there is no score for that parameter. Noise "
+                "must be instrumented "
+                "there (a physical channel or an injected one) and appear in `noise`; or change "
+                "the state so that the "
                 "parameter enters a component with noise."
             )
 
 
 def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, number: int) -> None:
-    """Raise at the first state of a trajectory where its score does not exist. trajectory: one alone, x (1, T+1, M)."""
-    t, x = np.asarray(trajectory.t), jnp.asarray(trajectory.x[0])
+    """Raise at the first state of a trajectory where its score does not exist. trajectory: one
+    alone, x (1, T+1, M).
+    """
+    t = np.asarray(trajectory.t)
+    x = jnp.asarray(trajectory.x[0])
     context = jax.tree.map(lambda leaf: leaf[0], trajectory.context)
-    at = lambda n: f"on trajectory {number} at time index {n}"
+
+    def at(n):
+        return f"on trajectory {number} at time index {n}"
+
     smooth: Any = process if isinstance(process, Process) else getattr(process, "diffusion", None)
     if not isinstance(process, Process):
         for n in range(len(t) - 1):
@@ -405,7 +524,9 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
     if not irregular.any():
         return
     n = int(np.argmax(irregular))
-    shown = "".join(f", context{keystr(path)} = {_show(leaf)}" for path, leaf in tree_leaves_with_path(context))
+    shown = "".join(
+        f", context{keystr(path)} = {_show(leaf)}" for path, leaf in tree_leaves_with_path(context)
+    )
     where = f"{at(n)} (t = {t[n]:g}, x = {_show(x[n])}{shown})"
     check_regular(smooth, theta, x[n], t[n], context, where)
     sizes = _row_sizes(np.asarray(q_matrix(smooth, theta, x[n], t[n], context), float))
@@ -415,18 +536,25 @@ def check_along(process: AnyProcess, theta: Params, trajectory: Trajectories, nu
         i = int(changed[0])
         before, now = ("no noise", "some") if silent[i] else ("noise", "none")
         raise ValueError(
-            f"the noise of state component {i} comes and goes: there is {before} at the first state, and {now} "
-            f"{where}. A score is made for components that have noise all along, or never. Instrument noise that does "
+            f"the noise of state component {i} comes and goes: there is {before} at the first "
+            f"state, and {now} "
+            f"{where}. A score is made for components that have noise all along, or never. "
+            "Instrument noise that does "
             "not vanish."
         )
     raise ValueError(
-        f"the noise leaves a direction of the state without any {where}, and σ has as many columns as there are "
+        f"the noise leaves a direction of the state without any {where}, and σ has as many columns "
+        "as there are "
         "components. Write it with the columns that there are, (M, W)."
     )
 
 
 def _show(value: Any) -> str:
-    return np.array2string(np.asarray(value, float).ravel()[:8], precision=4) if np.ndim(value) else f"{float(value):g}"
+    return (
+        np.array2string(np.asarray(value, float).ravel()[:8], precision=4)
+        if np.ndim(value)
+        else f"{float(value):g}"
+    )
 
 
 @partial(jit, static_argnums=0)
@@ -444,7 +572,9 @@ def _irregular(process: Process, theta: Params, x: Array, t: Array, context: PyT
 
 def _elsewhere(x: Array) -> list[Array]:
     """States off the first one, in which nothing vanishes by chance."""
-    return [x + jnp.asarray((1 + np.abs(np.asarray(x))) * off / 2, x.dtype) for off in _away(x.size)]
+    return [
+        x + jnp.asarray((1 + np.abs(np.asarray(x))) * off / 2, x.dtype) for off in _away(x.size)
+    ]
 
 
 def _away(size: int) -> np.ndarray:
@@ -453,11 +583,14 @@ def _away(size: int) -> np.ndarray:
     return np.stack([rng.normal(size=size) for _ in range(3)])
 
 
-def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree) -> AnyProcess:
-    """The process with its silent components named, after a check at the first state and at others beside it.
+def with_silent(
+    process: AnyProcess, theta: Params, x: Array, t: Array, context: PyTree
+) -> AnyProcess:
+    """The process with its silent components named, after a check at the first state and at others
+    beside it.
 
-    A component is silent where its noise vanishes at all of them. One that has none at the first state alone would
-    have a score that comes and goes: it is refused.
+    A component is silent where its noise vanishes at all of them. One that has none at the first
+    state alone would have a score that comes and goes: it is refused.
     """
     if not isinstance(process, Process):
         return process.check(theta, x, t, context, "at the first state")
@@ -472,15 +605,26 @@ def with_silent(process: AnyProcess, theta: Params, x: Array, t: Array, context:
         return process
     for other in _elsewhere(x):
         q = np.asarray(q_matrix(process, theta, other, t, context), float)
-        if not np.isfinite(q).all() or not np.isfinite(np.asarray(_drift_at(process, theta, other, t, context))).all():
+        if (
+            not np.isfinite(q).all()
+            or not np.isfinite(np.asarray(_drift_at(process, theta, other, t, context))).all()
+        ):
             continue
         comes = np.flatnonzero(silent & (_row_sizes(q) > 0))
         if comes.size:
             raise ValueError(
-                f"the diffusion is singular at the first state: state component {comes[0]} has no noise there, and has "
+                f"the diffusion is singular at the first state: state component {comes[0]} has no "
+                "noise there, and has "
                 "some elsewhere. Start where it has, or instrument noise that does not vanish."
             )
-        check_regular(process, theta, other, t, context, f"near the first state, at x = {np.round(other, 3).tolist()}")
+        check_regular(
+            process,
+            theta,
+            other,
+            t,
+            context,
+            f"near the first state, at x = {np.round(other, 3).tolist()}",
+        )
     return process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
 
 
@@ -489,12 +633,15 @@ def _mark_deficient(process: Process) -> Process:
     if process.diffusion is not None:
         return process._replace(diffusion=_Deficient(process.diffusion))
     if isinstance(process.noise, NoiseProduct):
-        return process._replace(noise=process.noise._replace(product=_Deficient(process.noise.product)))
+        return process._replace(
+            noise=process.noise._replace(product=_Deficient(process.noise.product))
+        )
     return process
 
 
 def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
-    """A better step than Euler's leaves nothing without noise to θ: silent components are named, others have noise.
+    """A better step than Euler's leaves nothing without noise to θ: silent components are named,
+    others have noise.
 
     silent: (M,). directions: without noise, of any kind.
     """
@@ -503,19 +650,25 @@ def _check_step(process: Process, silent: np.ndarray, directions: int) -> None:
     there = tuple(np.flatnonzero(silent).tolist())
     if tuple(sorted(process.silent)) != there:
         raise ValueError(
-            f"state components {list(there)} have no noise of their own, and `Process.silent` names "
-            f"{list(process.silent)}: with step={process.step!r} the map of a step depends on them. Write "
+            f"state components {list(there)} have no noise of their own, and `Process.silent` "
+            "names "
+            f"{list(process.silent)}: with step={process.step!r} the map of a step depends on "
+            "them. Write "
             f"Process(..., silent={there}, step=...)."
         )
     if directions > len(there):
         raise ValueError(
-            f"the noise leaves {directions} directions of the state without any, which are not components of their "
-            f"own: with step={process.step!r} they would move with θ, and there is no score. Use Euler's step, or a "
+            f"the noise leaves {directions} directions of the state without any, which are not "
+            "components of their "
+            f"own: with step={process.step!r} they would move with θ, and there is no score. Use "
+            "Euler's step, or a "
             "state in which they are components."
         )
 
 
-def are_singular(process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree) -> Array | None:
+def are_singular(
+    process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree
+) -> Array | None:
     """Whether steps at `old` have no density against those at `new`, as `check_equivalent` has it.
 
     None where the operations of drift and noise never let θ there.
@@ -543,37 +696,62 @@ def _kick_sizes(process: Process, theta: Params, x: Array, t: Array, context: Py
 def check_equivalent(
     process: Process, new: Params, old: Params, x: Array, t: Array, context: PyTree, where: str
 ) -> None:
-    """Raise unless paths at `old` have a density against those at `new`: one Q, and a Δμ in its range (Girsanov)."""
-    q_new, q_old = (np.asarray(q_matrix(process, theta, x, t, context), float) for theta in (new, old))
+    """Raise unless paths at `old` have a density against those at `new`: one Q, and a Δμ in its
+    range (Girsanov).
+    """
+    q_new, q_old = (
+        np.asarray(q_matrix(process, theta, x, t, context), float) for theta in (new, old)
+    )
     rounding = 100 * len(q_new) * float(np.finfo(x.dtype).eps)
     if np.abs(q_new - q_old).max() > rounding * np.abs(q_new).max():
-        q_at = lambda theta: q_matrix(process, theta, x, t, context)
+
+        def q_at(theta):
+            return q_matrix(process, theta, x, t, context)
+
         raise ValueError(
-            f"the noise differs between the two parameters {where}, by `{_at_fault(q_at, new, old)}`: the paths of one "
-            "have no density against those of the other (in continuous time the noise of a path is known exactly), so "
-            "they cannot be reweighted. Keep the parameters of the noise as they were, or take new trajectories."
+            f"the noise differs between the two parameters {where}, by "
+            f"`{_at_fault(q_at, new, old)}`: the paths of one "
+            "have no density against those of the other (in continuous time the noise of a path is "
+            "known exactly), so "
+            "they cannot be reweighted. Keep the parameters of the noise as they were, or take new "
+            "trajectories."
         )
     without = _null_space(q_new, np.finfo(x.dtype).eps)
-    drift_at = lambda theta: _drift_at(process, theta, x, t, context)
+
+    def drift_at(theta):
+        return _drift_at(process, theta, x, t, context)
+
     change = np.asarray(drift_at(new), float) - np.asarray(drift_at(old), float)
     lost = without @ (without.T @ change)
     scale = np.maximum(*(np.abs(np.asarray(drift_at(theta), float)) for theta in (new, old)))
-    scale = np.where(_row_sizes(q_new) == 0, scale, scale.max())  # a component without noise has a unit of its own
+    scale = np.where(
+        _row_sizes(q_new) == 0, scale, scale.max()
+    )  # a component without noise has a unit of its own
     if np.any(np.abs(lost) > rounding * scale):
-        part = lambda theta: without.T @ np.asarray(drift_at(theta), float)
+
+        def part(theta):
+            return without.T @ np.asarray(drift_at(theta), float)
+
         raise ValueError(
-            f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift differs between the two "
-            f"parameters {where}, by `{_at_fault(part, new, old)}`: what it did at one it never does at the other, so "
-            "these trajectories cannot be reweighted. Keep that parameter as it was, or instrument noise there."
+            f"state component {np.argmax(np.abs(lost))} has no noise of its own, and its drift "
+            "differs between the two "
+            f"parameters {where}, by `{_at_fault(part, new, old)}`: what it did at one it never "
+            "does at the other, so "
+            "these trajectories cannot be reweighted. Keep that parameter as it was, or instrument "
+            "noise there."
         )
 
 
 def _at_fault(f: Callable[[Params], Any], new: Params, old: Params) -> str:
     """The parameter whose change from `old` to `new` changes f most."""
-    (flat, unravel), before = ravel_pytree(new), np.asarray(f(old), float)
+    (flat, unravel) = ravel_pytree(new)
+    before = np.asarray(f(old), float)
     base = np.asarray(ravel_pytree(old)[0])
     moved = [p for p in range(base.size) if base[p] != flat[p]]
-    far = [np.abs(np.asarray(f(unravel(jnp.asarray(base).at[p].set(flat[p]))), float) - before).max() for p in moved]
+    far = [
+        np.abs(np.asarray(f(unravel(jnp.asarray(base).at[p].set(flat[p]))), float) - before).max()
+        for p in moved
+    ]
     return names(new)[moved[int(np.argmax(far))]]
 
 
@@ -598,7 +776,11 @@ def check_model(
         *silent, regular = on_host(_glance(process, theta, x, t, context)).tolist()
         if regular:
             _check_step(process, np.asarray(silent, bool), int(np.sum(silent)))
-            return process._replace(silent=tuple(np.flatnonzero(silent).tolist())) if any(silent) else process
+            return (
+                process._replace(silent=tuple(np.flatnonzero(silent).tolist()))
+                if any(silent)
+                else process
+            )
     check.parameters(theta)
     x, t, one = check.first((x, t, context))
     if isinstance(process, Process):
@@ -613,16 +795,22 @@ MOST_SHAPES = 256
 
 
 def _diagonal_noise(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
-    if process.diffusion is not None or process.noise is None or isinstance(process.noise, NoiseProduct):
+    if (
+        process.diffusion is not None
+        or process.noise is None
+        or isinstance(process.noise, NoiseProduct)
+    ):
         return False
     return len(jax.eval_shape(process.noise, theta, x, t, context).shape) == 1
 
 
 @partial(jit, static_argnums=0)
 def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
-    """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for diagonal noise. (M+1,)
+    """Silent components, then whether `check_finite` and `with_silent` have nothing to say, for
+    diagonal noise. (M+1,)
 
-    The same conditions in one call: they stand before every estimate. Where this is false, those two find the words.
+    The same conditions in one call: they stand before every estimate. Where this is false, those
+    two find the words.
     """
     x, t, context = jax.tree.map(lambda leaf: leaf[0], (x, t, context))
     flat, unravel = ravel_pytree(theta)
@@ -643,7 +831,8 @@ def _glance(process: Process, theta: Params, x: Array, t: Array, context: PyTree
     finite, q, lost = jax.vmap(at)(states)
     silent = q[0] == 0
     comes = jnp.any(silent & (q > 0), axis=1)
-    # states off the first one matter where something is silent, and where drift and noise are numbers
+    # states off the first one matter where something is silent, and where drift and noise are
+    # numbers
     beside = jnp.any(finite & (comes | lost) & jnp.any(silent) & (jnp.arange(len(states)) > 0))
     regular = finite[0] & ~lost[0] & ~beside & jnp.all(jnp.isfinite(flat))
     return jnp.append(silent, regular).astype(jnp.int8)

@@ -2,8 +2,9 @@
 
 A fixed start is just an array (M,). It has no sensitivity, and most experiments are of this kind.
 
-Every source of increments is counter based: the normals of a step are a pure function of (key, trajectory, step), so
-nothing is stored, any trajectory can be replayed alone, and the first E of 2E trajectories are the same as E.
+Every source of increments is counter based: the normals of a step are a pure function of (key,
+trajectory, step), so nothing is stored, any trajectory can be replayed alone, and the first E of 2E
+trajectories are the same as E.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fluctua.core.types import Array, Params, PyTree
 
 
 class Density(NamedTuple):
-    """X₀ drawn from p₀(x; θ) with a known density: the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) (Eqs. 16 and 17).
+    """X₀ drawn from p₀(x; θ) with a known density: the term (λ̂₀ − λ̄ₛ) ∂θ ln p₀(X₀) (Eqs. 16 and
+    17).
 
     log_density: (theta, x0, context) -> ln p₀, up to a constant that does not depend on θ.
     sample: (key, theta, context) -> x0 (M,); only a simulator needs it.
@@ -37,14 +39,14 @@ class Density(NamedTuple):
 class Reparameterised(NamedTuple):
     """X₀ = f(θ, context), with any randomness of the start held in the context.
 
-    x0: (theta, context) -> (M,). A prepared state that depends on θ and not on chance is the same thing
-    with a function that ignores the context.
+    x0: (theta, context) -> (M,). A prepared state that depends on θ and not on chance is the same
+    thing with a function that ignores the context.
 
-    The gradient needs no derivative of the return. Displace the whole path by h(t) = w(t)·dX₀ with a
-    weight w that falls linearly from 1 to 0 within the time `fade`: the path that starts at the displaced
-    point then ends where it did, at the price of a change in the probability of the steps in between,
-    which the score of those steps measures. Any `fade` gives the same expectation; the variance falls as
-    1/fade until the drift has had time to act. 0 uses the first step alone.
+    The gradient needs no derivative of the return. Displace the whole path by h(t) = w(t)·dX₀ with
+    a weight w that falls linearly from 1 to 0 within the time `fade`: the path that starts at the
+    displaced point then ends where it did, at the price of a change in the probability of the steps
+    in between, which the score of those steps measures. Any `fade` gives the same expectation; the
+    variance falls as 1/fade until the drift has had time to act. 0 uses the first step alone.
     """
 
     x0: Callable[..., Array]
@@ -70,11 +72,14 @@ def checked_start(start: Any) -> tuple[Density | Reparameterised | None, Array |
         return Density(leading(start.log_density, 3), sample), None
     if isinstance(start, Reparameterised):
         if not start.fade >= 0:
-            raise ValueError(f"`Reparameterised.fade` is a time and must not be negative; got {start.fade}.")
+            raise ValueError(
+                f"`Reparameterised.fade` is a time and must not be negative; got {start.fade}."
+            )
         return Reparameterised(leading(start.x0, 2), start.fade), None
     if callable(start):
         raise TypeError(
-            "a start that is a function of theta must say how its sensitivity is to be had: wrap it in "
+            "a start that is a function of theta must say how its sensitivity is to be had: wrap "
+            "it in "
             "fluctua.Reparameterised(x0) or give a fluctua.Density(log_density, sample)."
         )
     x0 = jnp.asarray(start)
@@ -83,7 +88,9 @@ def checked_start(start: Any) -> tuple[Density | Reparameterised | None, Array |
     if not jnp.issubdtype(x0.dtype, jnp.floating):
         x0 = x0.astype(jnp.result_type(float))
     if not np.isfinite(np.asarray(x0)).all():
-        raise ValueError(f"the start has non-finite components: {np.flatnonzero(~np.isfinite(x0)).tolist()}.")
+        raise ValueError(
+            f"the start has non-finite components: {np.flatnonzero(~np.isfinite(x0)).tolist()}."
+        )
     return None, x0
 
 
@@ -91,7 +98,8 @@ def check_score(score: Any, start: Any) -> None:
     """A start that moves with θ needs a score that can move the ends of a step."""
     if isinstance(start, Reparameterised) and "shift" not in inspect.signature(score).parameters:
         raise ValueError(
-            "a `Reparameterised` start moves the states with θ, which this score does not differentiate; "
+            "a `Reparameterised` start moves the states with θ, which this score does not "
+            "differentiate; "
             "use score=full_score."
         )
 
@@ -124,23 +132,39 @@ silent = Wiener(
 
 
 def _mulhilo(a: int, b: Array) -> tuple[Array, Array]:
-    """High and low words of a 32 × 32 bit product, from 16-bit halves: JAX has no 64-bit integers by default."""
-    a_low, a_high = jnp.uint32(a & 0xFFFF), jnp.uint32(a >> 16)
-    b_low, b_high = b & jnp.uint32(0xFFFF), b >> 16
+    """High and low words of a 32 × 32 bit product, from 16-bit halves: JAX has no 64-bit
+    integers by default.
+    """
+    a_low = jnp.uint32(a & 0xFFFF)
+    a_high = jnp.uint32(a >> 16)
+    b_low = b & jnp.uint32(0xFFFF)
+    b_high = b >> 16
     middle = a_high * b_low + ((a_low * b_low) >> 16)
     cross = a_low * b_high + (middle & jnp.uint32(0xFFFF))
     return a_high * b_high + (middle >> 16) + (cross >> 16), jnp.uint32(a) * b
 
 
-def philox_words(seed: Array, trajectory: Array, site: Array, pair: Array) -> tuple[Array, Array, Array, Array]:
-    """Philox4x32-10 (Salmon et al. 2011) of the counter (site, pair, trajectory, 0). seed: (2,) uint32 words."""
-    c0, c1, c2, c3 = site, pair, trajectory, jnp.zeros_like(site)
-    k0, k1 = seed[0], seed[1]
+def philox_words(
+    seed: Array, trajectory: Array, site: Array, pair: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Philox4x32-10 (Salmon et al. 2011) of the counter (site, pair, trajectory, 0). seed: (2,)
+    uint32 words.
+    """
+    c0 = site
+    c1 = pair
+    c2 = trajectory
+    c3 = jnp.zeros_like(site)
+    k0 = seed[0]
+    k1 = seed[1]
     for _ in range(10):
         h0, l0 = _mulhilo(0xD2511F53, c0)
         h1, l1 = _mulhilo(0xCD9E8D57, c2)
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = k0 + jnp.uint32(0x9E3779B9), k1 + jnp.uint32(0xBB67AE85)
+        c0 = h1 ^ c1 ^ k0
+        c1 = l1
+        c2 = h0 ^ c3 ^ k1
+        c3 = l0
+        k0 = k0 + jnp.uint32(0x9E3779B9)
+        k1 = k1 + jnp.uint32(0xBB67AE85)
     return c0, c1, c2, c3
 
 
@@ -148,10 +172,15 @@ def _philox_draw(stream: tuple[Array, Array], step: Array, width: int) -> Array:
     seed, trajectory = stream
     sites = (width + 1) // 2
     site = jnp.arange(sites, dtype=jnp.uint32)
-    same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
+
+    def same(v):
+        return jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
+
     w = philox_words(seed, same(trajectory), site, same(step // 2))
     odd = step % 2 == 1
-    return jnp.concatenate(box_muller(jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])))[:width]
+    return jnp.concatenate(box_muller(jnp.where(odd, w[2], w[0]), jnp.where(odd, w[3], w[1])))[
+        :width
+    ]
 
 
 def box_muller(first: Array, second: Array) -> tuple[Array, Array]:
@@ -169,7 +198,9 @@ def philox_key_words(key: Array) -> Array:
 
 
 def philox_seed(key: Array) -> int:
-    """The same seed as one 64-bit number: what the native kernels take for a stream with this key."""
+    """The same seed as one 64-bit number: what the native kernels take for a stream with this
+    key.
+    """
     low, high = (int(word) for word in philox_key_words(key))
     return high << 32 | low
 
@@ -178,5 +209,5 @@ philox = Wiener(
     stream=lambda key, trajectory: (philox_key_words(key), trajectory),
     draw=_philox_draw,
 )
-"""The noise of the native kernels, step for step. The width splits into two quadratures of ⌈W/2⌉ sites: real
-parts first, then imaginary ones. The seed is the 64-bit data of the key."""
+"""The noise of the native kernels, step for step. The width splits into two quadratures of ⌈W/2⌉
+sites: real parts first, then imaginary ones. The seed is the 64-bit data of the key."""

@@ -2,15 +2,19 @@
 
 **Functions of averages**, J = F(m₁, …, m_K) with m_i = E[R_i]: contrast, fidelity, signal to noise.
 
-By the chain rule ∇J = Σ_i ∂_iF(m) ∇m_i. One set of n trajectories gives the returns R_i and the gradients G_i of all
-parts, and F'(m̂) Ḡ of them is biased in two ways, each of order 1/n: m̂ is correlated with Ḡ, and F' is curved. The
-weights of trajectory j are therefore of the others (−j), and the curvature is taken off,
+By the chain rule ∇J = Σ_i ∂_iF(m) ∇m_i. One set of n trajectories gives the returns R_i and the
+gradients G_i of all parts, and F'(m̂) Ḡ of them is biased in two ways, each of order 1/n: m̂ is
+correlated with Ḡ, and F' is curved. The weights of trajectory j are therefore of the others (−j),
+and the curvature is taken off,
 
-    F_c(m, C, n) = F(m) − tr[F''(m) C] / 2n,      w⁽ʲ⁾ = ∂_m F_c(m̂⁽⁻ʲ⁾, Ĉ⁽⁻ʲ⁾, n − 1),      Ĝ = (1/n) Σ_j w⁽ʲ⁾·G⁽ʲ⁾,
+    F_c(m, C, n) = F(m) − tr[F''(m) C] / 2n,      w⁽ʲ⁾ = ∂_m F_c(m̂⁽⁻ʲ⁾, Ĉ⁽⁻ʲ⁾, n − 1),      Ĝ =
+    (1/n) Σ_j w⁽ʲ⁾·G⁽ʲ⁾,
 
-with Ĉ the covariance of the returns: what is left is of order 1/n². The value is F_c(m̂, Ĉ, n). To first order one
-trajectory moves Ĝ by 1/n of Σ_i ∂_iF (G_i − Ḡ_i) + Σ_ik ∂_i∂_kF Ḡ_i (R_k − m̂_k), and by so much its sample is off the
-mean: means of samples are the estimates, their errors are those of the delta method, every covariance included.
+with Ĉ the covariance of the returns: what is left is of order 1/n². The value is F_c(m̂, Ĉ, n). To
+first order one trajectory moves Ĝ by 1/n of Σ_i ∂_iF (G_i − Ḡ_i) + Σ_ik ∂_i∂_kF Ḡ_i (R_k − m̂_k),
+and by so much its sample is off the
+mean: means of samples are the estimates, their errors are those of the delta method, every
+covariance included.
 """
 
 from __future__ import annotations
@@ -32,9 +36,9 @@ from fluctua.core.types import (
     Estimate,
     Estimates,
     Estimator,
+    FunctionOfMeans,
     Groups,
     Objective,
-    OfMeans,
     Params,
     Trajectories,
     Variances,
@@ -46,15 +50,20 @@ FEWEST = 8
 """Trajectories that are needed to say anything about skewness and tails."""
 
 TAILS = 6.0
-"""Excess kurtosis that is assumed where few samples cannot show theirs: of a product of two normal numbers."""
+"""Excess kurtosis that is assumed where few samples cannot show theirs: of a product of two normal
+numbers.
+"""
 
 LEAST_DEGREES = 2 / 3
-"""Degrees of freedom of Student's t, at the least: two samples of the problems of `benchmarks/intervals.py`, and two
-squares of normal numbers, are then covered to 94 % and more. It is measured and not derived."""
+"""Degrees of freedom of Student's t, at the least: two samples of the problems of
+`benchmarks/intervals.py`, and two squares of normal numbers, are then covered to 94 % and more. It
+is measured and not derived."""
 
 
 class Samples(NamedTuple):
-    """One gradient and one return per trajectory: leaves (E, ...), and (E,). group: (E,), see `Trajectories`."""
+    """One gradient and one return per trajectory: leaves (E, ...), and (E,). group: (E,), see
+    `Trajectories`.
+    """
 
     gradient: Params
     returns: Array
@@ -62,7 +71,9 @@ class Samples(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of a sample, for every component: mean, unbiased standard deviation, skewness, excess kurtosis."""
+    """Of a sample, for every component: mean, unbiased standard deviation, skewness, excess
+    kurtosis.
+    """
 
     mean: Array
     deviation: Array
@@ -73,11 +84,12 @@ class Moments(NamedTuple):
 def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     """(low, high) that hold the mean with 95 %, of samples that are skewed and have heavy tails.
 
-    Hall's transformation of Student's t (1992), g(T) = T + (γ/√n)(T²/3 + 1/6) + (γ²/27n)T³, is normal to second order.
-    Heavy tails make the standard deviation uncertain, as few samples do: Student's quantile is that of
-    ν = 2/(2/(n − 1) + c) degrees of freedom, and the variance is taken 1 + c times, with c = 2κ/n: twice the kurtosis
-    of the sample, which tells too little of tails that it has not met. Below n = `SURE` it tells next to nothing of
-    them, and ν is less by a kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` has the cover.
+    Hall's transformation of Student's t (1992), g(T) = T + (γ/√n)(T²/3 + 1/6) + (γ²/27n)T³, is
+    normal to second order. Heavy tails make the standard deviation uncertain, as few samples do:
+    Student's quantile is that of ν = 2/(2/(n − 1) + c) degrees of freedom, and the variance is
+    taken 1 + c times, with c = 2κ/n: twice the kurtosis of the sample, which tells too little of
+    tails that it has not met. Below n = `SURE` it tells next to nothing of them, and ν is less by a
+    kurtosis of `TAILS`, c + 6(1/n − 1/50). `python benchmarks/intervals.py` has the cover.
     """
     mean, deviation, skewness, kurtosis = moments
     if count < 2:  # one sample has no spread
@@ -91,15 +103,20 @@ def interval(moments: Moments, count: int) -> tuple[Array, Array]:
     error = deviation * jnp.sqrt(1 + tail) / np.sqrt(count)
     a = skewness / (3 * np.sqrt(count))
     small = jnp.abs(a) < 1e-4
-    back = lambda v: jnp.where(small, v - a / 2, (jnp.cbrt(1 + 3 * a * (v - a / 2)) - 1) / jnp.where(small, 1, a))
+
+    def back(v):
+        return jnp.where(
+            small, v - a / 2, (jnp.cbrt(1 + 3 * a * (v - a / 2)) - 1) / jnp.where(small, 1, a)
+        )
+
     return mean - error * back(q), mean - error * back(-q)
 
 
 def _student(nu: Array) -> Array:
     """The quantile of 97.5 % of Student's t with ν ≥ 2/3 degrees of freedom, to 1e-4.
 
-    ln(t/1.96) has a series in 1/ν without a constant; these are its first six terms, fitted. A table would have to be
-    searched, which takes longer to compile than the rest of an interval.
+    ln(t/1.96) has a series in 1/ν without a constant; these are its first six terms, fitted. A
+    table would have to be searched, which takes longer to compile than the rest of an interval.
     """
     total = 0.0
     for term in (-0.03060321, 0.18688266, -0.40461362, 0.2063486, 0.70060854, 1.21057804):
@@ -108,7 +125,9 @@ def _student(nu: Array) -> Array:
 
 
 def labelled(samples: Samples, trajectories: Any) -> Samples:
-    """Samples with the groups of the trajectories that they are of, one record or a list of them."""
+    """Samples with the groups of the trajectories that they are of, one record or a list of
+    them.
+    """
     chunks = [trajectories] if isinstance(trajectories, Trajectories) else trajectories
     if not isinstance(chunks, list | tuple):  # read from files, which have no groups
         return samples
@@ -116,77 +135,132 @@ def labelled(samples: Samples, trajectories: Any) -> Samples:
     if all(group is None for group in groups):
         return samples
     if any(group is None for group in groups):
-        raise ValueError("some chunks say of which `group` their trajectories are, and some do not. Give all, or none.")
+        raise ValueError(
+            "some chunks say of which `group` their trajectories are, and some do not. Give all, "
+            "or none."
+        )
     group = np.concatenate([np.ravel(np.asarray(group)) for group in groups])
     if len(group) != len(samples.returns) or not np.issubdtype(group.dtype, np.integer):
         raise ValueError(
-            f"`group` must have one whole number a trajectory, ({len(samples.returns)},); got {group.dtype} "
+            f"`group` must have one whole number a trajectory, ({len(samples.returns)},); got "
+            f"{group.dtype} "
             f"{group.shape}."
         )
     return samples._replace(group=group)
 
 
 def reduce_samples(samples: Samples) -> Estimate:
-    """Mean, standard error, second moment and interval over trajectories, or over groups of them."""
+    """Mean, standard error, second moment and interval over trajectories, or over groups of
+    them.
+    """
     if samples.group is not None:
         return _reduce_groups(samples, np.asarray(samples.group))
     leaves, tree = jax.tree.flatten(samples.gradient)
-    # one by one they share what is compiled with those of any other θ; on a GPU it is their number that takes time
+    # one by one they share what is compiled with those of any other θ; on a GPU it is their number
+    # that takes time
     both = [*leaves, samples.returns]
-    *each, value = [_reduce(leaf) for leaf in both] if jax.default_backend() == "cpu" else _reduce_all(both)
-    mean, stderr, second_moment, low, high = (jax.tree.unflatten(tree, part) for part in zip(*each, strict=True))
+    *each, value = (
+        [_reduce(leaf) for leaf in both] if jax.default_backend() == "cpu" else _reduce_all(both)
+    )
+    mean, stderr, second_moment, low, high = (
+        jax.tree.unflatten(tree, part) for part in zip(*each, strict=True)
+    )
     return Estimate(
-        mean, stderr, second_moment, value.mean, value.stderr, samples.returns.shape[0], (low, high),
+        mean,
+        stderr,
+        second_moment,
+        value.mean,
+        value.stderr,
+        samples.returns.shape[0],
+        (low, high),
         (value.low, value.high),
-    )  # fmt: skip
+    )
 
 
 def _reduce_groups(samples: Samples, group: np.ndarray) -> Estimate:
-    """Means of K group means, with errors between groups: Var(Ḡ) = (τ² + σ²/n)/K, whatever is alike within a group.
+    """Means of K group means, with errors between groups: Var(Ḡ) = (τ² + σ²/n)/K, whatever is alike
+    within a group.
 
-    Two-stage sampling: the groups are a sample of a population, and the trajectories of a group a sample of it. With
-    one group nothing is known of the population, and errors are NaN.
+    Two-stage sampling: the groups are a sample of a population, and the trajectories of a group a
+    sample of it. With one group nothing is known of the population, and errors are NaN.
     """
     labels, of, counts = np.unique(group, return_inverse=True, return_counts=True)
     like, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], samples.gradient))
     leaves = [*jax.tree.leaves(samples.gradient), samples.returns]
-    both = np.concatenate([np.asarray(v, np.float64).reshape(len(samples.returns), -1) for v in leaves], axis=1)
+    both = np.concatenate(
+        [np.asarray(v, np.float64).reshape(len(samples.returns), -1) for v in leaves], axis=1
+    )
     if of.shape != both.shape[:1]:
-        raise ValueError(f"`group` must have one number a trajectory, ({len(both)},); got {np.shape(group)}.")
-    total = lambda v: np.stack([v[of == k].sum(axis=0) for k in range(len(labels))])
+        raise ValueError(
+            f"`group` must have one number a trajectory, ({len(both)},); got {np.shape(group)}."
+        )
+
+    def total(v):
+        return np.stack([v[of == k].sum(axis=0) for k in range(len(labels))])
+
     means = total(both) / counts[:, None]
     squares = total((both - means[of]) ** 2)  # about the mean of each group
     few = np.where(counts > 1, counts - 1, np.nan)[:, None]
-    own = squares / few / counts[:, None]  # variance of each group's mean, from its own trajectories
-    k, spare = len(labels), max(len(both) - len(labels), 1)
+    own = (
+        squares / few / counts[:, None]
+    )  # variance of each group's mean, from its own trajectories
+    k = len(labels)
+    spare = max(len(both) - len(labels), 1)
     within = squares.sum(axis=0) / spare
-    mean, error = means.mean(axis=0), np.full(both.shape[1], np.nan)
+    mean = means.mean(axis=0)
+    error = np.full(both.shape[1], np.nan)
     between = np.full(both.shape[1], np.nan)
     if k > 1:
         error = means.std(axis=0, ddof=1) / np.sqrt(k)
-        between = means.var(axis=0, ddof=1) - within * np.mean(1 / counts)  # a mean of means: groups count the same
+        between = means.var(axis=0, ddof=1) - within * np.mean(
+            1 / counts
+        )  # a mean of means: groups count the same
     reach = scipy.stats.t.ppf(0.975, k - 1) * error if k > 1 else error
-    tree = lambda v: unravel(jnp.asarray(v[:-1], like.dtype))
-    number = lambda v: jnp.asarray(v[-1])
+
+    def tree(v):
+        return unravel(jnp.asarray(v[:-1], like.dtype))
+
+    def number(v):
+        return jnp.asarray(v[-1])
+
     here = np.sqrt(np.nansum(np.where(np.isnan(own), within / counts[:, None], own), axis=0)) / k
-    added = lambda v: float(np.maximum(v[:-1].sum(), 0))
+
+    def added(v):
+        return float(np.maximum(v[:-1].sum(), 0))
+
     groups = Groups(
-        labels, counts, means[:, -1], np.sqrt(own[:, -1]),
-        Variances(float(np.maximum(between[-1], 0)), float(within[-1])), Variances(added(between), added(within)),
-        number(here), tree(here),
-    )  # fmt: skip
+        labels,
+        counts,
+        means[:, -1],
+        np.sqrt(own[:, -1]),
+        Variances(float(np.maximum(between[-1], 0)), float(within[-1])),
+        Variances(added(between), added(within)),
+        number(here),
+        tree(here),
+    )
     second = (total(both**2) / counts[:, None]).mean(axis=0)
     return Estimate(
-        tree(mean), tree(error), tree(second), number(mean), number(error), len(both),
-        (tree(mean - reach), tree(mean + reach)), (number(mean - reach), number(mean + reach)), None, groups,
-    )  # fmt: skip
+        tree(mean),
+        tree(error),
+        tree(second),
+        number(mean),
+        number(error),
+        len(both),
+        (tree(mean - reach), tree(mean + reach)),
+        (number(mean - reach), number(mean + reach)),
+        None,
+        groups,
+    )
 
 
 def unflatten(theta: Params, flat: Array) -> Params:
-    """Rows (E, P) as leaves (E, ...) of the structure and precision of θ; on the CPU nothing is compiled for it."""
+    """Rows (E, P) as leaves (E, ...) of the structure and precision of θ; on the CPU nothing is
+    compiled for it.
+    """
     if jax.default_backend() != "cpu":
         return _unflattened(theta, flat)
-    rows, (leaves, tree) = np.asarray(flat), jax.tree.flatten(theta)
+    rows = np.asarray(flat)
+    (leaves, tree) = jax.tree.flatten(theta)
     edges = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
     shaped = zip(np.split(rows, edges, axis=1), leaves, strict=True)
     return jax.tree.unflatten(
@@ -210,7 +284,9 @@ class _Reduced(NamedTuple):
 
 @jit
 def _reduce(v: Array) -> _Reduced:
-    """Of one leaf: all of one shape, of any θ, share what is compiled, which takes as long as the estimate's own."""
+    """Of one leaf: all of one shape, of any θ, share what is compiled, which takes as long as
+    the estimate's own.
+    """
     count = v.shape[0]
     error = v.std(axis=0, ddof=1) / np.sqrt(count)
     return _Reduced(v.mean(axis=0), error, jnp.mean(v**2, axis=0), *interval(_moments(v), count))
@@ -223,22 +299,31 @@ def _reduce_all(arrays: list[Array]) -> list[_Reduced]:
 
 def _moments(v: Array) -> Moments:
     """Over the first axis. A sample without spread has neither skewness nor kurtosis."""
-    mean, deviation = v.mean(axis=0), v.std(axis=0, ddof=1)
+    mean = v.mean(axis=0)
+    deviation = v.std(axis=0, ddof=1)
     z = (v - mean) / jnp.where(deviation > 0, v.std(axis=0), 1)  # as `RunningSums` has it
-    return Moments(mean, deviation, jnp.mean(z**3, axis=0), jnp.where(deviation > 0, jnp.mean(z**4, axis=0) - 3, 0))
+    return Moments(
+        mean,
+        deviation,
+        jnp.mean(z**3, axis=0),
+        jnp.where(deviation > 0, jnp.mean(z**4, axis=0) - 3, 0),
+    )
 
 
 class RunningSums:
     """Sums of gradients and returns in float64, chunk after chunk, and the estimate that they make.
 
-    parts: also keep the sums of every `parts`-th trajectory, for estimates from tenths of a recording, say.
+    parts: also keep the sums of every `parts`-th trajectory, for estimates from tenths of a
+    recording, say.
     """
 
     def __init__(self, theta: Params, parts: int = 0):
         flat, self._unravel = ravel_pytree(theta)
         self.count = 0
         self.g, self.g2 = np.zeros(flat.size), np.zeros(flat.size)
-        self.powers = np.zeros((5, flat.size + 1))  # Σ dᵏ of gradients and return about the mean of the first chunk
+        self.powers = np.zeros(
+            (5, flat.size + 1)
+        )  # Σ dᵏ of gradients and return about the mean of the first chunk
         self.origin: np.ndarray | None = None
         self.parts = np.zeros((parts, flat.size))
         self.shift: float | None = None
@@ -248,7 +333,9 @@ class RunningSums:
         """Add the trajectories of a chunk."""
         returns = np.asarray(samples.returns, np.float64)
         leaves = jax.tree.leaves(samples.gradient)
-        rows = np.concatenate([np.asarray(v, np.float64).reshape(len(returns), -1) for v in leaves], 1)
+        rows = np.concatenate(
+            [np.asarray(v, np.float64).reshape(len(returns), -1) for v in leaves], 1
+        )
         self.g += rows.sum(axis=0)
         self.g2 += (rows**2).sum(axis=0)
         both = np.concatenate([rows, returns[:, None]], axis=1)
@@ -272,8 +359,13 @@ class RunningSums:
     def estimate(self) -> Estimate:
         """Mean, standard error and second moment of all that was added."""
         n = self.count
-        of = lambda total, square: np.sqrt(np.maximum(square / n - (total / n) ** 2, 0) / (n - 1))
-        tree = lambda v: self._unravel(jnp.asarray(v, jnp.result_type(float)))
+
+        def of(total, square):
+            return np.sqrt(np.maximum(square / n - (total / n) ** 2, 0) / (n - 1))
+
+        def tree(v):
+            return self._unravel(jnp.asarray(v, jnp.result_type(float)))
+
         low, high = (np.asarray(v) for v in interval(self._moments(), n))
         return Estimate(
             tree(self.g / n),
@@ -294,12 +386,18 @@ class RunningSums:
         unbiased = variance * self.count / max(self.count - 1, 1)
         unit = np.where(variance > 0, variance, 1)
         skewness = np.where(variance > 0, (d3 - 3 * d * d2 + 2 * d**3) / unit**1.5, 0)
-        kurtosis = np.where(variance > 0, (d4 - 4 * d * d3 + 6 * d**2 * d2 - 3 * d**4) / unit**2 - 3, 0)
-        return Moments(*(jnp.asarray(v) for v in (self.origin + d, np.sqrt(unbiased), skewness, kurtosis)))
+        kurtosis = np.where(
+            variance > 0, (d4 - 4 * d * d3 + 6 * d**2 * d2 - 3 * d**4) / unit**2 - 3, 0
+        )
+        return Moments(
+            *(jnp.asarray(v) for v in (self.origin + d, np.sqrt(unbiased), skewness, kurtosis))
+        )
 
 
 class Bare(NamedTuple):
-    """A function (key, theta, count) -> Estimate as an estimator: one trajectory a sample, nothing remembered."""
+    """A function (key, theta, count) -> Estimate as an estimator: one trajectory a sample,
+    nothing remembered.
+    """
 
     function: Estimates
 
@@ -328,14 +426,18 @@ class Bare(NamedTuple):
 def as_estimator(candidate: Estimator | Estimates) -> Estimator:
     """An `Estimator` as it is; a bare function (key, theta, count) -> Estimate wrapped as one."""
     if not callable(candidate):
-        raise TypeError(f"an estimator is called as (key, theta, count) -> Estimate; got {type(candidate).__name__}.")
+        raise TypeError(
+            "an estimator is called as (key, theta, count) -> Estimate; got "
+            f"{type(candidate).__name__}."
+        )
     here = [name for name in ("cost", "pilot", "state", "restore") if hasattr(candidate, name)]
     if not here:
         return Bare(candidate)
     missing = sorted({"cost", "pilot", "state", "restore"} - set(here))
     if missing:
         raise TypeError(
-            f"{type(candidate).__name__} has {', '.join(map(repr, here))} and lacks {', '.join(map(repr, missing))}: "
+            f"{type(candidate).__name__} has {', '.join(map(repr, here))} and lacks "
+            f"{', '.join(map(repr, missing))}: "
             "an `Estimator` has all four, a bare function none of them."
         )
     estimator: Any = candidate
@@ -348,38 +450,42 @@ FEWEST_OF_MEANS = 3
 """Trajectories for a function of means: the covariance of those that are left needs two."""
 
 
-def of_means(function: Callable[..., Array], *objectives: Objective) -> OfMeans:
+def function_of_means(function: Callable[..., Array], *objectives: Objective) -> FunctionOfMeans:
     """J = F(E[R₁], …, E[R_K]), for `gradient`, `ppgt` and everything that trains with them.
 
-    Unbiased to order 1/n from n trajectories, with the error of the delta method. K parts cost K sweeps over the same
-    trajectories; an instrument is asked for them once.
+    Unbiased to order 1/n from n trajectories, with the error of the delta method. K parts cost K
+    sweeps over the same trajectories; an instrument is asked for them once.
 
     Args:
         function: F, of K numbers, differentiable by JAX.
         objectives: what each of the K means is of.
 
-    Returns: an `OfMeans`, in the place of an `Objective`.
+    Returns: an `FunctionOfMeans`, in the place of an `Objective`.
 
-    >>> of_means(lambda m, m2: m**2 / (m2 - m**2), objective, objective).parts == (objective, objective)
+    >>> ratio = function_of_means(lambda m, m2: m**2 / (m2 - m**2), objective, objective)
+    >>> ratio.parts == (objective, objective)
     True
 
     """
     if not objectives:
-        raise ValueError("`of_means` needs the objectives whose means F is of; got none.")
+        raise ValueError("`function_of_means` needs the objectives whose means F is of; got none.")
     for objective in objectives:
         check.objective(objective)
     numbers = [jax.ShapeDtypeStruct((), jnp.result_type(float))] * len(objectives)
     try:
         shape = getattr(jax.eval_shape(function, *numbers), "shape", None)
     except TypeError as error:
-        raise TypeError(f"F is called with {len(numbers)} numbers, one for each objective: {error}.") from None
+        raise TypeError(
+            f"F is called with {len(numbers)} numbers, one for each objective: {error}."
+        ) from None
     if shape != ():
         raise ValueError(f"F must return one number, shape (); got shape {shape}.")
-    return OfMeans(function, objectives)
+    return FunctionOfMeans(function, objectives)
 
 
 def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Samples:
-    """Samples of F(E[R₁], …, E[R_K]) from those of its parts, of the same trajectories in the same order.
+    """Samples of F(E[R₁], …, E[R_K]) from those of its parts, of the same trajectories in the same
+    order.
 
     Args:
         function: F, of K numbers.
@@ -390,13 +496,17 @@ def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Sample
     """
     count = parts[0].returns.shape[0]
     if count < FEWEST_OF_MEANS:
-        raise ValueError(f"a function of means needs {FEWEST_OF_MEANS} trajectories at least; got {count}.")
+        raise ValueError(
+            f"a function of means needs {FEWEST_OF_MEANS} trajectories at least; got {count}."
+        )
     samples = _combined(function, tuple(parts))
     if not bool(jnp.isfinite(samples.returns).all()):
         means = [float(part.returns.mean()) for part in parts]
         raise FloatingPointError(
-            f"F or its derivatives are not finite at the means {means} of {count} trajectories, or at those of all but "
-            "one: the function has left its range (a square root or logarithm of a difference of means, say)."
+            f"F or its derivatives are not finite at the means {means} of {count} trajectories, or "
+            "at those of all but "
+            "one: the function has left its range (a square root or logarithm of a difference of "
+            "means, say)."
         )
     return samples
 
@@ -404,7 +514,8 @@ def combined(function: Callable[..., Array], parts: Sequence[Samples]) -> Sample
 def values_of(function: Callable[..., Array], returns: Array) -> Array:
     """Samples of the value alone, (E, K) -> (E,): their mean is F_c(m̂, Ĉ, n)."""
     count = returns.shape[0]
-    mean, covariance = returns.mean(axis=0), jnp.atleast_2d(jnp.cov(returns, rowvar=False))
+    mean = returns.mean(axis=0)
+    covariance = jnp.atleast_2d(jnp.cov(returns, rowvar=False))
     f = _of_vector(function)
     return _corrected(f, mean, covariance, count) + (returns - mean) @ jax.grad(f)(mean)
 
@@ -416,7 +527,8 @@ def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Sam
     rows = [jax.vmap(lambda g: ravel_pytree(g)[0])(part.gradient) for part in parts]
     gradients = jnp.stack(rows, axis=1)  # (E, K, P)
     n = returns.shape[0]
-    mean, off = returns.mean(axis=0), returns - returns.mean(axis=0)
+    mean = returns.mean(axis=0)
+    off = returns - returns.mean(axis=0)
     total = off.T @ off
 
     def weights(off: Array) -> Array:
@@ -425,7 +537,9 @@ def _combined(function: Callable[..., Array], parts: tuple[Samples, ...]) -> Sam
         return jax.grad(lambda m: _corrected(f, m, others, n - 1))(mean - off / (n - 1))
 
     each = jnp.einsum("ek,ekp->ep", jax.vmap(weights)(off), gradients)
-    each = each + off @ (jax.hessian(f)(mean) @ gradients.mean(axis=0))  # sums to zero: the spread of m̂
+    each = each + off @ (
+        jax.hessian(f)(mean) @ gradients.mean(axis=0)
+    )  # sums to zero: the spread of m̂
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], parts[0].gradient))
     return Samples(jax.vmap(unravel)(each.astype(gradients.dtype)), values_of(function, returns))
 

@@ -1,5 +1,5 @@
-"""The physical policy gradient theorem (Eqs. 12 and 13) as two functions: from given trajectories, and as an
-estimator that runs a substrate.
+"""The physical policy gradient theorem (Eqs. 12 and 13) as two functions: from given trajectories,
+and as an estimator that runs a substrate.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from fluctua.core.types import (
     Array,
     Counting,
     Estimate,
+    FunctionOfMeans,
     Objective,
-    OfMeans,
     Params,
     Process,
     Remembering,
@@ -64,7 +64,7 @@ from fluctua.core.types import (
 
 def gradient(
     process: AnyProcess,
-    objective: Objective | OfMeans,
+    objective: Objective | FunctionOfMeans,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
@@ -78,25 +78,35 @@ def gradient(
 
     Args:
         process: drift and noise that the score uses, of the system or a calibrated model of it.
-        objective: what is maximised, or a function of means (`of_means`).
+        objective: what is maximised, or a function of means (`function_of_means`).
         theta: the parameters at which the trajectories were taken, any pytree of floats.
-        trajectories: one record, or an iterable of them (chunks of a data set larger than memory, on one time grid;
-            arrays that load when sliced, such as memory maps and h5py data sets, are read block by block). Chunks give
-            the same result as one piece. An iterable is gone through more than once, so it must start afresh each
+        trajectories: one record, or an iterable of them (chunks of a data set larger than memory,
+            on one time grid; arrays that load when sliced, such as memory maps and h5py data sets,
+            are read block by block). Chunks give the same result as one piece. An iterable is gone
+            through more than once, so it must start afresh each
             time: a list, or an object with `__iter__`, not a generator.
         start: None for a start that does not depend on θ.
         score: ∂θ ln p(x'|x) of one step; `local_linear_score` for samples that are far apart.
-        baseline: what is taken off the return-to-go, a name ("time" if not given: each half of the trajectories takes
-            the mean return-to-go of the other; "none", "mean", "optimal", "twin") or a record.
+        baseline: what is taken off the return-to-go, a name ("time" if not given: each half of the
+            trajectories takes the mean return-to-go of the other; "none", "mean", "optimal",
+            "twin") or a record.
         initial_baseline: for the draw of X₀; `baseline` if not given ("optimal" with a `Twin`).
         block_bytes: how much of the trajectories is held at a time.
 
     Returns: an `Estimate`.
 
     """
-    choices: Choices = {"start": start, "score": score, "baseline": baseline, "initial_baseline": initial_baseline}
-    # not through `samples_of`: a warning of the guard points at the caller, so many frames above
-    return reduce_samples(_recorded(_method(process, objective, **choices), theta, trajectories, block_bytes))
+    choices: Choices = {
+        "start": start,
+        "score": score,
+        "baseline": baseline,
+        "initial_baseline": initial_baseline,
+    }
+    # not through `gradient_samples`: a warning of the guard points at the caller, so many frames
+    # above
+    return reduce_samples(
+        _recorded(_method(process, objective, **choices), theta, trajectories, block_bytes)
+    )
 
 
 class Choices(TypedDict, total=False):
@@ -108,9 +118,9 @@ class Choices(TypedDict, total=False):
     initial_baseline: Baseline | str | None
 
 
-def samples_of(
+def gradient_samples(
     process: AnyProcess,
-    objective: Objective | OfMeans,
+    objective: Objective | FunctionOfMeans,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],
     *,
@@ -126,18 +136,21 @@ def samples_of(
         theta: the parameters of the gradient.
         trajectories: one record, or an iterable of them.
         block_bytes: how much of the trajectories is held at a time.
-        taken_at: the parameters at which the trajectories were taken, if not `theta`: the guard compares residuals at
-            those. Gradients are not weighted by how likely a trajectory is at `theta`; `fluctua.reweighted` does that.
+        taken_at: the parameters at which the trajectories were taken, if not `theta`: the guard
+            compares residuals at those. Gradients are not weighted by how likely a trajectory is at
+            `theta`; `fluctua.reweighted` does that.
         **choices: `start`, `score`, `baseline` and `initial_baseline` as for `gradient`.
 
     Returns: `Samples`.
     """
-    return _recorded(_method(process, objective, **choices), theta, trajectories, block_bytes, taken_at)
+    return _recorded(
+        _method(process, objective, **choices), theta, trajectories, block_bytes, taken_at
+    )
 
 
 def ppgt(
     process: AnyProcess,
-    objective: Objective | OfMeans,
+    objective: Objective | FunctionOfMeans,
     substrate: Substrate,
     *,
     start: Density | Reparameterised | None = None,
@@ -147,18 +160,19 @@ def ppgt(
 ) -> PPGT:
     """An estimator of ∇θJ that runs a substrate: (key, theta, count) -> `Estimate`.
 
-    A simulator is streamed: the trajectories are never stored, and are replayed when the baseline needs the returns
-    first.
+    A simulator is streamed: the trajectories are never stored, and are replayed when the baseline
+    needs the returns first.
 
     Args:
         process: drift and noise that the score uses; it may be a calibrated model of the substrate.
-        objective: what is maximised, or a function of means (`of_means`).
+        objective: what is maximised, or a function of means (`function_of_means`).
         substrate: a `simulator`, or any (key, theta, count) -> Trajectories.
         start: the simulator's own if not given.
         score: ∂θ ln p(x'|x) of one step.
-        baseline: what is taken off the return-to-go, a name ("time" if not given: from an independent pilot on a
-            simulator, from the other half of the trajectories elsewhere; "none", "mean", "optimal", "twin") or a
-            record. A `Twin` is a model that explains most of the return.
+        baseline: what is taken off the return-to-go, a name ("time" if not given: from an
+            independent pilot on a simulator, from the other half of the trajectories elsewhere;
+            "none", "mean", "optimal", "twin") or a record. A `Twin` is a model that explains most
+            of the return.
         initial_baseline: for the draw of X₀; `baseline` if not given ("optimal" with a `Twin`).
 
     Returns: the estimator, a `PPGT`.
@@ -171,20 +185,21 @@ def ppgt(
 
 
 class Method(NamedTuple):
-    """The theorem with all its choices made. twin: checked, with a process of its own; None without one.
+    """The theorem with all its choices made. twin: checked, with a process of its own; None without
+    one.
 
-    baseline: λ̄ of the return-to-go, or with a twin that of Λ. means: of an objective that is a function of means; the
-    objective of `model` is then its first part.
+    baseline: λ̄ of the return-to-go, or with a twin that of Λ. means: of an objective that is a
+    function of means; the objective of `model` is then its first part.
     """
 
     model: Model
     baseline: Baseline
     initial_baseline: Baseline
     twin: Twin | None
-    means: OfMeans | None = None
+    means: FunctionOfMeans | None = None
 
     @property
-    def objective(self) -> Rewards | OfMeans:
+    def objective(self) -> Rewards | FunctionOfMeans:
         """What is maximised."""
         return self.means or self.model.objective
 
@@ -219,20 +234,30 @@ class PPGT(NamedTuple):
         return reduce_samples(self.samples(key, theta, count))
 
     def samples(
-        self, key: Array, theta: Params, count: int, *, first: int | None = None, table: Array | None = None
+        self,
+        key: Array,
+        theta: Params,
+        count: int,
+        *,
+        first: int | None = None,
+        table: Array | None = None,
     ) -> Samples:
         """The gradients of the single trajectories.
 
-        first: number of the first one, of a simulator; 0 if not given. table: λ̄ of `pilot_table`, known already.
+        first: number of the first one, of a simulator; 0 if not given. table: λ̄ of `pilot_table`,
+        known already.
         """
         if self.method.means and not isinstance(self.substrate, Simulator):
             check.count(count)
             theta = check.parameters(theta)
             k_run, _ = run_and_pilot(key)  # the parts are of the same trajectories: measured once
             measured = self.substrate(k_run, theta, count)
-            return _recorded(self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate))
+            return _recorded(
+                self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate)
+            )
         return _of_parts(
-            self.method, lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table)
+            self.method,
+            lambda method: PPGT(method, self.substrate)._samples(key, theta, count, first, table),
         )
 
     def pilot_table(self, key: Array, theta: Params) -> Array | None:
@@ -240,24 +265,46 @@ class PPGT(NamedTuple):
         if not self.pilot or self.method.means or not isinstance(self.substrate, Simulator):
             return None
         plans = _plans(self.method)
-        return sources.pilot_table(self.method.model, plans, self.substrate, key, check.parameters(theta))
+        return sources.pilot_table(
+            self.method.model, plans, self.substrate, key, check.parameters(theta)
+        )
 
     def _samples(
-        self, key: Array, theta: Params, count: int, first: int | None = None, table: Array | None = None
+        self,
+        key: Array,
+        theta: Params,
+        count: int,
+        first: int | None = None,
+        table: Array | None = None,
     ) -> Samples:
         check.count(count)
         theta = check.parameters(theta, numbers=not isinstance(self.substrate, Simulator))
         if not isinstance(self.substrate, Simulator):
             k_run, _ = run_and_pilot(key)
             measured = self.substrate(k_run, theta, count)
-            return _recorded(self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate))
+            return _recorded(
+                self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate)
+            )
         if self.method.twin:
             return total(self.split(key, theta, count, first=first or 0))
         plans = _plans(self.method)
-        start = lambda: first_state(self.substrate, run_and_pilot(key)[0], theta)
+
+        simulator = self.substrate
+
+        def start():
+            return first_state(simulator, run_and_pilot(key)[0], theta)
+
         _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
         flat, returns = sources.streamed_samples(
-            self.method.model, _tables(plans), plans, self.substrate, key, theta, count, first, table
+            self.method.model,
+            _tables(plans),
+            plans,
+            self.substrate,
+            key,
+            theta,
+            count,
+            first,
+            table,
         )
         return Samples(unflatten(theta, flat), returns)
 
@@ -266,11 +313,15 @@ class PPGT(NamedTuple):
     ) -> TwinSamples:
         """The gradients in two parts, direct and correction, of an estimator with a `Twin`.
 
-        table: λ̄ as a function of time (T+1,), the `mean_lambda` of other trajectories, in place of `Twin.baseline`.
+        table: λ̄ as a function of time (T+1,), the `mean_lambda` of other trajectories, in place of
+        `Twin.baseline`.
         first: number of the first trajectory, of a simulator.
         """
         if self.method.twin is None:
-            raise ValueError("`split` is of the twin correction: make the estimator with ppgt(..., baseline=Twin()).")
+            raise ValueError(
+                "`split` is of the twin correction: make the estimator with ppgt(..., "
+                "baseline=Twin())."
+            )
         check.objective(self.method.objective)
         check.count(count)
         theta = check.parameters(theta)
@@ -279,21 +330,35 @@ class PPGT(NamedTuple):
             measured = self.substrate(k_run, theta, count)
             return self.recorded(theta, measured, table, examined=_is_examined(self.substrate))
         model, numbers, batch = _with_twin(self.method, theta, table, count, self.substrate.t)
-        start = lambda: first_state(self.substrate, k_run, theta)
+
+        simulator = self.substrate
+
+        def start():
+            return first_state(simulator, k_run, theta)
+
         _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
-        return _parts(theta, twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first))
+        return _parts(
+            theta,
+            twin_sweep.streamed_parts(model, numbers, batch, self.substrate, k_run, count, first),
+        )
 
     def source(self, theta: Params) -> str:
-        """The program that is generated for a simulator with a compiled backend, with the names of the parameters."""
+        """The program that is generated for a simulator with a compiled backend, with the
+        names of the parameters.
+        """
         substrate = self.substrate
         backend = substrate.backend if isinstance(substrate, Simulator) else None
         if not isinstance(substrate, Simulator) or backend is None:
-            raise ValueError('nothing is generated for this substrate: use simulator(..., backend="auto") or "cpu".')
+            raise ValueError(
+                'nothing is generated for this substrate: use simulator(..., backend="auto") or '
+                '"cpu".'
+            )
         theta = check.parameters(theta)
         first, context = first_state(substrate, jax.random.key(0), theta)
         model = self.method.model
         process = check_model(model.process, model.objective, theta, first, substrate.t, context)
-        model, key = silenced(model, process), jax.random.key(0)
+        model = silenced(model, process)
+        key = jax.random.key(0)
         if self.method.twin:
             twin, numbers, batch = _with_twin(self.method, theta, None, 2, substrate.t)
             twin = twin._replace(model=twin.model._replace(process=model.process))
@@ -302,19 +367,28 @@ class PPGT(NamedTuple):
         return backend.source(sources.Call(model, plans, _tables(plans), substrate, key, theta, 1))
 
     def recorded(
-        self, theta: Params, trajectories: Trajectories, table: Array | None = None, *, examined: bool = False
+        self,
+        theta: Params,
+        trajectories: Trajectories,
+        table: Array | None = None,
+        *,
+        examined: bool = False,
     ) -> TwinSamples:
         """The two parts of measured trajectories, of an estimator with a `Twin`.
 
-        table: λ̄ as in `split`. examined: whether the residual guard has seen the trajectories already.
+        table: λ̄ as in `split`. examined: whether the residual guard has seen the trajectories
+        already.
         """
         if trajectories.group is not None:
             several = len(np.unique(np.asarray(trajectories.group)))
             raise ValueError(
-                f"trajectories of {several} devices have errors between devices, which the two parts of a twin do not "
+                f"trajectories of {several} devices have errors between devices, which the two "
+                "parts of a twin do not "
                 "keep apart: call the estimator itself."
             )
-        return _recorded_split(self.method, theta, trajectories, table, BLOCK_BYTES, examined=examined)
+        return _recorded_split(
+            self.method, theta, trajectories, table, BLOCK_BYTES, examined=examined
+        )
 
 
 def total(parts: TwinSamples) -> Samples:
@@ -322,7 +396,9 @@ def total(parts: TwinSamples) -> Samples:
     return Samples(jax.tree.map(jnp.add, parts.direct, parts.correction), parts.returns)
 
 
-def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectories: Trajectories) -> Array:
+def mean_return_to_go(
+    objective: Objective | Rewards, theta: Params, trajectories: Trajectories
+) -> Array:
     """E[λ̂ₙ] at every time: the `values` of a time-only baseline, from other trajectories.
 
     Args:
@@ -334,15 +410,17 @@ def mean_return_to_go(objective: Objective | Rewards, theta: Params, trajectorie
     """
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
-    return sources.mean_return_to_go(check.objective(objective), theta, recording.times, x, recording.context)
+    return sources.mean_return_to_go(
+        check.objective(objective), theta, recording.times, x, recording.context
+    )
 
 
-# ------------------------------------------------------------------------------------- what is behind
+# ----------------------------------------------------------------------------------- what is behind
 
 
 def _method(
     process: AnyProcess,
-    objective: Objective | OfMeans,
+    objective: Objective | FunctionOfMeans,
     start: Density | Reparameterised | None = None,
     score: Score = full_score,
     baseline: Baseline | Twin | str | None = None,
@@ -350,9 +428,10 @@ def _method(
 ) -> Method:
     refuse_start(process, start)
     moving = None if start is None else checked_start(start)[0]
-    process, checked = check.process(process), check.objective_or_means(objective)
-    means = checked if isinstance(checked, OfMeans) else None
-    rewards = checked.parts[0] if isinstance(checked, OfMeans) else checked
+    process = check.process(process)
+    checked = check.objective_or_means(objective)
+    means = checked if isinstance(checked, FunctionOfMeans) else None
+    rewards = checked.parts[0] if isinstance(checked, FunctionOfMeans) else checked
     score = score_of(process, score)
     check_score(score, moving)
     plan = chosen(baseline, door="an estimator of any process")
@@ -360,14 +439,23 @@ def _method(
     initial: Baseline | Twin
     if isinstance(plan, Twin):
         twin = checked_twin(plan, score, process)
-        step, initial = twin.baseline, checked_initial("optimal" if initial_baseline is None else initial_baseline)
+        step = twin.baseline
+        initial = checked_initial("optimal" if initial_baseline is None else initial_baseline)
     else:
-        twin, step, initial = None, plan, plan
+        twin = None
+        step = plan
+        initial = plan
         if initial_baseline is not None:
-            initial = chosen(initial_baseline, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
+            initial = chosen(
+                initial_baseline,
+                door="the draw of X₀",
+                serves=("none", "time", "mean", "optimal", "own"),
+            )
     assert isinstance(step, Baseline)
     assert isinstance(initial, Baseline)
-    return Method(Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin, means)
+    return Method(
+        Model(process, rewards, score, moving, step.of, initial.of), step, initial, twin, means
+    )
 
 
 def score_of(process: AnyProcess, score: Score) -> Score:
@@ -384,10 +472,15 @@ def _own_score(process: Transition, theta: Params, step: Step) -> Params:
 
 
 def _of_parts(method: Method, samples: Callable[[Method], Samples]) -> Samples:
-    """The samples of a method, from those of its parts where the objective is a function of means."""
+    """The samples of a method, from those of its parts where the objective is a function of
+    means.
+    """
     if method.means is None:
         return samples(method)
-    alone = lambda part: samples(method._replace(model=method.model._replace(objective=part), means=None))
+
+    def alone(part):
+        return samples(method._replace(model=method.model._replace(objective=part), means=None))
+
     return combined(method.means.function, [alone(part) for part in method.means.parts])
 
 
@@ -400,7 +493,10 @@ def _recorded(
     examined: bool = False,
 ) -> Samples:
     if method.means:
-        samples = _of_parts(method, lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at, examined))
+        samples = _of_parts(
+            method,
+            lambda part: _recorded(part, theta, trajectories, block_bytes, taken_at, examined),
+        )
         return labelled(samples, trajectories)
     if method.twin:
         split = _recorded_split(method, theta, trajectories, None, block_bytes, taken_at, examined)
@@ -410,15 +506,33 @@ def _recorded(
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
     for plan in _plans(method):
         check_baseline(plan, recording.count, recording.t)
-    start = lambda: (recording.first, recording.context)
+
+    def start():
+        return (recording.first, recording.context)
+
     _check_baselines(method, Setting(theta, recording.t, recording.count, start))
     if not any(plan.needs_returns for plan in _plans(method)):
-        parts = [samples for _, samples in _by_pieces(method, theta, trajectories, recording.count, block_bytes, None)]
-        joined = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: end_to_end(leaves), *parts)
+        parts = [
+            samples
+            for _, samples in _by_pieces(
+                method, theta, trajectories, recording.count, block_bytes, None
+            )
+        ]
+        joined = (
+            parts[0]
+            if len(parts) == 1
+            else jax.tree.map(lambda *leaves: end_to_end(leaves), *parts)
+        )
         return labelled(joined, trajectories)
-    model, tables = method.model, _tables(method[1:3])
-    if any(plan.pilot for plan in _plans(method)):  # beside a baseline that looks across all trajectories
-        means = jnp.stack(_means_of_halves(method, theta, trajectories, recording.count, block_bytes, None), axis=1)
+    model = method.model
+    tables = _tables(method[1:3])
+    if any(
+        plan.pilot for plan in _plans(method)
+    ):  # beside a baseline that looks across all trajectories
+        means = jnp.stack(
+            _means_of_halves(method, theta, trajectories, recording.count, block_bytes, None),
+            axis=1,
+        )
         tables = Tables(*(means if plan.pilot else plan.values for plan in method[1:3]))
         of = [of_other_half if plan.pilot else plan.of for plan in method[1:3]]
         model = model._replace(baseline=of[0], initial_baseline=of[1])
@@ -439,11 +553,12 @@ def chunked_samples(
     block_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Trajectories, Samples]]:
-    """Trajectories with their gradients, a few at a time and in order, for sums over recordings of any length.
+    """Trajectories with their gradients, a few at a time and in order, for sums over recordings of
+    any length.
 
-    The arguments are those of `gradient`. count: trajectories in all. baseline: one that does not look across
-    trajectories; "time" reads everything twice, "none" once. block_bytes: how much is held at a time. progress: called
-    with the number of trajectories that were just read.
+    The arguments are those of `gradient`. count: trajectories in all. baseline: one that does not
+    look across trajectories; "time" reads everything twice, "none" once. block_bytes: how much is
+    held at a time. progress: called with the number of trajectories that were just read.
     """
     check.objective(objective)
     plan = chosen(baseline, door="an estimate chunk by chunk", serves=("none", "time"))
@@ -459,7 +574,8 @@ def _by_pieces(
     block_bytes: int,
     progress: Callable[[int], None] | None,
 ) -> Iterator[tuple[Trajectories, Samples]]:
-    cut, means = 0, None
+    cut = 0
+    means = None
     if any(plan.pilot for plan in _plans(method)):
         cut = half(count)
         means = _means_of_halves(method, theta, trajectories, count, block_bytes, progress)
@@ -467,7 +583,9 @@ def _by_pieces(
         other = None if means is None else means[0 if first >= cut else 1]
         tables = Tables(*(other if plan.pilot else plan.values for plan in method[1:3]))
         recording = Recording(piece, theta, first)
-        flat, returns = sources.recorded_samples(method.model, tables, recording, theta, block_bytes)
+        flat, returns = sources.recorded_samples(
+            method.model, tables, recording, theta, block_bytes
+        )
         yield piece, Samples(unflatten(theta, flat), returns)
         if progress:
             progress(len(piece.x))
@@ -484,7 +602,8 @@ def _means_of_halves(
     """The mean return-to-go (T+1,) of either half: independent of the trajectories of the other."""
     if count < 2:
         raise ValueError(
-            "a time-only baseline takes the mean return-to-go of other trajectories, and there is 1 trajectory. Take "
+            "a time-only baseline takes the mean return-to-go of other trajectories, and there is "
+            "1 trajectory. Take "
             'more, or give time_only(values), or baseline="none".'
         )
     sums: list[Any] = [0.0, 0.0]
@@ -516,7 +635,10 @@ def _recorded_split(
     recording = Recording(trajectories, theta)
     _guard(method, theta if taken_at is None else taken_at, trajectories, recording, examined)
     model, numbers, batch = _with_twin(method, theta, table, recording.count, recording.t)
-    start = lambda: (recording.first, recording.context)
+
+    def start():
+        return (recording.first, recording.context)
+
     _check_baselines(method, Setting(theta, recording.t, recording.count, start))
     return _parts(theta, twin_sweep.recorded_parts(model, numbers, batch, recording, block_bytes))
 
@@ -534,7 +656,9 @@ def _with_twin(
 
 
 def _is_examined(substrate: Substrate) -> bool:
-    """Whether an instrument has compared the residuals with its calibration (`examines`), which knows its noise."""
+    """Whether an instrument has compared the residuals with its calibration (`examines`), which
+    knows its noise.
+    """
     return bool(getattr(substrate, "examines", False))
 
 
@@ -545,10 +669,15 @@ def _guard(
     recording: Recording,
     examined: bool = False,
 ) -> None:
-    """Whether the residuals are the noise of the process. A score of one's own may know another law: not asked."""
+    """Whether the residuals are the noise of the process.
+
+    A score of one's own may know another law: not asked.
+    """
     process, objective, score = method.model[:3]
     check_model(process, objective, theta, recording.first, recording.t, recording.context)
-    counted = isinstance(process, Counting) and jax.tree.leaves(recording.events(0, 1))  # none: the score says so
+    counted = isinstance(process, Counting) and jax.tree.leaves(
+        recording.events(0, 1)
+    )  # none: the score says so
     if isinstance(process, Remembering) or counted:
         warn_of_residuals(process, theta, trajectories, stacklevel=4)
     law = LAWS.get(score)

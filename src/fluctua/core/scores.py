@@ -1,26 +1,29 @@
-"""The score U = ∂θ ln p(x'|x) of one transition: Euler–Maruyama, or locally linear over longer intervals.
+"""The score U = ∂θ ln p(x'|x) of one transition: Euler–Maruyama, or locally linear over longer
+intervals.
 
-Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt), μ being the mean rate of a better step than Euler's where
-the process has one (`fluctua.core.steps`). With the residual r = x' − x − μΔt and y = Q⁻¹r,
-the logarithm of its density changes with θ as
+Given x, the next state is Gaussian: x' ~ N(x + μΔt, 2QΔt), μ being the mean rate of a better step
+than Euler's where the process has one (`fluctua.core.integrators`). With the residual r = x' − x −
+μΔt and y = Q⁻¹r, the logarithm of its density changes with θ as
 
     d ln p = −½ Tr[Q⁻¹ dQ] + yᵀ dQ y / (4Δt) − yᵀ dr / (2Δt).
 
-Each score below is the θ-gradient of the scalar on the right with Q⁻¹ and y held fixed: one reverse sweep
-through the user's drift and noise, whatever the number of parameters.
+Each score below is the θ-gradient of the scalar on the right with Q⁻¹ and y held fixed: one reverse
+sweep through the user's drift and noise, whatever the number of parameters.
 
-Transitions over intervals that are too long for Euler: local linearisation (Ozaki; Shoji and Ozaki).
+Transitions over intervals that are too long for Euler: local linearisation (Ozaki; Shoji and
+Ozaki).
 
 Around the state x at the start of an interval the drift is replaced by its linear part,
 
     dX = [μ + J(X − x) + a s] ds + σ dW,     J = ∂μ/∂x,     a = ∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l,
 
-which has a Gaussian transition over any interval Δ, exact where the drift is linear in the state and constant in time:
+which has a Gaussian transition over any interval Δ, exact where the drift is linear in the state
+and constant in time:
 
     E[X_Δ] = x + ∫₀^Δ e^{J(Δ−s)} (μ + a s) ds,     Cov[X_Δ] = ∫₀^Δ e^{Js} 2Q e^{Jᵀs} ds.
 
-The integrals are Taylor series over Δ/2^d, then doubled d times. Doubling adds covariances, so it does not
-lose digits where e^{−J} would grow.
+The integrals are Taylor series over Δ/2^d, then doubled d times. Doubling adds covariances, so it
+does not lose digits where e^{−J} would grow.
 """
 
 from __future__ import annotations
@@ -42,8 +45,10 @@ from fluctua.core.diffusion import (
     has_fewer_noises,
     lacks_score,
 )
-from fluctua.core.steps import mean_rate
+from fluctua.core.integrators import mean_rate
 from fluctua.core.types import Array, Params, Process, Score, Step
+
+__all__ = ["drift_score", "full_score", "local_linear_score", "residual"]
 
 DOUBLINGS = 6
 ORDER = 6
@@ -60,7 +65,11 @@ def residual(process: Process, theta: Params, step: Step) -> Array:
 
     Returns: (M,).
     """
-    return step.x_next - step.x - mean_rate(process, theta, step.x, step.t, step.dt, step.context) * step.dt
+    return (
+        step.x_next
+        - step.x
+        - mean_rate(process, theta, step.x, step.t, step.dt, step.context) * step.dt
+    )
 
 
 def drift_score(process: Process, theta: Params, step: Step) -> Params:
@@ -79,49 +88,71 @@ def drift_score(process: Process, theta: Params, step: Step) -> Params:
     """
     q = diffusion_at(process, theta, step.x, step.t, step.context)
     half_y = q.solve(residual(process, theta, step)) / 2
-    score = jax.grad(lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context))(theta)
+    score = jax.grad(
+        lambda th: half_y @ mean_rate(process, th, step.x, step.t, step.dt, step.context)
+    )(theta)
     return _where_it_exists(process, theta, step, q, score)
 
 
 def full_score(
-    process: Process, theta: Params, step: Step, shift: Callable[[Params], tuple[Array, Array]] | None = None
+    process: Process,
+    theta: Params,
+    step: Step,
+    shift: Callable[[Params], tuple[Array, Array]] | None = None,
 ) -> Params:
     """U = −½ Tr[Q⁻¹ ∂Q] + rᵀQ⁻¹(½ ∂μ + ∂Q Q⁻¹ r / 4Δt) (Eq. 21), drift and noise both.
 
-    Costs nothing more than `drift_score` when the noise does not depend on θ: the compiler drops the terms.
+    Costs nothing more than `drift_score` when the noise does not depend on θ: the compiler drops
+    the terms.
 
     Args:
         process: its drift and noise.
         theta: θ, a pytree of floats.
         step: the two ends of one step of one trajectory.
-        shift: θ -> (δx, δx') moves the two ends of the step with θ. It is zero in value and carries only a
+        shift: θ -> (δx, δx') moves the two ends of the step with θ. It is zero in value and carries
+            only a
             derivative: the way a start that depends on θ enters (see `Reparameterised`).
 
     Returns: U, a pytree like θ.
     """
     if shift is None:
-        ends = lambda th: (step.x, step.x_next)
+
+        def ends(th):
+            return (step.x, step.x_next)
+
         moved = None
     else:
-        ends = lambda th: tuple(end + d for end, d in zip(step[:2], shift(th), strict=True))
-        moved = lambda th: ends(th)[0]
+
+        def ends(th):
+            return tuple(end + d for end, d in zip(step[:2], shift(th), strict=True))
+
+        def moved(th):
+            return ends(th)[0]
 
     def r_of(th: Params) -> Array:
         x, x_next = ends(th)
         return x_next - x - mean_rate(process, th, x, step.t, step.dt, step.context) * step.dt
 
     q = diffusion_at(process, theta, step.x, step.t, step.context, moved)
-    y = q.solve(r_of(theta))  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
+    y = q.solve(
+        r_of(theta)
+    )  # of `theta`, not of `th`: fixed where the gradient is taken, differentiable in the states
 
     def log_density(th: Params) -> Array:  # its gradient at theta is exact; its value means nothing
         quadratic = y @ q.apply(th, y) / (4 * step.dt)
         return -q.trace(th) / 2 + quadratic - y @ r_of(th) / (2 * step.dt)
 
-    return _where_it_exists(process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta)))
+    return _where_it_exists(
+        process, theta, step, q, jax.tree.map(jnp.asarray, jax.grad(log_density)(theta))
+    )
 
 
-def _where_it_exists(process: Process, theta: Params, step: Step, diffusion: Diffusion, score: Params) -> Params:
-    """The score of a step; not a number where θ moves a component without noise, at this state, time and context."""
+def _where_it_exists(
+    process: Process, theta: Params, step: Step, diffusion: Diffusion, score: Params
+) -> Params:
+    """The score of a step; not a number where θ moves a component without noise, at this state,
+    time and context.
+    """
     lost = lacks_score(process, theta, step.x, step.t, step.context, diffusion)
     if lost is None:
         return score
@@ -134,7 +165,8 @@ def _where_it_exists(process: Process, theta: Params, step: Step, diffusion: Dif
 class Ratio(NamedTuple):
     """One step at two parameters. log: ln p_new(x'|x) − ln p_old(x'|x).
 
-    divergence: KL(old ‖ new) of its law given x, or what has it for its mean over steps taken at `old`.
+    divergence: KL(old ‖ new) of its law given x, or what has it for its mean over steps taken at
+    `old`.
     """
 
     log: Array
@@ -144,12 +176,13 @@ class Ratio(NamedTuple):
 def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
     """½ r̄ᵀQ⁻¹(μ_new − μ_old), with r̄ the mean of the two residuals (Girsanov), and ¼ ΔμᵀQ⁻¹Δμ Δt.
 
-    For parameters that have one Q: the densities themselves are never formed, so nothing cancels. Not a number where
-    there is no ratio (`check_equivalent`).
+    For parameters that have one Q: the densities themselves are never formed, so nothing cancels.
+    Not a number where there is no ratio (`check_equivalent`).
     """
     x, x_next, t, dt, context, _ = step
     drifts = [mean_rate(process, theta, x, t, dt, context) for theta in (new, old)]
-    change, mean = drifts[0] - drifts[1], (drifts[0] + drifts[1]) / 2
+    change = drifts[0] - drifts[1]
+    mean = (drifts[0] + drifts[1]) / 2
     pull = diffusion_at(process, new, x, t, context).solve(change)
     log = (x_next - x - mean * dt) @ pull / 2
     apart = are_singular(process, new, old, x, t, context)
@@ -159,7 +192,9 @@ def log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
 
 
 def local_linear_log_ratio(process: Process, new: Params, old: Params, step: Step) -> Ratio:
-    """ln N(x') at `new` less that at `old`, of the locally linear laws; the divergence is its negative."""
+    """ln N(x') at `new` less that at `old`, of the locally linear laws; the divergence is its
+    negative.
+    """
     log = _log_normal(process, new, step) - _log_normal(process, old, step)
     return Ratio(log, -log)
 
@@ -184,8 +219,12 @@ def euler(process: Process, theta: Params, step: Step) -> Gaussian:
 def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
     """The transition of the linearised process, the diffusion held at its value at x."""
     x, _, t, dt, context, _ = step
-    drift = lambda x, t: process.drift(theta, x, t, context)
-    mu, jacobian = drift(x, t), jax.jacfwd(drift)(x, t)
+
+    def drift(x, t):
+        return process.drift(theta, x, t, context)
+
+    mu = drift(x, t)
+    jacobian = jax.jacfwd(drift)(x, t)
     q = diffusion_matrix(process, theta, x, t, context).astype(x.dtype)
     if process.silent or has_fewer_noises(process, theta, x, t, context):
         a = _singular_ramp(drift, x, jnp.asarray(t, x.dtype), q)
@@ -193,14 +232,18 @@ def local_linear(process: Process, theta: Params, step: Step) -> Gaussian:
         a = _ramp(drift, x, jnp.asarray(t, x.dtype), _root(q))
     h = dt / 2**DOUBLINGS
     f, forced, c = _short(jacobian, jnp.stack([mu, a], axis=1), 2 * q, h)
-    (f, forced, c, _), _ = jax.lax.scan(lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS)
+    (f, forced, c, _), _ = jax.lax.scan(
+        lambda now, _: (_doubled(*now), None), (f, forced, c, h), length=DOUBLINGS
+    )
     return Gaussian(x + forced[:, 0] + forced[:, 2], (c + c.T) / 2)
 
 
 def local_linear_score(process: Process, theta: Params, step: Step) -> Params:
-    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as `score=`.
+    """U = ∂θ ln N(x'; E[X_Δ], Cov[X_Δ]), for samples further apart than Euler bears. Pass it as
+    `score=`.
 
-    Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q over it.
+    Exact for a linear drift whatever the interval. For others the error is that of freezing J and Q
+    over it.
 
     Args:
         process: its drift and noise.
@@ -224,35 +267,60 @@ def _root(q: Array) -> Array:
     """R with RᵀR = Q, also where Q is singular."""
     factor = jnp.linalg.cholesky(q).T
     scale, vectors = jnp.linalg.eigh(q)
-    return jnp.where(jnp.all(jnp.isfinite(factor)), factor, (vectors * jnp.sqrt(jnp.maximum(scale, 0))).T)
+    return jnp.where(
+        jnp.all(jnp.isfinite(factor)), factor, (vectors * jnp.sqrt(jnp.maximum(scale, 0))).T
+    )
 
 
 def _ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, root: Array) -> Array:
-    """∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l, the mean rate of change of μ that J does not see (Itô). (M,)"""
+    """∂μ/∂t + Σ_kl Q_kl ∂²μ/∂x_k∂x_l, the mean rate of change of μ that J does not see (Itô).
+
+    (M,)
+    """
     in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
-    along = lambda v: jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]
+
+    def along(v):
+        return jax.jvp(lambda y: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1], (x,), (v,))[1]
+
     return in_time + jnp.sum(jax.vmap(along)(root), axis=0)
 
 
 def _singular_ramp(drift: Callable[[Array, Array], Array], x: Array, t: Array, q: Array) -> Array:
-    """The same from Q itself, Σ_k ∂²μ[e_k, Q e_k]: a root of a singular Q has no derivative in θ. (M,)"""
+    """The same from Q itself, Σ_k ∂²μ[e_k, Q e_k]: a root of a singular Q has no derivative in θ.
+
+    (M,)
+    """
     in_time = jax.jvp(lambda s: drift(x, s), (t,), (jnp.ones_like(t),))[1]
-    slope = lambda y, v: jax.jvp(lambda z: drift(z, t), (y,), (v,))[1]
-    across = lambda e, row: jax.jvp(lambda y: slope(y, e), (x,), (row,))[1]
+
+    def slope(y, v):
+        return jax.jvp(lambda z: drift(z, t), (y,), (v,))[1]
+
+    def across(e, row):
+        return jax.jvp(lambda y: slope(y, e), (x,), (row,))[1]
+
     return in_time + jnp.sum(jax.vmap(across)(jnp.eye(x.size, dtype=x.dtype), q), axis=0)
 
 
 def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
-    """e^{Jh}, [∫e^{J(h−s)}μ, ∫e^{J(h−s)}a, ∫e^{J(h−s)}a s] (M, 3) and ∫e^{Js} S e^{Jᵀs} as series in h."""
+    """e^{Jh}, [∫e^{J(h−s)}μ, ∫e^{J(h−s)}a, ∫e^{J(h−s)}a s] (M, 3) and ∫e^{Js} S e^{Jᵀs} as
+    series in h.
+    """
     eye = jnp.eye(j.shape[0], dtype=j.dtype)
-    f, power = eye, eye
-    forced, v, ramp, w = columns * h, columns * h, columns[:, 1] * h**2 / 2, columns[:, 1] * h**2 / 2
-    c, term = s * h, s * h
+    f = eye
+    power = eye
+    forced = columns * h
+    v = columns * h
+    ramp = columns[:, 1] * h**2 / 2
+    w = columns[:, 1] * h**2 / 2
+    c = s * h
+    term = s * h
     for k in range(1, ORDER + 1):
         power = j @ power * (h / k)
         f = f + power
-        v, w = j @ v * (h / (k + 1)), j @ w * (h / (k + 2))
-        forced, ramp = forced + v, ramp + w
+        v = j @ v * (h / (k + 1))
+        w = j @ w * (h / (k + 2))
+        forced = forced + v
+        ramp = ramp + w
         half = j @ term
         term = (half + half.T) * (h / (k + 1))
         c = c + term
@@ -260,23 +328,33 @@ def _short(j: Array, columns: Array, s: Array, h: Array) -> tuple[Array, Array, 
 
 
 def _doubled(f: Array, forced: Array, c: Array, h: Array) -> tuple[Array, Array, Array, Array]:
-    """The same over 2h. The ramp starts the second half at h: its ∫ gains h times that of a constant force."""
+    """The same over 2h.
+
+    The ramp starts the second half at h: its ∫ gains h times that of a constant force.
+    """
     forced = forced + f @ forced + jnp.zeros_like(forced).at[:, 2].set(h * forced[:, 1])
     return f @ f, forced, c + f @ c @ f.T, 2 * h
 
 
-# --------------------------------------------------------------------------------------- noise of the measurement
+# ------------------------------------------------------------------------- noise of the measurement
 
 
-def without_readout(function: Callable[[Array], Array], variance: Array) -> Callable[[Array], Array]:
-    """f − ½ Tr[S ∂²f]: what f(z) would be on average without noise of variance S (M,) on z; exact if f is quadratic."""
+def without_readout(
+    function: Callable[[Array], Array], variance: Array
+) -> Callable[[Array], Array]:
+    """f − ½ Tr[S ∂²f]: what f(z) would be on average without noise of variance S (M,) on z;
+    exact if f is quadratic.
+    """
 
     def corrected(z: Array) -> Array:
         value = function(z)
 
         def add(i: Array, total: Array) -> Array:
             e = jnp.zeros_like(z).at[i].set(1)
-            slope = lambda v: jax.jvp(function, (v,), (e,))[1]
+
+            def slope(v):
+                return jax.jvp(function, (v,), (e,))[1]
+
             return total + variance[i] * jax.jvp(slope, (z,), (e,))[1]
 
         return value - jax.lax.fori_loop(0, z.shape[0], add, jnp.zeros_like(value)) / 2
@@ -286,7 +364,9 @@ def without_readout(function: Callable[[Array], Array], variance: Array) -> Call
 
 @dataclass(frozen=True)
 class CorrectedScore:
-    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step, which are measured with noise of variance S."""
+    """U − ½ Tr[S ∂²U], the second derivatives in both ends of the step, which are measured with
+    noise of variance S.
+    """
 
     score: Score
     variance: tuple[float, ...] | Array  # S, (M,)

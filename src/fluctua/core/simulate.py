@@ -14,7 +14,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
-from fluctua.core.steps import mean_rate
+from fluctua.core.integrators import mean_rate
 from fluctua.core.types import (
     AnyProcess,
     Array,
@@ -40,7 +40,9 @@ class Counted(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The part of a simulator that is code and not numbers; hashable, so that compilations are shared."""
+    """The part of a simulator that is code and not numbers; hashable, so that compilations are
+    shared.
+    """
 
     process: AnyProcess
     start: Density | Reparameterised | None
@@ -50,7 +52,11 @@ class Recipe(NamedTuple):
     @property
     def fixed(self) -> bool:
         """Whether all trajectories begin alike: from one state, without a context."""
-        return self.start is None and self.context is None and not isinstance(self.process, Remembering)
+        return (
+            self.start is None
+            and self.context is None
+            and not isinstance(self.process, Remembering)
+        )
 
 
 class Backend(Protocol):
@@ -71,9 +77,11 @@ _planned_calls: ContextVar[int] = ContextVar("planned_calls", default=1)
 
 @contextmanager
 def plan_calls(calls: int) -> Iterator[None]:
-    """Announce that the estimate made inside is one of `calls` alike, so that a backend can weigh the whole run.
+    """Announce that the estimate made inside is one of `calls` alike, so that a backend can weigh
+    the whole run.
 
-    It must be a function of what was asked for, never of time: the choice of a backend is visible in the last bits.
+    It must be a function of what was asked for, never of time: the choice of a backend is visible
+    in the last bits.
     """
     token = _planned_calls.set(calls)
     try:
@@ -101,7 +109,10 @@ class Simulator(NamedTuple):
         return self.times.t
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
-        """Run `count` trajectories and keep every state: (E, T+1, M). Estimators do not need this."""
+        """Run `count` trajectories and keep every state: (E, T+1, M).
+
+        Estimators do not need this.
+        """
         check.key(key)
         check.count(count)
         theta = check.parameters(theta)
@@ -132,7 +143,8 @@ def simulator(
     process = check.process(with_step(process, step))
     if isinstance(process, Process) and process.noise is None:
         raise ValueError(
-            "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate from "
+            "this `Process` has no `noise`, so it cannot be simulated. Give `noise`, or estimate "
+            "from "
             "recorded trajectories with `gradient`."
         )
     if t is None:
@@ -144,7 +156,9 @@ def simulator(
         raise TypeError("a simulator needs a start: simulator(process, start, t).")
     moving, x0 = checked_start(start)
     if isinstance(moving, Density) and moving.sample is None:
-        raise ValueError("a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,).")
+        raise ValueError(
+            "a `Density` start needs `sample` to be simulated: (key, theta, context) -> x0 (M,)."
+        )
     return Simulator(Recipe(process, moving, context, wiener), check.grid(t), x0)
 
 
@@ -153,7 +167,10 @@ def with_step(process: AnyProcess, step: str | Callable[..., Array] | None) -> A
     if step is None:
         return process
     if not isinstance(process, Process):
-        raise ValueError(f"`step` is of a `Process`; a {type(process).__name__} takes steps of its own: leave it off.")
+        raise ValueError(
+            f"`step` is of a `Process`; a {type(process).__name__} takes steps of its own: leave "
+            "it off."
+        )
     return process._replace(step=step)
 
 
@@ -162,16 +179,21 @@ def stepped_alike(process: AnyProcess, substrate: Any) -> AnyProcess:
     if not isinstance(substrate, Simulator):
         return process
     own, scored = (
-        p if isinstance(p, Process) else getattr(p, "diffusion", None) for p in (substrate.recipe.process, process)
+        p if isinstance(p, Process) else getattr(p, "diffusion", None)
+        for p in (substrate.recipe.process, process)
     )
     if not isinstance(own, Process) or not isinstance(scored, Process):
         return process
     if isinstance(process, Process) and scored.step == "euler" != own.step:
         process = scored = scored._replace(step=own.step, silent=scored.silent or own.silent)
     if scored.step != own.step or (own.step != "euler" and scored.silent != own.silent):
-        name = lambda p: f"step={p.step!r}" + (f" with silent={p.silent}" if p.silent else "")
+
+        def name(p):
+            return f"step={p.step!r}" + (f" with silent={p.silent}" if p.silent else "")
+
         raise ValueError(
-            f"the simulator has {name(own)}, and the process of the score {name(scored)}: that is the score of another "
+            f"the simulator has {name(own)}, and the process of the score {name(scored)}: that is "
+            "the score of another "
             "process. Give both the same `step` and `silent`."
         )
     return process
@@ -181,11 +203,15 @@ def refuse_start(process: AnyProcess, start: Start | None) -> None:
     """A process that is not seen whole brings its own start."""
     if start is not None and isinstance(process, Remembering):
         name = type(process).__name__
-        raise ValueError(f"an `{name}` brings its own start, {name}(..., start=...): leave `start` off here.")
+        raise ValueError(
+            f"an `{name}` brings its own start, {name}(..., start=...): leave `start` off here."
+        )
 
 
 def seen(recipe: Recipe, x: Array) -> Array:
-    """What trajectories hold of simulated states (..., Z): all of it, unless the process hides some. (..., M)"""
+    """What trajectories hold of simulated states (..., Z): all of it, unless the process hides
+    some. (..., M)
+    """
     return recipe.process.seen(x) if isinstance(recipe.process, Remembering) else x
 
 
@@ -251,7 +277,9 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
         context = recipe.context(jax.random.fold_in(k_context, j))
     stream = recipe.wiener.stream(k_wiener, j)
     if isinstance(recipe.process, Remembering):
-        x = recipe.process.first(jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw)
+        x = recipe.process.first(
+            jax.random.fold_in(k_start, j), theta, context, stream, recipe.wiener.draw
+        )
     elif recipe.start is None:
         x = jnp.asarray(x0)
     elif isinstance(recipe.start, Reparameterised):
@@ -264,7 +292,12 @@ def begin_one(recipe: Recipe, key: Array, theta: Params, x0: Array | None, j: Ar
 
 
 def begin(
-    recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, first: Array | None = None
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    x0: Array | None,
+    first: Array | None = None,
 ) -> Ensemble:
     """Trajectories first … first + count − 1 before their first step; from 0 if `first` is None."""
     numbers = jnp.arange(count) if first is None else first + jnp.arange(count)
@@ -289,22 +322,41 @@ def one_step(
 ) -> Array:
     """m(x, Δt) + σ√Δt z. (M,)"""
     z = draw(stream, n, width(process, theta, x, t, context)).astype(x.dtype)
-    step = mean_rate(process, theta, x, t, dt, context) * dt + kick(process, theta, x, t, context, jnp.sqrt(dt) * z)
+    step = mean_rate(process, theta, x, t, dt, context) * dt + kick(
+        process, theta, x, t, context, jnp.sqrt(dt) * z
+    )
     return (x + step).astype(x.dtype)
 
 
 def transition_one(
-    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+    recipe: Recipe,
+    theta: Params,
+    x: Array,
+    context: PyTree,
+    stream: PyTree,
+    n: Array,
+    t: Array,
+    dt: Array,
 ) -> tuple[Array, PyTree]:
-    """The state of one trajectory after step n (M,), and what happened between, if the score needs it."""
-    process, draw = recipe.process, recipe.wiener.draw
+    """The state of one trajectory after step n (M,), and what happened between, if the score
+    needs it.
+    """
+    process = recipe.process
+    draw = recipe.wiener.draw
     if isinstance(process, Process):
         return one_step(process, theta, x, context, stream, draw, n, t, dt), None
     return process.advance(theta, x, context, stream, draw, n, t, dt)
 
 
 def advance_one(
-    recipe: Recipe, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array
+    recipe: Recipe,
+    theta: Params,
+    x: Array,
+    context: PyTree,
+    stream: PyTree,
+    n: Array,
+    t: Array,
+    dt: Array,
 ) -> Array:
     """The state of one trajectory after step n. (M,)"""
     return transition_one(recipe, theta, x, context, stream, n, t, dt)[0]
@@ -314,10 +366,14 @@ def transition(
     recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array
 ) -> tuple[Array, PyTree]:
     """The states of all trajectories after step n (E, M), and what happened between."""
-    return jax.vmap(lambda x, context, stream: transition_one(recipe, theta, x, context, stream, n, t, dt))(*ensemble)
+    return jax.vmap(
+        lambda x, context, stream: transition_one(recipe, theta, x, context, stream, n, t, dt)
+    )(*ensemble)
 
 
-def advance(recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array) -> Array:
+def advance(
+    recipe: Recipe, theta: Params, ensemble: Ensemble, n: Array, t: Array, dt: Array
+) -> Array:
     """The states of all trajectories after step n. (E, M)"""
     return transition(recipe, theta, ensemble, n, t, dt)[0]
 
@@ -338,34 +394,54 @@ def _record(
         return x, (seen(recipe, x), events)
 
     _, (path, events) = jax.lax.scan(body, ensemble.x, grid(times))
-    by_trajectory = lambda v: jnp.swapaxes(v, 0, 1)
+
+    def by_trajectory(v):
+        return jnp.swapaxes(v, 0, 1)
+
     x = jnp.concatenate([seen(recipe, ensemble.x)[:, None], by_trajectory(path)], axis=1)
     return x, ensemble.context, jax.tree.map(by_trajectory, events)
 
 
 @partial(jit, static_argnums=(0, 1))
-def _events(recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array) -> PyTree:
+def _events(
+    recipe: Recipe, most: int, key: Array, theta: Params, times: Times, x0: Array | None, x: Array
+) -> PyTree:
     """What happened within each step of the trajectories x that a run gave; leaves (E, T, ...)."""
-    ensemble, process = begin(recipe, x.shape[0], key, theta, x0), recipe.process
+    ensemble = begin(recipe, x.shape[0], key, theta, x0)
+    process = recipe.process
     assert not isinstance(process, Process)
-    of_step = lambda x, context, stream, when: process.events(
-        theta, x, context, stream, when[0], when[1], when[2], most
-    )
+
+    def of_step(x, context, stream, when):
+        return process.events(theta, x, context, stream, when[0], when[1], when[2], most)
+
     of_trajectory = jax.vmap(of_step, in_axes=(0, None, None, 0))
-    return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(x[:, :-1], ensemble.context, ensemble.streams, grid(times))
+    return jax.vmap(of_trajectory, in_axes=(0, 0, 0, None))(
+        x[:, :-1], ensemble.context, ensemble.streams, grid(times)
+    )
 
 
-def sampled(substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int) -> tuple[Array, PyTree]:
+def sampled(
+    substrate: Simulator, key: Array, theta: Params, trajectories: Array, every: int
+) -> tuple[Array, PyTree]:
     """States of the given trajectories of a simulator at every `every`-th step, and their contexts.
 
-    (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories, ::every]`.
+    (E,) -> (E, T/every + 1, M): the same numbers as `substrate(key, theta, count).x[trajectories,
+    ::every]`.
     """
-    return _sampled(substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories)
+    return _sampled(
+        substrate.recipe, every, key, theta, substrate.times, substrate.x0, trajectories
+    )
 
 
 @partial(jit, static_argnums=(0, 1))
 def _sampled(
-    recipe: Recipe, every: int, key: Array, theta: Params, times: Times, x0: Array | None, trajectories: Array
+    recipe: Recipe,
+    every: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    trajectories: Array,
 ) -> tuple[Array, PyTree]:
     ensemble = jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(trajectories)
     n = jnp.arange(times.dt.shape[0])

@@ -1,10 +1,13 @@
-"""Where trajectories come from: a recording, in one piece or in chunks, or a simulator, streamed and never stored.
+"""Where trajectories come from: a recording, in one piece or in chunks, or a simulator, streamed
+and never stored.
 
-The estimator moves all trajectories through time together. Chunks of a recording are therefore read again for every
-block of steps that fits in memory, which is what makes them give the same result as one piece for any baseline.
+The estimator moves all trajectories through time together. Chunks of a recording are therefore read
+again for every block of steps that fits in memory, which is what makes them give the same result as
+one piece for any baseline.
 
-A baseline that needs the returns first has the noise of a simulator replayed. Where it does not, a guess R' stands
-for the return R during the sweep and (R − R') ΣU is added at the end: exact, and one pass instead of two.
+A baseline that needs the returns first has the noise of a simulator replayed. Where it does not, a
+guess R' stands for the return R during the sweep and (R − R') ΣU is added at the end: exact, and
+one pass instead of two.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from fluctua.core import check, sweep
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_along, check_finite, check_model, q_matrix
 from fluctua.core.draws import philox_key_words
+from fluctua.core.integrators import mean_rate
 from fluctua.core.simulate import (
     Recipe,
     Simulator,
@@ -34,7 +38,6 @@ from fluctua.core.simulate import (
     seen,
     transition,
 )
-from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model, Sums, Tables, silenced
 from fluctua.core.types import (
     AnyProcess,
@@ -65,27 +68,36 @@ EXPLODED = 1e6
 class Recording:
     """A checked, re-readable source of trajectories on one time grid."""
 
-    def __init__(self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0):
+    def __init__(
+        self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0
+    ):
         self.offset = offset  # of the first trajectory, where this is a piece of a longer recording
-        self._chunks: Iterable[Trajectories] = [source] if isinstance(source, Trajectories) else source
+        self._chunks: Iterable[Trajectories] = (
+            [source] if isinstance(source, Trajectories) else source
+        )
         if isinstance(self._chunks, Iterator):
             raise TypeError(
-                "chunks of trajectories are gone through more than once, and a generator can be only once. Pass "
+                "chunks of trajectories are gone through more than once, and a generator can be "
+                "only once. Pass "
                 "a list, or an object whose __iter__ starts afresh."
             )
         self.sizes: list[int] = []
-        first, contexts, largest = [], [], []
+        first = []
+        contexts = []
+        largest = []
         whole: np.ndarray | None = None
         bad: list[tuple[int, int, int]] = []
         for chunk in self._chunks:
             t, x = _checked(chunk)
             if whole is None:
-                whole, shape = t, x.shape[1:]
+                whole = t
+                shape = x.shape[1:]
             elif not np.array_equal(t, whole) or x.shape[1:] != shape:
                 raise ValueError(
-                    f"all chunks must share one time grid and state: chunk 0 has {shape[0]} times and "
-                    f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and {x.shape[2]}"
-                    + ("." if x.shape[1:] != shape else ", at other times.")
+                    f"all chunks must share one time grid and state: chunk 0 has {shape[0]} times "
+                    "and "
+                    f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
+                    f"{x.shape[2]}" + ("." if x.shape[1:] != shape else ", at other times.")
                 )
             for row, rows in _rows(x):
                 rows = np.asarray(rows)
@@ -100,7 +112,9 @@ class Recording:
         self.times = check.grid(whole)
         self.dtype = working_dtype(theta, np.concatenate(first))
         self.first = jnp.asarray(np.concatenate(first), self.dtype)
-        coarsest = max(np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype})
+        coarsest = max(
+            np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype}
+        )
         self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
         self.context: PyTree = jax.tree.map(_one_after_the_other, *contexts)
 
@@ -129,12 +143,19 @@ class Recording:
                 f"the chunks changed while they were read: {self.sizes} trajectories at first, "
                 f"{[len(part) for part in parts]} later."
             )
-        t, dt = (put(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True))
+        t, dt = (
+            put(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True)
+        )
         return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
 
     def events(self, n: int, stop: int) -> PyTree:
-        """What happened within the steps from n to `stop`, leaves (E, b, ...); None where nothing is known of it."""
-        parts = [jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events) for chunk in self._chunks]
+        """What happened within the steps from n to `stop`, leaves (E, b, ...); None where
+        nothing is known of it.
+        """
+        parts = [
+            jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events)
+            for chunk in self._chunks
+        ]
         return jax.tree.map(lambda *leaves: put(np.concatenate(leaves)), *parts)
 
     def trajectory(self, j: int) -> Trajectories:
@@ -149,11 +170,15 @@ class Recording:
 def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
     """Shapes that fit together."""
     if not isinstance(trajectories, Trajectories):
-        raise TypeError(f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}.")
-    t, x = check.times(trajectories.t), trajectories.x
+        raise TypeError(
+            f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}."
+        )
+    t = check.times(trajectories.t)
+    x = trajectories.x
     if not hasattr(x, "dtype"):
         raise TypeError(
-            f"`x` must be an array (trajectories, {len(t)}, state); got a {type(x).__name__}. Write np.asarray(x)."
+            f"`x` must be an array (trajectories, {len(t)}, state); got a {type(x).__name__}. "
+            "Write np.asarray(x)."
         )
     shape = np.shape(x)
     if len(shape) != 3 or shape[1] != len(t):
@@ -162,25 +187,34 @@ def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
             hint = " For one trajectory pass x[None]."
             if len(shape) == 3:
                 hint = " It looks like (time, trajectory, state): pass x.swapaxes(0, 1)."
-        raise ValueError(f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}")
+        raise ValueError(
+            f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}"
+        )
     if shape[0] == 0 or shape[2] == 0:
         raise ValueError(f"`x` holds no trajectories or no state: shape {shape}.")
     if not np.issubdtype(x.dtype, np.floating):
         raise TypeError(
             f"`x` must be real floating point; it is {x.dtype}."
-            + (" Stack real and imaginary parts as components." if np.issubdtype(x.dtype, np.complexfloating) else "")
+            + (
+                " Stack real and imaginary parts as components."
+                if np.issubdtype(x.dtype, np.complexfloating)
+                else ""
+            )
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(trajectories.context):
         if np.shape(leaf)[:1] != shape[:1]:
             raise ValueError(
-                f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, ({shape[0]}, ...); got "
+                f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, "
+                f"({shape[0]}, ...); got "
                 f"{np.shape(leaf)}."
             )
     return t, _held(x)
 
 
 def _held(x: Array) -> Array:
-    """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced as it is."""
+    """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced
+    as it is.
+    """
     return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
@@ -195,16 +229,24 @@ def _one_after_the_other(*leaves: Any) -> Array:
 def pieces(
     source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
 ) -> Iterator[tuple[int, Trajectories]]:
-    """A few trajectories at a time, held whole, with the number of the first; none on both sides of number `cut`."""
+    """A few trajectories at a time, held whole, with the number of the first; none on both
+    sides of number `cut`.
+    """
     seen = 0
     for chunk in [source] if isinstance(source, Trajectories) else source:
-        count, low = len(chunk.x), 0
-        size = max(1, block_bytes // max(1, chunk.x.shape[1] * chunk.x.shape[2] * chunk.x.dtype.itemsize))
+        count = len(chunk.x)
+        low = 0
+        size = max(
+            1, block_bytes // max(1, chunk.x.shape[1] * chunk.x.shape[2] * chunk.x.dtype.itemsize)
+        )
         while low < count:
             high = min(low + size, count)
             if seen + low < cut:
                 high = min(high, cut - seen)
-            some = lambda leaf: (leaf if check.is_key(leaf) else _held(leaf))[low:high]  # noqa: B023
+
+            def some(leaf):
+                return (leaf if check.is_key(leaf) else _held(leaf))[low:high]  # noqa: B023
+
             beside = (jax.tree.map(some, tree) for tree in chunk[2:])
             yield seen + low, Trajectories(chunk.t, np.asarray(_held(chunk.x)[low:high]), *beside)
             low = high
@@ -226,7 +268,9 @@ def recorded_samples(
 ) -> tuple[Array, Array]:
     """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
     context = recording.context
-    process = check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+    process = check_model(
+        model.process, model.objective, theta, recording.first, recording.t, context
+    )
     model = silenced(model, process)
     check_rounding(model.process, theta, recording)
 
@@ -240,7 +284,9 @@ def recorded_samples(
     sums = sweep.initial_sums(model, theta, recording.first, t[0], context, returns, tables)
     for n, times, x in recording.blocks(block_bytes):
         events = recording.events(n, n + len(times.dt))
-        sums = _sweep_block(model, theta, sums, n, times, x, (context, events), returns, tables, t[:2])
+        sums = _sweep_block(
+            model, theta, sums, n, times, x, (context, events), returns, tables, t[:2]
+        )
     flat = sweep.finish(model, theta, sums, last, recording.t, context)
     check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
     return flat, returns
@@ -254,12 +300,17 @@ def over_block(
     x: Array,
     beside: tuple[PyTree, PyTree],
 ) -> Any:
-    """`one(carry, (x, x', context, events), (n, t, Δt))` along a block of steps of recorded trajectories.
+    """`one(carry, (x, x', context, events), (n, t, Δt))` along a block of steps of recorded
+    trajectories.
 
-    first: number of its first step. x: (E, b+1, M). beside: context and events. Called inside of `jax.jit`.
+    first: number of its first step. x: (E, b+1, M). beside: context and events. Called inside of
+    `jax.jit`.
     """
     context, events = beside
-    in_time = lambda v: jnp.swapaxes(v, 0, 1)
+
+    def in_time(v):
+        return jnp.swapaxes(v, 0, 1)
+
     path = in_time(x)
     index, t, dt = grid(times)
 
@@ -267,11 +318,15 @@ def over_block(
         x, x_next, happened, when = step
         return one(carry, (x, x_next, context, happened), when), None
 
-    return jax.lax.scan(body, carry, (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt)))[0]
+    return jax.lax.scan(
+        body, carry, (path[:-1], path[1:], jax.tree.map(in_time, events), (first + index, t, dt))
+    )[0]
 
 
 @partial(jit, static_argnums=0)
-def _reward_of_block(model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree) -> Array:
+def _reward_of_block(
+    model: Model, theta: Params, reward: Array, times: Times, x: Array, context: PyTree
+) -> Array:
     """C at the end of a block of steps. x (E, b+1, M)."""
 
     def paid(reward: Array, states: Any, when: Any) -> Array:
@@ -296,12 +351,16 @@ def _sweep_block(
     tables: Tables,
     origin: Array,
 ) -> Sums:
-    step = lambda sums, states, when: sweep.sweep_step(model, theta, sums, returns, tables, states, when, origin)
+    def step(sums, states, when):
+        return sweep.sweep_step(model, theta, sums, returns, tables, states, when, origin)
+
     return over_block(step, sums, n, times, x, beside)
 
 
 @partial(jit, static_argnums=0)
-def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+def mean_return_to_go(
+    objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+) -> Array:
     """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
     return sweep.to_go(objective, theta, times, x, context).mean(axis=0)
 
@@ -309,7 +368,8 @@ def mean_return_to_go(objective: Rewards, theta: Params, times: Times, x: Array,
 def returns_of(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
     """The return of each trajectory that is held in memory. (E,)"""
     t, x, context = trajectories[:3]
-    t, x = jnp.asarray(t), jnp.asarray(x)
+    t = jnp.asarray(t)
+    x = jnp.asarray(x)
 
     def one(path: Array, context: PyTree) -> Array:
         rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
@@ -317,7 +377,9 @@ def returns_of(rewards: Rewards, theta: Params, trajectories: Trajectories) -> A
         if rewards.step is not None:
             of_step = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
             total += jnp.sum(of_step(theta, path[:-1], path[1:], t[:-1], jnp.diff(t), context))
-        return total if rewards.initial is None else total + rewards.initial(theta, path[0], context)
+        return (
+            total if rewards.initial is None else total + rewards.initial(theta, path[0], context)
+        )
 
     return jax.vmap(one)(x, context)
 
@@ -340,9 +402,12 @@ def _in_two(key: Array) -> tuple[Array, Array]:
 def estimate_seeds(key: Array) -> tuple[int, int]:
     """The 64-bit Philox seeds of the run and of the pilot of an estimate with this key.
 
-    A fused estimator that draws with them has the noise of `ppgt(..., simulator(..., wiener=philox))(key, ...)`.
+    A fused estimator that draws with them has the noise of `ppgt(..., simulator(...,
+    wiener=philox))(key, ...)`.
     """
-    run, pilot = on_host(_seed_words(key)).tolist()  # one compiled call: a dozen small ones take a millisecond
+    run, pilot = on_host(
+        _seed_words(key)
+    ).tolist()  # one compiled call: a dozen small ones take a millisecond
     return run[1] << 32 | run[0], pilot[1] << 32 | pilot[0]
 
 
@@ -364,15 +429,20 @@ def streamed_samples(
 ) -> tuple[Array, Array]:
     """Gradients (E, P) and returns (E,) of `count` simulated trajectories.
 
-    plans: step and initial baseline. first: number of the first trajectory; 0 if not given. table: of `pilot_table`, if
-    it is there already.
+    plans: step and initial baseline. first: number of the first trajectory; 0 if not given. table:
+    of `pilot_table`, if it is there already.
     """
     check.key(key)
     for plan in plans:
         check_baseline(plan, count, substrate.t)
-    of_run = lambda: run_and_pilot(key)[0]
+
+    def of_run():
+        return run_and_pilot(key)[0]
+
     state, context = first_state(substrate, key if substrate.recipe.fixed else of_run(), theta)
-    model = silenced(model, check_model(model.process, model.objective, theta, state, substrate.t, context))
+    model = silenced(
+        model, check_model(model.process, model.objective, theta, state, substrate.t, context)
+    )
     if table is not None:
         tables = tables.filled(table)
     call = Call(model, plans, tables, substrate, key, theta, count, first)
@@ -381,7 +451,12 @@ def streamed_samples(
     if not finite:
         check_path(model.process, substrate, of_run(), theta, last, first or 0)
         check_scores(
-            flat, model.process, theta, trajectory_of(substrate, of_run(), theta, first or 0), substrate.t, first or 0
+            flat,
+            model.process,
+            theta,
+            trajectory_of(substrate, of_run(), theta, first or 0),
+            substrate.t,
+            first or 0,
         )
     return flat, returns
 
@@ -393,7 +468,9 @@ def _finite(*arrays: Array) -> Array:
 
 
 class Call(NamedTuple):
-    """What an estimator asks of a simulator. key: of the estimate. first: number of the first trajectory, or None."""
+    """What an estimator asks of a simulator. key: of the estimate. first: number of the first
+    trajectory, or None.
+    """
 
     model: Model
     plans: tuple[Baseline, ...]
@@ -407,11 +484,15 @@ class Call(NamedTuple):
     @property
     def needs_pilot(self) -> bool:
         """Whether a table of the mean return-to-go is still to be made."""
-        return any(plan.pilot for plan in self.plans) and any(table is None for table in self.tables)
+        return any(plan.pilot for plan in self.plans) and any(
+            table is None for table in self.tables
+        )
 
 
 class Swept(NamedTuple):
-    """What came of a `Call`: returns (E,), gradients (E, P), final states (E, M), and whether all are finite."""
+    """What came of a `Call`: returns (E,), gradients (E, P), final states (E, M), and whether
+    all are finite.
+    """
 
     returns: Array
     gradients: Array
@@ -433,14 +514,22 @@ def _samples_by_jax(call: Call) -> Swept:
     return Swept(returns, flat, last, bool(on_host(_finite(last, flat))))
 
 
-def pilot_table(model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params) -> Array:
-    """The mean return-to-go (T+1,) of the independent run that a time-only baseline asks for. key: of the estimate."""
+def pilot_table(
+    model: Model, plans: tuple[Baseline, ...], substrate: Simulator, key: Array, theta: Params
+) -> Array:
+    """The mean return-to-go (T+1,) of the independent run that a time-only baseline asks for.
+    key: of the estimate.
+    """
     pilot = max(plan.pilot for plan in plans)
     _, k_pilot = run_and_pilot(key)
-    return _mean_return_to_go(model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0)
+    return _mean_return_to_go(
+        model, substrate.recipe, pilot, k_pilot, theta, substrate.times, substrate.x0
+    )
 
 
-def trajectory_of(substrate: Simulator, key: Array, theta: Params, first: int) -> Callable[[int], Trajectories]:
+def trajectory_of(
+    substrate: Simulator, key: Array, theta: Params, first: int
+) -> Callable[[int], Trajectories]:
     """j -> trajectory first + j alone. key: of the run."""
 
     def trajectory(j: int) -> Trajectories:
@@ -452,7 +541,10 @@ def trajectory_of(substrate: Simulator, key: Array, theta: Params, first: int) -
 
 def only(trajectories: Trajectories, j: int) -> Trajectories:
     """Trajectory j alone."""
-    alone = lambda tree: jax.tree.map(lambda leaf: leaf[j : j + 1], tree)
+
+    def alone(tree):
+        return jax.tree.map(lambda leaf: leaf[j : j + 1], tree)
+
     return Trajectories(trajectories.t, *map(alone, trajectories[1:]))
 
 
@@ -474,10 +566,15 @@ def _returns(
         x, reward = carry
         n, t, dt = step
         here = seen(recipe, x)
-        reward = reward + sweep.running(model, theta, here, t, ensemble.context) * dt.astype(x.dtype)
+        reward = reward + sweep.running(model, theta, here, t, ensemble.context) * dt.astype(
+            x.dtype
+        )
         x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
         there = seen(recipe, x_next)
-        return (x_next, sweep.after_step(model.objective, theta, reward, here, there, step, ensemble.context)), None
+        return (
+            x_next,
+            sweep.after_step(model.objective, theta, reward, here, there, step, ensemble.context),
+        ), None
 
     begun = sweep.at_start(model.objective, theta, seen(recipe, ensemble.x), ensemble.context)
     (x, reward), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
@@ -486,7 +583,13 @@ def _returns(
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _mean_return_to_go(
-    model: Model, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+    model: Model,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
 ) -> Array:
     """E[λ̂ₙ] (T+1,) of a pilot, from the mean reward of each step; nothing of size E·T."""
     ensemble = begin(recipe, count, key, theta, x0)
@@ -499,13 +602,19 @@ def _mean_return_to_go(
         reward = sweep.running(model, theta, here, t, ensemble.context).mean() * dt
         x_next = advance(recipe, theta, ensemble._replace(x=x), n, t, dt)
         there = seen(recipe, x_next)
-        paid = sweep.after_step(model.objective, theta, nothing, here, there, step, ensemble.context).mean()
+        paid = sweep.after_step(
+            model.objective, theta, nothing, here, there, step, ensemble.context
+        ).mean()
         return x_next, (reward, paid)
 
     x, (rewards, paid) = jax.lax.scan(body, ensemble.x, grid(times))
-    rewards = jnp.append(rewards, sweep.terminal(model, theta, seen(recipe, x), ensemble.context).mean())
+    rewards = jnp.append(
+        rewards, sweep.terminal(model, theta, seen(recipe, x), ensemble.context).mean()
+    )
     if model.objective.step is not None or model.objective.initial is not None:
-        begun = sweep.at_start(model.objective, theta, seen(recipe, ensemble.x), ensemble.context).mean()
+        begun = sweep.at_start(
+            model.objective, theta, seen(recipe, ensemble.x), ensemble.context
+        ).mean()
         rewards = rewards + jnp.concatenate([begun[None], paid])
     return jnp.flip(jnp.cumsum(jnp.flip(rewards)))
 
@@ -523,7 +632,10 @@ def _sweep(
     guess: Array,
     tables: Tables,
 ) -> tuple[Array, Array, Array]:
-    """Returns (E,), gradients (E, P), final states (E, M). `guess`: R where it is known, near it otherwise."""
+    """Returns (E,), gradients (E, P), final states (E, M).
+
+    `guess`: R where it is known, near it otherwise.
+    """
     ensemble = begin(recipe, count, key, theta, x0, first)
     guess = jnp.broadcast_to(guess, (count,)).astype(ensemble.x.dtype)
     started = seen(recipe, ensemble.x)
@@ -533,7 +645,10 @@ def _sweep(
         x, sums = carry
         x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
         states = (seen(recipe, x), seen(recipe, x_next), ensemble.context, events)
-        return (x_next, sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2])), None
+        return (
+            x_next,
+            sweep.sweep_step(model, theta, sums, guess, tables, states, step, times.t[:2]),
+        ), None
 
     (x, sums), _ = jax.lax.scan(body, (ensemble.x, sums), grid(times))
     last = seen(recipe, x)
@@ -546,7 +661,9 @@ def _sweep(
 
 
 def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> None:
-    """Warn when the precision of the states is coarse against the kicks that the score reads off them."""
+    """Warn when the precision of the states is coarse against the kicks that the score reads
+    off them.
+    """
     if not isinstance(process, Process):
         return
     t = np.asarray(recording.t)
@@ -556,8 +673,10 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
     if coarse.size:
         i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
         warnings.warn(
-            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more than a hundredth of a "
-            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 and use "
+            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more "
+            "than a hundredth of a "
+            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 "
+            "and use "
             'jax.config.update("jax_enable_x64", True).',
             RuntimeWarning,
             stacklevel=5,
@@ -565,9 +684,16 @@ def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> 
 
 
 def check_path(
-    process: AnyProcess, substrate: Simulator, key: Array, theta: Params, last: Array, offset: int = 0
+    process: AnyProcess,
+    substrate: Simulator,
+    key: Array,
+    theta: Params,
+    last: Array,
+    offset: int = 0,
 ) -> None:
-    """Simulated states are finite; if not, tell a drift that is not a number from a time step that is too large."""
+    """Simulated states are finite; if not, tell a drift that is not a number from a time step
+    that is too large.
+    """
     bad = np.flatnonzero(~np.isfinite(np.asarray(last)).all(axis=1))
     if bad.size:
         j = offset + int(bad[0])
@@ -578,8 +704,10 @@ def check_path(
             where = f"on trajectory {j} at time index {n}"
             process.check(theta, x[0, n], substrate.t[n], one, where)
             raise FloatingPointError(
-                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that is not finite: the "
-                "time step is too large, a rate was negative or not finite within it, or it has a million events and "
+                f"the step {where}, from x = {np.asarray(x[0, n]).tolist()}, ended in a state that "
+                "is not finite: the "
+                "time step is too large, a rate was negative or not finite within it, or it has a "
+                "million events and "
                 "more (a process that explodes)."
             )
         if float(jnp.abs(x[0, n]).max()) < EXPLODED * max(1.0, float(jnp.abs(x[0, 0]).max())):
@@ -588,8 +716,10 @@ def check_path(
             rate = mean_rate(process, theta, x[0, n], substrate.t[n], substrate.times.dt[n], one)
             if not bool(jnp.isfinite(rate).all()):
                 raise FloatingPointError(
-                    f"the `step` of the process is not finite {where}, x = {np.asarray(x[0, n]).tolist()}, though its "
-                    "drift and noise are: Δt is too large for it, or a number of its own is at fault."
+                    f"the `step` of the process is not finite {where}, x = "
+                    f"{np.asarray(x[0, n]).tolist()}, though its "
+                    "drift and noise are: Δt is too large for it, or a number of its own is at "
+                    "fault."
                 )
     check.finite_simulation(last, substrate.t, offset)
 
@@ -602,14 +732,20 @@ def check_scores(
     t: Array,
     offset: int = 0,
 ) -> None:
-    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the diffusion fails."""
+    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the
+    diffusion fails.
+    """
     if check.all_finite(flat):
         return
     which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
-    for j in which[:MOST_SEARCHED].tolist():  # a baseline that looks at scores passes it on to the others
+    for j in which[
+        :MOST_SEARCHED
+    ].tolist():  # a baseline that looks at scores passes it on to the others
         check_along(process, theta, trajectory(j), offset + j)
     raise FloatingPointError(
-        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: {check.few(which + offset)}. The "
-        "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or abs at zero?), or a "
+        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
+        f"{check.few(which + offset)}. The "
+        "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or "
+        "abs at zero?), or a "
         "matrix-free solve did not converge."
     )

@@ -1,13 +1,15 @@
 """One sweep through time (Eq. 13): what every trajectory accumulates, step by step.
 
-    G = Σ_{n=−1}^{T−1} (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ g_T(X_T) + Σ_n ∂θ g(X_n, t_n) Δtₙ,      U₋₁ = ∂θ ln p₀(X₀)
+    G = Σ_{n=−1}^{T−1} (λ̂ₙ₊₁ − λ̄ₙ) Uₙ + ∂θ g_T(X_T) + Σ_n ∂θ g(X_n, t_n) Δtₙ,      U₋₁ = ∂θ ln
+    p₀(X₀)
 
-All trajectories move together, so memory is O(E·(M + P)) and a baseline may look across the ensemble at
-every step. λ̂ₙ₊₁ = R − Cₙ₊₁, with R the whole return and C the reward so far.
+All trajectories move together, so memory is O(E·(M + P)) and a baseline may look across the
+ensemble at every step. λ̂ₙ₊₁ = R − Cₙ₊₁, with R the whole return and C the reward so far.
 
-A reward r(X_n, X_{n+1}) of a step is paid on arrival at X_{n+1}, and one of the start on arrival at X₀: λ̂ₙ begins with
-what is paid on arrival at X_n, and the formula stays as it is. The kick of a step decides where the step arrives, so
-U_n meets the reward of its own step and U₋₁ that of the start; the running reward at X_n precedes the kick.
+A reward r(X_n, X_{n+1}) of a step is paid on arrival at X_{n+1}, and one of the start on arrival at
+X₀: λ̂ₙ begins with what is paid on arrival at X_n, and the formula stays as it is. The kick of a
+step decides where the step arrives, so U_n meets the reward of its own step and U₋₁ that of the
+start; the running reward at X_n precedes the kick.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core.baselines import Kick
+from fluctua.core.baselines import Inputs
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.types import (
     AnyProcess,
@@ -45,16 +47,18 @@ class Model(NamedTuple):
     objective: Rewards
     score: Score
     start: Density | Reparameterised | None
-    baseline: Callable[[Kick], Array]
-    initial_baseline: Callable[[Kick], Array]
+    baseline: Callable[[Inputs], Array]
+    initial_baseline: Callable[[Inputs], Array]
 
 
 def silenced(model: Model, process: AnyProcess) -> Model:
     """The model with a process whose silent components are named."""
     if isinstance(process, Process) and process.silent and isinstance(model.start, Reparameterised):
         raise ValueError(
-            f"a `Reparameterised` start displaces the path, and state component {process.silent[0]}, which has no "
-            "noise, cannot be displaced. Give the start a `Density` in the components with noise, or instrument noise."
+            "a `Reparameterised` start displaces the path, and state component "
+            f"{process.silent[0]}, which has no "
+            "noise, cannot be displaced. Give the start a `Density` in the components with noise, "
+            "or instrument noise."
         )
     return model._replace(process=process)
 
@@ -90,12 +94,16 @@ def random_start(model: Model) -> bool:
 
 def running(model: Model, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
     """g(X_n, t_n) for every trajectory. (E,)"""
-    return jax.vmap(model.objective.running, in_axes=(None, 0, None, 0))(theta, x, t, context).astype(x.dtype)
+    return jax.vmap(model.objective.running, in_axes=(None, 0, None, 0))(
+        theta, x, t, context
+    ).astype(x.dtype)
 
 
 def terminal(model: Model, theta: Params, x: Array, context: PyTree) -> Array:
     """g_T(X_T) for every trajectory. (E,)"""
-    return jax.vmap(model.objective.terminal, in_axes=(None, 0, 0))(theta, x, context).astype(x.dtype)
+    return jax.vmap(model.objective.terminal, in_axes=(None, 0, 0))(theta, x, context).astype(
+        x.dtype
+    )
 
 
 def at_start(rewards: Rewards, theta: Params, x: Array, context: PyTree) -> Array:
@@ -106,7 +114,13 @@ def at_start(rewards: Rewards, theta: Params, x: Array, context: PyTree) -> Arra
 
 
 def after_step(
-    rewards: Rewards, theta: Params, reward: Array, x: Array, x_next: Array, when: tuple[Array, ...], context: PyTree
+    rewards: Rewards,
+    theta: Params,
+    reward: Array,
+    x: Array,
+    x_next: Array,
+    when: tuple[Array, ...],
+    context: PyTree,
 ) -> Array:
     """C on arrival at X_{n+1}: the reward so far of every trajectory with that of the step. (E,)"""
     if rewards.step is None:
@@ -131,11 +145,17 @@ def initial_sums(
         u, memory = jax.vmap(start, in_axes=(0, None, 0), out_axes=(0, OF_ENSEMBLE))(x, t, context)
         score = jax.vmap(lambda u: ravel_pytree(u)[0])(u)
     elif isinstance(model.start, Density):
-        one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
+        log_density = model.start.log_density
+
+        def one(x, c):
+            return ravel_pytree(jax.grad(log_density)(theta, x, c))[0]
+
         score = jax.vmap(one)(x, context)
     else:
         return Sums(reward, empty if explicit is None else explicit, empty)
-    bar = model.initial_baseline(Kick(jnp.array(-1), theta, None, t, context, returns, score, tables.initial))
+    bar = model.initial_baseline(
+        Inputs(jnp.array(-1), theta, None, t, context, returns, score, tables.initial)
+    )
     term = ((returns[:, None] - bar) * score).astype(score.dtype)
     return Sums(reward, term if explicit is None else term + explicit, score, memory)
 
@@ -147,10 +167,15 @@ def initial_slopes(model: Model, theta: Params, x: Array, context: PyTree) -> Ar
         return None
 
     def one(x: Array, context: PyTree) -> Array:
-        here = lambda th: x
+        def here(th):
+            return x
+
         if isinstance(model.start, Reparameterised):
             d = model.start.shift(theta, context)
-            here = lambda th: x + d(th)
+
+            def here(th):
+                return x + d(th)
+
         return ravel_pytree(jax.grad(lambda th: reward(th, here(th), context))(theta))[0]
 
     return jax.vmap(one)(x, context)
@@ -166,7 +191,8 @@ def sweep_step(
     when: tuple[Array, Array, Array],
     origin: Array,
 ) -> Sums:
-    """Add step n of the whole ensemble, (x, x_next, context, events): (λ̂ₙ₊₁ − λ̄ₙ)Uₙ, ∂θ g Δt and ∂θ r.
+    """Add step n of the whole ensemble, (x, x_next, context, events): (λ̂ₙ₊₁ − λ̄ₙ)Uₙ, ∂θ g Δt and
+    ∂θ r.
 
     origin: the first two times.
     """
@@ -174,11 +200,13 @@ def sweep_step(
     n, t, dt = when
     reward = sums.reward + running(model, theta, x, t, context) * dt.astype(x.dtype)
     if sums.memory is None:
-        (score, explicit), memory = scores(model, theta, ensemble, when, origin), None
+        (score, explicit) = scores(model, theta, ensemble, when, origin)
+        memory = None
     else:
         score, explicit, memory = remembering_scores(model, theta, sums.memory, ensemble, when)
-    to_go = returns - reward  # λ̂ₙ₊₁: the reward at n precedes the kick, that of the step follows it
-    bar = model.baseline(Kick(n, theta, x, t, context, to_go, score, tables.step))
+    # λ̂ₙ₊₁: the reward at n precedes the kick, that of the step follows it
+    to_go = returns - reward
+    bar = model.baseline(Inputs(n, theta, x, t, context, to_go, score, tables.step))
     term = (to_go[:, None] - bar) * score + explicit
     reward = after_step(model.objective, theta, reward, x, x_next, when, context)
     return Sums(reward, sums.gradient + term.astype(score.dtype), sums.score + score, memory)
@@ -194,32 +222,53 @@ def remembering_scores(
     """`scores` of a process that is not seen whole, and what they remember after the step."""
     _, t, dt = when
 
-    def one(x: Array, x_next: Array, context: PyTree, _: PyTree, memory: Memory) -> tuple[Array, Array, Memory]:
+    def one(
+        x: Array, x_next: Array, context: PyTree, _: PyTree, memory: Memory
+    ) -> tuple[Array, Array, Memory]:
         assert isinstance(model.process, Remembering)
         score, memory = model.process.update(theta, Step(x, x_next, t, dt, context), memory)
-        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(theta)
+        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(
+            theta
+        )
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0], memory
 
     along = jax.vmap(one, in_axes=(0, 0, 0, 0, OF_ENSEMBLE), out_axes=(0, 0, OF_ENSEMBLE))
     return along(*ensemble, memory)
 
 
-def paid(rewards: Rewards, theta: Params, x: Array, x_next: Array, when: tuple[Array, Array], context: PyTree) -> Array:
+def paid(
+    rewards: Rewards,
+    theta: Params,
+    x: Array,
+    x_next: Array,
+    when: tuple[Array, Array],
+    context: PyTree,
+) -> Array:
     """g Δt + r of one step."""
     t, dt = when
     running = rewards.running(theta, x, t, context) * dt
-    return running if rewards.step is None else running + rewards.step(theta, x, x_next, t, dt, context)
+    return (
+        running
+        if rewards.step is None
+        else running + rewards.step(theta, x, x_next, t, dt, context)
+    )
 
 
 def scores(
-    model: Model, theta: Params, ensemble: tuple[Array, Array, PyTree, PyTree], when: tuple[Array, ...], origin: Array
+    model: Model,
+    theta: Params,
+    ensemble: tuple[Array, Array, PyTree, PyTree],
+    when: tuple[Array, ...],
+    origin: Array,
 ) -> tuple[Array, Array]:
     """Uₙ and ∂θ{g Δt + r} of every trajectory, each (E, P)."""
     _, t, dt = when
 
     def fixed(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
         score = model.score(model.process, theta, Step(x, x_next, t, dt, context, events))
-        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(theta)
+        explicit = jax.grad(lambda th: paid(model.objective, th, x, x_next, (t, dt), context))(
+            theta
+        )
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
     def moving(x: Array, x_next: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
@@ -233,7 +282,9 @@ def scores(
             shift=lambda th: (w[0] * d(th), w[1] * d(th)),
         )  # type: ignore[call-arg]
         explicit = jax.grad(
-            lambda th: paid(model.objective, th, x + w[0] * d(th), x_next + w[1] * d(th), (t, dt), context)
+            lambda th: paid(
+                model.objective, th, x + w[0] * d(th), x_next + w[1] * d(th), (t, dt), context
+            )
         )(theta)
         return ravel_pytree(score)[0], ravel_pytree(explicit)[0]
 
@@ -245,11 +296,19 @@ def finish(model: Model, theta: Params, sums: Sums, x: Array, t: Array, context:
     """Add ∂θ g_T(X_T). (E, P)"""
 
     def one(x: Array, context: PyTree) -> Array:
-        end = lambda th: x
+        def end(th):
+            return x
+
         if isinstance(model.start, Reparameterised):
-            w, d = model.start.weight(t[-1], t[0], t[1] - t[0]), model.start.shift(theta, context)
-            end = lambda th: x + w * d(th)
-        return ravel_pytree(jax.grad(lambda th: model.objective.terminal(th, end(th), context))(theta))[0]
+            w = model.start.weight(t[-1], t[0], t[1] - t[0])
+            d = model.start.shift(theta, context)
+
+            def end(th):
+                return x + w * d(th)
+
+        return ravel_pytree(
+            jax.grad(lambda th: model.objective.terminal(th, end(th), context))(theta)
+        )[0]
 
     return sums.gradient + jax.vmap(one)(x, context)
 
@@ -273,16 +332,20 @@ def to_go(rewards: Rewards, theta: Params, times: Times, x: Array, context: PyTr
     return returns_to_go(rates, terminal, times.dt, arrival)
 
 
-def returns_to_go(rewards: Array, terminal: Array, dt: Array, arrival: Array | None = None) -> Array:
+def returns_to_go(
+    rewards: Array, terminal: Array, dt: Array, arrival: Array | None = None
+) -> Array:
     """Reward still to come at each time, λ̂ₙ = g_T(X_T) + Σ_{k≥n} {g(X_k, t_k)Δt_k + aₖ} (Eq. 6).
 
-    The reward of step k is taken at X_k, so λ̂ₙ includes g(X_n) and the score of step n meets λ̂ₙ₊₁.
+    The reward of step k is taken at X_k, so λ̂ₙ includes g(X_n) and the score of step n meets
+    λ̂ₙ₊₁.
 
     Args:
         rewards: (E, T).
         terminal: (E,).
         dt: (T,).
-        arrival: (E, T+1), aₙ, what is paid on arrival at X_n: the initial reward, then r(X_{n−1}, X_n).
+        arrival: (E, T+1), aₙ, what is paid on arrival at X_n: the initial reward, then r(X_{n−1},
+            X_n).
 
     Returns: (E, T+1).
 

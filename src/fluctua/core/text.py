@@ -11,7 +11,9 @@ import jax
 import numpy as np
 
 SURE = 50
-"""Samples from which intervals of 95 % are known to cover (`benchmarks/intervals.py`); with fewer they are widened."""
+"""Samples from which intervals of 95 % are known to cover (`benchmarks/intervals.py`); with fewer
+they are widened.
+"""
 
 
 def with_error(value: float, error: float) -> str:
@@ -33,7 +35,8 @@ STEERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def escape_controls(text: str) -> str:
-    r"""Text in which nothing steers a terminal: control characters but newline and tab as `\x1b`, `\u202e`.
+    r"""Text in which nothing steers a terminal: control characters but newline and tab as `\x1b`,
+    `\u202e`.
 
     >>> escape_controls("omega\x1b[2J")
     'omega\\x1b[2J'
@@ -60,8 +63,12 @@ def names(theta: Any) -> list[str]:
 
 def describe_estimate(estimate: Any, most: int = 12) -> str:
     """A table with the components that stand out most from their errors."""
-    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-    g, error = flat(estimate.gradient), flat(estimate.stderr)
+
+    def flat(tree):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    g = flat(estimate.gradient)
+    error = flat(estimate.stderr)
     known = np.isfinite(g)  # what cannot be estimated is NaN
     z = np.where(known, np.abs(g) / np.where(error > 0, error, np.inf), -1)
     value = with_error(float(estimate.value), float(estimate.value_stderr))
@@ -79,28 +86,49 @@ def describe_estimate(estimate: Any, most: int = 12) -> str:
     room = max((len(labels[i]) for i in shown), default=0)
     for i in shown:
         span = _between(float(low[i]), float(high[i]), float(error[i])) if intervals else ""
-        lines.append(f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}")
+        lines.append(
+            f"  ∂J/∂{labels[i]:<{room}} = {with_error(float(g[i]), float(error[i]))}{span}"
+        )
     if known.sum() > most:
-        lines.append(f"  … {known.sum()} components in all; shown: the {most} furthest from zero in standard errors")
+        lines.append(
+            f"  … {known.sum()} components in all; shown: the {most} furthest from zero in "
+            "standard errors"
+        )
     if estimate.groups is not None and intervals:
         degrees = len(estimate.groups.group) - 1
-        lines.append(f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} degrees of freedom")
+        lines.append(
+            f"  ±: standard error between devices; […]: 95 %, Student's with {degrees} degrees of "
+            "freedom"
+        )
     elif intervals and estimate.count < SURE:
         lines.append(
-            f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show little of their skewness "
+            f"  ±: standard error; […]: 95 %, widened, because {estimate.count} samples show "
+            "little of their skewness "
             f"and tails.\n  Of very skewed ones fewer than {SURE} cover less: take more"
         )
     elif intervals:
-        lines.append("  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples (Hall, Student)")
+        lines.append(
+            "  ±: standard error; […]: 95 %, corrected for skewness and tails of the samples "
+            "(Hall, Student)"
+        )
     elif 0 < estimate.count < SURE:
-        lines.append(f"  ±: standard error; with fewer than {SURE} samples ±1.96 of it can hold as little as 60 %")
+        lines.append(
+            f"  ±: standard error; with fewer than {SURE} samples ±1.96 of it can hold as little "
+            "as 60 %"
+        )
     return "\n".join(lines)
 
 
 def describe_groups(groups: Any) -> str:
-    """How much devices differ, beside the noise of their trajectories, and how many of those a device are enough."""
-    tau, sigma = np.sqrt(groups.returns.between), np.sqrt(groups.returns.within)
-    text = f"  {len(groups.group)} devices: J differs by {tau:.2g} between them and by {sigma:.2g} between trajectories"
+    """How much devices differ, beside the noise of their trajectories, and how many of those a
+    device are enough.
+    """
+    tau = np.sqrt(groups.returns.between)
+    sigma = np.sqrt(groups.returns.within)
+    text = (
+        f"  {len(groups.group)} devices: J differs by {tau:.2g} between them and by {sigma:.2g} "
+        "between trajectories"
+    )
     if tau > 0:
         enough = max(1, int(np.ceil(10 * (sigma / tau) ** 2)))
         text += f"; {enough:,} trajectories a device are enough for a tenth of that variance"
@@ -115,6 +143,9 @@ def _between(low: float, high: float, error: float) -> str:
 
 
 def close_match(word: str, known: Iterable[str]) -> str:
-    """` Did you mean "sigma_kappa"?`, or nothing. With a space before, to follow another sentence."""
+    """` Did you mean "sigma_kappa"?`, or nothing.
+
+    With a space before, to follow another sentence.
+    """
     matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f' Did you mean "{matches[0]}"?' if matches else ""

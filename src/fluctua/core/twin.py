@@ -1,8 +1,8 @@
 """The twin correction: the paper's estimator with a digital twin to explain most of the return.
 
-The score needs μ, ∂μ/∂θ and Q at the measured states, so wherever it can be had there is a model of the process
-too, its twin. The twin's noise-free path x̄ₙ from the same X₀ and context, with what a departure d = x − x̄ₙ from it is
-worth, makes a guess at the return-to-go,
+The score needs μ, ∂μ/∂θ and Q at the measured states, so wherever it can be had there is a model of
+the process too, its twin. The twin's noise-free path x̄ₙ from the same X₀ and context, with what a
+departure d = x − x̄ₙ from it is worth, makes a guess at the return-to-go,
 
     Vₙ(x) = vₙ + pₙ·d  [+ ½ dᵀSₙd],                    V_T the expansion of g_T at x̄_T,
 
@@ -12,16 +12,18 @@ and the estimator is split into what follows from the guess and what is left for
       + Σₙ (Λₙ₊₁ − λ̄ₙ) Uₙ                                       "correction"
     Λₙ = g_T(X_T) − V_T(X_T) + Σ_{k≥n} δ_k,     δ_k = g(X_k)Δt + E[V_{k+1}(X_{k+1})|X_k] − V_k(X_k).
 
-Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λₙ₊₁ + Σ_{k>n}{V_{k+1}(X_{k+1}) − E[V_{k+1}(X_{k+1})|X_k]}, and
-given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as zero, whatever x̄, p and S are. A wrong twin costs
-variance and no bias, as long as μ and Q of the score are right.
+Nothing in this is an approximation: λ̂ₙ₊₁ = Vₙ₊₁(Xₙ₊₁) + Λₙ₊₁ + Σ_{k>n}{V_{k+1}(X_{k+1}) −
+E[V_{k+1}(X_{k+1})|X_k]}, and given Xₙ the first meets Uₙ as ∂θE[V|Xₙ] and the braces meet it as
+zero, whatever x̄, p and S are. A wrong twin costs variance and no bias, as long as μ and Q of the
+score are right.
 
-A reward r(Xₙ, Xₙ₊₁) of a step is treated as V is: its expansion r̃ in Xₙ₊₁ about m(Xₙ), of the order of the twin, has a
-mean given Xₙ that is known. ∂θE[r̃|Xₙ] joins the direct part, the kick meets r − r̃ besides Λₙ₊₁, and δ has
-r − r̃ + E[r̃|Xₙ]. For r at most linear (order 2: quadratic) in Xₙ₊₁ nothing of it is left to the score.
+A reward r(Xₙ, Xₙ₊₁) of a step is treated as V is: its expansion r̃ in Xₙ₊₁ about m(Xₙ), of the
+order of the twin, has a mean given Xₙ that is known. ∂θE[r̃|Xₙ] joins the direct part, the kick
+meets r − r̃ besides Λₙ₊₁, and δ has r − r̃ + E[r̃|Xₙ]. For r at most linear (order 2: quadratic) in
+Xₙ₊₁ nothing of it is left to the score.
 
-Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin_sweep` takes all trajectories
-of a run or a recording back through time.
+Here are the records, one step of one trajectory, and the boundary; `fluctua.core.twin_sweep` takes
+all trajectories of a run or a recording back through time.
 """
 
 from __future__ import annotations
@@ -38,21 +40,25 @@ from fluctua.core import check
 from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
+from fluctua.core.integrators import mean_rate
 from fluctua.core.scores import drift_score, full_score
-from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model
 from fluctua.core.types import Array, Params, Process, PyTree
 
 HESSIAN_BYTES = 2**30
-"""The most that the Hessians of a batch may take. The sweep holds a few times as much on the way."""
+"""The most that the Hessians of a batch may take.
+
+The sweep holds a few times as much on the way.
+"""
 
 
 class TwinSamples(NamedTuple):
-    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the estimator's sample.
+    """One gradient per trajectory in its two parts, leaves (E, ...); their sum is the estimator's
+    sample.
 
-    direct: what the twin predicts at the measured states. correction: what it missed; its mean is the twin's error in
-    the gradient. returns: (E,). mean_lambda: the mean of Λₙ at every time (T+1,), `values` for a time-only baseline of
-    other trajectories.
+    direct: what the twin predicts at the measured states. correction: what it missed; its mean is
+    the twin's error in the gradient. returns: (E,). mean_lambda: the mean of Λₙ at every time
+    (T+1,), `values` for a time-only baseline of other trajectories.
     """
 
     direct: Params
@@ -62,7 +68,9 @@ class TwinSamples(NamedTuple):
 
 
 class TwinModel(NamedTuple):
-    """Code, not numbers; hashable. model: as without a twin, its baselines being those of Λ and of the start."""
+    """Code, not numbers; hashable. model: as without a twin, its baselines being those of Λ and
+    of the start.
+    """
 
     model: Model
     process: Process
@@ -78,7 +86,9 @@ class Numbers(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """V at one time, without its constant: slope p (…, M), bend S (…, M, M) or None for a linear guess."""
+    """V at one time, without its constant: slope p (…, M), bend S (…, M, M) or None for a
+    linear guess.
+    """
 
     slope: Array
     bend: Array | None
@@ -91,25 +101,38 @@ class Guess(NamedTuple):
 # ------------------------------------------------------------------------- one trajectory, one step
 
 
-def noise_worth(process: Process, theta: Params, guess: Guess, x: Array, t: Array, context: PyTree) -> Array:
+def noise_worth(
+    process: Process, theta: Params, guess: Guess, x: Array, t: Array, context: PyTree
+) -> Array:
     """tr(SQ): the rate at which noise adds to a quadratic V; zero for a linear one."""
     if guess.bend is None:
         return jnp.zeros((), x.dtype)
     q = diffusion_at(process, theta, x, t, context)
     if q.kind == "diagonal":
         return jnp.diagonal(guess.bend) @ q.apply(theta, jnp.ones_like(x))
-    return jnp.trace(jax.vmap(lambda row: q.apply(theta, row))(guess.bend))  # S is symmetric: rows are columns
+    return jnp.trace(
+        jax.vmap(lambda row: q.apply(theta, row))(guess.bend)
+    )  # S is symmetric: rows are columns
 
 
 def expand(
-    twin: TwinModel, numbers: Numbers, guess: Guess, xbar: Array, t: Array, dt: Array, context: PyTree
+    twin: TwinModel,
+    numbers: Numbers,
+    guess: Guess,
+    xbar: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
 ) -> tuple[Guess, Array]:
     """V at x̄ₙ from V at x̄ₙ₊₁, and vₙ − vₙ₊₁: one step of the reverse sweep through the twin.
 
-    Vₙ expands φ(x) = g(x)Δt + E[Vₙ₊₁(Xₙ₊₁)|Xₙ = x] about x̄ₙ, so that p follows the adjoint p = ∇gΔt + (1 + ∂μ̃Δt)ᵀp' and
-    S the Riccati-like recursion of a chain without control.
+    Vₙ expands φ(x) = g(x)Δt + E[Vₙ₊₁(Xₙ₊₁)|Xₙ = x] about x̄ₙ, so that p follows the adjoint p =
+    ∇gΔt + (1 + ∂μ̃Δt)ᵀp' and S the Riccati-like recursion of a chain without control.
     """
-    drift = lambda x: mean_rate(twin.process, numbers.twin, x, t, dt, context)
+
+    def drift(x):
+        return mean_rate(twin.process, numbers.twin, x, t, dt, context)
+
     here = jax.lax.stop_gradient(drift(xbar))
 
     def phi(x: Array) -> Array:
@@ -119,17 +142,23 @@ def expand(
             step = step_guess(twin, numbers.theta, x, x + drift(x) * dt, t, dt, context)
             worth = noise_worth(twin.process, numbers.twin, step.guess, x, t, context)
             reward = reward + worth + step.value / dt
-        return ((reward + noise_worth(twin.process, numbers.twin, guess, x, t, context)) * dt + guess.at(d)).astype(
-            x.dtype
-        )
+        return (
+            (reward + noise_worth(twin.process, numbers.twin, guess, x, t, context)) * dt
+            + guess.at(d)
+        ).astype(x.dtype)
 
     gain, slope = jax.value_and_grad(phi)(xbar)
     return Guess(slope, None if guess.bend is None else jax.hessian(phi)(xbar)), gain
 
 
-def expand_terminal(twin: TwinModel, theta: Params, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
+def expand_terminal(
+    twin: TwinModel, theta: Params, xbar: Array, context: PyTree
+) -> tuple[Guess, Array]:
     """V_T: g_T expanded about x̄_T, and v_T."""
-    end = lambda x: twin.model.objective.terminal(theta, x, context).astype(x.dtype)
+
+    def end(x):
+        return twin.model.objective.terminal(theta, x, context).astype(x.dtype)
+
     value, slope = jax.value_and_grad(end)(xbar)
     return Guess(slope, jax.hessian(end)(xbar) if twin.order == 2 else None), value
 
@@ -141,11 +170,16 @@ class StepGuess(NamedTuple):
     guess: Guess
 
 
-def step_guess(twin: TwinModel, theta: Params, x: Array, m: Array, t: Array, dt: Array, context: PyTree) -> StepGuess:
+def step_guess(
+    twin: TwinModel, theta: Params, x: Array, m: Array, t: Array, dt: Array, context: PyTree
+) -> StepGuess:
     """The reward of a step expanded in its end, about m."""
     paid = twin.model.objective.step
     assert paid is not None
-    end = lambda z: paid(theta, x, z, t, dt, context).astype(x.dtype)
+
+    def end(z):
+        return paid(theta, x, z, t, dt, context).astype(x.dtype)
+
     value, slope = jax.value_and_grad(end)(m)
     return StepGuess(value, Guess(slope, jax.hessian(end)(m) if twin.order == 2 else None))
 
@@ -160,28 +194,42 @@ def direct_term(
     when: tuple[Array, Array, Array],
     context: PyTree,
 ) -> tuple[Array, Array, Array, Array]:
-    """∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,) at one measured step, the value in the braces with r̃ for r and without vₙ₊₁,
-    the reward gΔt + r, and r − r̃, which the kick of the step meets.
+    """∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,) at one measured step, the value in the braces with r̃ for
+    r and without vₙ₊₁, the reward gΔt + r, and r − r̃, which the kick of the step meets.
 
-    With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ displaces both ends
-    of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see `Reparameterised`).
+    With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ
+    displaces both ends of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see
+    `Reparameterised`).
     """
     t, dt, origin = when
-    model, theta, process = twin.model, numbers.theta, twin.model.process
+    model = twin.model
+    theta = numbers.theta
+    process = twin.model.process
     assert isinstance(process, Process)  # `checked_twin` saw to it
     ahead = jax.lax.stop_gradient(mean_rate(twin.process, numbers.twin, xbar, t, dt, context))
-    # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must do so too
+    # `drift_score` leaves out the noise's dependence on θ, and what replaces part of its work must
+    # do so too
     of_noise = (lambda th: th) if model.score is full_score else jax.lax.stop_gradient
     before = after = lambda th: jnp.zeros((), x.dtype)
     if isinstance(model.start, Reparameterised):
-        shift, weight = model.start.shift(theta, context), model.start.weight
-        before = lambda th: weight(t, origin[0], origin[1] - origin[0]) * shift(th)
-        after = lambda th: weight(t + dt, origin[0], origin[1] - origin[0]) * shift(th)
+        shift = model.start.shift(theta, context)
+        weight = model.start.weight
+
+        def before(th):
+            return weight(t, origin[0], origin[1] - origin[0]) * shift(th)
+
+        def after(th):
+            return weight(t + dt, origin[0], origin[1] - origin[0]) * shift(th)
 
     def expected(th: Params) -> tuple[Array, Array]:
         state = x + before(th)
-        # differences of like numbers first: d and the drifts are small against x, and single precision shows it
-        e = (state - xbar) + (mean_rate(process, th, state, t, dt, context) - ahead) * dt - after(th)
+        # differences of like numbers first: d and the drifts are small against x, and single
+        # precision shows it
+        e = (
+            (state - xbar)
+            + (mean_rate(process, th, state, t, dt, context) - ahead) * dt
+            - after(th)
+        )
         g = model.objective.running(th, state, t, context)
         worth = noise_worth(process, of_noise(th), guess, state, t, context)
         return ((g + worth) * dt + guess.at(e)).astype(x.dtype), g.astype(x.dtype)
@@ -192,16 +240,23 @@ def direct_term(
         return ravel_pytree(slope)[0], value, g * dt.astype(g.dtype), jnp.zeros((), x.dtype)
 
     mu = jax.lax.stop_gradient(mean_rate(process, theta, x, t, dt, context))
-    of_step = step_guess(twin, theta, x, x + mu * dt, t, dt, context)  # settled before the kick, and fixed below
+    of_step = step_guess(
+        twin, theta, x, x + mu * dt, t, dt, context
+    )  # settled before the kick, and fixed below
 
     def expected_step(th: Params) -> Array:
         state = x + before(th)
-        moved = (state - x) + (mean_rate(process, th, state, t, dt, context) - mu) * dt - after(th)  # zero in value
+        moved = (
+            (state - x) + (mean_rate(process, th, state, t, dt, context) - mu) * dt - after(th)
+        )  # zero in value
         worth = noise_worth(process, of_noise(th), of_step.guess, state, t, context)
         return (of_step.value + of_step.guess.at(moved) + worth * dt).astype(x.dtype)
 
-    reward = lambda th: paid(th, x + before(th), x_next + after(th), t, dt, context).astype(x.dtype)
-    (mean, of_mean), (r, explicit) = jax.value_and_grad(expected_step)(theta), jax.value_and_grad(reward)(theta)
+    def reward(th):
+        return paid(th, x + before(th), x_next + after(th), t, dt, context).astype(x.dtype)
+
+    (mean, of_mean) = jax.value_and_grad(expected_step)(theta)
+    (r, explicit) = jax.value_and_grad(reward)(theta)
     left = r - of_step.value - of_step.guess.at((x_next - x) - mu * dt)
     total = jax.tree.map(lambda *parts: sum(parts), slope, of_mean, explicit)
     return ravel_pytree(total)[0], value + mean, g * dt.astype(g.dtype) + r, left
@@ -211,34 +266,48 @@ def direct_term(
 
 
 def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
-    """The twin with its process filled in, if it makes sense and the score is one that a twin can stand in for."""
+    """The twin with its process filled in, if it makes sense and the score is one that a twin
+    can stand in for.
+    """
     if not isinstance(process, Process):
         raise ValueError(
-            f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use another baseline."
+            f"a `Twin` follows a noise-free path, and a {type(process).__name__} has none: use "
+            "another baseline."
         )
     if twin.order not in (1, 2):
-        raise ValueError(f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {twin.order!r}.")
+        raise ValueError(
+            f"`Twin.order` is 1 (a linear guess) or 2 (a quadratic one); got {twin.order!r}."
+        )
     if int(twin.batch) != twin.batch or twin.batch < 1:
-        raise ValueError(f"`Twin.batch` must be a whole number of trajectories, at least 1; got {twin.batch!r}.")
+        raise ValueError(
+            f"`Twin.batch` must be a whole number of trajectories, at least 1; got {twin.batch!r}."
+        )
     if twin.theta is not None and not callable(twin.theta):
         raise TypeError(
-            f"`Twin.theta` is a function θ -> θ̃; got {type(twin.theta).__name__}. For fixed parameters write "
+            f"`Twin.theta` is a function θ -> θ̃; got {type(twin.theta).__name__}. For fixed "
+            "parameters write "
             "Twin(theta=lambda theta: fixed)."
         )
     if score not in (full_score, drift_score):
         raise ValueError(
-            "a Twin takes over part of the score's work by differentiating the drift and the noise, so it must be the "
-            "work that the score did: use score=full_score (or drift_score), and put what your own score knows into "
+            "a Twin takes over part of the score's work by differentiating the drift and the "
+            "noise, so it must be the "
+            "work that the score did: use score=full_score (or drift_score), and put what your own "
+            "score knows into "
             "the process."
         )
     baseline = table_for(twin.baseline)
     own = process if twin.process is None else twin.process
     if not isinstance(own, Process) or own.drift is None:
         raise TypeError(
-            "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no `process` at all to use the "
-            f"one of the score; got {type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
+            "a twin needs a model of the drift: Twin(process=Process(drift, noise)), or no "
+            "`process` at all to use the "
+            "one of the score; got "
+            f"{type(own).__name__}{' without a drift' if isinstance(own, Process) else ''}."
         )
-    if own.step == "euler" != process.step and isinstance(process.step, str):  # a twin with Euler's errors is a bad one
+    if own.step == "euler" != process.step and isinstance(
+        process.step, str
+    ):  # a twin with Euler's errors is a bad one
         own = own._replace(step=process.step, silent=own.silent or process.silent)
     return twin._replace(process=check.process(own), order=int(twin.order), baseline=baseline)
 
@@ -246,12 +315,18 @@ def checked_twin(twin: Twin, score: Callable[..., Any], process: Any) -> Twin:
 def table_for(choice: Baseline | str | None) -> Baseline:
     """A baseline for Λ: nothing is run besides."""
     if choice is None:
-        raise TypeError("`Twin.baseline` must be a fluctua.Baseline or a name, such as mean(); got None.")
-    baseline = chosen(choice, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own"))
+        raise TypeError(
+            "`Twin.baseline` must be a fluctua.baselines.Baseline or a name, such as mean(); got "
+            "None."
+        )
+    baseline = chosen(
+        choice, door="a Twin's Λ", serves=("none", "time", "mean", "optimal", "binned", "own")
+    )
     assert isinstance(baseline, Baseline)
     if baseline.pilot:
         raise ValueError(
-            "a time-only baseline of the twin's Λ needs its `values` (T+1,), the `mean_lambda` of other trajectories; "
+            "a time-only baseline of the twin's Λ needs its `values` (T+1,), the `mean_lambda` of "
+            "other trajectories; "
             "no pilot is run for it. Use Twin(baseline=mean()) or give time_only(values)."
         )
     return baseline
@@ -259,24 +334,31 @@ def table_for(choice: Baseline | str | None) -> Baseline:
 
 def checked_initial(choice: Baseline | str) -> Baseline:
     """A baseline for the draw of X₀, which meets V₀ and Λ₀ one after the other."""
-    baseline = chosen(choice, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own"))
+    baseline = chosen(
+        choice, door="the draw of X₀", serves=("none", "time", "mean", "optimal", "own")
+    )
     if not isinstance(baseline, Baseline) or baseline.pilot or baseline.values is not None:
         raise ValueError(
-            "with a Twin the `initial_baseline` is one that needs no table, such as optimal(), mean() or none(): it is "
+            "with a Twin the `initial_baseline` is one that needs no table, such as optimal(), "
+            "mean() or none(): it is "
             "applied to the twin's guess and to what is left of it, each with its own mean."
         )
     return baseline
 
 
-def check_batches(baseline: Baseline, first: Baseline, start: Any, count: int, batch: int, t: Array) -> None:
+def check_batches(
+    baseline: Baseline, first: Baseline, start: Any, count: int, batch: int, t: Array
+) -> None:
     """Every batch can leave one out where its baselines do."""
     check_baseline(baseline._replace(fewest=1), count, t)
     fewest = max(baseline.fewest, first.fewest if isinstance(start, Density) else 1)
     smallest = count // -(-count // batch)
     if smallest < fewest:
         raise ValueError(
-            f"the baseline of the twin's Λ leaves one out and needs {fewest} trajectories in a batch; there "
-            f"{'is' if smallest == 1 else 'are'} {smallest}. Take more, a larger Twin.batch, or Twin(baseline=none())."
+            f"the baseline of the twin's Λ leaves one out and needs {fewest} trajectories in a "
+            "batch; there "
+            f"{'is' if smallest == 1 else 'are'} {smallest}. Take more, a larger Twin.batch, or "
+            "Twin(baseline=none())."
         )
 
 
@@ -296,14 +378,18 @@ _FITS: dict[Any, None] = {}
 MOST_FITS = 256
 
 
-def check_fit(twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int) -> None:
+def check_fit(
+    twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: PyTree, batch: int
+) -> None:
     """The twin's process has the state of the measured one, and its Hessians fit in memory."""
     code = (twin.process, check.form(numbers.twin), check.form((x, t, context)))
     if code not in _FITS:
         try:
             check.shapes(twin.process, numbers.twin, *check.first((x, t, context)))
         except ValueError as error:
-            raise ValueError(f"the twin's process does not fit the measured states: {error}") from None
+            raise ValueError(
+                f"the twin's process does not fit the measured states: {error}"
+            ) from None
         _FITS[code] = None
         if len(_FITS) > MOST_FITS:
             _FITS.pop(next(iter(_FITS)))
@@ -313,7 +399,8 @@ def check_fit(twin: TwinModel, numbers: Numbers, x: Array, t: Array, context: Py
         most = HESSIAN_BYTES // (size**2 * x.dtype.itemsize)
         advice = f"Use order=1, or Twin(batch={most}) at most." if most else "Use order=1."
         raise ValueError(
-            f"a twin of order 2 keeps a Hessian of {size} × {size} numbers for each of {batch} trajectories, "
+            f"a twin of order 2 keeps a Hessian of {size} × {size} numbers for each of {batch} "
+            "trajectories, "
             f"{needed / 2**30:.1f} GiB. {advice}"
         )
 
@@ -324,7 +411,8 @@ def check_path(xbar: Array, t: Array) -> None:
         return
     step = float(np.max(np.diff(np.asarray(t))))
     raise FloatingPointError(
-        f"the twin's noise-free path overflowed. Its drift is unstable at its parameters with a time step of up to "
+        "the twin's noise-free path overflowed. Its drift is unstable at its parameters with a "
+        "time step of up to "
         f"{step:g}: bound Twin.theta, refine `t`, or do without a twin."
     )
 
@@ -334,7 +422,9 @@ def check_guess(guess: Guess) -> None:
     for name, array in (("gradient", guess.slope), ("Hessian", guess.bend)):
         if array is not None and not check.all_finite(array):
             raise FloatingPointError(
-                f"the {name} of the twin's noise-free return is not finite. Its path is; a derivative of the twin's "
-                "drift or of a reward on that path is not (sqrt or abs at zero?), or the adjoint grows without bound. "
+                f"the {name} of the twin's noise-free return is not finite. Its path is; a "
+                "derivative of the twin's "
+                "drift or of a reward on that path is not (sqrt or abs at zero?), or the adjoint "
+                "grows without bound. "
                 "Write it so that it has one, or give the twin a smooth `process`."
             )

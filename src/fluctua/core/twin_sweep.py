@@ -1,9 +1,9 @@
 """The twin's reverse sweep over a simulator or a recording, without storing paths.
 
-A forward pass leaves the states at the beginning of every segment of about √T steps; the sweep goes back segment by
-segment and makes the states inside again, the measured ones by replaying the noise (or by reading), the twin's by its
-drift. All trajectories of a batch go together. What is held is batch·√T·M numbers, and P a trajectory for either part
-of the gradient.
+A forward pass leaves the states at the beginning of every segment of about √T steps; the sweep goes
+back segment by segment and makes the states inside again, the measured ones by replaying the noise
+(or by reading), the twin's by its drift. All trajectories of a batch go together. What is held is
+batch·√T·M numbers, and P a trajectory for either part of the gradient.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, sweep
-from fluctua.core.baselines import Kick
+from fluctua.core.baselines import Inputs
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
+from fluctua.core.integrators import mean_rate
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
 from fluctua.core.sources import Recording, check_rounding, check_scores, trajectory_of
-from fluctua.core.steps import mean_rate
 from fluctua.core.twin import (
     Guess,
     Numbers,
@@ -52,17 +52,30 @@ class Backward(NamedTuple):
     correction: Array  # (E, P)
 
 
-def advance_twin(twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """x̄ₙ₊₁ = m̃(x̄ₙ, Δt) of every trajectory, or of the one that stands for all. (E, M) or (1, M)"""
-    move = lambda x, c: (x + mean_rate(twin.process, numbers.twin, x, t, dt, c) * dt).astype(x.dtype)
+def advance_twin(
+    twin: TwinModel, numbers: Numbers, xbar: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
+    """x̄ₙ₊₁ = m̃(x̄ₙ, Δt) of every trajectory, or of the one that stands for all.
+
+    (E, M) or (1, M)
+    """
+
+    def move(x, c):
+        return (x + mean_rate(twin.process, numbers.twin, x, t, dt, c) * dt).astype(x.dtype)
+
     return jax.vmap(move)(xbar, context)
 
 
-def end(twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, context: PyTree) -> Backward:
+def end(
+    twin: TwinModel, numbers: Numbers, x: Array, xbar: Array, times: Times, context: PyTree
+) -> Backward:
     """After the last step: Λ_T = g_T(X_T) − V_T(X_T), and ∂θg_T."""
-    # Two compilations and not one: without a terminal reward S_T is a constant zero, and XLA's CPU backend returns
-    # uninitialised memory for its product with a vector if it sees that (jaxlib 0.10.2).
-    return _end(twin, numbers, *_guesses(twin, numbers.theta, xbar, context), x, xbar, times, context)
+    # Two compilations and not one: without a terminal reward S_T is a constant zero, and XLA's CPU
+    # backend returns uninitialised memory for its product with a vector if it sees that (jaxlib
+    # 0.10.2).
+    return _end(
+        twin, numbers, *_guesses(twin, numbers.theta, xbar, context), x, xbar, times, context
+    )
 
 
 @partial(jit, static_argnums=0)
@@ -84,8 +97,12 @@ def _end(
     flat, _ = ravel_pytree(numbers.theta)
     zero = jnp.zeros((x.shape[0], flat.size), flat.dtype)
     reward = sweep.terminal(twin.model, numbers.theta, x, context)
-    residual = reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
-    direct = sweep.finish(twin.model, numbers.theta, sweep.Sums(reward, zero, zero), x, times.t, context)
+    residual = (
+        reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
+    )
+    direct = sweep.finish(
+        twin.model, numbers.theta, sweep.Sums(reward, zero, zero), x, times.t, context
+    )
     return Backward(guess, value, residual, reward, direct, zero)
 
 
@@ -103,8 +120,9 @@ def reverse_block(
 ) -> tuple[Backward, Array]:
     """Go back through a block of b steps that begins at step `first`.
 
-    x: (b+1, E, M) measured or replayed. xbar: (E, M) or (1, M), the twin at the block's first time; the rest of its
-    path is made again here. -> what is carried to the block before, and the mean of Λₙ at the block's times (b,).
+    x: (b+1, E, M) measured or replayed. xbar: (E, M) or (1, M), the twin at the block's first time;
+    the rest of its path is made again here. -> what is carried to the block before, and the mean of
+    Λₙ at the block's times (b,).
     """
     index, t, dt = grid(times)
 
@@ -132,17 +150,24 @@ def _step_back(
 ) -> Backward:
     x, x_next, context = ensemble
     n, t, dt = when
-    model, theta = twin.model, numbers.theta
-    one = lambda guess, x, x_next, xbar, c: direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), c)
+    model = twin.model
+    theta = numbers.theta
+
+    def one(guess, x, x_next, xbar, c):
+        return direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), c)
+
     shared = _axis(carry.guess, x)
     direct, expected, reward, left = jax.vmap(one, in_axes=(shared, 0, 0, shared, 0))(
         _drop(carry.guess, x), x, x_next, _drop(xbar, x), context
     )
     residual = carry.residual if model.objective.step is None else carry.residual + left
     score, _ = sweep.scores(model, theta, (*ensemble, None), when, origin)
-    kick = Kick(n, theta, x, t, context, residual, score, numbers.table)
+    kick = Inputs(n, theta, x, t, context, residual, score, numbers.table)
     correction = (residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
-    back = lambda guess, xbar, c: expand(twin, numbers, guess, xbar, t, dt, c)
+
+    def back(guess, xbar, c):
+        return expand(twin, numbers, guess, xbar, t, dt, c)
+
     guess, gain = jax.vmap(back)(carry.guess, xbar, context)
     departure = jax.vmap(Guess.at, in_axes=(shared, 0))(_drop(guess, x), x - xbar)
     delta = expected - gain - departure
@@ -160,20 +185,26 @@ def _step_back(
 def start_terms(
     twin: TwinModel, numbers: Numbers, carry: Backward, x: Array, t: Array, context: PyTree
 ) -> tuple[Array, Array]:
-    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each less its baseline.
+    """Direct and correction, each (E, P), with the draw of X₀: ∂θ ln p₀ meets V₀(X₀) and Λ₀, each
+    less its baseline.
 
     An initial reward g_0 is known with X₀: it goes with V₀.
     """
-    model, theta = twin.model, numbers.theta
+    model = twin.model
+    theta = numbers.theta
     explicit = sweep.initial_slopes(model, theta, x, context)
     direct = carry.direct if explicit is None else carry.direct + explicit
     if not isinstance(model.start, Density):
         return direct, carry.correction
-    one = lambda x, c: ravel_pytree(jax.grad(model.start.log_density)(theta, x, c))[0]
+    log_density = model.start.log_density
+
+    def one(x, c):
+        return ravel_pytree(jax.grad(log_density)(theta, x, c))[0]
+
     score = jax.vmap(one)(x, context)
 
     def term(worth: Array) -> Array:
-        kick = Kick(jnp.array(-1), theta, None, t, context, worth, score, None)
+        kick = Inputs(jnp.array(-1), theta, None, t, context, worth, score, None)
         return ((worth[:, None] - model.initial_baseline(kick)) * score).astype(score.dtype)
 
     value = jnp.broadcast_to(carry.value, carry.residual.shape)  # x̄₀ = X₀, so that V₀(X₀) = v₀
@@ -196,7 +227,13 @@ def _drop(tree: PyTree, x: Array) -> PyTree:
 
 
 def streamed_parts(
-    twin: TwinModel, numbers: Numbers, batch: int, substrate: Simulator, key: Array, count: int, offset: int = 0
+    twin: TwinModel,
+    numbers: Numbers,
+    batch: int,
+    substrate: Simulator,
+    key: Array,
+    count: int,
+    offset: int = 0,
 ) -> Parts:
     """The two parts of the gradients of `count` simulated trajectories, numbered from `offset`.
 
@@ -204,7 +241,9 @@ def streamed_parts(
     """
     theta = numbers.theta
     first, context = first_state(substrate, key, theta)
-    process = check_model(twin.model.process, twin.model.objective, theta, first, substrate.t, context)
+    process = check_model(
+        twin.model.process, twin.model.objective, theta, first, substrate.t, context
+    )
     twin = twin._replace(model=sweep.silenced(twin.model, process))
     check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
@@ -216,7 +255,9 @@ def streamed_parts(
 
 
 class TwinCall(NamedTuple):
-    """What an estimator with a twin asks of a simulator. key: of the run. offset: number of the first trajectory."""
+    """What an estimator with a twin asks of a simulator. key: of the run. offset: number of the
+    first trajectory.
+    """
 
     twin: TwinModel
     numbers: Numbers
@@ -229,7 +270,9 @@ class TwinCall(NamedTuple):
 
 def _parts_by_jax(call: TwinCall) -> Parts:
     twin, numbers, batch, substrate, key, count, offset = call
-    theta, recipe, times = numbers.theta, substrate.recipe, substrate.times
+    theta = numbers.theta
+    recipe = substrate.recipe
+    times = substrate.times
     # one noise-free path serves all where nothing tells the trajectories apart before their noise
     shared = recipe.context is None and not isinstance(recipe.start, Density)
     bounds = segments(len(times.dt), int(np.ceil(np.sqrt(len(times.dt)))))
@@ -252,20 +295,30 @@ def _parts_by_jax(call: TwinCall) -> Parts:
             x, xbar = kept.pop()  # what is behind is let go
             steps = _part(times, n, stop)
             path = _replay(recipe, theta, ensemble, x, n, steps)
-            carry, block = reverse_block(twin, numbers, carry, n, steps, path, xbar, ensemble.context, origin)
+            carry, block = reverse_block(
+                twin, numbers, carry, n, steps, path, xbar, ensemble.context, origin
+            )
             lambdas.append(block)
-        pieces.append(finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas))
+        pieces.append(
+            finish_parts(twin, numbers, carry, ensemble.x, times, ensemble.context, lambdas)
+        )
     return joined(pieces)
 
 
-def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int) -> Parts:
+def recorded_parts(
+    twin: TwinModel, numbers: Numbers, batch: int, recording: Recording, block_bytes: int
+) -> Parts:
     """The two parts of the gradients of recorded trajectories.
 
-    All of them are read together, a block of steps at a time, last block first, so that a source is gone through as
-    often as without a twin.
+    All of them are read together, a block of steps at a time, last block first, so that a source is
+    gone through as often as without a twin.
     """
-    theta, times, context = numbers.theta, recording.times, recording.context
-    process = check_model(twin.model.process, twin.model.objective, theta, recording.first, recording.t, context)
+    theta = numbers.theta
+    times = recording.times
+    context = recording.context
+    process = check_model(
+        twin.model.process, twin.model.objective, theta, recording.first, recording.t, context
+    )
     twin = twin._replace(model=sweep.silenced(twin.model, process))
     check_rounding(twin.model.process, theta, recording)
     check_fit(twin, numbers, recording.first, recording.t, context, batch)
@@ -307,7 +360,9 @@ def recorded_parts(twin: TwinModel, numbers: Numbers, batch: int, recording: Rec
 
 
 def batches(count: int, size: int) -> list[tuple[int, int]]:
-    """(low, high) of as few batches as will do, of equal size up to one: none is left alone with its baseline."""
+    """(low, high) of as few batches as will do, of equal size up to one: none is left alone
+    with its baseline.
+    """
     many = -(-count // size)
     edges = [count * i // many for i in range(many + 1)]
     return list(pairwise(edges))
@@ -323,7 +378,9 @@ def _part(times: Times, n: int, stop: int) -> Times:
 
 
 @partial(jit, static_argnums=(0, 1))
-def begin_from(recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array) -> Ensemble:
+def begin_from(
+    recipe: Recipe, count: int, key: Array, theta: Params, x0: Array | None, low: Array
+) -> Ensemble:
     """Trajectories low … low + count − 1 before their first step."""
     return jax.vmap(lambda j: begin_one(recipe, key, theta, x0, j))(low + jnp.arange(count))
 
@@ -351,7 +408,9 @@ def _forward(
 
 
 @partial(jit, static_argnums=0)
-def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: Array, times: Times) -> Array:
+def _replay(
+    recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: Array, times: Times
+) -> Array:
     """The states of a segment again, from the one at its beginning. (b+1, E, M)"""
     index, t, dt = grid(times)
 
@@ -363,9 +422,14 @@ def _replay(recipe: Recipe, theta: Params, ensemble: Ensemble, x: Array, first: 
 
 
 @partial(jit, static_argnums=0)
-def _forward_twin(twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree) -> Array:
+def _forward_twin(
+    twin: TwinModel, numbers: Numbers, xbar: Array, times: Times, context: PyTree
+) -> Array:
     """x̄ at the end of a segment."""
-    body = lambda x, step: (advance_twin(twin, numbers, x, step[0], step[1], context), None)
+
+    def body(x, step):
+        return (advance_twin(twin, numbers, x, step[0], step[1], context), None)
+
     return jax.lax.scan(body, xbar, grid(times)[1:])[0]
 
 

@@ -1,17 +1,20 @@
-"""Advice from a recording: how many repetitions, how far apart the samples, and whether the readout is in the way.
+"""Advice from a recording: how many repetitions, how far apart the samples, and whether the readout
+is in the way.
 
-Two things go wrong with the interval Δ. Euler's transition takes kicks for independent that have reached each other
-within Δ, and a bent path for a straight one. In units of the kicks, with J = ∂μ/∂x and K = Q^{−1/2} J Q^{1/2},
+Two things go wrong with the interval Δ. Euler's transition takes kicks for independent that have
+reached each other within Δ, and a bent path for a straight one. In units of the kicks, with J =
+∂μ/∂x and K = Q^{−1/2} J Q^{1/2},
 
     Cov[x'] / 2Δ = Q + (JQ + QJᵀ)Δ/2 + …,     bias ≈ max(1.5‖K + Kᵀ‖, 0.75‖J‖) Δ   of the gradient.
 
-The factor is a rule of thumb, from the lattice of docs/calibration.md: it gives 4 % at Δ = 0.002, 20 % at 0.01 and
-100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is large where a quiet component has a
-loud neighbour. Components without noise have no kicks; there J is that of balanced units, and K that of the others.
+The factor is a rule of thumb, from the lattice of docs/calibration.md: it gives 4 % at Δ = 0.002,
+20 % at 0.01 and 100 % at 0.05, where the worst family was off by 3.5 %, 19 % and 94 %. ‖K + Kᵀ‖ is
+large where a quiet component has a loud neighbour. Components without noise have no kicks; there J
+is that of balanced units, and K that of the others.
 
-The readout adds 2s² to the variance 2QΔ of an increment: a share s²/(QΔ), which can be corrected for and still costs up
-to as many more trajectories. It falls with Δ, Euler's bias grows with it. Where the two leave no room, the local-linear
-score takes Euler's limit away.
+The readout adds 2s² to the variance 2QΔ of an increment: a share s²/(QΔ), which can be corrected
+for and still costs up to as many more trajectories. It falls with Δ, Euler's bias grows with it.
+Where the two leave no room, the local-linear score takes Euler's limit away.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from fluctua.core.types import Params, Process, Trajectories
 from fluctua.insitu.calibration.fit import only_diffusions
 from fluctua.insitu.calibration.noise import fit_noise, jacobians, mean_diffusion
 from fluctua.insitu.calibration.table import apply_calibration, read_noise
-from fluctua.insitu.continuing import Stretches, estimate_continuing, stretches
+from fluctua.insitu.continuing import SplitRecord, estimate_continuing, split_record
 from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, estimate_model, resolve_score
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel
@@ -41,10 +44,12 @@ ENOUGH = 200
 
 
 class FileAdvice(NamedTuple):
-    """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none was seen.
+    """repetitions: of the gradient. sampling: of the interval. observation: s² (M,), None if none
+    was seen.
 
-    observation_bound: standard deviation that would have been seen, where it was measured here. notes: what was used.
-    stretches, continuing: of one long record; its repetitions are batches of `continuing.length`.
+    observation_bound: standard deviation that would have been seen, where it was measured here.
+    notes: what was used. stretches, continuing: of one long record; its repetitions are batches of
+    `continuing.length`.
     """
 
     repetitions: Repetitions
@@ -52,7 +57,7 @@ class FileAdvice(NamedTuple):
     observation: np.ndarray | None
     observation_bound: float | None
     notes: tuple[str, ...]
-    stretches: Stretches | None = None
+    stretches: SplitRecord | None = None
     continuing: Stationary | None = None
 
 
@@ -70,16 +75,18 @@ def advise_file(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> FileAdvice:
-    """What the recording says about the next one. The noise is that of its calibration, or else is measured here.
+    """What the recording says about the next one. The noise is that of its calibration, or else is
+    measured here.
 
     Args:
         recording: an open one.
         model: what `model_of(recording)` gives.
-        continuing: one long record of a steady state, or a few: advice for the gradient of its long-run average, whose
-            repetitions are batches.
+        continuing: one long record of a steady state, or a few: advice for the gradient of its
+            long-run average, whose repetitions are batches.
         error: wanted of the gradient, relative.
         share: of the components, each to that error.
-        score: "euler" or "local-linear"; "auto" for the transition of the calibration in the file, or Euler's.
+        score: "euler" or "local-linear"; "auto" for the transition of the calibration in the file,
+            or Euler's.
         baseline: a name.
         noise: as for `apply_calibration`.
         theta: as for `apply_calibration`.
@@ -93,15 +100,21 @@ def advise_file(
     """
     score = resolve_score(recording, model.process, score)
     if baseline not in ("time", "none"):
-        raise ValueError(f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.')
+        raise ValueError(
+            f'advice from a recording needs the baseline "time" or "none"; got {baseline!r}.'
+        )
     only_diffusions(model.process, "advice from a recording is on the interval and the noise")
     if recording.count < 2 * PARTS and not continuing:
         raise ValueError(
-            f"{recording.path} has {recording.count} complete trajectories; advice compares {PARTS} parts of "
-            "a recording, of two at least. Record more. For one long record of a steady state use --continuing."
+            f"{recording.path} has {recording.count} complete trajectories; advice compares "
+            f"{PARTS} parts of "
+            "a recording, of two at least. Record more. For one long record of a steady state use "
+            "--continuing."
         )
     applied = apply_calibration(recording, model, noise=noise, theta=theta)
-    m, notes, bound = applied.model, list(applied.notes), None
+    m = applied.model
+    notes = list(applied.notes)
+    bound = None
     process = _show_observed(m)
     usable = None
     if m.hidden:
@@ -109,47 +122,65 @@ def advise_file(
         assert m.size is not None
         rows = recording.trajectories(0, 1, load=True).context
         one = None if rows is None else {name: leaf[0] for name, leaf in rows.items()}
-        usable = visibility(check.process(m.process), None, m.theta, m.observed, m.size, context=one).usable[m.observed]
-    pieces = stretches(recording, m) if continuing else None
+        usable = visibility(
+            check.process(m.process), None, m.theta, m.observed, m.size, context=one
+        ).usable[m.observed]
+    pieces = split_record(recording, m) if continuing else None
     cut = recording if pieces is None else pieces.recording
     some = cut.trajectories(0, min(ENOUGH, cut.count), load=True)
     if applied.ratio is None:
         law = euler if score == "euler" else local_linear
         fit = fit_noise(some, process, m.theta, transition=law, usable=usable)
-        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
+        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole
+        # variation
         q = np.where(fit.diffusion > 0, fit.diffusion, fit.quadratic_variation)
         s2 = np.maximum(fit.observation_variance, 0) if fit.observation_seen else None
-        bound = float(np.sqrt(max(np.max(fit.observation_variance + 2 * fit.observation_stderr), 0)))
+        bound = float(
+            np.sqrt(max(np.max(fit.observation_variance + 2 * fit.observation_stderr), 0))
+        )
         kind = "trajectories" if pieces is None else "stretches"
-        notes.append(f"readout and diffusion for the interval: measured here, from {len(some.x):,} {kind}")
+        notes.append(
+            f"readout and diffusion for the interval: measured here, from {len(some.x):,} {kind}"
+        )
     else:
         table = read_noise(recording.description)
         assert table is not None
-        q, s2 = table.diffusion, table.observation_variance
+        q = table.diffusion
+        s2 = table.observation_variance
     if pieces is None:
         result = estimate_model(
-            recording, m, score=score, baseline=baseline, observation_noise=s2, chunk_bytes=chunk_bytes,
+            recording,
+            m,
+            score=score,
+            baseline=baseline,
+            observation_noise=s2,
+            chunk_bytes=chunk_bytes,
             progress=progress,
-        )  # fmt: skip
+        )
     else:
         result = estimate_continuing(recording, m, score=score, observation_noise=s2)
-    interval = sampling(process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear")
+    interval = sampling(
+        process, m.theta, some, q, s2, error=error, local_linear=score == "local-linear"
+    )
     if pieces is not None and result.parts is None:
         assert result.continuing is not None
         raise ValueError(
             f"{recording.path} is too short for advice: it has {result.estimate.count} batches of "
-            f"{result.continuing.length:.3g} and {PARTS} parts of two at least are compared. Record for longer."
+            f"{result.continuing.length:.3g} and {PARTS} parts of two at least are compared. "
+            "Record for longer."
         )
     needed = repetitions(result.estimate, result.parts, error=error, share=share)
     return FileAdvice(needed, interval, s2, bound, tuple(notes), pieces, result.continuing)
 
 
-# ------------------------------------------------------------------------------------------ the interval
+# ------------------------------------------------------------------------------------- the interval
 
 READOUT = 0.25
 """Share of readout noise in an increment's variance that is put up with."""
 FROZEN = 0.25
-"""wΔ up to which local linearisation was found good where the drift is not linear (docs/calibration.md)."""
+"""wΔ up to which local linearisation was found good where the drift is not linear
+(docs/calibration.md).
+"""
 
 
 def _show_observed(model: RecordingModel) -> Process:
@@ -158,25 +189,32 @@ def _show_observed(model: RecordingModel) -> Process:
     if model.hidden:
         assert model.observed is not None
         assert model.size is not None
-        process, _ = observed_model(process, model.objective, tuple(map(int, model.observed)), model.size)
+        process, _ = observed_model(
+            process, model.objective, tuple(map(int, model.observed)), model.size
+        )
     return process
 
 
 def is_stepped(recording: RecordingFile) -> bool:
-    """Whether the recording has every step of a simulation, so that its transition is the simulator's own."""
+    """Whether the recording has every step of a simulation, so that its transition is the
+    simulator's own.
+    """
     return int(recording.description.simulation.get("every", 0)) == 1
 
 
-def judge_euler(recording: RecordingFile, model: RecordingModel, observation_variance: Any = None) -> Sampling | None:
-    """Judge the interval of a recording for Euler's score, as `advise_file` does, with the model's own Q.
+def judge_euler(
+    recording: RecordingFile, model: RecordingModel, observation_variance: Any = None
+) -> Sampling | None:
+    """Judge the interval of a recording for Euler's score, as `advise_file` does, with the model's
+    own Q.
 
     Args:
         recording: an open one.
         model: as it is used, with the noise of the calibration.
         observation_variance: s², a number or (M,).
 
-    Returns: a `Sampling`; see `euler_suits`. None where the score is exact, in a simulation recorded step by step, or
-        not Euler's: that of another integrator, or of events.
+    Returns: a `Sampling`; see `euler_suits`. None where the score is exact, in a simulation
+        recorded step by step, or not Euler's: that of another integrator, or of events.
 
     >>> judge_euler(recording, model_of(recording)) is None  # a simulation, recorded step by step
     True
@@ -184,17 +222,19 @@ def judge_euler(recording: RecordingFile, model: RecordingModel, observation_var
     whole = check.process(model.process)
     if is_stepped(recording) or not isinstance(whole, Process) or whole.step != "euler":
         return None
-    process, some = _show_observed(model), recording.trajectories()
+    process = _show_observed(model)
+    some = recording.trajectories()
     q = mean_diffusion(process, check.parameters(model.theta), some)
     return sampling(process, model.theta, some, q, observation_variance)
 
 
 class Sampling(NamedTuple):
-    """interval: Δ, the median one. rate: w, the fastest of the system. euler: bias of Euler's score, relative.
+    """interval: Δ, the median one. rate: w, the fastest of the system. euler: bias of Euler's
+    score, relative.
 
-    readout: s²/(QΔ), (M,), zero if none was seen, and for components without noise of their own. shortest: where
-    `READOUT` is reached; longest: where Euler's bias is half the wanted error; frozen: where wΔ = `FROZEN`. verdict:
-    "good", "faster", "slower" or "local-linear".
+    readout: s²/(QΔ), (M,), zero if none was seen, and for components without noise of their own.
+    shortest: where `READOUT` is reached; longest: where Euler's bias is half the wanted error;
+    frozen: where wΔ = `FROZEN`. verdict: "good", "faster", "slower" or "local-linear".
     """
 
     interval: float
@@ -227,27 +267,44 @@ def sampling(
     error: float = 0.1,
     local_linear: bool = False,
 ) -> Sampling:
-    """Judge the interval of a recording. data: some of its trajectories. diffusion, observation_variance: Q, s² (M,).
+    """Judge the interval of a recording. data: some of its trajectories. diffusion,
+    observation_variance: Q, s² (M,).
 
-    error: wanted of the gradient, relative. local_linear: whether that score is used, and not Euler's.
+    error: wanted of the gradient, relative. local_linear: whether that score is used, and not
+    Euler's.
 
     >>> sampling(process, theta, recording.trajectories(0, 8, load=True), diffusion).longest
     """
-    process, theta = check.process(process), check.parameters(theta)
+    process = check.process(process)
+    theta = check.parameters(theta)
     q = np.asarray(diffusion, float)
     noisy = q > 0
     if np.any(q < 0) or not noisy.any():
-        raise ValueError(f"the diffusion of every component with noise must be positive; the least is {q.min():.3g}.")
+        raise ValueError(
+            "the diffusion of every component with noise must be positive; the least is "
+            f"{q.min():.3g}."
+        )
     dt = float(np.median(np.diff(np.asarray(data.t, float))))
-    slope, rate = 0.0, 0.0
+    slope = 0.0
+    rate = 0.0
     for jacobian, _ in jacobians(process, theta, data):
-        if not noisy.all():  # components in units of each other: a position and its velocity have different ones
+        if (
+            not noisy.all()
+        ):  # components in units of each other: a position and its velocity have different ones
             jacobian = matrix_balance(jacobian, permute=False)[0]
         own = jacobian[np.ix_(noisy, noisy)] if not noisy.all() else jacobian
         k = own * np.sqrt(q[noisy]) / np.sqrt(q[noisy])[:, None]
-        slope = max(slope, 1.5 * float(np.linalg.norm(k + k.T, 2)), 0.75 * float(np.linalg.norm(jacobian, 2)))
+        slope = max(
+            slope,
+            1.5 * float(np.linalg.norm(k + k.T, 2)),
+            0.75 * float(np.linalg.norm(jacobian, 2)),
+        )
         rate = max(rate, float(np.abs(np.linalg.eigvals(jacobian)).max()))
-    s2 = np.zeros_like(q) if observation_variance is None else np.broadcast_to(observation_variance, q.shape)
+    s2 = (
+        np.zeros_like(q)
+        if observation_variance is None
+        else np.broadcast_to(observation_variance, q.shape)
+    )
     share = np.where(noisy, s2 / np.where(noisy, q, 1), 0)
     readout = np.where(noisy, s2 / (np.where(noisy, q, 1) * dt), 0)
     shortest = float(np.max(share)) / READOUT

@@ -1,8 +1,9 @@
-"""One long record in place of many trajectories: its stretches, and the gradient of its long-run average.
+"""One long record in place of many trajectories: its stretches, and the gradient of its long-run
+average.
 
-A trace of the steady state has no start that was prepared. Its steps are as good as any for a calibration, so it is cut
-into stretches that hardly know of each other, whose scatter is an error. Its gradient is that of the average reward
-(`fluctua.processes.stationary`).
+A trace of the steady state has no start that was prepared. Its steps are as good as any for a
+calibration, so it is cut into stretches that hardly know of each other, whose scatter is an error.
+Its gradient is that of the average reward (`fluctua.processes.stationary`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
+from fluctua.core.integrators import rate_of
 from fluctua.core.residuals.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
-from fluctua.core.steps import rate_of
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories, jit
-from fluctua.insitu.estimating import AUTO, LAWS, SCORES, Result, blank, blanked, check_events, resolve_score, visible
+from fluctua.insitu.estimating import (
+    AUTO,
+    LAWS,
+    SCORES,
+    Result,
+    blank,
+    blanked,
+    check_events,
+    resolve_score,
+    visible,
+)
 from fluctua.insitu.readout import (
     correct_objective,
     measure_remainder,
@@ -44,8 +55,9 @@ from fluctua.processes.stationary import (
 
 APART = 10
 """Correlation times that a stretch is long, where the record has room for `FEWEST` of them."""
-FEWEST, MOST = 20, 200
-"""Stretches of a record."""
+FEWEST = 20
+MOST = 200
+"""SplitRecord of a record."""
 SHORTEST = 2
 """Correlation times that a stretch is long at the least."""
 POINTS = 2**17
@@ -54,12 +66,14 @@ TIMES = 7
 """Times at which it is looked whether a drift depends on them."""
 
 
-class Stretches(NamedTuple):
+class SplitRecord(NamedTuple):
     """A record in pieces. recording: the pieces as trajectories. length: of one, in units of time.
 
-    slowest: the number of the component that is correlated for longest. memory: how long, 1 + 2Σ|ρ|.
-    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective: independent samples of
-    that component that the record is worth. trend: a drift of the record, in words; empty if there is none.
+    slowest: the number of the component that is correlated for longest. memory: how long, 1 +
+    2Σ|ρ|.
+    autocorrelation_time: integrated, 1 + 2Σρ, which is shorter where it oscillates. effective:
+    independent samples of that component that the record is worth. trend: a drift of the record, in
+    words; empty if there is none.
     """
 
     recording: RecordingFile
@@ -75,66 +89,85 @@ class Stretches(NamedTuple):
         """For machines."""
         fields = ("length", "memory", "autocorrelation_time", "effective", "trend")
         named = {name: getattr(self, name) for name in fields}
-        return {"count": self.recording.count, **named, "slowest": self.recording.description.components[self.slowest]}
+        return {
+            "count": self.recording.count,
+            **named,
+            "slowest": self.recording.description.components[self.slowest],
+        }
 
     def __repr__(self) -> str:
         name = self.recording.description.components[self.slowest]
         return (
-            f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is correlated over "
+            f"{self.recording.count:,} stretches of {self.length:.4g}; {name}, the slowest, is "
+            "correlated over "
             f"{self.memory:.3g}: integrated autocorrelation time {self.autocorrelation_time:.3g}, "
-            f"{self.effective:,.0f} independent samples" + (f"\n→ not steady: {self.trend}" if self.trend else "")
+            f"{self.effective:,.0f} independent samples"
+            + (f"\n→ not steady: {self.trend}" if self.trend else "")
         )
 
 
-def stretches(recording: RecordingFile, model: RecordingModel) -> Stretches:
+def split_record(recording: RecordingFile, model: RecordingModel) -> SplitRecord:
     """Cut the traces of a steady state into stretches that hardly know of each other.
 
-    A stretch is ten times as long as the slowest component is correlated, or shorter down to twice, if that leaves
-    twenty of them; a record that has no room for those is refused.
+    A stretch is ten times as long as the slowest component is correlated, or shorter down to twice,
+    if that leaves twenty of them; a record that has no room for those is refused.
 
     Args:
         recording: of one long trace or a few.
         model: its drift must not depend on time, because every stretch begins at the same one.
 
-    Returns: the `Stretches`.
+    Returns: the `SplitRecord`.
 
     """
     _check_autonomous(recording, model)
-    steps, dt = len(recording.t) - 1, float(np.mean(np.diff(recording.t)))
+    steps = len(recording.t) - 1
+    dt = float(np.mean(np.diff(recording.t)))
     group = max(1, steps // POINTS)
-    slowest, memory, own = 0, 0.0, 0.0
+    slowest = 0
+    memory = 0.0
+    own = 0.0
     means = _grouped(recording, group)
     for i in range(means.shape[2]):
         series = means[:, :, i] - means[:, :, i].mean()
         if np.any(series):  # a channel that never moves is named elsewhere
             long = memory_time(series) * group
             if long > memory:
-                slowest, memory, own = i, long, max(autocorrelation_time(series) * group, 1.0)
+                slowest = i
+                memory = long
+                own = max(autocorrelation_time(series) * group, 1.0)
     trend = _find_drift(recording)
     length = max(int(np.ceil(APART * memory)), steps // MOST, 2)
     if recording.count * (steps // length) < FEWEST:
         length = int(steps // np.ceil(FEWEST / recording.count))
     if length < max(SHORTEST * memory, 2):
         raise ValueError(
-            f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, of which "
-            f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. {FEWEST} stretches of "
+            f"{recording.path} is too short: {recording.count} × {steps * dt:.4g} units of time, "
+            "of which "
+            f"{recording.description.components[slowest]} is correlated over {memory * dt:.3g}. "
+            f"{FEWEST} stretches of "
             f"{SHORTEST} such times take {FEWEST * SHORTEST * memory * dt:.4g}. "
             + (f"That is because of a drift: {trend}" if trend else "Record for longer.")
         )
     whole = recording.count * steps
-    return Stretches(recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own, trend)
+    return SplitRecord(
+        recording.cut(length), length * dt, slowest, memory * dt, own * dt, whole / own, trend
+    )
 
 
 def _find_drift(recording: RecordingFile) -> str:
     """The drift of a trace that stands out most, with what to do; empty if there is none."""
     names = recording.description.components
-    searches = [find_trend(np.asarray(recording.x[j]), records=recording.count) for j in range(recording.count)]
+    searches = [
+        find_trend(np.asarray(recording.x[j]), records=recording.count)
+        for j in range(recording.count)
+    ]
     trends = [search.trend for search in searches if search.trend is not None]
     if not trends:
         return ""
     worst = min(trends, key=lambda trend: trend.probability)
     return (
-        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the trend away "
+        f"{describe_trend(worst, names)}. If the detector drifts and the system does not, take the "
+        "trend away "
         "(fluctua convert IN OUT.nc --detrend TIME); a longer record does not help."
     )
 
@@ -148,30 +181,38 @@ def estimate_continuing(
     baseline: str | Twin | None = None,
     observation_noise: Any = None,
 ) -> Result:
-    """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a few.
+    """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a
+    few.
 
     Args:
         recording: an open one; it need not have a prepared start.
-        model: of `model_of(recording)`. Of a network J is the return of a steady record of that length.
+        model: of `model_of(recording)`. Of a network J is the return of a steady record of that
+            length.
         window: time over which a kick is remembered, or "auto".
         score: as for `resolve_score`.
         baseline: "time" or "twin".
-        observation_noise: variance of the measurement, a number or (M,), to correct J and its gradient for.
+        observation_noise: variance of the measurement, a number or (M,), to correct J and its
+            gradient for.
 
     Returns: a `Result`, whose `continuing` has the window and what it leaves out.
 
     """
     score = resolve_score(recording, model.process, score)
     if not recording.count:
-        raise ValueError(f"{recording.path} has 0 complete trajectories: there is nothing to estimate from.")
-    theta, used = check.parameters(model.theta), SCORES[score]
-    process, reward = model.process, long_run(recording, model)
+        raise ValueError(
+            f"{recording.path} has 0 complete trajectories: there is nothing to estimate from."
+        )
+    theta = check.parameters(model.theta)
+    used = SCORES[score]
+    process = model.process
+    reward = long_run(recording, model)
     view = residuals = None
     if isinstance(process, Process):
         view = visible(recording, process, reward, theta, model.observed, model.size)
         if view is not None and score != "euler":
             raise ValueError(
-                "local linearisation moves hidden resonators into observed ones within an interval, so it needs every "
+                "local linearisation moves hidden resonators into observed ones within an "
+                "interval, so it needs every "
                 "channel. Sample faster and use the Euler score, or observe all channels."
             )
     else:
@@ -187,7 +228,9 @@ def estimate_continuing(
         if isinstance(chosen(baseline, door="a long-run average", serves=("time", "twin")), Twin):
             raise ValueError('correcting for observation noise works with baseline "time".')
     if view is None and isinstance(process, Process):
-        residuals = examine(process, theta, beginning(recording), transition=LAWS[used], readout=noise)
+        residuals = examine(
+            process, theta, beginning(recording), transition=LAWS[used], readout=noise
+        )
     answer = stationary(
         process,
         reward if noise is None else correct_objective(reward, noise),
@@ -202,10 +245,16 @@ def estimate_continuing(
         remainder = measure_remainder(reward, noise, theta, recording, average=True)
         warn_of_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
-        missing, error = (blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr))
-        answer = answer._replace(estimate=blank(answer.estimate, view[0]), missing=missing, missing_stderr=error)
+        missing, error = (
+            blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr)
+        )
+        answer = answer._replace(
+            estimate=blank(answer.estimate, view[0]), missing=missing, missing_stderr=error
+        )
     many = len(answer.batches) >= 2 * PARTS
-    parts = np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
+    parts = (
+        np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
+    )
     return Result(answer.estimate, None if view is None else view[0], parts, residuals, answer)
 
 
@@ -217,10 +266,14 @@ def beginning(recording: RecordingFile) -> Trajectories:
 
 
 def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
-    """The reward whose long-run average is J: a network's is by the length of its recording, others' is a rate."""
+    """The reward whose long-run average is J: a network's is by the length of its recording,
+    others' is a rate.
+    """
     if model.observed is None:
         return model.objective
-    return Objective(running=_Scaled(rate_of(check.objective(model.objective)), float(np.ptp(recording.t))))
+    return Objective(
+        running=_Scaled(rate_of(check.objective(model.objective)), float(np.ptp(recording.t)))
+    )
 
 
 @dataclass(frozen=True)
@@ -255,20 +308,30 @@ def _without_shared_noise(
     noise: np.ndarray,
     theta: Params,
 ) -> Stationary:
-    """Take off what a kick and the reward right after it share through the noise of one sample (`insitu.readout`)."""
+    """Take off what a kick and the reward right after it share through the noise of one sample
+    (`insitu.readout`).
+    """
     dt = answer.duration / recording.count / (len(recording.t) - 1)
-    lags, length = round(answer.window / dt), round(answer.length / dt)
-    rewards, checked, off = check.objective(objective), check.process(process), []
+    lags = round(answer.window / dt)
+    length = round(answer.length / dt)
+    rewards = check.objective(objective)
+    checked = check.process(process)
+    off = []
     t = dt * np.arange(length + 2)
     for j in range(recording.count):
         one = recording.trajectories(j, j + 1, load=True)
         x = jnp.asarray(one.x[0], jnp.result_type(*jax.tree.leaves(theta), one.x.dtype))
         many = len(answer.batches) // recording.count
-        # from the kick before the batch to one sample after it, whose reward `reward_term` counts as terminal: zero
+        # from the kick before the batch to one sample after it, whose reward `reward_term` counts
+        # as terminal: zero
         rows = lags - 1 + length * np.arange(many)[:, None] + np.arange(length + 2)
         context = jax.tree.map(lambda leaf: jnp.repeat(leaf, many, axis=0), one.context)  # noqa: B023
         data = Trajectories(jnp.asarray(t, x.dtype), x[rows], context)
-        off.append(np.asarray(reward_term(checked, rewards, score, jnp.asarray(noise), theta, data), np.float64))
+        off.append(
+            np.asarray(
+                reward_term(checked, rewards, score, jnp.asarray(noise), theta, data), np.float64
+            )
+        )
     batches = answer.batches - np.concatenate(off) / (length * dt)
     before = answer.estimate
     estimate = of_batches(theta, batches, batches[:, 0])._replace(
@@ -288,7 +351,8 @@ def _grouped(recording: RecordingFile, group: int) -> np.ndarray:
 
 
 def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
-    process, theta = check.process(model.process), check.parameters(model.theta)
+    process = check.process(model.process)
+    theta = check.parameters(model.theta)
     rows = recording.context
     context = None if rows is None else {name: values[0] for name, values in rows.items()}
     x = np.zeros(model.size or recording.x.shape[2], recording.x.dtype)
@@ -297,6 +361,8 @@ def _check_autonomous(recording: RecordingFile, model: RecordingModel) -> None:
     at = [np.asarray(drift(t)) for t in np.linspace(recording.t[0], recording.t[-1], TIMES)]
     if np.abs(np.diff(at, axis=0)).max() > 1e-4 * np.abs(at).max():
         raise ValueError(
-            "the drift depends on time, so that stretches of a record are not alike. Only records of a drift that "
-            "stays the same are cut; of a network, one in the frame of its drive and without modulation."
+            "the drift depends on time, so that stretches of a record are not alike. Only records "
+            "of a drift that "
+            "stays the same are cut; of a network, one in the frame of its drive and without "
+            "modulation."
         )

@@ -1,4 +1,6 @@
-"""The gradient from a recording larger than memory: chunks of trajectories, each read twice, in order."""
+"""The gradient from a recording larger than memory: chunks of trajectories, each read twice, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from fluctua.core.estimate import RunningSums
 from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.residuals.guard import Residuals, Transition, examine
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
-from fluctua.core.types import AnyProcess, Counting, Estimate, Objective, Params, Process, Score, Trajectories
+from fluctua.core.types import (
+    AnyProcess,
+    Counting,
+    Estimate,
+    Objective,
+    Params,
+    Process,
+    Score,
+    Trajectories,
+)
 from fluctua.insitu.hidden import PartialScore, Visibility, filter_of, observed_model, visibility
 from fluctua.insitu.readout import (
     correct_objective,
@@ -37,7 +48,9 @@ CHUNK_BYTES = 256 * 2**20
 SCORES: dict[str, Score] = {"euler": full_score, "local-linear": local_linear_score}
 """By the transition that they are of."""
 AUTO = "auto"
-"""In place of a name in `SCORES`: the transition with which the file was calibrated, or else Euler's."""
+"""In place of a name in `SCORES`: the transition with which the file was calibrated, or else
+Euler's.
+"""
 BASELINES = ("none", "time", "mean", "optimal", "twin")
 """Those of `fluctua.core.baselines.TABLE` that a recording can serve."""
 
@@ -46,12 +59,15 @@ FILTER = "filter"
 
 
 class Result(NamedTuple):
-    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; None where a filter helps.
+    """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; None
+    where a filter helps.
 
     score: where the recording holds less than the state `FILTER`, or why there is none; else empty.
     part: what the recording adds to an estimate from several.
-    parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none"; else None.
-    residuals: whether they are the noise of the process, where all channels are there; `cause` says what is wrong.
+    parts: (PARTS, P), estimates from every tenth trajectory, with the baselines "time" and "none";
+    else None.
+    residuals: whether they are the noise of the process, where all channels are there; `cause` says
+    what is wrong.
     continuing: of a long-run average (`insitu.continuing`), what the estimate rests on.
     """
 
@@ -89,18 +105,22 @@ def estimate(
         objective: the reward.
         theta: parameters at which it was recorded; the recording's own if not given.
         score: `full_score`, or `local_linear_score` for samples far apart.
-        baseline: a name of `BASELINES` or its record. "time", the default, takes the mean return-to-go of one half of
-            the trajectories for the other, so it is independent of the trajectories it is used on, and reads the file
-            twice from beginning to end. "none" reads it once. The others look across trajectories or at a model, and
-            read the file in blocks of steps.
-        observed: the components of the state that the file holds, if some are hidden. Parameters that need those have
-            the score of a filter (`fluctua.Observed`), if the record begins with empty resonators.
+        baseline: a name of `BASELINES` or its record. "time", the default, takes the mean
+            return-to-go of one half of the trajectories for the other, so it is independent of the
+            trajectories it is used on, and reads the file twice from beginning to end. "none" reads
+            it once. The others look across trajectories or at a model, and read the file in blocks
+            of steps.
+        observed: the components of the state that the file holds, if some are hidden. Parameters
+            that need those have the score of a filter (`fluctua.Observed`), if the record begins
+            with empty resonators.
         size: how many components there are then.
-        observation_noise: variance of the measurement, a number or (M,), to correct J and its gradient for.
+        observation_noise: variance of the measurement, a number or (M,), to correct J and its
+            gradient for.
         chunk_bytes: of states held at a time.
         progress: called with (trajectories read, to read).
 
-    Returns: a `Result`. Where the residuals are not the noise of the process it warns, with the likely cause.
+    Returns: a `Result`. Where the residuals are not the noise of the process it warns, with the
+    likely cause.
 
     >>> with open_recording("run.nc") as recording:
     ...     print(estimate(recording, process, objective).estimate)
@@ -109,11 +129,17 @@ def estimate(
     theta = check.parameters(recording.description.theta if theta is None else theta)
     if recording.count < 2:
         raise ValueError(
-            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two at least. For one "
-            "long record of a steady state use --continuing (in Python, insitu.estimate_continuing)."
+            f"{recording.path} has {recording.count} complete trajectories; an error bar needs two "
+            "at least. For one "
+            "long record of a steady state use --continuing (in Python, "
+            "insitu.estimate_continuing)."
         )
-    law, view, residuals, note = LAWS.get(score), None, None, ""
-    rewards, readout = objective, None  # the reward of the states, and the variance of their measurement
+    law = LAWS.get(score)
+    view = None
+    residuals = None
+    note = ""
+    rewards = objective  # the reward of the states, and the variance of their measurement
+    readout = None
     if not isinstance(process, Process):
         law = None
         check_events(recording, process, observation_noise)
@@ -121,42 +147,89 @@ def estimate(
             residuals = examine(process, theta, recording.trajectories())
     else:
         if observation_noise is not None:
-            observation_noise = readout = observation_variance(observation_noise, recording.x.shape[2])
+            observation_noise = readout = observation_variance(
+                observation_noise, recording.x.shape[2]
+            )
         partial = visible(recording, process, objective, theta, observed, size)
-        if observation_noise is not None or (partial is not None and (score is not full_score or partial[0].missing)):
+        if observation_noise is not None or (
+            partial is not None and (score is not full_score or partial[0].missing)
+        ):
             if law is None:
-                raise ValueError("a filter knows the transitions of `full_score` and `local_linear_score` only.")
-            filtered = filter_of(recording, process, objective, theta, law, observed, size, observation_noise)
+                raise ValueError(
+                    "a filter knows the transitions of `full_score` and `local_linear_score` only."
+                )
+            filtered = filter_of(
+                recording, process, objective, theta, law, observed, size, observation_noise
+            )
             note = FILTER if filtered.process else filtered.why
             if filtered.process is not None:
-                process, rewards = filtered.process, filtered.objective
+                process = filtered.process
+                rewards = filtered.objective
                 objective = rewards if readout is None else correct_objective(rewards, readout)
-                score, partial, observation_noise = full_score, None, None
+                score = full_score
+                partial = None
+                observation_noise = None
         if partial is not None:
             if score is not full_score or observation_noise is not None:
-                raise ValueError(f"channels are hidden, and {note}: sample faster for the Euler score, or observe all.")
+                raise ValueError(
+                    f"channels are hidden, and {note}: sample faster for the Euler score, or "
+                    "observe all."
+                )
             view, process, objective, score = partial
     if observation_noise is not None:
         check.only_of_states(check.objective(objective), "the correction for observation noise")
     if law is not None and view is None:
-        residuals = examine(process, theta, recording.trajectories(), transition=law, readout=observation_noise)
+        residuals = examine(
+            process, theta, recording.trajectories(), transition=law, readout=observation_noise
+        )
     plan = chosen(baseline, door="a recording", serves=BASELINES)
     if isinstance(plan, Twin) or plan.needs_returns:
         if observation_noise is not None:
-            raise ValueError('correcting for observation noise works with baseline "time" or "none".')
+            raise ValueError(
+                'correcting for observation noise works with baseline "time" or "none".'
+            )
         parts = None
         result = gradient(
-            process, objective, theta, recording.trajectories(), score=score, baseline=plan, block_bytes=chunk_bytes
+            process,
+            objective,
+            theta,
+            recording.trajectories(),
+            score=score,
+            baseline=plan,
+            block_bytes=chunk_bytes,
         )
         part = of_estimate(result)
     else:
         if residuals is not None and residuals.cause:
-            warnings.warn(f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2)
-        sums = _by_chunks(recording, process, objective, theta, score, plan, observation_noise, chunk_bytes, progress)
-        result, parts, part = sums.estimate(), sums.by_parts(), of_running(sums)
+            warnings.warn(
+                f"the recording is not of this process: {residuals!r}", RuntimeWarning, stacklevel=2
+            )
+        sums = _by_chunks(
+            recording,
+            process,
+            objective,
+            theta,
+            score,
+            plan,
+            observation_noise,
+            chunk_bytes,
+            progress,
+        )
+        result = sums.estimate()
+        parts = sums.by_parts()
+        part = of_running(sums)
     if readout is not None:
-        warn_of_remainder(measure_remainder(rewards, readout, theta, recording), float(result.value_stderr))
-    return Result(result if view is None else blank(result, view), view, parts, residuals, score=note, part=part)
+        warn_of_remainder(
+            measure_remainder(rewards, readout, theta, recording), float(result.value_stderr)
+        )
+    return Result(
+        result if view is None else blank(result, view),
+        view,
+        parts,
+        residuals,
+        score=note,
+        part=part,
+    )
 
 
 def visible(
@@ -167,12 +240,16 @@ def visible(
     observed: np.ndarray | None,
     size: int | None,
 ) -> tuple[Visibility, Process, Objective, Score] | None:
-    """Process, reward and score of the channels that a file has, and what they leave out; None if it has all."""
+    """Process, reward and score of the channels that a file has, and what they leave out; None
+    if it has all.
+    """
     if observed is None or size is None or len(observed) == size:
         return None
     first = recording.trajectories(0, 1).context
     one = jax.tree.map(lambda leaf: leaf[0], first)
-    view = visibility(process, objective, theta, observed, size, t=float(recording.t[0]), context=one)
+    view = visibility(
+        process, objective, theta, observed, size, t=float(recording.t[0]), context=one
+    )
     process, objective = observed_model(process, objective, tuple(map(int, observed)), size)
     return view, process, objective, PartialScore(tuple(view.usable[np.asarray(observed)].tolist()))
 
@@ -182,11 +259,15 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
     kind = type(process).__name__
     if recording.events is None:
         raise ValueError(
-            f"{recording.path} has no events, and the score of `{kind}` needs their times and marks, not only the "
+            f"{recording.path} has no events, and the score of `{kind}` needs their times and "
+            "marks, not only the "
             "states. Record them: Description(..., events=...) and append(x, context, events)."
         )
     if observation_noise is not None:
-        raise ValueError(f"correcting for observation noise is for diffusions; the events of `{kind}` are counted.")
+        raise ValueError(
+            f"correcting for observation noise is for diffusions; the events of `{kind}` are "
+            "counted."
+        )
     kinds = recording.description.events
     assert kinds is not None
     changes = getattr(process, "changes", None)
@@ -194,7 +275,8 @@ def check_events(recording: RecordingFile, process: Any, observation_noise: Any)
     if fixed and not np.array_equal(np.asarray(changes, float), np.asarray(kinds.changes)):
         raise ValueError(
             f"the events of {recording.path} ({', '.join(kinds.names)}) change the state by "
-            f"{np.asarray(kinds.changes).tolist()}, those of the model by {np.asarray(changes).tolist()}: another "
+            f"{np.asarray(kinds.changes).tolist()}, those of the model by "
+            f"{np.asarray(changes).tolist()}: another "
             "order, or another system."
         )
 
@@ -205,7 +287,8 @@ def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AU
     Args:
         recording: an open one; its `noise` table has the transition of its calibration.
         process: of the model.
-        score: a name, or "auto" for the transition of the calibration, and Euler's where there is none.
+        score: a name, or "auto" for the transition of the calibration, and Euler's where there is
+            none.
 
     Returns: the name.
 
@@ -219,13 +302,16 @@ def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AU
     calibrated = str(recording.description.noise.get("transition", "euler"))
     if calibrated not in SCORES:
         raise ValueError(
-            f"`noise.transition` of {recording.path} must be one of {', '.join(SCORES)}; it is {calibrated!r}. "
+            f"`noise.transition` of {recording.path} must be one of {', '.join(SCORES)}; it is "
+            f"{calibrated!r}. "
             "Calibrate again (fluctua calibrate --write), or give --score."
         )
     return calibrated
 
 
-def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: str = AUTO, **options: Any) -> Result:
+def estimate_model(
+    recording: RecordingFile, model: RecordingModel, *, score: str = AUTO, **options: Any
+) -> Result:
     """`estimate` with a recording's model, hidden channels and all. score: as for `resolve_score`.
 
     >>> estimate_model(recording, model_of(recording), score="local-linear").estimate
@@ -233,7 +319,14 @@ def estimate_model(recording: RecordingFile, model: RecordingModel, *, score: st
     m = model
     score = resolve_score(recording, m.process, score)
     return estimate(
-        recording, m.process, m.objective, m.theta, score=SCORES[score], observed=m.observed, size=m.size, **options
+        recording,
+        m.process,
+        m.objective,
+        m.theta,
+        score=SCORES[score],
+        observed=m.observed,
+        size=m.size,
+        **options,
     )
 
 
@@ -248,10 +341,12 @@ def _by_chunks(
     chunk_bytes: int,
     progress: Callable[[int, int], None] | None,
 ) -> RunningSums:
-    rewards, checked = check.objective(objective), check.process(process)
+    rewards = check.objective(objective)
+    checked = check.process(process)
     if noise is not None and isinstance(checked, Process):
         checked = with_silent_named(recording, checked, theta)
-    total, done = (2 if baseline.pilot else 1) * recording.count, 0
+    total = (2 if baseline.pilot else 1) * recording.count
+    done = 0
 
     def read(count: int) -> None:
         nonlocal done
@@ -264,11 +359,20 @@ def _by_chunks(
     sums = RunningSums(theta, PARTS)
     measured = objective if s is None else correct_objective(objective, s)
     for chunk, samples in chunked_samples(
-        process, measured, theta, recording.trajectories(), recording.count,
-        score=used, baseline=baseline, block_bytes=chunk_bytes, progress=read,
-    ):  # fmt: skip
+        process,
+        measured,
+        theta,
+        recording.trajectories(),
+        recording.count,
+        score=used,
+        baseline=baseline,
+        block_bytes=chunk_bytes,
+        progress=read,
+    ):
         if s is not None:
-            off = reward_term(checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta))
+            off = reward_term(
+                checked, rewards, score, jnp.asarray(s), theta, _as_working(chunk, theta)
+            )
             samples = samples._replace(gradient=subtract(samples.gradient, off, theta))
         sums.add(samples)
     return sums
@@ -276,7 +380,9 @@ def _by_chunks(
 
 def _as_working(chunk: Trajectories, theta: Params) -> Trajectories:
     dtype = jnp.result_type(*jax.tree.leaves(theta), chunk.x.dtype)
-    return Trajectories(jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context, chunk.events)
+    return Trajectories(
+        jnp.asarray(chunk.t, dtype), jnp.asarray(chunk.x, dtype), chunk.context, chunk.events
+    )
 
 
 def blank(result: Estimate, view: Visibility) -> Estimate:

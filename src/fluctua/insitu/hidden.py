@@ -1,16 +1,20 @@
-"""Recordings that hold less than the state: what can still be trained, with which score, and where a filter helps.
+"""Recordings that hold less than the state: what can still be trained, with which score, and where
+a filter helps.
 
-The score of θ_l needs the residual of every component that θ_l acts on, and a residual needs the drift there, so every
-state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
+The score of θ_l needs the residual of every component that θ_l acts on, and a residual needs the
+drift there, so every state which that drift depends on. With N(i) = {j: ∂μ_i/∂x_j ≠ 0},
 
-    component i is usable    if i and all of N(i) are observed (and so are all components its noise is shared with),
-    θ_l is trainable         if all components i with ∂μ_i/∂θ_l ≠ 0 or ∂Q_i/∂θ_l ≠ 0 are usable.
+    component i is usable    if i and all of N(i) are observed (and so are all components its noise
+    is shared with), θ_l is trainable         if all components i with ∂μ_i/∂θ_l ≠ 0 or ∂Q_i/∂θ_l ≠
+    0 are usable.
 
 For a resonator network that is: the site and all its neighbours for ω, χ and γ; both sites and all
-neighbours of both for κ. The numbers of a trainable parameter are those of full observation, to the last digit.
+neighbours of both for κ. The numbers of a trainable parameter are those of full observation, to the
+last digit.
 
-Where a residual cannot be formed, or where the samples carry noise of their own, the score is that of a Kalman filter's
-prediction (`fluctua.Observed`): exact for linear drifts, with hidden resonators and readout noise alike.
+Where a residual cannot be formed, or where the samples carry noise of their own, the score is that
+of a Kalman filter's prediction (`fluctua.Observed`): exact for linear drifts, with hidden
+resonators and readout noise alike.
 """
 
 from __future__ import annotations
@@ -26,22 +30,24 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
+from fluctua.core.integrators import refuse_step
 from fluctua.core.residuals.guard import Transition
-from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
 from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step, jit
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.observed import Normal, Observed
 
 PROBES = 3
-"""Random states at which dependence is looked for: a derivative that is zero at all of them is taken as zero."""
+"""Random states at which dependence is looked for: a derivative that is zero at all of them is
+taken as zero.
+"""
 
 NO_REWARD = Objective(terminal=lambda theta, x: jnp.zeros((), x.dtype))
 
 
 class Visibility(NamedTuple):
-    """usable: (M,) components with a residual. trainable: (P,) in the order of `ravel_pytree`. missing: {parameter:
-    components that would have to be measured}, for the refused ones.
+    """usable: (M,) components with a residual. trainable: (P,) in the order of `ravel_pytree`.
+    missing: {parameter: components that would have to be measured}, for the refused ones.
     """
 
     usable: np.ndarray
@@ -60,7 +66,8 @@ def visibility(
     context: PyTree = None,
     seed: int = 0,
 ) -> Visibility:
-    """What can be trained from some components of a state. A reward of hidden states is refused outright.
+    """What can be trained from some components of a state. A reward of hidden states is refused
+    outright.
 
     Args:
         process: its drift and noise.
@@ -74,23 +81,27 @@ def visibility(
 
     Returns: the parameters that can be trained, and those that are missing.
 
-    >>> visibility(task.process, task.objective, theta, observed=[0, 1, 5, 6, 7, 11], size=12).missing
+    >>> observed = [0, 1, 5, 6, 7, 11]
+    >>> visibility(task.process, task.objective, theta, observed=observed, size=12).missing
     """
-    process, rewards = check.process(process), check.objective(objective or NO_REWARD)
+    process = check.process(process)
+    rewards = check.objective(objective or NO_REWARD)
     theta = check.parameters(theta)
     seen = np.zeros(size, bool)
     seen[np.asarray(observed, int)] = True
     flat, unravel = ravel_pytree(theta)
     rng = np.random.default_rng(seed)
-    on_state, on_theta, coupled = (
-        np.zeros((size, size), bool),
-        np.zeros((size, flat.size), bool),
-        np.eye(size, dtype=bool),
-    )
+    on_state = np.zeros((size, size), bool)
+    on_theta = np.zeros((size, flat.size), bool)
+    coupled = np.eye(size, dtype=bool)
     reward = np.zeros(size, bool)
     when = jnp.asarray(t, flat.dtype)
-    drift = lambda p, x: process.drift(unravel(p), x, when, context)
-    matrix = lambda p, x: diffusion_matrix(process, unravel(p), x, when, context)
+
+    def drift(p, x):
+        return process.drift(unravel(p), x, when, context)
+
+    def matrix(p, x):
+        return diffusion_matrix(process, unravel(p), x, when, context)
 
     def at_ends(p: Array, x: Array) -> Array:
         """Whether the rewards of the start and of a step look at a component."""
@@ -98,7 +109,9 @@ def visibility(
         if rewards.initial is not None:
             used |= jax.grad(rewards.initial, 1)(unravel(p), x, context) != 0
         if rewards.step is not None:
-            ends = jax.grad(rewards.step, (1, 2))(unravel(p), x, x[::-1], when, jnp.ones_like(when), context)
+            ends = jax.grad(rewards.step, (1, 2))(
+                unravel(p), x, x[::-1], when, jnp.ones_like(when), context
+            )
             used |= (ends[0] != 0) | (ends[1] != 0)
         return used
 
@@ -115,14 +128,17 @@ def visibility(
     for _ in range(PROBES):
         # θ is moved off its value too: κ = 0 at the moment still couples two sites
         p = flat + jnp.asarray(0.1 * rng.normal(size=flat.size), flat.dtype)
-        touched = [np.asarray(part) for part in probe(p, jnp.asarray(rng.normal(size=size), flat.dtype))]
+        touched = [
+            np.asarray(part) for part in probe(p, jnp.asarray(rng.normal(size=size), flat.dtype))
+        ]
         on_state |= touched[0] | touched[3]
         on_theta |= touched[1]
         coupled |= touched[2]
         reward |= touched[4] | touched[5]
     if (reward & ~seen).any():
         raise ValueError(
-            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are not observed: no "
+            f"the reward depends on components {_few(np.flatnonzero(reward & ~seen))}, which are "
+            "not observed: no "
             "return can be computed. Observe them, or reward what is observed."
         )
     needs = on_state | np.eye(size, dtype=bool)
@@ -138,11 +154,14 @@ def visibility(
 
 
 def refuse(view: Visibility, asked: Sequence[str], label: Any = str) -> None:
-    """Raise for parameters that were asked for by name and cannot be trained. label: component -> its name."""
+    """Raise for parameters that were asked for by name and cannot be trained. label: component
+    -> its name.
+    """
     bad = [name for name in asked if name in view.missing]
     if bad:
         reasons = "; ".join(
-            f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}" for name in bad[:4]
+            f"{name} needs {_few(list(dict.fromkeys(label(i) for i in view.missing[name])))}"
+            for name in bad[:4]
         )
         raise ValueError(f"not trainable from the observed channels: {', '.join(bad)}. {reasons}.")
 
@@ -162,7 +181,10 @@ class Embedded:
 
     def __call__(self, theta: Params, *rest: Any) -> Any:
         """F at the embedded state, its observed components if it is a state itself."""
-        whole = lambda x: jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
+
+        def whole(x):
+            return jnp.zeros(self.size, x.dtype).at[np.array(self.observed)].set(x)
+
         value = self.f(theta, *map(whole, rest[: self.states]), *rest[self.states :])
         return value[np.array(self.observed)] if self.project else value
 
@@ -170,23 +192,43 @@ class Embedded:
 def observed_model(
     process: Process, objective: Objective | None, observed: Sequence[int], size: int
 ) -> tuple[Process, Objective]:
-    """Process and objective of the observed components only, for `gradient` with `partial_score`."""
-    process, seen = check.process(process), tuple(int(i) for i in observed)
+    """Process and objective of the observed components only, for `gradient` with
+    `partial_score`.
+    """
+    process = check.process(process)
+    seen = tuple(int(i) for i in observed)
     if process.noise is None or not callable(process.noise):
-        raise ValueError("a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W).")
+        raise ValueError(
+            "a partly observed process needs its `noise` as amplitudes (M,) or a matrix (M, W)."
+        )
     refuse_step(process, "a score of some components", "Leave `step` off.")
-    embed = lambda f: Embedded(f, seen, size, project=True)
-    return Process(embed(process.drift), embed(process.noise)), observed_objective(objective, seen, size)
+
+    def embed(f):
+        return Embedded(f, seen, size, project=True)
+
+    return Process(embed(process.drift), embed(process.noise)), observed_objective(
+        objective, seen, size
+    )
 
 
-def observed_objective(objective: Objective | None, observed: Sequence[int], size: int) -> Objective:
-    """Rewards of the whole state as rewards of its observed components, on which alone they depend."""
-    rewards, seen = check.objective(objective or NO_REWARD), tuple(int(i) for i in observed)
-    embed = lambda f: Embedded(f, seen, size, project=False)
+def observed_objective(
+    objective: Objective | None, observed: Sequence[int], size: int
+) -> Objective:
+    """Rewards of the whole state as rewards of its observed components, on which alone they
+    depend.
+    """
+    rewards = check.objective(objective or NO_REWARD)
+    seen = tuple(int(i) for i in observed)
+
+    def embed(f):
+        return Embedded(f, seen, size, project=False)
+
     return Objective(
         embed(rewards.running),
         embed(rewards.terminal),
-        None if rewards.step is None else Embedded(rewards.step, seen, size, project=False, states=2),
+        None
+        if rewards.step is None
+        else Embedded(rewards.step, seen, size, project=False, states=2),
         None if rewards.initial is None else embed(rewards.initial),
     )
 
@@ -200,7 +242,10 @@ class PartialScore:
     def __call__(self, process: Process, theta: Params, step: Step) -> Params:
         """U. Entries of parameters that are not trainable mean nothing."""
         q = diffusion_at(process, theta, step.x, step.t, step.context)
-        r = lambda th: step.x_next - step.x - process.drift(th, step.x, step.t, step.context) * step.dt
+
+        def r(th):
+            return step.x_next - step.x - process.drift(th, step.x, step.t, step.context) * step.dt
+
         keep = jnp.asarray(self.usable, step.x.dtype)
         y = q.solve(r(theta)) * keep
 
@@ -222,7 +267,9 @@ FIRST_SAMPLES = 10_000
 
 
 class Filter(NamedTuple):
-    """process: an `Observed`, or None where there is no filter, for the reason in `why`. objective: of its channels."""
+    """process: an `Observed`, or None where there is no filter, for the reason in `why`.
+    objective: of its channels.
+    """
 
     process: Observed | None
     objective: Objective
@@ -252,19 +299,32 @@ def filter_of(
     start: Any
     if whole > channels:
         # half as much again as the readout explains: its variance may be an estimate
-        power, known = (first**2).mean(axis=0), 1.5 * (1 + 6 / np.sqrt(len(first))) * noise
+        power = (first**2).mean(axis=0)
+        known = 1.5 * (1 + 6 / np.sqrt(len(first))) * noise
         if np.any(power > known + 1e-12 * np.max(recording.x[0] ** 2)):
-            return Filter(None, seen, "the record does not begin with empty resonators, so hidden ones are not known")
+            return Filter(
+                None,
+                seen,
+                "the record does not begin with empty resonators, so hidden ones are not known",
+            )
         start = np.zeros(whole)
     else:
         start = _law_of(first, noise)
-    filtered = Observed(process, observe=np.eye(whole)[rows], noise=noise, start=start, transition=law)
+    filtered = Observed(
+        process, observe=np.eye(whole)[rows], noise=noise, start=start, transition=law
+    )
     dtype = jnp.result_type(*jax.tree.leaves(theta))
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], recording.trajectories(0, 1).context)
-    checked = filtered.check(theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one)
+    checked = filtered.check(
+        theta, jnp.asarray(first[0], dtype), jnp.asarray(recording.t[0], dtype), one
+    )
     operations = _operations(checked, recording, ravel_pytree(theta)[0].size, whole)
     if operations > MOST_OPERATIONS:
-        return Filter(None, seen, f"a filter for {whole} components that bend would take {operations:.0e} operations")
+        return Filter(
+            None,
+            seen,
+            f"a filter for {whole} components that bend would take {operations:.0e} operations",
+        )
     return Filter(filtered, seen)
 
 
@@ -276,8 +336,11 @@ def _law_of(first: np.ndarray, noise: np.ndarray) -> Normal:
 
 
 def _operations(process: Observed, recording: RecordingFile, parameters: int, size: int) -> float:
-    """Of the recursion, roughly: products of matrices for each tangent, for all trajectories or for each."""
-    steps, count = len(recording.t) - 1, recording.count
+    """Of the recursion, roughly: products of matrices for each tangent, for all trajectories or
+    for each.
+    """
+    steps = len(recording.t) - 1
+    count = recording.count
     if process.shared:
         return steps * (parameters + 1) * size**2 * (20.0 * size + 4 * count)
     return steps * count * (parameters + 1) * size**2 * (20.0 * size + 500)

@@ -28,7 +28,8 @@ ADJUSTABLE = ("iterations", "time_limit", "on_doubt")
 
 OFFICIAL = (
     "A run goes on as it began; only `iterations`, `time_limit` and `on_doubt` can change, with "
-    "--iterations, --time-limit and --on-doubt on the command line or by the arguments of resume(). "
+    "--iterations, --time-limit and --on-doubt on the command line or by the arguments of "
+    "resume(). "
     "For another plan begin another run."
 )
 

@@ -1,6 +1,8 @@
-"""One estimate from several recordings at the same settings, read here or by the workers of a cluster.
+"""One estimate from several recordings at the same settings, read here or by the workers of a
+cluster.
 
-Every file is estimated by itself, baseline and all, and what it adds is summed in the order in which the files were
+Every file is estimated by itself, baseline and all, and what it adds is summed in the order in
+which the files were
 named: whoever read them, the result has the same bits.
 """
 
@@ -18,7 +20,14 @@ from fluctua.core.residuals.guard import Residuals
 from fluctua.core.types import Params
 from fluctua.insitu.advice import Sampling, judge_euler
 from fluctua.insitu.calibration.table import apply_calibration
-from fluctua.insitu.estimating import AUTO, CHUNK_BYTES, Result, blank, estimate_model, resolve_score
+from fluctua.insitu.estimating import (
+    AUTO,
+    CHUNK_BYTES,
+    Result,
+    blank,
+    estimate_model,
+    resolve_score,
+)
 from fluctua.insitu.hidden import Visibility
 from fluctua.insitu.recording.model import find_difference, model_of, name_leaves
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
@@ -30,10 +39,11 @@ DOUBLE = ("float64", "complex128")
 
 
 class OfFile(NamedTuple):
-    """What one recording says. The fields are those of `Result` and `Applied`; theta: parameters that it is of.
+    """What one recording says. The fields are those of `Result` and `CalibratedModel`; theta:
+    parameters that it is of.
 
-    transition: whose score was used. sampling: of Euler's score, whether it suits; else None. parameters, settings: as
-    they are stored in the file.
+    transition: whose score was used. sampling: of Euler's score, whether it suits; else None.
+    parameters, settings: as they are stored in the file.
     """
 
     path: Path
@@ -56,8 +66,11 @@ class Pooled(NamedTuple):
     files: tuple[OfFile, ...]
 
 
-class Reading(NamedTuple):
-    """How every file is read and estimated: what a worker holds. Options are those of `fluctua estimate`."""
+class EstimateOptions(NamedTuple):
+    """How every file is read and estimated: what a worker holds.
+
+    Options are those of `fluctua estimate`.
+    """
 
     model: Path | None = None
     params: Mapping[str, np.ndarray] | None = None
@@ -73,7 +86,9 @@ class Reading(NamedTuple):
 
     def estimate(self, path: Path) -> OfFile:
         """The part of one file, in the precision that it was recorded in."""
-        with open_recording(path, dict(self.places or {}), dt=self.dt, scale=self.scale) as recording:
+        with open_recording(
+            path, dict(self.places or {}), dt=self.dt, scale=self.scale
+        ) as recording:
             double = recording.description.dtype in DOUBLE
             return jax.enable_x64(double)(self._estimate)(path, recording)
 
@@ -87,22 +102,35 @@ class Reading(NamedTuple):
             variance = np.array(self.observation_noise**2) if self.observation_noise else None
         transition = resolve_score(recording, applied.model.process, self.score)
         result = estimate_model(
-            recording, applied.model, score=transition, baseline=self.baseline, observation_noise=variance,
+            recording,
+            applied.model,
+            score=transition,
+            baseline=self.baseline,
+            observation_noise=variance,
             chunk_bytes=self.chunk_bytes,
-        )  # fmt: skip
+        )
         assert result.part is not None
         judged = judge_euler(recording, applied.model, variance) if transition == "euler" else None
         theta = jax.tree.map(np.asarray, applied.model.theta)
         head = recording.description
         return OfFile(
-            path, result.part, theta, result.view, result.residuals, result.score, transition, judged,
-            tuple(applied.notes), dict(head.parameters), dict(head.settings),
-        )  # fmt: skip
+            path,
+            result.part,
+            theta,
+            result.view,
+            result.residuals,
+            result.score,
+            transition,
+            judged,
+            tuple(applied.notes),
+            dict(head.parameters),
+            dict(head.settings),
+        )
 
 
 def estimate_files(
     paths: Sequence[str | Path],
-    reading: Reading | None = None,
+    reading: EstimateOptions | None = None,
     *,
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -123,7 +151,7 @@ def estimate_files(
     """
     if not paths:
         raise ValueError("there are no files to estimate from.")
-    subject = Reading() if reading is None else reading
+    subject = EstimateOptions() if reading is None else reading
     pool: Pool = Here(subject) if cluster is None else Cluster(subject, cluster, {"cpu": 1})
     calls = [Call(number, "estimate", (Path(path).resolve(),)) for number, path in enumerate(paths)]
     try:
@@ -133,8 +161,12 @@ def estimate_files(
     first = files[0]
     for other in files[1:]:
         _refuse_others(first, other)
-    with jax.enable_x64(any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))):
-        result = estimate_of(total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta))
+    with jax.enable_x64(
+        any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(first.theta))
+    ):
+        result = estimate_of(
+            total([file.part for file in files]), jax.tree.map(jnp.asarray, first.theta)
+        )
         for file in files:
             result = result if file.view is None else blank(result, file.view)
     views = [file.view for file in files if file.view is not None]
@@ -143,10 +175,12 @@ def estimate_files(
 
 def _refuse_others(first: OfFile, other: OfFile) -> None:
     """Trajectories at other settings are of another gradient."""
-    one, another = name_leaves(first.theta), name_leaves(other.theta)
+    one = name_leaves(first.theta)
+    another = name_leaves(other.theta)
     if set(one) != set(another):
         raise ValueError(
-            f"{other.path} has the parameters {', '.join(another)}, {first.path} has {', '.join(one)}: "
+            f"{other.path} has the parameters {', '.join(another)}, {first.path} has "
+            f"{', '.join(one)}: "
             "only recordings of one system are pooled."
         )
     # what the files hold counts even where --params takes its place
@@ -156,7 +190,9 @@ def _refuse_others(first: OfFile, other: OfFile) -> None:
             difference = find_difference(name, left[name], right[name]) if name in right else None
             if difference is not None:
                 raise ValueError(
-                    f"`{difference.component}` is {difference.first} in {first.path} and {difference.second} in "
-                    f"{other.path}: they are of different gradients. Only recordings at the same settings are pooled; "
+                    f"`{difference.component}` is {difference.first} in {first.path} and "
+                    f"{difference.second} in "
+                    f"{other.path}: they are of different gradients. Only recordings at the same "
+                    "settings are pooled; "
                     "estimate each by itself."
                 )

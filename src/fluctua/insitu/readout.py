@@ -1,29 +1,33 @@
 """Noise of the measurement itself: y = x + ε, ε ~ N(0, S) on every sample, S diagonal.
 
-A reward of y has another mean than that of x, E[g(y) | x] = g(x) + ½ Tr[S ∂²g(x)] + O(S²). The reward of what is
-measured is therefore
+A reward of y has another mean than that of x, E[g(y) | x] = g(x) + ½ Tr[S ∂²g(x)] + O(S²). The
+reward of what is measured is therefore
 
-    g̃(y) = g(y) − ½ Tr[S ∂²g(y)],     E[g̃(y) | x] = g(x) up to O(S² ∂⁴g): exact up to the third degree
+    g̃(y) = g(y) − ½ Tr[S ∂²g(y)],     E[g̃(y) | x] = g(x) up to O(S² ∂⁴g): exact up to the third
+    degree
 
-(`correct_objective`). It takes the place of g in the return, in the baseline and in ∂θg, so that J and its gradient are
-those of the states. With the score of a filter, which is that of y itself, nothing else is due: the theorem holds for
-any reward of y. Without a filter the score is that of x, and at y the estimator gains two terms, derivatives at y:
+(`correct_objective`). It takes the place of g in the return, in the baseline and in ∂θg, so that J
+and its gradient are those of the states. With the score of a filter, which is that of y itself,
+nothing else is due: the theorem holds for any reward of y. Without a filter the score is that of x,
+and at y the estimator gains two terms, derivatives at y:
 
-    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)            ε sits twice in the score, through the residual and through ∂μ
-    (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt      ε of sample n+1 sits in the residual of step n and in
+    (a)  ½ Tr[S ∂²U_n] (λ̂ₙ₊₁ − λ̄ₙ)            ε sits twice in the score, through the residual and
+    through ∂μ (b)  {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt      ε of sample n+1 sits in the
+    residual of step n and in
                                                 g̃(y_{n+1}); the later ones are independent of U_n
 
-(a) is taken off the score (`fluctua.core.scores.CorrectedScore`) and (b) off each trajectory's gradient. Exact where U
-and g are at most quadratic in the state, as for a linear network and the amplitudes of its noise: g̃ and g then differ
-by a constant, Cov[g̃, U] = Cov[g, U] is ∇gᵀS∂U + ½ Tr[S∂²g S∂²U] of the true states, and ∇gᵀS∂U at noisy ones is larger
-by Tr[S∂²g S∂²U] on average. The second part of (b) matters for parameters of the noise alone, whose score is quadratic
-in the residual.
+(a) is taken off the score (`fluctua.core.scores.CorrectedScore`) and (b) off each trajectory's
+gradient. Exact where U and g are at most quadratic in the state, as for a linear network and the
+amplitudes of its noise: g̃ and g then differ by a constant, Cov[g̃, U] = Cov[g, U] is ∇gᵀS∂U + ½
+Tr[S∂²g S∂²U] of the true states, and ∇gᵀS∂U at noisy ones is larger by Tr[S∂²g S∂²U] on average.
+The second part of (b) matters for parameters of the noise alone, whose score is quadratic in the
+residual.
 
-Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q + S/Δt, shrinks the
-whole gradient (`fluctua.insitu.calibration.noise` separates the two).
+Q in the process must be that of the system: a quadratic variation that takes ε for diffusion, Q +
+S/Δt, shrinks the whole gradient (`fluctua.insitu.calibration.noise` separates the two).
 
-The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer intervals with
-`local_linear_score` get them back.
+The variance remains: a residual has variance 2QΔt + 2S, so S > QΔt wastes trajectories. Longer
+intervals with `local_linear_score` get them back.
 """
 
 from __future__ import annotations
@@ -42,12 +46,24 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.scores import without_readout
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Objective, Params, Process, Rewards, Score, Step, Trajectories, jit, working_dtype
+from fluctua.core.types import (
+    Array,
+    Objective,
+    Params,
+    Process,
+    Rewards,
+    Score,
+    Step,
+    Trajectories,
+    jit,
+    working_dtype,
+)
 
 
 @dataclass(frozen=True)
 class CorrectedReward:
-    """g − ½ Tr[S ∂²g] of a reward of measured states: on average the reward of the states themselves.
+    """g − ½ Tr[S ∂²g] of a reward of measured states: on average the reward of the states
+    themselves.
 
     variance: S (M,). states: how many of its arguments after θ are states.
     """
@@ -72,7 +88,8 @@ class CorrectedReward:
 
 def correct_objective(objective: Objective, variance: np.ndarray) -> Objective:
     """The objective of states as one of measured states with noise of variance S (M,) on them."""
-    rewards, s = check.objective(objective), tuple(np.asarray(variance, float).tolist())
+    rewards = check.objective(objective)
+    s = tuple(np.asarray(variance, float).tolist())
     corrected = {}
     for name in Objective._fields:
         if getattr(objective, name) is not None:
@@ -93,11 +110,18 @@ SAMPLED = 4096
 
 
 def measure_remainder(
-    objective: Objective, variance: np.ndarray, theta: Params, recording: Any, *, average: bool = False
+    objective: Objective,
+    variance: np.ndarray,
+    theta: Params,
+    recording: Any,
+    *,
+    average: bool = False,
 ) -> Remainder:
-    """What `correct_objective` leaves in J, where the reward bends on the scale of the readout noise.
+    """What `correct_objective` leaves in J, where the reward bends on the scale of the readout
+    noise.
 
-    The average over ε is by three points for each component, 0 and ±√3 s, right to the fifth degree.
+    The average over ε is by three points for each component, 0 and ±√3 s, right to the fifth
+    degree.
 
     Args:
         objective: of the states.
@@ -109,7 +133,8 @@ def measure_remainder(
     Returns: a `Remainder`.
 
     """
-    t, steps = np.asarray(recording.t, float), len(recording.t) - 1
+    t = np.asarray(recording.t, float)
+    steps = len(recording.t) - 1
     rows = min(recording.count, max(1, SAMPLED // min(steps, 16)))
     every = max(1, rows * steps // SAMPLED)
     here = slice(0, steps, every)
@@ -118,14 +143,19 @@ def measure_remainder(
     context = jax.tree.map(lambda leaf: leaf[:rows], recording.context)
     dt = np.diff(t)[::every]
     length = 1.0 if average else float(t[-1] - t[0])
-    total, bound = np.zeros(rows), 0.0
+    total = np.zeros(rows)
+    bound = 0.0
     for name, corrected in correct_objective(objective, variance)._asdict().items():
         if corrected is None:
             continue
         x = [recording.x[:rows, times] for times in used[name]]
         states = tuple(jnp.asarray(part, working_dtype(theta, part)) for part in x)
-        each = np.asarray(_remainders(corrected, name, theta, states, t[:steps:every], dt, context), float)
-        weight = {"running": dt * length / dt.sum(), "step": np.full(len(dt), steps / len(dt))}.get(name, np.ones(1))
+        each = np.asarray(
+            _remainders(corrected, name, theta, states, t[:steps:every], dt, context), float
+        )
+        weight = {"running": dt * length / dt.sum(), "step": np.full(len(dt), steps / len(dt))}.get(
+            name, np.ones(1)
+        )
         total += each.sum(axis=2) @ weight
         bound += float(np.mean(np.abs(each).sum(axis=2) @ weight))
     error = total.std(ddof=1) / np.sqrt(rows) if rows > 1 else np.inf
@@ -134,19 +164,33 @@ def measure_remainder(
 
 @partial(jit, static_argnums=(0, 1))
 def _remainders(
-    corrected: CorrectedReward, name: str, theta: Params, states: tuple[Array, ...], t: Array, dt: Array, context: Any
+    corrected: CorrectedReward,
+    name: str,
+    theta: Params,
+    states: tuple[Array, ...],
+    t: Array,
+    dt: Array,
+    context: Any,
 ) -> Array:
     """E[g(z + ε_i)] − g(z) − ½ S_ii ∂²g/∂z_i² of each component. Returns (E, N, states · M)."""
 
     def one(states: tuple[Array, ...], t: Array, dt: Array, context: Any) -> Array:
         others = {"running": (t, context), "step": (t, dt, context)}.get(name, (context,))
         z = jnp.concatenate(states)
-        reward, s = corrected.joined(theta, *others), corrected.spread(z)
+        reward = corrected.joined(theta, *others)
+        s = corrected.spread(z)
 
         def along(i: Array) -> Array:
-            moved = lambda h: reward(z.at[i].add(h))
-            zero, far = jnp.zeros((), z.dtype), jnp.sqrt(3 * s[i])
-            second = jax.jvp(lambda h: jax.jvp(moved, (h,), (jnp.ones_like(h),))[1], (zero,), (jnp.ones_like(zero),))[1]
+            def moved(h):
+                return reward(z.at[i].add(h))
+
+            zero = jnp.zeros((), z.dtype)
+            far = jnp.sqrt(3 * s[i])
+            second = jax.jvp(
+                lambda h: jax.jvp(moved, (h,), (jnp.ones_like(h),))[1],
+                (zero,),
+                (jnp.ones_like(zero),),
+            )[1]
             return (moved(far) - 2 * moved(zero) + moved(-far)) / 6 - s[i] * second / 2
 
         return jax.lax.map(along, jnp.arange(len(z)))
@@ -161,9 +205,12 @@ def warn_of_remainder(remainder: Remainder, value_stderr: float, stacklevel: int
     """Warn where the correction of the reward may leave more in J than its standard error."""
     if remainder.bound > value_stderr:
         warnings.warn(
-            "the reward bends on the scale of the readout noise, so that its correction to second order leaves "
-            f"{with_error(remainder.value, remainder.stderr)} in J, and at most {remainder.bound:.2g} (J is known to "
-            f"{value_stderr:.2g}). The gradient is that of the corrected reward. Make the readout quieter or the "
+            "the reward bends on the scale of the readout noise, so that its correction to second "
+            "order leaves "
+            f"{with_error(remainder.value, remainder.stderr)} in J, and at most "
+            f"{remainder.bound:.2g} (J is known to "
+            f"{value_stderr:.2g}). The gradient is that of the corrected reward. Make the readout "
+            "quieter or the "
             "reward smoother.",
             RuntimeWarning,
             stacklevel=stacklevel + 1,
@@ -172,19 +219,28 @@ def warn_of_remainder(remainder: Remainder, value_stderr: float, stacklevel: int
 
 @partial(jit, static_argnums=(0, 1, 2))
 def reward_term(
-    process: Process, rewards: Rewards, score: Score, variance: Array, theta: Params, data: Trajectories
+    process: Process,
+    rewards: Rewards,
+    score: Score,
+    variance: Array,
+    theta: Params,
+    data: Trajectories,
 ) -> Array:
-    """Term (b), Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1} and the terminal reward's, of each trajectory.
+    """Term (b), Σ_n {∇gᵀ S ∂U_n/∂x' − ½ Tr[S ∂²g S ∂²U_n/∂x'²]} Δt_{n+1} and the terminal reward's,
+    of each trajectory.
 
-    score: without term (a). variance: S (M,). data: y, in memory. Returns (E, P), in the order of `ravel_pytree`.
+    score: without term (a). variance: S (M,). data: y, in memory. Returns (E, P), in the order of
+    `ravel_pytree`.
     """
-    t, dt = jnp.asarray(data.t), jnp.diff(jnp.asarray(data.t))
+    t = jnp.asarray(data.t)
+    dt = jnp.diff(jnp.asarray(data.t))
     steps = dt.shape[0]
 
     def one(x: Array, context: Any) -> Array:
         def body(total: Array, n: Array) -> tuple[Array, None]:
             after = x[n + 1]
-            last, weight = n == steps - 1, dt[jnp.minimum(n + 1, steps - 1)]
+            last = n == steps - 1
+            weight = dt[jnp.minimum(n + 1, steps - 1)]
 
             def reward(z: Array) -> Array:
                 running = rewards.running(theta, z, t[n + 1], context) * weight
@@ -193,11 +249,16 @@ def reward_term(
             push = (jax.grad(reward)(after) * variance).astype(after.dtype)
             bend = (jax.hessian(reward)(after) * variance * variance[:, None]).astype(after.dtype)
             step = Step(x[n], after, t[n], dt[n], context)
-            u = lambda z: ravel_pytree(score(process, theta, step._replace(x_next=z)))[0]
+
+            def u(z):
+                return ravel_pytree(score(process, theta, step._replace(x_next=z)))[0]
 
             def add(i: Array, second: Array) -> Array:
                 along = jnp.zeros_like(after).at[i].set(1)
-                slope = lambda z: jax.jvp(u, (z,), (along,))[1]
+
+                def slope(z):
+                    return jax.jvp(u, (z,), (along,))[1]
+
                 return second + jax.jvp(slope, (after,), (bend[i],))[1]
 
             first = jax.jvp(u, (after,), (push,))[1]
@@ -213,12 +274,17 @@ def reward_term(
 def subtract(each: Params, off: Array, theta: Params) -> Params:
     """Per-trajectory gradients, leaves (E, ...), less rows (E, P)."""
     _, unravel = ravel_pytree(theta)
-    return jax.tree.map(lambda g, d: g - d, each, jax.vmap(unravel)(off.astype(jax.tree.leaves(theta)[0].dtype)))
+    return jax.tree.map(
+        lambda g, d: g - d, each, jax.vmap(unravel)(off.astype(jax.tree.leaves(theta)[0].dtype))
+    )
 
 
 def observation_variance(variance: Any, size: int) -> np.ndarray:
     """S as (M,), not negative."""
     s = np.asarray(variance, float)
     if s.shape not in ((), (size,)) or not np.all(np.isfinite(s)) or np.any(s < 0):
-        raise ValueError(f"the variance of the observation noise is one number ≥ 0, or ({size},); got {variance!r}.")
+        raise ValueError(
+            f"the variance of the observation noise is one number ≥ 0, or ({size},); got "
+            f"{variance!r}."
+        )
     return np.broadcast_to(s, (size,)).copy()

@@ -1,17 +1,19 @@
-"""Training an instrument into a folder: calibrate, train, and lose nothing to a kill but the iteration at hand.
+"""Training an instrument into a folder: calibrate, train, and lose nothing to a kill but the
+iteration at hand.
 
-plan.json       what was asked for            history.csv    a row an iteration (fluctua.store.history)
-parameters.h5   the settings over time        (fluctua.store.course)
+plan.json       what was asked for            history.csv    a row an iteration
+(fluctua.store.history) parameters.h5   the settings over time        (fluctua.store.course)
 recordings/     every batch, bad ones too     incidents.csv  what went wrong, and what it cost
 checkpoints/    what resuming goes on from    final.npz      the settings after the last step
-calibration.txt what the probes said of the instrument, or the latest of a training that calibrates as it goes
-devices.csv     how each device was           (fluctua.insitu.devices)
+calibration.txt what the probes said of the instrument, or the latest of a training that calibrates
+as it goes devices.csv     how each device was           (fluctua.insitu.devices)
 devices.txt     of several: how much they differ, how many trajectories are worth while
 
-With several devices recordings are in recordings/device-1/, … and calibrations are calibration-1.txt, …
+With several devices recordings are in recordings/device-1/, … and calibrations are
+calibration-1.txt, …
 
-`begin(connect, model, Plan(iterations=60), folder)` yields a row and a record an iteration; `resume(connect, model,
-folder)` goes on after a stop.
+`begin(connect, model, Plan(iterations=60), folder)` yields a row and a record an iteration;
+`resume(connect, model, folder)` goes on after a stop.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Re
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
-from fluctua.insitu.instrument.protocol import Instrument, Refused
+from fluctua.insitu.instrument.protocol import CommandRejected, Instrument
 from fluctua.insitu.instrument.substrate import DOUBT, ON_DOUBT, Incident, Measured, Retry
 from fluctua.insitu.model import Model, Unknown, corrected
 from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
-from fluctua.learn.calibrated import Calibrated
+from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.learn.train import Record, box, train
 from fluctua.store import checkpoint, history, journal
 from fluctua.store import folder as runfolder
@@ -63,13 +65,17 @@ Connect = Callable[[], Instrument]
 Connects = Connect | Sequence[Connect]
 """One instrument, or several that are trained together."""
 MakeEstimator = Callable[..., Estimator]
-"""(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`."""
+"""(process, objective, substrate) -> Estimator: `ppgt`, or `functools.partial(ppgt, baseline=...)`.
+"""
 
 BASELINES = ("none", "time", "mean", "optimal", "twin")
-"""Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift."""
+"""Those of `fluctua.core.baselines.TABLE` that a plan can ask for; "twin" is the calibrated drift.
+"""
 
 CALIBRATIONS = ("probes", "training")
-"""When an instrument is calibrated: at probes before the training, or by the trajectories of the training itself."""
+"""When an instrument is calibrated: at probes before the training, or by the trajectories of the
+training itself.
+"""
 
 SHARES = ("settings", "parameters")
 KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
@@ -80,22 +86,28 @@ KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
 class Plan:
     """What in-situ training does.
 
-    trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and trajectories at each.
-    batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine. seed: of the probes.
-    baseline: one of `BASELINES`. attempts, first_pause, longest_pause, time_limit: see `Retry`. record: whether every
-    batch is kept on disk. points, address: of the instrument, for resuming; addresses of several are separated by
-    spaces. noise, sigma_kappa, kerr: injected noise, modulation of the couplings, and whether χ has knobs, for the same
-    purpose. on_doubt: "stop" ends the run at a batch that is not what the calibrated model does, without a step;
-    "continue" uses it, with an incident.
+    trajectories: an iteration. probes, probe_trajectories: settings at which to calibrate, and
+    trajectories at each.
+    batch: trajectories an acquisition. learning_rate: of Adam, falling to a twentieth by a cosine.
+    seed: of the probes.
+    baseline: one of `BASELINES`. attempts, first_pause, longest_pause, time_limit: see `Retry`.
+    record: whether every batch is kept on disk. points, address: of the instrument, for resuming;
+    addresses of several are separated by spaces. noise, sigma_kappa, kerr: injected noise,
+    modulation of the couplings, and whether χ has knobs, for the same purpose. on_doubt: "stop"
+    ends the run at a batch that is not what the calibrated model does, without a step; "continue"
+    uses it, with an incident.
 
-    Of several devices: share "settings" sets all to the same (a robust design), "parameters" corrects the settings of
-    each by its calibration, so that all do the same. rates: how fast each is; measured if not given.
+    Of several devices: share "settings" sets all to the same (a robust design), "parameters"
+    corrects the settings of each by its calibration, so that all do the same. rates: how fast each
+    is; measured if not given.
 
-    calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every measured batch
-    refines one model, of which the gradient is (`fluctua.Calibrated`), and these count. memory: measured batches over
-    which what was measured fades; 0 keeps everything. renew: forget everything before a batch that was not expected.
-    measure_every: iterations of which one measures. readout: standard deviation of the measurement, or "measured", to
-    be taken off that calibration. most_omega, most_kappa: bounds of the knobs, which `network_model` is made with.
+    calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every
+    measured batch refines one model, of which the gradient is (`fluctua.SelfCalibrating`), and
+    these count. memory: measured batches over which what was measured fades; 0 keeps everything.
+    renew: forget everything before a batch that was not expected.
+    measure_every: iterations of which one measures. readout: standard deviation of the measurement,
+    or "measured", to be taken off that calibration. most_omega, most_kappa: bounds of the knobs,
+    which `network_model` is made with.
     """
 
     iterations: int = 100
@@ -130,36 +142,63 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(self.rates))
         if self.share not in SHARES:
-            raise ValueError(f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}.")
-        for name, least in (("iterations", 0), ("trajectories", 2), ("probes", 2), ("probe_trajectories", 2),
-                            ("batch", 1), ("seed", 0), ("attempts", 1), ("points", 2),
-                            ("measure_every", 1)):  # fmt: skip
+            raise ValueError(
+                f"`share` must be {' or '.join(map(repr, SHARES))}; got {self.share!r}."
+            )
+        for name, least in (
+            ("iterations", 0),
+            ("trajectories", 2),
+            ("probes", 2),
+            ("probe_trajectories", 2),
+            ("batch", 1),
+            ("seed", 0),
+            ("attempts", 1),
+            ("points", 2),
+            ("measure_every", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-                raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2⁶³; got {value!r}.")
+                raise ValueError(
+                    f"`{name}` must be a whole number, at least {least} and below 2⁶³; got "
+                    f"{value!r}."
+                )
         chosen(self.baseline, door="in-situ training", serves=BASELINES)
         if self.calibration not in CALIBRATIONS:
             raise ValueError(
-                f"`calibration` is one of {', '.join(map(repr, CALIBRATIONS))}; got {self.calibration!r}."
-                + close_match(self.calibration, CALIBRATIONS)
+                f"`calibration` is one of {', '.join(map(repr, CALIBRATIONS))}; got "
+                f"{self.calibration!r}." + close_match(self.calibration, CALIBRATIONS)
             )
         for name in ("learning_rate", "most_omega", "most_kappa", "time_limit"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` must be positive and finite; got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"`{name}` must be positive and finite; got {getattr(self, name)!r}."
+                )
         for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "memory"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) >= 0:
-                raise ValueError(f"`{name}` must be finite and not negative; got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"`{name}` must be finite and not negative; got {getattr(self, name)!r}."
+                )
         if self.on_doubt not in ON_DOUBT:
-            raise ValueError(f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {self.on_doubt!r}.")
+            raise ValueError(
+                f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {self.on_doubt!r}."
+            )
         if self.memory and not self.memory >= 1:
-            raise ValueError(f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}.")
-        if self.readout != "measured" and not (_is_number(self.readout) and float(self.readout) >= 0):
-            raise ValueError(f"`readout` must be finite and not negative, or 'measured'; got {self.readout!r}.")
+            raise ValueError(
+                f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}."
+            )
+        if self.readout != "measured" and not (
+            _is_number(self.readout) and float(self.readout) >= 0
+        ):
+            raise ValueError(
+                f"`readout` must be finite and not negative, or 'measured'; got {self.readout!r}."
+            )
         if not all(_is_number(rate) and rate > 0 for rate in self.rates):
             raise ValueError(f"`rates` must be positive and finite; got {list(self.rates)!r}.")
         for name, kind in (("record", bool), ("kerr", bool), ("renew", bool), ("address", str)):
             if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"`{name}` must be a {kind.__name__}; got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"`{name}` must be a {kind.__name__}; got {getattr(self, name)!r}."
+                )
 
 
 def _is_number(value: object) -> bool:
@@ -167,7 +206,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def begin(
+def run(
     connect: Connects,
     model: Model,
     plan: Plan,
@@ -179,8 +218,8 @@ def begin(
     """Calibrate and train into a new folder.
 
     Args:
-        connect: opens the instrument; called again after every failure. A list of such trains several devices
-            together (`fluctua.insitu.array`).
+        connect: opens the instrument; called again after every failure. A list of such trains
+            several devices together (`fluctua.insitu.array`).
         model: of the instrument: process, objective, bounds, and how to calibrate.
         plan: what to do.
         folder: where; it must be empty or not exist.
@@ -189,10 +228,17 @@ def begin(
     Returns: a generator of each row of the history with its `Record`; stop to stop.
 
     """
-    place, run = _place(folder), secrets.token_hex(8)
+    place = _place(folder)
+    run = secrets.token_hex(8)
     session = _Session(connect, model, plan, estimator, place, report)
     book = journal.create(
-        place, session.settings(run), run, session.beginning(), journal.named_leaves, need=_space(plan), keep=KEEP
+        place,
+        session.settings(run),
+        run,
+        session.beginning(),
+        journal.named_leaves,
+        need=_space(plan),
+        keep=KEEP,
     )
     session.open()
     return _rows(session, book, session.beginning())
@@ -211,9 +257,10 @@ def resume(
 ) -> Rows:
     """Go on after a stop, a kill or a failure.
 
-    The iteration that was cut off is measured again; what it had recorded stays in recordings/. With another number of
-    iterations the learning rate follows the cosine of that number from here on. A plan.json that was edited by hand,
-    and another process, objective, start, bound or estimator than the run began with, are refused by name.
+    The iteration that was cut off is measured again; what it had recorded stays in recordings/.
+    With another number of iterations the learning rate follows the cosine of that number from here
+    on. A plan.json that was edited by hand, and another process, objective, start, bound or
+    estimator than the run began with, are refused by name.
 
     Args:
         connect: opens the instrument, or each of several, in the same order.
@@ -230,23 +277,44 @@ def resume(
     place = runfolder.existing(folder, _place(folder))
     with runfolder.holding(place) as lock:
         entries = read_entries(place)
-        plan, run = _plan_of(place, entries), entries.get("run", "")
+        plan = _plan_of(place, entries)
+        run = entries.get("run", "")
         changes: dict[str, Any] = {
             "iterations": iterations,
             "time_limit": time_limit,
             "on_doubt": on_doubt,
         }
-        plan = dataclasses.replace(plan, **{name: value for name, value in changes.items() if value is not None})
+        plan = dataclasses.replace(
+            plan, **{name: value for name, value in changes.items() if value is not None}
+        )
         session = _Session(connect, model, plan, estimator, place, report)
-        warn = lambda text: session.note(Incident("checkpoint", 0, text))
+
+        def warn(text):
+            return session.note(Incident("checkpoint", 0, text))
+
         run = run or secrets.token_hex(8)
-        refuse_other_parts(place.settings, entries, session.stamp, lambda text: session.note(Incident("plan", 0, text)))
+        refuse_other_parts(
+            place.settings,
+            entries,
+            session.stamp,
+            lambda text: session.note(Incident("plan", 0, text)),
+        )
         state = journal.standing(place, run, session.beginning(), warn)
         if state.row == 0 and place.history.exists() and len(history.read(place.history)) > 1:
             name = checkpoint.set_aside(place.history)  # an instrument does not repeat itself
-            warn(f"no checkpoint is left: calibrated and trained anew; the rows so far are kept as {name}")
+            warn(
+                "no checkpoint is left: calibrated and trained anew; the rows so far are kept as "
+                f"{name}"
+            )
         book = journal.reopen(
-            place, lock, session.settings(run), run, state, journal.named_leaves, keep=KEEP, report=warn
+            place,
+            lock,
+            session.settings(run),
+            run,
+            state,
+            journal.named_leaves,
+            keep=KEEP,
+            report=warn,
         )
         session.open()
         return _rows(session, book, state)
@@ -266,7 +334,9 @@ def _plan_of(place: RunFolder, entries: dict[str, Any]) -> Plan:
     try:
         return Plan(**get_fields(entries))
     except TypeError as error:
-        raise ValueError(f"{place.settings} is no plan of an in-situ run, or damaged ({error}).") from None
+        raise ValueError(
+            f"{place.settings} is no plan of an in-situ run, or damaged ({error})."
+        ) from None
 
 
 def _retry(plan: Plan) -> Retry:
@@ -280,11 +350,25 @@ def _space(plan: Plan) -> int:
 
 def _by_family(steps: Params, updates: Params, theta: Params | None) -> Params:
     """Updates with the factor of each family."""
-    return jax.tree.map(lambda factor, family: jax.tree.map(lambda v: factor * v, family), steps, updates)
+    return jax.tree.map(
+        lambda factor, family: jax.tree.map(lambda v: factor * v, family), steps, updates
+    )
 
 
-COMPUTED = ("process", "objective", "start", "lower", "upper", "follow", "correct", "unknown", "steps")
-"""Fields of a model that what a run computes depends on; the others serve its first calibration and its files."""
+COMPUTED = (
+    "process",
+    "objective",
+    "start",
+    "lower",
+    "upper",
+    "follow",
+    "correct",
+    "unknown",
+    "steps",
+)
+"""Fields of a model that what a run computes depends on; the others serve its first calibration and
+its files.
+"""
 
 
 def _describe(model: Model, make: MakeEstimator) -> Parts:
@@ -310,7 +394,8 @@ def _check_share(plan: Plan, model: Model, devices: int) -> None:
         corrected(model)
     if devices > 1 and plan.trajectories < 2 * devices:
         raise ValueError(
-            f"`trajectories` must be {2 * devices} at least, two for each of {devices} devices; got "
+            f"`trajectories` must be {2 * devices} at least, two for each of {devices} devices; "
+            "got "
             f"{plan.trajectories}."
         )
 
@@ -325,11 +410,16 @@ def _check_unknown(model: Model, make: MakeEstimator | None, devices: int) -> No
     elif model.unknown is None:
         obstacle = "needs `Model.unknown`, and this model has none"
     if obstacle:
-        raise ValueError(f'a training that calibrates as it goes {obstacle}. Use calibration="probes".')
+        raise ValueError(
+            f'a training that calibrates as it goes {obstacle}. Use calibration="probes".'
+        )
 
 
 class _Session:
-    """What one process holds while it trains. The instrument comes with `open`, once the folder is ours."""
+    """What one process holds while it trains.
+
+    The instrument comes with `open`, once the folder is ours.
+    """
 
     substrate: Measured | DeviceArray
     estimator: Estimator
@@ -346,7 +436,10 @@ class _Session:
         place: RunFolder,
         report: Callable[[Incident], None],
     ):
-        self.model, self.plan, self.place, self.report = model, plan, place, report
+        self.model = model
+        self.plan = plan
+        self.place = place
+        self.report = report
         self.connects = list(connect) if isinstance(connect, Sequence) else [connect]
         _check_share(plan, model, len(self.connects))
         self.as_it_goes = plan.calibration == "training"
@@ -375,50 +468,77 @@ class _Session:
 
     def open(self) -> None:
         """The instruments as a substrate, and the estimator that uses it."""
-        plan, model, several = self.plan, self.model, len(self.connects) > 1
+        plan = self.plan
+        model = self.model
+        several = len(self.connects) > 1
         guard = ResidualGuard(model.process)
         self.devices = [
             Device(
-                one, model, guard.another(), probes=(plan.probes, plan.probe_trajectories, plan.seed),
-                folder=self.place.path, recordings="recordings" if plan.record else None, place=several and k + 1,
-                batch=plan.batch, retry=_retry(plan), report=self.note,
+                one,
+                model,
+                guard.another(),
+                probes=(plan.probes, plan.probe_trajectories, plan.seed),
+                folder=self.place.path,
+                recordings="recordings" if plan.record else None,
+                place=several and k + 1,
+                batch=plan.batch,
+                retry=_retry(plan),
+                report=self.note,
                 on_doubt=None if self.as_it_goes else plan.on_doubt,
             )
             for k, one in enumerate(self.connects)
-        ]  # fmt: skip
+        ]
         self.table = Table(self.place.path, self.devices)
         self.substrate = self.devices[0].substrate
         if several:
             correct = model.correct if plan.share == "parameters" else None
             model = corrected(model) if correct else model
             self.substrate = DeviceArray(
-                [device.substrate for device in self.devices], share=correct, rates=plan.rates or None,
-                prepare=self.prepare, report=self.note,
-            )  # fmt: skip
+                [device.substrate for device in self.devices],
+                share=correct,
+                rates=plan.rates or None,
+                prepare=self.prepare,
+                report=self.note,
+            )
         if self.as_it_goes:
             self.estimator = self._calibrated()
         else:
             self.estimator = as_estimator(self.make(model.process, model.objective, self.substrate))
 
-    def _calibrated(self) -> Calibrated:
+    def _calibrated(self) -> SelfCalibrating:
         """The estimator whose model every measured batch refines."""
-        plan, of = self.plan, self.model.unknown
+        plan = self.plan
+        of = self.model.unknown
         assert of is not None  # refused when the session was made
-        # what is known of the instrument is in the estimator; the calibration in the context is the guard's
-        states = lambda key, theta, count: self.devices[0].as_recorded(self.substrate(key, theta, count))
-        return Calibrated(
-            of.model, states, of.effective, of.start, of.spread, memory=plan.memory or np.inf, renew=plan.renew,
-            samples=0, measure_every=plan.measure_every, every=of.every, readout=plan.readout,
+
+        # what is known of the instrument is in the estimator; the calibration in the context is the
+        # guard's
+        def states(key, theta, count):
+            return self.devices[0].as_recorded(self.substrate(key, theta, count))
+
+        return SelfCalibrating(
+            of.model,
+            states,
+            of.effective,
+            of.start,
+            of.spread,
+            memory=plan.memory or np.inf,
+            renew=plan.renew,
+            samples=0,
+            measure_every=plan.measure_every,
+            every=of.every,
+            readout=plan.readout,
             on_doubt=plan.on_doubt,
-        )  # fmt: skip
+        )
 
     def prepare(self, k: int) -> None:
         """Calibrate a device of several that is not yet: it may have been silent before."""
         if not self.devices[k].calibration:
             try:
                 self.devices[k].calibrate()
-            except ValueError as error:  # one device that cannot be calibrated does not end the training of the others
-                raise Refused(f"it cannot be calibrated: {error}") from error
+            # one device that cannot be calibrated does not end the training of the others
+            except ValueError as error:
+                raise CommandRejected(f"it cannot be calibrated: {error}") from error
 
     def note(self, incident: Incident) -> None:
         """To the file, and to whoever wants to know."""
@@ -445,7 +565,9 @@ class _Session:
         return "; ".join(f"{n} {kind}" for kind, n in count.items())
 
     def calibrate(self) -> None:
-        """Trajectories at random settings, and what they say of each instrument; none if the training calibrates."""
+        """Trajectories at random settings, and what they say of each instrument; none if
+        the training calibrates.
+        """
         for device in self.devices:
             device.count_cut_off(0)
         if self.as_it_goes:
@@ -457,7 +579,7 @@ class _Session:
 
     def follow(self) -> None:
         """The calibration of the iterations to come, from the trajectories of this one."""
-        if isinstance(self.estimator, Calibrated):
+        if isinstance(self.estimator, SelfCalibrating):
             assert self.model.unknown is not None  # refused when the session was made
             self.devices[0].take(self.model.unknown.context(self.estimator.phi))
         else:
@@ -466,7 +588,7 @@ class _Session:
 
     def report_calibration(self) -> None:
         """What the trajectories of the training said of the instrument, for a reader."""
-        if isinstance(self.estimator, Calibrated) and self.estimator.calibration.trajectories:
+        if isinstance(self.estimator, SelfCalibrating) and self.estimator.calibration.trajectories:
             checkpoint.replace(self.devices[0].text, f"{self.estimator.calibration!r}\n".encode())
 
     def spent(self) -> int:
@@ -484,7 +606,9 @@ class _Session:
         kept = {name: array for device in self.devices for name, array in device.arrays().items()}
         kept |= hold_plan(dataclasses.asdict(self.plan))
         if isinstance(self.substrate, DeviceArray):
-            kept |= self.substrate.memory() | {"counts": np.array(json.dumps(self.substrate.counts))}
+            kept |= self.substrate.memory() | {
+                "counts": np.array(json.dumps(self.substrate.counts))
+            }
         return kept
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
@@ -492,7 +616,10 @@ class _Session:
         several = isinstance(self.substrate, DeviceArray)
         if several != ("array/wait" in arrays):
             was, now = ("one device", "several") if several else ("several devices", "one")
-            raise ValueError(f"the run is of {was}, and {now} was given. Go on with the same, or begin another run.")
+            raise ValueError(
+                f"the run is of {was}, and {now} was given. Go on with the same, or begin another "
+                "run."
+            )
         if isinstance(self.substrate, DeviceArray):
             self.substrate.remember(arrays)
         for device in self.devices:
@@ -505,20 +632,28 @@ class _Session:
         self.groups = record.estimate.groups
         self.table.add(state.row, self.health(), self.groups)
         events = (self.event(), getattr(self.estimator, "event", ""))
-        row = journal.row_of(state.row, record, "; ".join(filter(None, events)))._replace(trajectories=self.spent())
+        row = journal.row_of(state.row, record, "; ".join(filter(None, events)))._replace(
+            trajectories=self.spent()
+        )
         self.iteration = str(record.iteration + 1)
         further = self.arrays()
-        return Step(dataclasses.replace(after(state, record, self.estimator.state), further=further), row)
+        return Step(
+            dataclasses.replace(after(state, record, self.estimator.state), further=further), row
+        )
 
     def _check_doubt(self) -> None:
-        """Note that a model that is calibrated as it goes is in doubt, and stop before its step is taken."""
-        if isinstance(self.estimator, Calibrated) and DOUBT in self.estimator.event:
+        """Note that a model that is calibrated as it goes is in doubt, and stop before its
+        step is taken.
+        """
+        if isinstance(self.estimator, SelfCalibrating) and DOUBT in self.estimator.event:
             stops = self.plan.on_doubt == "stop"
             self.note(Incident(DOUBT, self.plan.trajectories if stops else 0, self.estimator.doubt))
             self.estimator.check_doubt()
 
     def conclude(self) -> None:
-        """`devices.txt`: how the devices of an array were and how they differ; what trajectories are worth while."""
+        """`devices.txt`: how the devices of an array were and how they differ; what
+        trajectories are worth while.
+        """
         if isinstance(self.substrate, DeviceArray) and self.groups is not None:
             text = self.substrate.describe(self.groups) + "\n"
             checkpoint.replace(self.place.path / "devices.txt", text.encode())
@@ -527,10 +662,15 @@ class _Session:
         """The training from a state on."""
         self.iteration = str(state.now.iteration)
         return train(
-            jax.random.key(self.plan.seed), state.now.theta, self.estimator, self.rule, count=self.plan.trajectories,
-            iterations=self.plan.iterations, project=self.project,
+            jax.random.key(self.plan.seed),
+            state.now.theta,
+            self.estimator,
+            self.rule,
+            count=self.plan.trajectories,
+            iterations=self.plan.iterations,
+            project=self.project,
             resume=state.now._replace(trajectories=state.spent),
-        )  # fmt: skip
+        )
 
 
 def _rows(session: _Session, book: Journal, state: State) -> Rows:
@@ -549,7 +689,10 @@ def _rows(session: _Session, book: Journal, state: State) -> Rows:
         except BaseException:
             book.close(None)
             raise
-        over = lambda state: "planned" if state.now.iteration >= session.plan.iterations else ""
+
+        def over(state):
+            return "planned" if state.now.iteration >= session.plan.iterations else ""
+
         yield from book.rows(state, session.records, session.step, over)
         session.report_calibration()
     finally:

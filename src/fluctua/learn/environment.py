@@ -1,4 +1,5 @@
-"""A device as a Gymnasium environment, for whoever has an agent already: an episode is one trajectory.
+"""A device as a Gymnasium environment, for whoever has an agent already: an episode is one
+trajectory.
 
 An action u ∈ [−1, 1]^P stands for θ = low + (high − low)(u + 1)/2.
 """
@@ -32,7 +33,8 @@ def settings_environment(measure: Callable[[Array, Params], Any], low: Params, h
     theta_of, size = _settings(low, high)
 
     class Settings(_gymnasium().Env):  # type: ignore[misc]
-        observation_space, action_space = _space(1, 1.0), _space(size, 1.0)
+        observation_space = _space(1, 1.0)
+        action_space = _space(size, 1.0)
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             super().reset(seed=seed)
@@ -48,7 +50,8 @@ def settings_environment(measure: Callable[[Array, Params], Any], low: Params, h
 def feedback_environment(
     simulator: Simulator, objective: Objective, low: Params, high: Params, *, every: int = 1
 ) -> Any:
-    """State in, settings of the next `every` steps out; the reward is what they earn, and g_T besides at the end.
+    """State in, settings of the next `every` steps out; the reward is what they earn, and g_T
+    besides at the end.
 
     Args:
         simulator: made by `fluctua.simulator`.
@@ -56,30 +59,38 @@ def feedback_environment(
         low: bounds of θ, a pytree with the structure of θ.
         high: likewise.
         every: steps of the simulator between two actions.
-    Returns: a `gymnasium.Env` that observes the state and the fraction of the time that is over, (M + 1,).
+    Returns: a `gymnasium.Env` that observes the state and the fraction of the time that is over, (M
+        + 1,).
 
     """
     theta_of, size = _settings(low, high)
-    recipe, times, x0, rewards = simulator.recipe, simulator.times, simulator.x0, check.objective(objective)
-    steps, middle = len(times.dt), theta_of(np.zeros(size))
+    recipe = simulator.recipe
+    times = simulator.times
+    x0 = simulator.x0
+    rewards = check.objective(objective)
+    steps = len(times.dt)
+    middle = theta_of(np.zeros(size))
     if not isinstance(every, int) or every < 1 or steps % every:
         raise ValueError(f"`every` must divide the {steps} steps of the simulator; got {every!r}.")
     start = jit(lambda key: begin_one(recipe, key, middle, x0, jnp.zeros((), int)))
     width = jax.eval_shape(start, jax.random.key(0)).x.shape[0]
 
     class Feedback(_gymnasium().Env):  # type: ignore[misc]
-        observation_space, action_space = _space(width + 1, np.inf), _space(size, 1.0)
+        observation_space = _space(width + 1, np.inf)
+        action_space = _space(size, 1.0)
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             super().reset(seed=seed)
-            self.one, self.n = start(jax.random.key(int(self.np_random.integers(2**31)))), 0
+            self.one = start(jax.random.key(int(self.np_random.integers(2**31))))
+            self.n = 0
             return self.seen(), {}
 
         def step(self, action: np.ndarray) -> Any:
             x, gain = _several(recipe, rewards, every, times, theta_of(action), self.one, self.n)
             if rewards.initial is not None and self.n == 0:
                 gain += rewards.initial(theta_of(action), self.one.x, self.one.context)
-            self.one, self.n = self.one._replace(x=x), self.n + every
+            self.one = self.one._replace(x=x)
+            self.n = self.n + every
             over = self.n == steps
             gain += rewards.terminal(theta_of(action), x, self.one.context) if over else 0.0
             return self.seen(), float(gain), over, False, {}
@@ -92,12 +103,20 @@ def feedback_environment(
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _several(
-    recipe: Recipe, rewards: Rewards, every: int, times: Times, theta: Params, one: Ensemble, begin: Array
+    recipe: Recipe,
+    rewards: Rewards,
+    every: int,
+    times: Times,
+    theta: Params,
+    one: Ensemble,
+    begin: Array,
 ) -> tuple[Array, Array]:
     """The state after `every` steps from step `begin` on, and what they earn."""
 
     def body(carry: tuple[Array, Array], n: Array) -> tuple[tuple[Array, Array], None]:
-        (x, total), t, dt = carry, times.t[n], times.dt[n]
+        (x, total) = carry
+        t = times.t[n]
+        dt = times.dt[n]
         total = total + rewards.running(theta, x, t, one.context) * dt
         x_next = advance_one(recipe, theta, x, one.context, one.streams, n, t, dt)
         if rewards.step is not None:
@@ -109,11 +128,18 @@ def _several(
 
 def _settings(low: Params, high: Params) -> tuple[Callable[[np.ndarray], Params], int]:
     """θ of an action, and the number of its components."""
-    (bottom, unravel), (top, _) = ravel_pytree(check.parameters(low)), ravel_pytree(check.parameters(high))
-    alike = str(jax.tree.structure(low)) == str(jax.tree.structure(high)) and bottom.shape == top.shape
+    (bottom, unravel) = ravel_pytree(check.parameters(low))
+    (top, _) = ravel_pytree(check.parameters(high))
+    alike = (
+        str(jax.tree.structure(low)) == str(jax.tree.structure(high)) and bottom.shape == top.shape
+    )
     if not alike or not (bottom < top).all():
-        raise ValueError(f"`low` must lie below `high` and have its structure; got {low} and {high}.")
-    return lambda action: unravel(bottom + (top - bottom) * (np.clip(action, -1, 1) + 1) / 2), bottom.size
+        raise ValueError(
+            f"`low` must lie below `high` and have its structure; got {low} and {high}."
+        )
+    return lambda action: unravel(
+        bottom + (top - bottom) * (np.clip(action, -1, 1) + 1) / 2
+    ), bottom.size
 
 
 def _space(size: int, reach: float) -> Any:
@@ -124,5 +150,7 @@ def _gymnasium() -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError(f"environments are Gymnasium's ({error}): pip install 'fluctua[gym]'.") from None
+        raise ImportError(
+            f"environments are Gymnasium's ({error}): pip install 'fluctua[gym]'."
+        ) from None
     return gymnasium

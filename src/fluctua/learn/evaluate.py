@@ -1,6 +1,8 @@
-"""J of given parameters, measured afresh, also on a finer time grid: what changes with the step is not physics.
+"""J of given parameters, measured afresh, also on a finer time grid: what changes with the step is
+not physics.
 
-A training may learn to exploit its time grid. Half the step, with everything else as it was, shows it.
+A training may learn to exploit its time grid. Half the step, with everything else as it was, shows
+it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,26 @@ from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Estimator, Objective, OfMeans, Params, Rewards, Substrate, Times, jit
+from fluctua.core.types import (
+    Array,
+    Estimator,
+    FunctionOfMeans,
+    Objective,
+    Params,
+    Rewards,
+    Substrate,
+    Times,
+    jit,
+)
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""
 
 
 class Evaluation(NamedTuple):
-    """J with its standard error, the spread of single returns, how many there were, and the mean step."""
+    """J with its standard error, the spread of single returns, how many there were, and the
+    mean step.
+    """
 
     J: float
     J_stderr: float
@@ -35,7 +49,10 @@ class Evaluation(NamedTuple):
     dt: float
 
     def __repr__(self) -> str:
-        return f"J = {with_error(self.J, self.J_stderr)}   {self.trajectories:,} trajectories, Δt = {self.dt:g}"
+        return (
+            f"J = {with_error(self.J, self.J_stderr)}   {self.trajectories:,} trajectories, Δt = "
+            f"{self.dt:g}"
+        )
 
 
 def evaluate(
@@ -45,13 +62,15 @@ def evaluate(
     count: int = 1000,
     seed: int = 0,
     refine: int = 1,
-    objective: Objective | OfMeans | None = None,
+    objective: Objective | FunctionOfMeans | None = None,
 ) -> Evaluation:
-    """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are split in `refine`.
+    """J = E[g_T(X_T) + ∫ g dt] (Eq. 2) at θ, from fresh trajectories on a grid whose steps are
+    split in `refine`.
 
     Args:
-        system: an estimator made by `ppgt`, or a `simulator`; other substrates if `refine` is 1, or if they have a
-            method `refined(factor)` that gives the same substrate with smaller steps.
+        system: an estimator made by `ppgt`, or a `simulator`; other substrates if `refine` is 1, or
+            if they have a method `refined(factor)` that gives the same substrate with smaller
+            steps.
         theta: parameters, any pytree of floats.
         count: trajectories.
         seed: of the noise, which is not that of a training with this seed.
@@ -67,27 +86,37 @@ def evaluate(
         raise ValueError(f"`refine` must be a whole number, at least 1; got {refine!r}.")
     substrate, own = parts_of(system)
     if objective is None and own is None:
-        raise ValueError("a simulator alone does not know what is rewarded: give `objective=`, or the estimator.")
+        raise ValueError(
+            "a simulator alone does not know what is rewarded: give `objective=`, or the estimator."
+        )
     rewards = check.objective_or_means(objective if objective is not None else own)
     theta = check.parameters(theta)
     finer = refined(substrate, refine)
     key = jax.random.fold_in(jax.random.key(seed), FRESH)
     if isinstance(finer, Simulator):
         t = finer.t
-        each = lambda part: _simulated(finer.recipe, part, count, key, theta, finer.times, finer.x0)
+
+        def each(part):
+            return _simulated(finer.recipe, part, count, key, theta, finer.times, finer.x0)
     else:
         trajectories = finer(key, theta, count)
         t = trajectories.t
-        each = lambda part: returns_of(part, theta, trajectories)
-    if isinstance(rewards, OfMeans):
+
+        def each(part):
+            return returns_of(part, theta, trajectories)
+
+    if isinstance(rewards, FunctionOfMeans):
         check.count(count, FEWEST_OF_MEANS)
-        returns = values_of(rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1))
+        returns = values_of(
+            rewards.function, jnp.stack([each(part) for part in rewards.parts], axis=1)
+        )
     else:
         returns = each(rewards)
     values = np.asarray(returns, np.float64)
     if not np.isfinite(values).all():
         raise FloatingPointError(
-            f"{int((~np.isfinite(values)).sum())} of {count} returns are not finite at steps of {_mean_step(t):g}."
+            f"{int((~np.isfinite(values)).sum())} of {count} returns are not finite at steps of "
+            f"{_mean_step(t):g}."
         )
     spread = float(values.std(ddof=1))
     return Evaluation(float(values.mean()), spread / np.sqrt(count), spread, count, _mean_step(t))
@@ -96,7 +125,9 @@ def evaluate(
 def parts_of(system: Any) -> tuple[Any, Any]:
     """The substrate of an estimator and its objective; of a substrate, itself and None."""
     inner = system
-    while hasattr(inner, "estimator"):  # `Weighted`, `Natural` and `Distributed` are of another one
+    while hasattr(
+        inner, "estimator"
+    ):  # `ShrunkCorrection`, `Natural` and `Distributed` are of another one
         inner = inner.estimator
     if isinstance(inner, PPGT):
         return inner.substrate, inner.method.objective
@@ -106,7 +137,9 @@ def parts_of(system: Any) -> tuple[Any, Any]:
 def can_refine(system: Any) -> bool:
     """Whether J can be measured with smaller steps."""
     substrate, objective = parts_of(system)
-    return objective is not None and (isinstance(substrate, Simulator) or hasattr(substrate, "refined"))
+    return objective is not None and (
+        isinstance(substrate, Simulator) or hasattr(substrate, "refined")
+    )
 
 
 def refined(substrate: Any, factor: int) -> Any:
@@ -120,18 +153,27 @@ def refined(substrate: Any, factor: int) -> Any:
     if hasattr(substrate, "refined"):
         return substrate.refined(factor)
     raise ValueError(
-        f"a {type(substrate).__name__} has the steps that it has: `refine` is for a `simulator`, or for a substrate "
+        f"a {type(substrate).__name__} has the steps that it has: `refine` is for a `simulator`, "
+        "or for a substrate "
         "with a method `refined(factor)`."
     )
 
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _simulated(
-    recipe: Recipe, rewards: Rewards, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+    recipe: Recipe,
+    rewards: Rewards,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
 ) -> Array:
     """Returns of fresh trajectories, none of which is kept. (E,)"""
     ensemble = begin(recipe, count, key, theta, x0)
-    rate = lambda x, t: jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
+
+    def rate(x, t):
+        return jax.vmap(lambda x, c: rewards.running(theta, x, t, c))(x, ensemble.context)
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, total = carry

@@ -1,13 +1,14 @@
-"""What trajectories say about the unknowns of a model: the sum of their scores, their information, and a belief.
+"""What trajectories say about the unknowns of a model: the sum of their scores, their information,
+and a belief.
 
-The score that trains also calibrates. With u the unknowns and p(θ, u) the parameters of the process, ΣU over a
-trajectory is the gradient of its log-likelihood,
+The score that trains also calibrates. With u the unknowns and p(θ, u) the parameters of the
+process, ΣU over a trajectory is the gradient of its log-likelihood,
 
     s = Σ_n (∂p/∂u)ᵀ U_n,     F = Σ_n ∂_uμᵀ (2Q)⁻¹ ∂_uμ Δt  [+ ½ Σ_n ∂_u ln Qᵀ ∂_u ln Q],
 
-with E[s] = 0 and Cov[s] = F where the model is right. For a drift linear in u, s(u') = s(u) − F(u' − u), so that one
-Gauss–Newton step is least squares of the increments on their features, and sums of F and of Fu + s over trajectories
-taken at any θ are all that there is to remember.
+with E[s] = 0 and Cov[s] = F where the model is right. For a drift linear in u, s(u') = s(u) − F(u'
+− u), so that one Gauss–Newton step is least squares of the increments on their features, and sums
+of F and of Fu + s over trajectories taken at any θ are all that there is to remember.
 """
 
 from __future__ import annotations
@@ -25,13 +26,19 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import check_along, diffusion_at, with_silent
+from fluctua.core.integrators import mean_rate
 from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals.alternatives import FITTED, Table
 from fluctua.core.residuals.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
-from fluctua.core.scores import CorrectedScore, drift_score, local_linear, local_linear_score, without_readout
+from fluctua.core.scores import (
+    CorrectedScore,
+    drift_score,
+    local_linear,
+    local_linear_score,
+    without_readout,
+)
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import MOST_SEARCHED, only, returns_of
-from fluctua.core.steps import mean_rate
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import (
     Array,
@@ -51,14 +58,18 @@ FEWEST_INCREMENTS = 10
 """Of a trajectory, to tell noise of the readout from what moves the state."""
 
 MOST_KICKS = 1_000_000
-"""Components of residuals that are examined in a call: as many as calibrate, where that is no burden."""
+"""Components of residuals that are examined in a call: as many as calibrate, where that is no
+burden.
+"""
 
 At = Callable[[Params, Array], Params]
 """(θ, u (K,)) -> p, the parameters of the process."""
 
 
 class Evidence(NamedTuple):
-    """s (K,) and F (K, K) of some trajectories, float64. linear: F is the same at any u, one step is exact."""
+    """s (K,) and F (K, K) of some trajectories, float64. linear: F is the same at any u, one
+    step is exact.
+    """
 
     score: np.ndarray
     information: np.ndarray
@@ -89,10 +100,11 @@ def evidence(
         theta: the settings at which the trajectories were taken.
         u: where the derivatives are taken, (K,).
         trajectories: simulated or measured.
-        every: F is summed over every so many steps, which stand for those between: features change slowly.
-        readout: standard deviation of the measurement on each component of a sample. It sits in the residual and in the
-            features at once, which biases s and F; both are corrected to first order in its variance, which is all
-            there is where they are quadratic in the states.
+        every: F is summed over every so many steps, which stand for those between: features change
+            slowly.
+        readout: standard deviation of the measurement on each component of a sample. It sits in the
+            residual and in the features at once, which biases s and F; both are corrected to first
+            order in its variance, which is all there is where they are quadratic in the states.
     Returns: an `Evidence`.
 
     """
@@ -108,22 +120,27 @@ def evidence(
     noisy, linear = _examine(known, at, point.size, kind)
     if noisy and not _independent(known, p, x[0, 0], times.t[0], one):
         raise ValueError(
-            "unknowns of the noise are calibrated where it is independent on every component; this process has a "
+            "unknowns of the noise are calibrated where it is independent on every component; this "
+            "process has a "
             "matrix, a product or components without noise. Calibrate its amplitude beforehand."
         )
     if noisy and score is drift_score:
         raise ValueError(
-            "unknowns of the noise are calibrated by the score of drift and noise; `drift_score` is that of the drift "
-            "alone. Make the model with score=fluctua.full_score, the default."
+            "unknowns of the noise are calibrated by the score of drift and noise; `drift_score` "
+            "is that of the drift "
+            "alone. Make the model with score=fluctua.scores.full_score, the default."
         )
     if noisy and readout:
         raise ValueError(
-            "unknowns of the noise are not told from noise of the readout in one pass; calibrate its amplitude "
+            "unknowns of the noise are not told from noise of the readout in one pass; calibrate "
+            "its amplitude "
             "beforehand, or leave `readout` at 0."
         )
     variance = jnp.full(x.shape[-1], readout**2, x.dtype) if readout else None
     rows = jnp.swapaxes(x, 0, 1)
-    s, information = _sums(known, score, at, noisy, every, variance, theta, point, times, rows, context)
+    s, information = _sums(
+        known, score, at, noisy, every, variance, theta, point, times, rows, context
+    )
     if not check.all_finite(s):
         for j in range(min(len(x), MOST_SEARCHED)):
             check_along(known, p, only(trajectories, j), j)
@@ -206,19 +223,25 @@ def _sums(
     """x: (T+1, E, M). readout: its variance (M,)."""
     used = score if readout is None else CorrectedScore(score, readout)
     p, pull = jax.vjp(lambda v: at(theta, v), u)
-    t, dt = times.t[:-1], times.dt
+    t = times.t[:-1]
+    dt = times.dt
     flat, unravel = ravel_pytree(p)
 
     def scores(total: Array, step: Any) -> tuple[Array, None]:
         x, x_next, t, dt = step
-        each = jax.vmap(lambda a, b, c: ravel_pytree(used(process, p, Step(a, b, t, dt, c)))[0])(x, x_next, context)
+        each = jax.vmap(lambda a, b, c: ravel_pytree(used(process, p, Step(a, b, t, dt, c)))[0])(
+            x, x_next, context
+        )
         return total + each.sum(axis=0), None
 
     s, _ = jax.lax.scan(scores, jnp.zeros_like(flat), (x[:-1], x[1:], t, dt))
 
     def one(x: Array, t: Array, dt: Array, share: Array, context: PyTree) -> Array:
         if score is local_linear_score:
-            law = lambda v: local_linear(process, at(theta, v), Step(x, x, t, dt, context))
+
+            def law(v):
+                return local_linear(process, at(theta, v), Step(x, x, t, dt, context))
+
             slope = jax.jacfwd(lambda v: law(v).mean)(u)
             return slope.T @ jnp.linalg.solve(law(u).covariance, slope) * share / dt
         slope = jax.jacfwd(lambda v: mean_rate(process, at(theta, v), x, t, dt, context))(u)
@@ -230,14 +253,20 @@ def _sums(
         return information
 
     def seen(x: Array, *rest: Any) -> Array:
-        return one(x, *rest) if readout is None else without_readout(lambda z: one(z, *rest), readout)(x)
+        return (
+            one(x, *rest)
+            if readout is None
+            else without_readout(lambda z: one(z, *rest), readout)(x)
+        )
 
     begins = np.arange(0, len(dt), every)
     shares = jax.ops.segment_sum(dt, np.arange(len(dt)) // every, len(begins))
 
     def informations(total: Array, step: Any) -> tuple[Array, None]:
         x, t, dt, share = step
-        return total + jax.vmap(seen, in_axes=(0, None, None, None, 0))(x, t, dt, share, context).sum(axis=0), None
+        return total + jax.vmap(seen, in_axes=(0, None, None, None, 0))(
+            x, t, dt, share, context
+        ).sum(axis=0), None
 
     empty = jnp.zeros((u.size, u.size), u.dtype)
     steps = (x[:-1][begins], t[begins], dt[begins], shares)
@@ -245,17 +274,20 @@ def _sums(
 
 
 def measured_readout(trajectories: Trajectories) -> float:
-    """Standard deviation of the measurement on each component of a sample, all alike, from how samples scatter.
+    """Standard deviation of the measurement on each component of a sample, all alike, from how
+    samples scatter.
 
-    ε of a sample is in the increments on both of its sides, and what moves the state is in one, or in all alike:
-    S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where that is negative by chance.
+    ε of a sample is in the increments on both of its sides, and what moves the state is in one, or
+    in all alike: S = ⟨Δy_n Δy_{n+2}⟩ − ⟨Δy_n Δy_{n+1}⟩. Zero where that is negative by chance.
     """
-    total, many = 0.0, 0
+    total = 0.0
+    many = 0
     for x in trajectories.x:
         d = np.diff(np.asarray(x, np.float64), axis=0)
         if len(d) < FEWEST_INCREMENTS:
             raise ValueError(
-                f"noise of the readout is measured from {FEWEST_INCREMENTS} intervals or more; these trajectories have "
+                f"noise of the readout is measured from {FEWEST_INCREMENTS} intervals or more; "
+                "these trajectories have "
                 f"{len(d)}. Give `readout` as a number."
             )
         total += float(np.sum(d[:-2] * (d[2:] - d[1:-1])))
@@ -269,7 +301,9 @@ NOT_EXAMINED = Batch(Residuals(np.ones(0), np.zeros(0), 0))
 
 
 class CalibratedModel(Protocol):
-    """What `Calibrated` asks of a model in the parameters p: an estimator with a twin, such as that of `ppgt`."""
+    """What `SelfCalibrating` asks of a model in the parameters p: an estimator with a twin, such as
+    that of `ppgt`.
+    """
 
     def split(self, key: Array, theta: Params, count: int) -> TwinSamples:
         """The gradients of simulated trajectories in two parts, direct and correction."""
@@ -281,12 +315,22 @@ class CalibratedModel(Protocol):
         """Their returns. (E,)"""
 
     def evidence(
-        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int,
+        readout: float,
     ) -> Evidence:
         """What they say about the unknowns. readout: standard deviation of the measurement."""
 
-    def examine(self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None) -> Batch:
-        """Whether they are those of the process at p, with what batches before them left (`Batch.sums`)."""
+    def examine(
+        self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
+    ) -> Batch:
+        """Whether they are those of the process at p, with what batches before them left
+        (`Batch.sums`).
+        """
 
 
 @dataclass(frozen=True)
@@ -308,21 +352,41 @@ class General:
         return returns_of(self.estimator.method.model.objective, theta, trajectories)
 
     def evidence(
-        self, at: At, theta: Params, u: np.ndarray, trajectories: Trajectories, every: int, readout: float
+        self,
+        at: At,
+        theta: Params,
+        u: np.ndarray,
+        trajectories: Trajectories,
+        every: int,
+        readout: float,
     ) -> Evidence:
         """What they say about the unknowns."""
         model = self.estimator.method.model
         assert isinstance(model.process, Process)  # it has a twin
         return evidence(model.process, model.score, at, theta, u, trajectories, every, readout)
 
-    def examine(self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None) -> Batch:
-        """Whether they are those of the process at p; a score of one's own may know another law: not asked."""
-        model, simulator = self.estimator.method.model, self.estimator.substrate
+    def examine(
+        self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
+    ) -> Batch:
+        """Whether they are those of the process at p; a score of one's own may know another
+        law: not asked.
+        """
+        model = self.estimator.method.model
+        simulator = self.estimator.substrate
         law = LAWS.get(model.score)
         if law is None:
             return NOT_EXAMINED
-        start = simulator.x0 if isinstance(simulator, Simulator) and simulator.recipe.fixed else None
+        start = (
+            simulator.x0 if isinstance(simulator, Simulator) and simulator.recipe.fixed else None
+        )
         return examine_batch(
-            model.process, theta, trajectories, transition=law, readout=readout**2, limits=FITTED, earlier=earlier,
-            start=start, most=max(TRANSITIONS, MOST_KICKS // np.shape(trajectories.x)[2]),
-        )  # fmt: skip
+            model.process,
+            theta,
+            trajectories,
+            transition=law,
+            readout=readout**2,
+            limits=FITTED,
+            earlier=earlier,
+            start=start,
+            most=max(TRANSITIONS, MOST_KICKS // np.shape(trajectories.x)[2]),
+        )

@@ -47,8 +47,8 @@ class Fit(NamedTuple):
     """Evidence about the unknowns near one point, and the posterior that it makes.
 
     point: where the evidence was taken, (K,). before: the belief without the last batch.
-    news: the evidence of the last batch. posterior: the belief with it. linear: whether the evidence
-    is the same at every point. converged: whether the posterior's mean is its maximum.
+    news: the evidence of the last batch. posterior: the belief with it. linear: whether the
+    evidence is the same at every point. converged: whether the posterior's mean is its maximum.
     """
 
     point: np.ndarray

@@ -19,7 +19,9 @@ from fluctua.core.types import Params, Trajectories
 from fluctua.learn.belief import Belief
 
 MOST_KEPT = 2**17
-"""Numbers in trajectories that are kept: they are fitted in every call, and are in every checkpoint."""
+"""Numbers in trajectories that are kept: they are fitted in every call, and are in every
+checkpoint.
+"""
 
 NAME = "kept_"
 """Begins the names of their arrays."""
@@ -40,9 +42,10 @@ class Batch(NamedTuple):
         """θ and the trajectories. tree: the structure of both, that of every other batch."""
         if tree.num_leaves != len(self.leaves):
             raise ValueError(
-                "the trajectories of a device must have the same arrays in every call: with those of θ "
+                "the trajectories of a device must have the same arrays in every call: with those "
+                "of θ "
                 f"these have {tree.num_leaves}, and those before them had {len(self.leaves)}. "
-                "Begin with another `Calibrated`."
+                "Begin with another `SelfCalibrating`."
             )
         return jax.tree.unflatten(tree, self.leaves)
 

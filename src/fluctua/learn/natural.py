@@ -1,9 +1,11 @@
-"""The natural gradient: steps measured by how far they change the law of the paths, whatever the parameters are.
+"""The natural gradient: steps measured by how far they change the law of the paths, whatever the
+parameters are.
 
-The Fisher information of a path is made of scores alone, F = E[Σ_n U_n U_nᵀ]: no reward enters, so it is known far
-better than the gradient. Scores of different steps are uncorrelated, so that sums S_b of U over blocks of steps give
-the same mean, F = E[Σ_b S_b S_bᵀ], the better the more blocks. F⁻¹∇J is the direction in which J rises most for a given
-KL(θ ‖ θ + s) ≈ ½ sᵀFs; it comes by conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
+The Fisher information of a path is made of scores alone, F = E[Σ_n U_n U_nᵀ]: no reward enters, so
+it is known far better than the gradient. Scores of different steps are uncorrelated, so that sums
+S_b of U over blocks of steps give the same mean, F = E[Σ_b S_b S_bᵀ], the better the more blocks.
+F⁻¹∇J is the direction in which J rises most for a given KL(θ ‖ θ + s) ≈ ½ sᵀFs; it comes by
+conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
 
 >>> estimator = natural(ppgt(process, objective, simulator))
 >>> train(key, theta, estimator, kl_ascent(0.01), count=200, iterations=50)
@@ -18,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, sweep
@@ -44,7 +45,9 @@ from fluctua.core.types import (
 )
 
 ROWS = 20
-"""Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every direction."""
+"""Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every
+direction.
+"""
 
 DAMPING = 1e-3
 """Added to F, as a share of its diagonal: what a few rows know nothing of does not run away."""
@@ -53,7 +56,8 @@ DAMPING = 1e-3
 class Fisher(NamedTuple):
     """F = Σ rowᵀ row / count, the information that one trajectory holds of the parameters.
 
-    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps. count: E. theta: the parameters.
+    rows: (E·B, P), scores of each trajectory summed over each of B blocks of steps. count: E.
+    theta: the parameters.
     """
 
     rows: Array
@@ -77,14 +81,19 @@ class Fisher(NamedTuple):
         unknown = np.flatnonzero((diagonal <= 0) & (np.asarray(flat) != 0))
         if unknown.size:
             raise ValueError(
-                f"`{names(self.theta)[unknown[0]]}` does not change the law of the paths (its score is zero), so no "
+                f"`{names(self.theta)[unknown[0]]}` does not change the law of the paths (its "
+                "score is zero), so no "
                 "step of it has a length. Leave it out of theta, or train it with another rule."
             )
-        solution, residual = _solve(self.rows, jnp.asarray(diagonal, flat.dtype), flat, self.count, damping)
+        solution, residual = _solve(
+            self.rows, jnp.asarray(diagonal, flat.dtype), flat, self.count, damping
+        )
         if not float(residual) < 1e-2:
             raise FloatingPointError(
-                f"conjugate gradients left {float(residual):.2g} of the right-hand side: F from {len(self.rows)} rows "
-                f"is nearly singular in {flat.size} parameters. Take more trajectories or blocks, or more `damping`."
+                f"conjugate gradients left {float(residual):.2g} of the right-hand side: F from "
+                f"{len(self.rows)} rows "
+                f"is nearly singular in {flat.size} parameters. Take more trajectories or blocks, "
+                "or more `damping`."
             )
         return unravel(solution)
 
@@ -100,7 +109,8 @@ def fisher(
 ) -> Fisher:
     """The Fisher information E[Σ_n U_n U_nᵀ] of trajectories that came from somewhere.
 
-    Its inverse over the number of trajectories bounds the covariance of any calibration (Cramér and Rao).
+    Its inverse over the number of trajectories bounds the covariance of any calibration (Cramér and
+    Rao).
 
     Args:
         process: drift and noise, or another kind of process.
@@ -136,13 +146,19 @@ class Natural(NamedTuple):
         if not isinstance(estimator, PPGT):
             estimate = estimator(key, theta, count)
             information = Fisher(estimator.scores(key, theta, count, self.blocks), count, theta)
-        elif isinstance(estimator.substrate, Simulator):  # replayed: the noise is a function of the key
+        elif isinstance(
+            estimator.substrate, Simulator
+        ):  # replayed: the noise is a function of the key
             estimate = estimator(key, theta, count)
-            information = Fisher(_streamed_rows(estimator, key, theta, count, self.blocks), count, theta)
+            information = Fisher(
+                _streamed_rows(estimator, key, theta, count, self.blocks), count, theta
+            )
         else:  # an instrument runs once
             trajectories = estimator.substrate(run_and_pilot(key)[0], theta, count)
             estimate = estimator._replace(substrate=lambda *_: trajectories)(key, theta, count)
-            rows = _recorded_rows(estimator.method.model, theta, Recording(trajectories, theta), self.blocks)
+            rows = _recorded_rows(
+                estimator.method.model, theta, Recording(trajectories, theta), self.blocks
+            )
             information = Fisher(rows, count, theta)
         return estimate._replace(natural=information.solve(estimate.gradient, damping=self.damping))
 
@@ -171,7 +187,8 @@ def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = No
     F comes from the scores of the same trajectories; no further ones are run.
 
     Args:
-        estimator: made by `ppgt`, or one with a method scores(key, theta, count, blocks) -> (E·B, P).
+        estimator: made by `ppgt`, or one with a method scores(key, theta, count, blocks) -> (E·B,
+            P).
         damping: added to F as a share of its diagonal.
         blocks: of steps, over which scores are summed; enough for 20 rows a parameter if not given.
 
@@ -180,7 +197,8 @@ def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = No
     """
     if not isinstance(estimator, PPGT) and not hasattr(estimator, "scores"):
         raise TypeError(
-            f"`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one with `scores`; got "
+            "`natural` needs the scores of the trajectories: an estimator made by `ppgt`, or one "
+            "with `scores`; got "
             f"{type(estimator).__name__}."
         )
     if not damping >= 0:
@@ -190,30 +208,7 @@ def natural(estimator: Any, *, damping: float = DAMPING, blocks: int | None = No
     return Natural(estimator, damping, blocks)
 
 
-def kl_ascent(kl: float = 0.01) -> optax.GradientTransformationExtraArgs:
-    """θ ← θ + √(2 kl / ∇JᵀF⁻¹∇J) F⁻¹∇J: steps of one length in the law of the paths, about `kl` nats (TRPO's).
-
-    Its `update` needs `natural=`, which `train` passes on from the estimates of `natural`. A path of N parameters that
-    are all known to an error bar still moves by `kl`: let steps fade (`optax.chain`) where the noise is to be averaged.
-
-    >>> train(key, theta, natural(estimator), kl_ascent(0.01), count=200, iterations=50)
-    """
-    if not kl > 0:
-        raise ValueError(f"`kl` must be positive; got {kl!r}.")
-
-    def update(
-        updates: Params, state: optax.EmptyState, params: Params = None, *, natural: Params = None, **_: Any
-    ) -> tuple[Params, optax.EmptyState]:
-        if natural is None:
-            raise ValueError("kl_ascent needs F⁻¹∇J: wrap the estimator, train(key, theta, natural(estimator), ...).")
-        rise = -sum(jnp.vdot(g, n) for g, n in zip(jax.tree.leaves(updates), jax.tree.leaves(natural), strict=True))
-        size = jnp.where(rise > 0, jnp.sqrt(2 * kl / jnp.where(rise > 0, rise, 1)), 0)
-        return jax.tree.map(lambda n: (size * n).astype(n.dtype), natural), state
-
-    return optax.GradientTransformationExtraArgs(lambda theta: optax.EmptyState(), update)
-
-
-# ------------------------------------------------------------------------------------- rows of scores
+# ----------------------------------------------------------------------------------- rows of scores
 
 
 def _nothing(theta: Params, x: Array, context: PyTree) -> Array:
@@ -221,7 +216,9 @@ def _nothing(theta: Params, x: Array, context: PyTree) -> Array:
 
 
 def blocks_for(count: int, parameters: int, steps: int, blocks: int | None = None) -> int:
-    """How many blocks of steps make enough rows, one at least and as many as there are steps at the most."""
+    """How many blocks of steps make enough rows, one at least and as many as there are steps at
+    the most.
+    """
     return min(steps, max(1, -(-ROWS * parameters // count)) if blocks is None else blocks)
 
 
@@ -229,14 +226,20 @@ def _size(theta: Params) -> int:
     return ravel_pytree(theta)[0].size
 
 
-def _streamed_rows(estimator: PPGT, key: Array, theta: Params, count: int, blocks: int | None) -> Array:
+def _streamed_rows(
+    estimator: PPGT, key: Array, theta: Params, count: int, blocks: int | None
+) -> Array:
     substrate: Any = estimator.substrate
     k_run, _ = run_and_pilot(key)
     first, context = first_state(substrate, k_run, theta)
     model = estimator.method.model
-    model = sweep.silenced(model, check_model(model.process, model.objective, theta, first, substrate.t, context))
+    model = sweep.silenced(
+        model, check_model(model.process, model.objective, theta, first, substrate.t, context)
+    )
     many = blocks_for(count, _size(theta), len(substrate.t) - 1, blocks)
-    rows = _streamed(model, substrate.recipe, count, many, k_run, theta, substrate.times, substrate.x0)
+    rows = _streamed(
+        model, substrate.recipe, count, many, k_run, theta, substrate.times, substrate.x0
+    )
     return rows.reshape(-1, rows.shape[-1])
 
 
@@ -258,7 +261,9 @@ def _streamed(
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, rows = carry
         x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        score, _ = sweep.scores(model, theta, (x, x_next, ensemble.context, events), step, times.t[:2])
+        score, _ = sweep.scores(
+            model, theta, (x, x_next, ensemble.context, events), step, times.t[:2]
+        )
         return (x_next, rows.at[step[0] * blocks // total].add(score)), None
 
     rows = jnp.zeros((blocks, count, ravel_pytree(theta)[0].size), ravel_pytree(theta)[0].dtype)
@@ -266,10 +271,14 @@ def _streamed(
     return jax.lax.scan(body, (ensemble.x, rows), grid(times))[0][1]
 
 
-def _recorded_rows(model: sweep.Model, theta: Params, recording: Recording, blocks: int | None) -> Array:
-    context, total = recording.context, len(recording.t) - 1
+def _recorded_rows(
+    model: sweep.Model, theta: Params, recording: Recording, blocks: int | None
+) -> Array:
+    context = recording.context
+    total = len(recording.t) - 1
     model = sweep.silenced(
-        model, check_model(model.process, model.objective, theta, recording.first, recording.t, context)
+        model,
+        check_model(model.process, model.objective, theta, recording.first, recording.t, context),
     )
     many = blocks_for(recording.count, _size(theta), total, blocks)
     flat = ravel_pytree(theta)[0]
@@ -278,7 +287,9 @@ def _recorded_rows(model: sweep.Model, theta: Params, recording: Recording, bloc
     for n, times, x in recording.blocks(BLOCK_BYTES):
         beside = context, recording.events(n, n + len(times.dt))
         rows = _recorded(model, theta, rows, n, total, times, x, beside, recording.t[:2])
-    check_scores(rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset)
+    check_scores(
+        rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
+    )
     return rows.reshape(-1, flat.size)
 
 
@@ -301,7 +312,9 @@ def _recorded(
     return over_block(added, rows, first, times, x, beside)
 
 
-def _score_of_start(model: sweep.Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
+def _score_of_start(
+    model: sweep.Model, theta: Params, x: Array, times: Times, context: PyTree
+) -> Array:
     """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
     if not isinstance(model.start, Density):
         return jnp.zeros((), x.dtype)
@@ -318,12 +331,22 @@ def _product(rows: Array, v: Array, count: Array) -> Array:
 
 
 @jit
-def _solve(rows: Array, diagonal: Array, v: Array, count: Array, damping: Array) -> tuple[Array, Array]:
-    """(F + damping·diag F)⁻¹ v, and the share of v that is left. In units in which diag F is one."""
+def _solve(
+    rows: Array, diagonal: Array, v: Array, count: Array, damping: Array
+) -> tuple[Array, Array]:
+    """(F + damping·diag F)⁻¹ v, and the share of v that is left.
+
+    In units in which diag F is one.
+    """
     unit = jnp.where(diagonal > 0, 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)), 0)
     scaled = rows * unit
     target = v * unit
-    operator = lambda u: scaled.T @ (scaled @ u) / count + damping * u
+
+    def operator(u):
+        return scaled.T @ (scaled @ u) / count + damping * u
+
     solution, _ = jax.scipy.sparse.linalg.cg(operator, target, tol=1e-6, maxiter=4 * v.size + 20)
-    left = jnp.linalg.norm(operator(solution) - target) / jnp.maximum(jnp.linalg.norm(target), 1e-30)
+    left = jnp.linalg.norm(operator(solution) - target) / jnp.maximum(
+        jnp.linalg.norm(target), 1e-30
+    )
     return solution * unit, left

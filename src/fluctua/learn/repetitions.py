@@ -4,18 +4,21 @@ With E trajectories the relative error of the gradient, each component in units 
 
     ε² = Σ_i V_i/E / V_i / Σ_i (∂_iJ)²/V_i = P/(E S),     S = Σ_i (∂_iJ)²/V_i,
 
-over the P components, V the variance of one trajectory's gradient, so that E = P/(S ε²), whatever units the parameters
-are in. (`runs.noise` has one such unit for a whole family of a lattice's parameters.) Noise raises ĝ², but not products
-of different trajectories: S is taken from ten parts of the recording, and its error by leaving each out. V is estimated
-from n trajectories, E[1/V̂] = (n − 1)/(n − 3)/V of normal ones, which is taken off.
+over the P components, V the variance of one trajectory's gradient, so that E = P/(S ε²), whatever
+units the parameters are in. (`runs.noise` has one such unit for a whole family of a lattice's
+parameters.) Noise raises ĝ², but not products of different trajectories: S is taken from ten parts
+of the recording, and its error by leaving each out. V is estimated from n trajectories, E[1/V̂] =
+(n − 1)/(n − 3)/V of normal ones, which is taken off.
 
-A component of z standard errors is known to ε with E/(ε²(z² − 1)) trajectories, the 1 being what noise adds to z². What
-does not stand out yet, by two standard errors, has no such number, only a bound: the truth is below |z| + 2.
+A component of z standard errors is known to ε with E/(ε²(z² − 1)) trajectories, the 1 being what
+noise adds to z². What does not stand out yet, by two standard errors, has no such number, only a
+bound: the truth is below |z| + 2.
 
 Power laws through measured points, with errors that know that the points share their noise.
 
-Every measurement is kept as B batch means. A statistic of the means gets its error from leaving one batch out at a
-time (the jackknife), so points that were measured under the same noise, and hence err together, need no covariance.
+Every measurement is kept as B batch means. A statistic of the means gets its error from leaving one
+batch out at a time (the jackknife), so points that were measured under the same noise, and hence
+err together, need no covariance.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ PARTS = 10
 
 
 class Needed(NamedTuple):
-    """Trajectories in all. at_least: whether it is a bound, because the gradient does not stand out yet."""
+    """Trajectories in all. at_least: whether it is a bound, because the gradient does not stand
+    out yet.
+    """
 
     trajectories: float
     at_least: bool
@@ -49,11 +54,13 @@ class Weakest(NamedTuple):
 
 
 class Repetitions(NamedTuple):
-    """recorded: E. signal: S. error: asked for; whole: for the gradient; components: for `share` of its components.
+    """recorded: E. signal: S. error: asked for; whole: for the gradient; components: for `share` of
+    its components.
 
-    reached: the relative error of what was recorded, None if the gradient does not stand out. training: for a relative
-    error of 1, at which a step points within 45° of the gradient. clear, trainable: components that stand out, of those
-    that can be estimated. weakest: the component that stands out least.
+    reached: the relative error of what was recorded, None if the gradient does not stand out.
+    training: for a relative error of 1, at which a step points within 45° of the gradient. clear,
+    trainable: components that stand out, of those that can be estimated. weakest: the component
+    that stands out least.
     """
 
     recorded: int
@@ -69,26 +76,35 @@ class Repetitions(NamedTuple):
     weakest: Weakest
 
 
-def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9) -> Repetitions:
-    """What it takes to know the gradient to a relative `error`, and `share` of its components each to that.
+def repetitions(
+    estimate: Estimate, parts: np.ndarray | None, *, error: float = 0.1, share: float = 0.9
+) -> Repetitions:
+    """What it takes to know the gradient to a relative `error`, and `share` of its components each
+    to that.
 
     parts: (PARTS, P), estimates from every tenth trajectory, as `insitu.estimate` gives them.
 
     `estimate` and `parts` are those of `fluctua.insitu.estimate(recording, process, objective)`.
     """
     if not error > 0 or not 0 < share <= 1:
-        raise ValueError(f"`error` must be positive and `share` in (0, 1]; got {error:g} and {share:g}.")
+        raise ValueError(
+            f"`error` must be positive and `share` in (0, 1]; got {error:g} and {share:g}."
+        )
     count = estimate.count
     if parts is None:
         raise ValueError(
-            f"advice compares ten parts of a recording, of two trajectories at least, with the baseline time or none; "
+            "advice compares ten parts of a recording, of two trajectories at least, with the "
+            "baseline time or none; "
             f"this one has {count} trajectories."
         )
     known = _select_components(estimate)
     spread = np.sqrt(count * (count - 1) / (count - 3)) * known.stderr
     signal = _signal(parts[:, known.which] / spread)
     size = len(known.names)
-    per = lambda wanted: _whole(signal, size, wanted)
+
+    def per(wanted):
+        return _whole(signal, size, wanted)
+
     z2 = (known.gradient / known.stderr) ** 2
     weakest = int(np.argmin(z2))
     stands = signal.value > CLEAR * signal.error
@@ -108,7 +124,9 @@ def repetitions(estimate: Estimate, parts: np.ndarray | None, *, error: float = 
 
 
 def _signal(parts: np.ndarray) -> Measured:
-    """S and its jackknife error. parts: (K, P), estimates of the parts in units of one trajectory's noise."""
+    """S and its jackknife error. parts: (K, P), estimates of the parts in units of one
+    trajectory's noise.
+    """
 
     def of(p: np.ndarray) -> float:
         return float(np.sum(p.sum(axis=0) ** 2) - np.sum(p**2)) / (len(p) * (len(p) - 1))
@@ -125,14 +143,18 @@ def _whole(signal: Measured, size: int, error: float) -> Needed:
 
 
 def _components(z2: np.ndarray, count: int, error: float, share: float) -> Needed:
-    last = float(np.sort(z2)[::-1][max(0, int(np.ceil(share * z2.size)) - 1)])  # the least of those asked for
+    last = float(
+        np.sort(z2)[::-1][max(0, int(np.ceil(share * z2.size)) - 1)]
+    )  # the least of those asked for
     if last > CLEAR**2:
         return Needed(count / (error**2 * (last - 1)), False)
     return Needed(count / (error**2 * (np.sqrt(last) + CLEAR) ** 2), True)
 
 
 class Components(NamedTuple):
-    """Of those that can be estimated: names, and the gradient with its error in one array each. which: (P,) of all."""
+    """Of those that can be estimated: names, and the gradient with its error in one array each.
+    which: (P,) of all.
+    """
 
     names: list[str]
     gradient: np.ndarray
@@ -141,8 +163,13 @@ class Components(NamedTuple):
 
 
 def _select_components(estimate: Estimate) -> Components:
-    join = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
-    g, stderr = join(estimate.gradient), join(estimate.stderr)
+    def join(tree):
+        return np.concatenate(
+            [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
+        )
+
+    g = join(estimate.gradient)
+    stderr = join(estimate.stderr)
     known = np.isfinite(g) & (stderr > 0)
     if not known.any():
         raise ValueError("no component of the gradient could be estimated from this recording.")
@@ -174,8 +201,11 @@ class PowerLaw(NamedTuple):
         return self.factor.value * np.asarray(x, float) ** self.exponent.value
 
 
-def jackknife(statistic: Callable[[np.ndarray], np.ndarray], batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """statistic(mean over batches) and its standard error. batches: (..., B), each a mean over as many samples.
+def jackknife(
+    statistic: Callable[[np.ndarray], np.ndarray], batches: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """statistic(mean over batches) and its standard error. batches: (..., B), each a mean over as
+    many samples.
 
     error² = (B−1)/B Σ_b (f_b − f̄)², f_b the statistic without batch b.
 
@@ -190,23 +220,35 @@ def jackknife(statistic: Callable[[np.ndarray], np.ndarray], batches: np.ndarray
     return np.asarray(statistic(total / count)), error
 
 
-def power_law(x: np.ndarray, batches: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray] = np.abs) -> PowerLaw:
-    """The straight line through (ln x, ln statistic(y)), least squares. x: (S,). batches of y: (S, B).
+def power_law(
+    x: np.ndarray, batches: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray] = np.abs
+) -> PowerLaw:
+    """The straight line through (ln x, ln statistic(y)), least squares. x: (S,). batches of y: (S,
+    B).
 
-    >>> round(power_law(np.array([1.0, 2.0]), np.array([[3.0, 3.0], [12.0, 12.0]])).exponent.value, 9)
+    >>> values = np.array([[3.0, 3.0], [12.0, 12.0]])
+    >>> round(power_law(np.array([1.0, 2.0]), values).exponent.value, 9)
     2.0
     """
     x = np.asarray(x, float)
     if x.size < 2 or batches.shape[0] != x.size:
-        raise ValueError(f"a power law needs two points at least and a row of batches for each; got {x.size} points "
-                         f"and batches of shape {batches.shape}.")  # fmt: skip
+        raise ValueError(
+            "a power law needs two points at least and a row of batches for each; "
+            f"got {x.size} points "
+            f"and batches of shape {batches.shape}."
+        )
     value, error = jackknife(lambda y: np.polyfit(np.log(x), np.log(statistic(y)), 1), batches)
     factor = float(np.exp(value[1]))
-    return PowerLaw(Measured(float(value[0]), float(error[0])), Measured(factor, factor * float(error[1])))
+    return PowerLaw(
+        Measured(float(value[0]), float(error[0])), Measured(factor, factor * float(error[1]))
+    )
 
 
 def into_batches(samples: np.ndarray, count: int) -> np.ndarray:
-    """Means of `count` equal stretches of the samples. (E,) -> (B,); a remainder at the end is left out."""
+    """Means of `count` equal stretches of the samples.
+
+    (E,) -> (B,); a remainder at the end is left out.
+    """
     size = len(samples) // count
     if size < 1:
         raise ValueError(f"{count} batches need as many samples at least; got {len(samples)}.")

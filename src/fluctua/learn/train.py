@@ -18,7 +18,9 @@ from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
 class Iterate(NamedTuple):
-    """Where a training stands: θ and the optimiser's state before iteration `iteration`; trajectories spent so far."""
+    """Where a training stands: θ and the optimiser's state before iteration `iteration`;
+    trajectories spent so far.
+    """
 
     iteration: int
     theta: Params
@@ -55,23 +57,25 @@ def train(
     resume: Record | Iterate | None = None,
     planned: int | None = None,
 ) -> Iterator[Record]:
-    """Ascend the expected return: θ ← Π[θ + update(∇θJ)] with any optax optimiser and any estimator.
+    """Ascend the expected return: θ ← Π[θ + update(∇θJ)] with any optax optimiser and any
+    estimator.
 
-    Iteration l uses fold_in(key, l), so a training resumed from any of its records repeats itself exactly. To have it
-    in a folder that survives a kill: `run`.
+    Iteration l uses fold_in(key, l), so a training resumed from any of its records repeats itself
+    exactly. To have it in a folder that survives a kill: `run`.
 
     Args:
         key: of the noise.
         theta: parameters to start from, any pytree of floats.
         estimator: (key, theta, count) -> `Estimate`.
-        optimiser: of optax, or `rms_ascent`, or `kl_ascent`; one that asks for extra arguments gets `second_moment`,
-            `value` and `natural`.
+        optimiser: of optax, or `rms_ascent`, or `kl_ascent`; one that asks for extra arguments gets
+            `second_moment`, `value` and `natural`.
         count: trajectories an iteration, or a function of the iteration.
         iterations: how many; None goes on until the caller stops iterating.
         project: Π, e.g. `box(0, 2)`.
         resume: the record to go on from.
-        planned: iterations whose work decides whether a simulator with backend="auto" runs a kernel; `iterations` if
-            not given. Beyond it, and without either, the iterations so far decide.
+        planned: iterations whose work decides whether a simulator with backend="auto" runs a
+            kernel; `iterations` if not given. Beyond it, and without either, the iterations so far
+            decide.
     Returns: an iterator of `Record`s.
 
     >>> for record in train(key, theta, estimator, optax.adam(0.05), count=200, iterations=50):
@@ -95,7 +99,9 @@ def train(
 
 
 class _Length(NamedTuple):
-    """How far a training goes. iterations: None for no end. planned: those whose work decides about kernels."""
+    """How far a training goes. iterations: None for no end. planned: those whose work decides
+    about kernels.
+    """
 
     iterations: int | None
     planned: int
@@ -105,7 +111,9 @@ class _Length(NamedTuple):
         return self.iterations is not None and iteration >= self.iterations
 
     def calls(self, iteration: int) -> int:
-        """Calls of the estimator that `iteration` is one of: a function of the plan, wherever the training began."""
+        """Calls of the estimator that `iteration` is one of: a function of the plan,
+        wherever the training began.
+        """
         return max(self.planned, iteration + 1)
 
 
@@ -126,18 +134,26 @@ def _iterate(
             estimate = estimator(jax.random.fold_in(key, iteration), theta, size)
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(estimate.gradient)):
             raise FloatingPointError(
-                f"the gradient of iteration {iteration} is not finite. The record before it is intact: lower the "
+                f"the gradient of iteration {iteration} is not finite. The record before it is "
+                "intact: lower the "
                 "learning rate or bound θ with `project`, and go on with `resume=record`."
             )
         descent = jax.tree.map(jnp.negative, estimate.gradient)  # optax minimises
-        extra = {"second_moment": estimate.second_moment, "value": -estimate.value, "natural": estimate.natural}
+        extra = {
+            "second_moment": estimate.second_moment,
+            "value": -estimate.value,
+            "natural": estimate.natural,
+        }
         updates, state = rule.update(descent, state, theta, **extra)
         next_theta = optax.apply_updates(theta, updates)
         if project is not None:
             next_theta = project(next_theta)
         spent += size * estimator.cost(theta) + estimator.pilot
-        yield Record(iteration, theta, estimate, spent, time.perf_counter() - begun, next_theta, state)
-        theta, iteration = next_theta, iteration + 1
+        yield Record(
+            iteration, theta, estimate, spent, time.perf_counter() - begun, next_theta, state
+        )
+        theta = next_theta
+        iteration = iteration + 1
 
 
 def box(lower: Params, upper: Params) -> Callable[[Params], Params]:
@@ -153,10 +169,13 @@ def box(lower: Params, upper: Params) -> Callable[[Params], Params]:
     """
     for low, high in zip(jax.tree.leaves(lower), jax.tree.leaves(upper), strict=True):
         if not np.all(np.asarray(low) <= np.asarray(high)):
-            raise ValueError(f"every lower bound must be at most its upper bound; got {low} and {high}.")
+            raise ValueError(
+                f"every lower bound must be at most its upper bound; got {low} and {high}."
+            )
 
     def project(theta: Params) -> Params:
-        low, high = _like(lower, theta), _like(upper, theta)
+        low = _like(lower, theta)
+        high = _like(upper, theta)
         return jax.tree.map(lambda v, a, b: jnp.clip(v, a, b).astype(v.dtype), theta, low, high)
 
     return project
@@ -166,9 +185,12 @@ def _like(bound: Params, theta: Params) -> Params:
     """Spread a prefix over the parameters below it."""
     try:
         return jax.tree.map(
-            lambda b, sub: jax.tree.map(lambda leaf: jnp.broadcast_to(b, leaf.shape), sub), bound, theta
+            lambda b, sub: jax.tree.map(lambda leaf: jnp.broadcast_to(b, leaf.shape), sub),
+            bound,
+            theta,
         )
     except ValueError as error:
         raise ValueError(
-            f"the bounds must have the structure of theta, {jax.tree.structure(theta)}, or be a prefix of it: {error}"
+            f"the bounds must have the structure of theta, {jax.tree.structure(theta)}, or be a "
+            f"prefix of it: {error}"
         ) from None

@@ -1,4 +1,7 @@
-"""Figure 1: training at several modulation amplitudes, and what it made of the lattice. Only drawn here."""
+"""Figure 1: training at several modulation amplitudes, and what it made of the lattice.
+
+Only drawn here.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,20 @@ CONTINUED = ("#d55e00", "black", "#009e73")
 
 
 def opacity(exposed: np.ndarray) -> np.ndarray:
-    """The logarithm of the exposures of one family, from `FAINTEST` at the least to 1 at the most exposed."""
+    """The logarithm of the exposures of one family, from `FAINTEST` at the least to 1 at the
+    most exposed.
+    """
     seen = exposed > 0  # a resonator that no bond reaches sees nothing
     if not seen.any():
         return np.full(exposed.shape, FAINTEST)
     size = np.log(np.where(seen, exposed, exposed[seen].min()))
-    low, high = size.min(), size.max()
-    return FAINTEST + (1 - FAINTEST) * (size - low) / (high - low) if high > low else np.ones(exposed.shape)
+    low = size.min()
+    high = size.max()
+    return (
+        FAINTEST + (1 - FAINTEST) * (size - low) / (high - low)
+        if high > low
+        else np.ones(exposed.shape)
+    )
 
 
 def draw(results: Results) -> Figure:
@@ -49,20 +59,27 @@ def draw(results: Results) -> Figure:
         figure = Figure(figsize=(WIDTH, 5.2 if whole else 2.0), layout=layout)
         grid = figure.add_gridspec(2 if whole else 1, 1, height_ratios=[1, 1.7] if whole else [1])
         top = grid[0].subgridspec(1, 2)
-        a, b = figure.add_subplot(top[0]), figure.add_subplot(top[1])
+        a = figure.add_subplot(top[0])
+        b = figure.add_subplot(top[1])
         letter(a, "a")
         letter(b, "b")
         _draw_returns(a, results.runs)
         _draw_budgets(b, results.runs)
         if results.inset:
-            parents = [run for run in results.runs if run.sigma_kappa == results.inset[0].sigma_kappa]
+            parents = [
+                run for run in results.runs if run.sigma_kappa == results.inset[0].sigma_kappa
+            ]
             draw_inset(b, results.inset, parents[0] if parents else None)
         if results.trained is not None:
             bottom = grid[1].subgridspec(1, 2, width_ratios=[1, 1.35])
             _draw_courses(figure, bottom[0], results.trained)
             (f,) = draw_panel(figure, bottom[1], results.trained.network, results.trained.theta)
             letter(f, "f")
-            f.set_title(rf"$\sigma_\kappa={results.trained.sigma_kappa:g}$, after training", loc="right", fontsize=7)
+            f.set_title(
+                rf"$\sigma_\kappa={results.trained.sigma_kappa:g}$, after training",
+                loc="right",
+                fontsize=7,
+            )
         return figure
 
 
@@ -74,20 +91,29 @@ def _draw_returns(axes: Axes, runs: list[Curve]) -> None:
         axes.plot(run.iteration + 1, run.J, color=sigma_colour(run.sigma_kappa), label=label)
     axes.set(xlabel="iteration", ylabel="expected return $J$")
     axes.margins(x=0.01)
-    axes.legend(title=r"$\sigma_\kappa$", ncols=2, loc="lower right", title_fontsize=8, columnspacing=1.2)
+    axes.legend(
+        title=r"$\sigma_\kappa$", ncols=2, loc="lower right", title_fontsize=8, columnspacing=1.2
+    )
 
 
 def _draw_budgets(axes: Axes, runs: list[Curve]) -> None:
     for k, run in enumerate(runs):  # they coincide for long: the later ones on top, and thinner
-        axes.plot(run.iteration + 1, run.ensemble / 1000, color=sigma_colour(run.sigma_kappa), lw=2.6 / (1 + 0.6 * k),
-                  drawstyle="steps-mid")  # fmt: skip
+        axes.plot(
+            run.iteration + 1,
+            run.ensemble / 1000,
+            color=sigma_colour(run.sigma_kappa),
+            lw=2.6 / (1 + 0.6 * k),
+            drawstyle="steps-mid",
+        )
     axes.set(xlabel="iteration", ylabel="trajectories per\niteration (10³)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
 
 
 def _draw_courses(figure: Figure, where: SubplotSpec, run: Trained) -> None:
-    """Panels c, d and e: every parameter against iteration, the more opaque the more light it sees."""
+    """Panels c, d and e: every parameter against iteration, the more opaque the more light it
+    sees.
+    """
     panels: Any = where.subgridspec(3, 1, hspace=0.02).subplots(sharex=True)
     labels = {
         "omega": (r"\omega_n-\omega", r"|\psi_n|^2"),
@@ -96,19 +122,34 @@ def _draw_courses(figure: Figure, where: SubplotSpec, run: Trained) -> None:
     }
     for axes, name, (family, (symbol, seen)) in zip(panels, "cde", labels.items(), strict=True):
         letter(axes, name)
-        values, power = getattr(run, family), 0
+        values = getattr(run, family)
+        power = 0
         if family == "chi":  # a few thousandths: the power of ten goes into the label
             power = int(np.floor(np.log10(np.abs(values).max(initial=1e-12))))
-        _draw_family(axes, run.iteration + 1, values / 10.0**power, getattr(run.exposure, family), FAMILY[family])
-        axes.set_ylabel(rf"${symbol}$  ($10^{{{power}}}\gamma_e$)" if power else rf"${symbol}$  ($\gamma_e$)")
-        opaque = rf"$\sigma_\kappa={run.sigma_kappa:g}$;  opacity: $\log\int\!dt\,\langle {seen}\rangle$"
+        _draw_family(
+            axes,
+            run.iteration + 1,
+            values / 10.0**power,
+            getattr(run.exposure, family),
+            FAMILY[family],
+        )
+        axes.set_ylabel(
+            rf"${symbol}$  ($10^{{{power}}}\gamma_e$)" if power else rf"${symbol}$  ($\gamma_e$)"
+        )
+        opaque = (
+            rf"$\sigma_\kappa={run.sigma_kappa:g}$;  opacity: $\log\int\!dt\,\langle {seen}\rangle$"
+        )
         axes.set_title(opaque, loc="right", fontsize=7, color="0.35", pad=2)
     panels[-1].set_xlabel("iteration")
     figure.align_ylabels(panels)
 
 
-def _draw_family(axes: Axes, iteration: np.ndarray, values: np.ndarray, exposed: np.ndarray, colour: str) -> None:
-    rows = np.unique(np.linspace(0, len(iteration) - 1, min(POINTS, len(iteration))).round().astype(int))
+def _draw_family(
+    axes: Axes, iteration: np.ndarray, values: np.ndarray, exposed: np.ndarray, colour: str
+) -> None:
+    rows = np.unique(
+        np.linspace(0, len(iteration) - 1, min(POINTS, len(iteration))).round().astype(int)
+    )
     alpha = opacity(exposed)
     order = np.argsort(alpha)  # the exposed ones on top
     lines = [np.stack([iteration[rows], values[rows, k]], axis=1) for k in order]
@@ -118,15 +159,20 @@ def _draw_family(axes: Axes, iteration: np.ndarray, values: np.ndarray, exposed:
     axes.margins(x=0.01)
 
 
-# ----------------------------------------------------------------------------------------------- inset
+# -------------------------------------------------------------------------------------------- inset
 
 
 def draw_inset(axes: Axes, runs: Sequence[Curve], parent: Curve | None) -> Axes:
-    """The inset, in a corner of its panel that is empty or made so. parent: what happened before the breakpoint."""
+    """The inset, in a corner of its panel that is empty or made so. parent: what happened
+    before the breakpoint.
+    """
     at = breakpoint_of(runs)
     assert at is not None
     inset = axes.inset_axes(_empty_corner(axes))
-    ensemble = lambda run: int(run.ensemble[run.iteration == at][0])
+
+    def ensemble(run):
+        return int(run.ensemble[run.iteration == at][0])
+
     runs = sorted(runs, key=ensemble)
     end = max(int(run.iteration[-1]) for run in runs)
     start = at - BEFORE * (end - at)
@@ -143,23 +189,34 @@ def draw_inset(axes: Axes, runs: Sequence[Curve], parent: Curve | None) -> Axes:
     inset.spines[["top", "right"]].set_visible(True)
     handles, labels = inset.get_legend_handles_labels()
     inset.legend(
-        handles[::-1], labels[::-1], labelcolor="linecolor", labelspacing=0.1, borderaxespad=0.1, handlelength=0,
+        handles[::-1],
+        labels[::-1],
+        labelcolor="linecolor",
+        labelspacing=0.1,
+        borderaxespad=0.1,
+        handlelength=0,
         handletextpad=0,
-    )  # fmt: skip
+    )
     return inset
 
 
-def _draw_stretch(axes: Axes, run: Curve, first: float, last: float, colour: str, label: str | None) -> None:
+def _draw_stretch(
+    axes: Axes, run: Curve, first: float, last: float, colour: str, label: str | None
+) -> None:
     """J between two iterations: faded as measured, and its rolling mean."""
     here = (run.iteration >= first) & (run.iteration <= last)
-    iteration, J = run.iteration[here], run.J[here]
+    iteration = run.iteration[here]
+    J = run.J[here]
     axes.plot(iteration + 1, J, color=colour, lw=0.5, alpha=0.3)
     axes.plot(iteration + 1, rolling_mean(J), color=colour, lw=1.0, label=label)
 
 
 def _empty_corner(axes: Axes) -> tuple[float, float, float, float]:
-    """Left, bottom, width and height in fractions of the panel: lower right if empty, else upper left, made empty."""
-    width, height = 0.40, 0.44
+    """Left, bottom, width and height in fractions of the panel: lower right if empty, else
+    upper left, made empty.
+    """
+    width = 0.40
+    height = 0.44
     fraction = axes.transData + axes.transAxes.inverted()
     points = np.concatenate([fraction.transform(line.get_xydata()) for line in axes.lines])
     if points[points[:, 0] > 0.45, 1].min(initial=1.0) > 0.65:

@@ -1,4 +1,7 @@
-"""Figure 2: the properties of the estimator. Drawn from tables (`properties`); nothing is computed here."""
+"""Figure 2: the properties of the estimator.
+
+Drawn from tables (`properties`); nothing is computed here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from fluctua.paper.properties import Convergence, Curve, Properties
 from fluctua.plot.style import LOOK, WIDTH, letter, sigma_colour
 from fluctua.runs.reading import rolling_mean
 
-INK, BAND = "#2166ac", "#9ecae1"
+INK = "#2166ac"
+BAND = "#9ecae1"
 """The estimate, and its standard error."""
 
 SMOOTH = 0.05
@@ -55,21 +59,31 @@ def draw(properties: Properties) -> Figure:
 
 
 def draw_convergence(axes: Axes, one: Convergence) -> None:
-    """The running estimate: faded as it is, its moving average, its error, and the finite difference."""
-    count, estimate, error = one.running.trajectories / 1000, one.running.estimate, one.running.stderr
+    """The running estimate: faded as it is, its moving average, its error, and the finite
+    difference.
+    """
+    count = one.running.trajectories / 1000
+    estimate = one.running.estimate
+    error = one.running.stderr
     smooth = rolling_mean(estimate, max(3, int(SMOOTH * len(count))))
-    axes.fill_between(count, smooth - error, smooth + error, color=BAND, alpha=0.45, lw=0, label="standard error")
+    axes.fill_between(
+        count, smooth - error, smooth + error, color=BAND, alpha=0.45, lw=0, label="standard error"
+    )
     axes.plot(count, estimate, color=INK, lw=0.6, alpha=0.35)
     axes.plot(count, smooth, color=INK, label="running estimate")
     value, spread = one.difference
     axes.axhspan(value - spread, value + spread, color="black", alpha=0.15, lw=0)
     axes.axhline(value, color="black", lw=0.9, ls=(0, (5, 2)), label="finite difference")
     axes.axvline(one.budget / 1000, **MARK, label="largest budget")
-    # the first few thousand trajectories are anywhere: show five errors of the estimate at a tenth of them
+    # the first few thousand trajectories are anywhere: show five errors of the estimate at a tenth
+    # of them
     tenth = error[len(error) // 10]
     axes.set_ylim(min(value, smooth[-1]) - 5 * tenth, max(value, smooth[-1]) + 4 * tenth)
     axes.set_xlim(0, count[-1])
-    axes.set(xlabel="trajectories (10³)", ylabel=rf"$\partial J/\partial\omega_{{{one.site}}}$  ($1/\gamma_e$)")
+    axes.set(
+        xlabel="trajectories (10³)",
+        ylabel=rf"$\partial J/\partial\omega_{{{one.site}}}$  ($1/\gamma_e$)",
+    )
     axes.set_title(rf"$\sigma_\kappa={one.sigma_kappa:g}$,  $z={one.z:+.1f}$", loc="right", pad=2)
 
 
@@ -77,12 +91,18 @@ def draw_variance(axes: Axes, properties: Properties) -> None:
     """Variance against σ_W, solid with baselines and dashed without."""
     for (_, name), curve in properties.variance.items():
         _points(axes, curve, "-" if name == "binned" else (0, (4, 1.5)))
-    loudest = max((c for (_, name), c in properties.variance.items() if name == "none"), key=lambda c: c.value[0])
+    loudest = max(
+        (c for (_, name), c in properties.variance.items() if name == "none"),
+        key=lambda c: c.value[0],
+    )
     _trend(axes, loudest, -2, above=6.0, label=r"$\propto\sigma_W^{-2}$", right=True)
     axes.axvline(properties.operating, **MARK)
     axes.set(xscale="log", yscale="log", xlabel=r"noise amplitude $\sigma_W$")
     axes.set_ylabel(r"$\langle\mathrm{Var}\,\mathcal{G}\rangle_{\{\omega_n\}}$  ($1/\gamma_e^2$)")
-    handles = [Line2D([], [], color=sigma_colour(s), label=rf"$\sigma_\kappa={s:g}$") for s in properties.bias]
+    handles = [
+        Line2D([], [], color=sigma_colour(s), label=rf"$\sigma_\kappa={s:g}$")
+        for s in properties.bias
+    ]
     handles += [
         Line2D([], [], color="0.3", label="with baseline"),
         Line2D([], [], color="0.3", ls=(0, (4, 1.5)), label="without"),
@@ -95,17 +115,31 @@ def draw_variance(axes: Axes, properties: Properties) -> None:
 def draw_bias(axes: Axes, properties: Properties) -> None:
     """|J(σ_W) − J(0)| against σ_W; inset: the spread of single returns."""
     for k, curve in enumerate(properties.bias.values()):
-        _points(axes, curve, "-", width=3.2 / (1 + k))  # they coincide: the later ones on top, and thinner
+        _points(
+            axes, curve, "-", width=3.2 / (1 + k)
+        )  # they coincide: the later ones on top, and thinner
     first = next(iter(properties.bias.values()))
     _trend(axes, first, 2, above=5.0, label=r"$\propto\sigma_W^{2}$")
     axes.axvline(properties.operating, **MARK)
-    axes.set(xscale="log", yscale="log", xlabel=r"noise amplitude $\sigma_W$", ylabel=r"$|J(\sigma_W)-J(0)|$")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel=r"noise amplitude $\sigma_W$",
+        ylabel=r"$|J(\sigma_W)-J(0)|$",
+    )
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the inset
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.annotate(r"colours as in c; the three $\sigma_\kappa$ nearly coincide", (0.98, 0.03), xycoords="axes fraction",
-                  ha="right", fontsize=7, color="0.35")  # fmt: skip
+    axes.annotate(
+        r"colours as in c; the three $\sigma_\kappa$ nearly "
+        r"coincide",
+        (0.98, 0.03),
+        xycoords="axes fraction",
+        ha="right",
+        fontsize=7,
+        color="0.35",
+    )
     inset = axes.inset_axes((0.16, 0.62, 0.37, 0.36))
     for curve in properties.spread.values():
         _points(inset, curve, "-", size=0.8)
@@ -120,19 +154,49 @@ def draw_bias(axes: Axes, properties: Properties) -> None:
 
 def _points(axes: Axes, curve: Curve, style: Any, *, size: float = 1.6, width: float = 0.9) -> None:
     colour = sigma_colour(curve.sigma_kappa)
-    axes.plot(curve.sigma_w, curve.value, color=colour, ls=style, lw=width, marker="o", ms=size + width, mew=0)
-    axes.vlines(curve.sigma_w, np.maximum(curve.value - curve.error, curve.value / 10), curve.value + curve.error,
-                color=colour, lw=0.8)  # fmt: skip
+    axes.plot(
+        curve.sigma_w,
+        curve.value,
+        color=colour,
+        ls=style,
+        lw=width,
+        marker="o",
+        ms=size + width,
+        mew=0,
+    )
+    axes.vlines(
+        curve.sigma_w,
+        np.maximum(curve.value - curve.error, curve.value / 10),
+        curve.value + curve.error,
+        color=colour,
+        lw=0.8,
+    )
 
 
 def _trend(
-    axes: Axes, curve: Curve, power: float, *, above: float, label: str, right: bool = False, below: bool = False
+    axes: Axes,
+    curve: Curve,
+    power: float,
+    *,
+    above: float,
+    label: str,
+    right: bool = False,
+    below: bool = False,
 ) -> None:
     """A dotted power law beside the small-σ_W end of a curve, and its name."""
     x = curve.sigma_w[[0, -1 - len(curve.sigma_w) // 4]]
     y = above * curve.value[0] * (x / x[0]) ** power
     axes.plot(x, y, **TREND)
     middle = np.exp(np.log(x).mean())
-    name: dict[str, Any] = {"ha": "left" if right or below else "right", "va": "top" if below else "bottom"}
-    axes.annotate(label, (middle, above * curve.value[0] * (middle / x[0]) ** power), (3 if right or below else -3, 0),
-                  textcoords="offset points", fontsize=7, **name)  # fmt: skip
+    name: dict[str, Any] = {
+        "ha": "left" if right or below else "right",
+        "va": "top" if below else "bottom",
+    }
+    axes.annotate(
+        label,
+        (middle, above * curve.value[0] * (middle / x[0]) ** power),
+        (3 if right or below else -3, 0),
+        textcoords="offset points",
+        fontsize=7,
+        **name,
+    )

@@ -1,7 +1,7 @@
 """The measurements of Fig. 2: four panels, each a table on disk that is measured once.
 
-`plan` says what there is to do and `measure` does it. A panel whose table exists is not measured again; a table that
-was measured otherwise is refused. `fluctua.paper.properties` reads the tables.
+`plan` says what there is to do and `measure` does it. A panel whose table exists is not measured
+again; a table that was measured otherwise is refused. `fluctua.paper.properties` reads the tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from fluctua.core.draws import silent
 from fluctua.core.types import Array, Params
-from fluctua.learn.yardsticks import pathwise
+from fluctua.learn.reference import pathwise
 from fluctua.paper.training import Lattice, nearest
 from fluctua.runs import noise
 from fluctua.runs.noise import Done, difference, ignore
@@ -33,12 +33,13 @@ DIGITS = 6
 
 
 class Settings(NamedTuple):
-    """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by results/bench.
+    """How much is measured. The defaults are the paper's ensembles; some 80 s of H200 kernels, by
+    results/bench.
 
-    running: trajectories of a and b. difference: of either leg of the finite difference. variance: of each point of
-    c. bias: of each point of d. every: steps between two sortings into bins (1 is the paper's). site: of a and b, −1
-    for `clearest_site`. fit_to: largest σ_W in the exponents of d; those of c, which are of the limit σ_W → 0, end a
-    decade below.
+    running: trajectories of a and b. difference: of either leg of the finite difference. variance:
+    of each point of c. bias: of each point of d. every: steps between two sortings into bins (1 is
+    the paper's). site: of a and b, −1 for `clearest_site`. fit_to: largest σ_W in the exponents of
+    d; those of c, which are of the limit σ_W → 0, end a decade below.
     """
 
     running: int = 200_000
@@ -58,13 +59,22 @@ class Settings(NamedTuple):
 
 
 QUICK = Settings(
-    running=8000, difference=1000, variance=300, bias=1000, every=100, pilot=300, sigma_w=SIGMA_W[::2], budget=4000
+    running=8000,
+    difference=1000,
+    variance=300,
+    bias=1000,
+    every=100,
+    pilot=300,
+    sigma_w=SIGMA_W[::2],
+    budget=4000,
 )
 """A look in some seconds, on a small lattice."""
 
 
 class Panel(NamedTuple):
-    """One table to measure. work: trajectories. make: calls back with those done, returns columns, header."""
+    """One table to measure. work: trajectories. make: calls back with those done, returns
+    columns, header.
+    """
 
     name: str
     path: Path
@@ -79,24 +89,51 @@ def panel_file(name: str) -> str:
 
 
 def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str) -> list[Panel]:
-    """The panels a–d on lattices in the middle of their training; each σ_κ on the one trained closest to it."""
+    """The panels a–d on lattices in the middle of their training; each σ_κ on the one trained
+    closest to it.
+    """
     s = settings
     key = jax.random.key(s.seed)
-    calm, rough = s.sigma_kappa[0], s.sigma_kappa[-1]
+    calm = s.sigma_kappa[0]
+    rough = s.sigma_kappa[-1]
     panels = []
     for name, sigma in (("a", calm), ("b", rough)):
         lattice = nearest(lattices, sigma)
-        header = _header([lattice], s, "running", "group", "difference", "pilot", "site", "every", "seed", "budget")
+        header = _header(
+            [lattice],
+            s,
+            "running",
+            "group",
+            "difference",
+            "pilot",
+            "site",
+            "every",
+            "seed",
+            "budget",
+        )
         work = s.running + s.pilot + 2 * s.difference
         k = jax.random.fold_in(key, ord(name))
-        panels.append(Panel(name, folder / panel_file(name), work, {**header, "sigma_kappa": sigma},
-                            _convergence(k, lattice, s, backend)))  # fmt: skip
+        panels.append(
+            Panel(
+                name,
+                folder / panel_file(name),
+                work,
+                {**header, "sigma_kappa": sigma},
+                _convergence(k, lattice, s, backend),
+            )
+        )
     each = [nearest(lattices, sigma) for sigma in s.sigma_kappa]
     points = len(s.sigma_w) * len(each)
     header = _header(each, s, "variance", "every", "sigma_w", "sigma_kappa", "fit_to", "seed")
     k = jax.random.fold_in(key, ord("c"))
     panels.append(
-        Panel("c", folder / panel_file("c"), 2 * s.variance * points, header, _variances(k, each, s, backend))
+        Panel(
+            "c",
+            folder / panel_file("c"),
+            2 * s.variance * points,
+            header,
+            _variances(k, each, s, backend),
+        )
     )
     header = _header(each, s, "bias", "sigma_w", "sigma_kappa", "fit_to", "seed")
     work = s.bias * (points + len(each))
@@ -105,8 +142,12 @@ def plan(folder: Path, lattices: list[Lattice], settings: Settings, backend: str
     return panels
 
 
-def measure(panels: list[Panel], *, replace: bool = False) -> Iterator[tuple[Panel, Callable[[Done], None]]]:
-    """The panels that are not there yet, each with what measures it; tables of other settings are refused first."""
+def measure(
+    panels: list[Panel], *, replace: bool = False
+) -> Iterator[tuple[Panel, Callable[[Done], None]]]:
+    """The panels that are not there yet, each with what measures it; tables of other settings
+    are refused first.
+    """
     missing = []
     for panel in panels:
         if tables.stored(panel.path).exists() and not replace:
@@ -127,7 +168,8 @@ def _same(panel: Panel) -> None:
     for name, value in panel.settings.items():
         if header.get(name) != _plain(value):
             raise ValueError(
-                f"{panel.path} was measured with {name} = {header.get(name)}, not {_plain(value)}. Pass --replace to "
+                f"{panel.path} was measured with {name} = {header.get(name)}, not {_plain(value)}. "
+                "Pass --replace to "
                 "measure it again, or --from-tables to draw it as it is."
             )
 
@@ -149,11 +191,13 @@ def _header(lattices: list[Lattice], settings: Settings, *names: str) -> dict[st
     }
 
 
-# ------------------------------------------------------------------------------------------ measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 class Running(NamedTuple):
-    """Means of G and of G² over blocks of as many trajectories, in the order in which they were run. (K,)"""
+    """Means of G and of G² over blocks of as many trajectories, in the order in which they were
+    run. (K,)
+    """
 
     block: int
     mean: np.ndarray
@@ -176,16 +220,20 @@ class Running(NamedTuple):
         return np.sqrt((second - self.estimate**2) / (self.trajectories - 1))
 
 
-def clearest_site(key: Array, task: Task, theta: Params, *, count: int = 1000, backend: str = "cpu") -> int:
+def clearest_site(
+    key: Array, task: Task, theta: Params, *, count: int = 1000, backend: str = "cpu"
+) -> int:
     """The resonator whose ∂J/∂ω should be resolved best: largest |slope| / stderr, leads left out.
 
-    The paper chose its sites "to favor the resolvability of systematic bias". The slope is that of the return without
-    Wiener noise, by one reverse sweep in JAX; the error is that of a pilot of `count` trajectories. Choosing by the
-    pilot's own estimate would choose its luckiest noise.
+    The paper chose its sites "to favor the resolvability of systematic bias". The slope is that of
+    the return without Wiener noise, by one reverse sweep in JAX; the error is that of a pilot of
+    `count` trajectories. Choosing by the pilot's own estimate would choose its luckiest noise.
     """
     k_slope, k_pilot = jax.random.split(key)
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
-    slopes = pathwise(task.objective, task.simulator(silent))(k_slope, theta, 16 if modulated else 1)
+    slopes = pathwise(task.objective, task.simulator(silent))(
+        k_slope, theta, 16 if modulated else 1
+    )
     pilot = task.estimator(backend)(k_pilot, theta, count)
     z = np.abs(np.asarray(slopes.gradient["omega"])) / np.asarray(pilot.stderr["omega"])
     if len(z) > len(set(task.network.lead_sites.tolist())):
@@ -206,16 +254,20 @@ def running(
     backend: str = "cpu",
     done: Done = ignore,
 ) -> Running:
-    """∂J/∂ω of one site from `count` trajectories with the paper's baseline, a group of them at a time.
+    """∂J/∂ω of one site from `count` trajectories with the paper's baseline, a group of them at a
+    time.
 
-    group: trajectories that share a baseline; a multiple of `block`. every: steps between two sortings into bins.
-    Only the one column is kept, so the memory is that of one group.
+    group: trajectories that share a baseline; a multiple of `block`. every: steps between two
+    sortings into bins. Only the one column is kept, so the memory is that of one group.
     """
     if group % block or count % group:
-        raise ValueError(f"`count` must be whole groups and a group whole blocks; got {count}, {group}, {block}.")
+        raise ValueError(
+            f"`count` must be whole groups and a group whole blocks; got {count}, {group}, {block}."
+        )
     baseline: Any = Binned(every=every, group=group)
     estimator: Any = task.estimator(backend, baseline=baseline)
-    means, squares = [], []
+    means = []
+    squares = []
     for first in range(0, count, group):
         samples = estimator.run(key, theta, group, samples=True, first=first).samples
         column = np.asarray(samples.omega[:, site], float).reshape(-1, block)
@@ -228,7 +280,10 @@ def running(
 def finite_difference(
     key: Array, task: Task, theta: Params, site: int, *, count: int = 10_000, backend: str = "cpu"
 ) -> tuple[float, float]:
-    """∂J/∂ω of one site by common-noise differences, and its standard error. Truncation: J'''h²/6, 10⁻⁶ J'''/6."""
+    """∂J/∂ω of one site by common-noise differences, and its standard error.
+
+    Truncation: J'''h²/6, 10⁻⁶ J'''/6.
+    """
     unit = np.zeros(task.network.sites)
     unit[site] = 1.0
     each = difference(key, task, theta, {"omega": unit}, count=count, backend=backend)
@@ -238,18 +293,39 @@ def finite_difference(
 def _convergence(key: Any, lattice: Lattice, s: Settings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         k_pilot, k_run, k_difference = jax.random.split(key, 3)
-        task, theta = lattice.task, lattice.theta
+        task = lattice.task
+        theta = lattice.theta
         site = s.site
         if site < 0:
             site = clearest_site(k_pilot, task, theta, count=s.pilot, backend=backend)
         done(s.pilot)
-        value, error = finite_difference(k_difference, task, theta, site, count=s.difference, backend=backend)
+        value, error = finite_difference(
+            k_difference, task, theta, site, count=s.difference, backend=backend
+        )
         done(2 * s.difference)
         run = running(
-            k_run, task, theta, site, s.running, group=s.group, block=s.block, every=s.every, backend=backend, done=done
+            k_run,
+            task,
+            theta,
+            site,
+            s.running,
+            group=s.group,
+            block=s.block,
+            every=s.every,
+            backend=backend,
+            done=done,
         )
-        columns = {"trajectories": run.trajectories, "block_mean": run.mean, "block_mean_square": run.square}
-        results = {"block": s.block, "chosen_site": site, "finite_difference": value, "finite_difference_stderr": error}
+        columns = {
+            "trajectories": run.trajectories,
+            "block_mean": run.mean,
+            "block_mean_square": run.square,
+        }
+        results = {
+            "block": s.block,
+            "chosen_site": site,
+            "finite_difference": value,
+            "finite_difference_stderr": error,
+        }
         return columns, results
 
     return make
@@ -259,29 +335,50 @@ def _variances(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> 
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
-            for name, baseline in (("none", "none"), ("binned", Binned(every=s.every, group=max(s.variance, 2)))):
+            for name, baseline in (
+                ("none", "none"),
+                ("binned", Binned(every=s.every, group=max(s.variance, 2))),
+            ):
                 variance = noise.variances(
-                    key, lattice.task, lattice.theta, s.sigma_w, baseline=baseline, count=s.variance, backend=backend,
+                    key,
+                    lattice.task,
+                    lattice.theta,
+                    s.sigma_w,
+                    baseline=baseline,
+                    count=s.variance,
+                    backend=backend,
                     done=done,
-                )  # fmt: skip
+                )
                 rows += [
                     (sigma, name, w, b, variance[i, b])
                     for i, w in enumerate(s.sigma_w)
                     for b in range(variance.shape[1])
-                ]  # fmt: skip
-        return dict(zip(("sigma_kappa", "baseline", "sigma_w", "batch", "variance"), zip(*rows, strict=True),
-                        strict=True)), {}  # fmt: skip
+                ]
+        return dict(
+            zip(
+                ("sigma_kappa", "baseline", "sigma_w", "batch", "variance"),
+                zip(*rows, strict=True),
+                strict=True,
+            )
+        ), {}
 
     return make
 
 
 def _returns(key: Any, lattices: list[Lattice], s: Settings, backend: str) -> Any:
     def make(done: Done) -> tuple[dict[str, Any], dict[str, Any]]:
-        rows, silent = [], []
+        rows = []
+        silent = []
         for lattice, sigma in zip(lattices, s.sigma_kappa, strict=True):
             measured = noise.returns(
-                key, lattice.task, lattice.theta, s.sigma_w, count=s.bias, backend=backend, done=done
-            )  # fmt: skip
+                key,
+                lattice.task,
+                lattice.theta,
+                s.sigma_w,
+                count=s.bias,
+                backend=backend,
+                done=done,
+            )
             silent.append(measured.silent)
             for b, square in enumerate(measured.silent_square):
                 rows.append((sigma, 0.0, b, 0.0, square))

@@ -1,4 +1,6 @@
-"""The properties of the estimator (Fig. 2), from the tables that `panels` measured; as a summary beside the paper's."""
+"""The properties of the estimator (Fig. 2), from the tables that `panels` measured; as a summary
+beside the paper's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Convergence(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Points (S,) with standard errors, and the power law through those up to fit_to; None where there is none."""
+    """Points (S,) with standard errors, and the power law through those up to fit_to; None
+    where there is none.
+    """
 
     sigma_kappa: float
     sigma_w: np.ndarray
@@ -37,8 +41,9 @@ class Curve(NamedTuple):
 
 
 class Properties(NamedTuple):
-    """Everything that the figure shows. variance: by (σ_κ, baseline). crossover: σ_W at which the Wiener noise makes
-    as much of the return's variance as the modulation does, by σ_κ > 0. operating: σ_W of the training.
+    """Everything that the figure shows. variance: by (σ_κ, baseline). crossover: σ_W at which the
+    Wiener noise makes as much of the return's variance as the modulation does, by σ_κ > 0.
+    operating: σ_W of the training.
     """
 
     convergence: list[Convergence]
@@ -55,15 +60,21 @@ def read(folder: Path) -> Properties:
     paths = {name: folder / panel_file(name) for name in "abcd"}
     missing = [name for name, path in paths.items() if not tables.stored(path).exists()]
     if missing:
-        raise ValueError(f"{folder} has no table of panel {', '.join(missing)}: measure it with --runs RUNS.")
+        raise ValueError(
+            f"{folder} has no table of panel {', '.join(missing)}: measure it with --runs RUNS."
+        )
     a, b, c, d = map(tables.read, paths.values())
     fit_to = c.header["fit_to"]
     variance = {
-        (sigma, name): _curve(c.where(sigma_kappa=sigma, baseline=name), "variance", sigma, fit_to / 10)
+        (sigma, name): _curve(
+            c.where(sigma_kappa=sigma, baseline=name), "variance", sigma, fit_to / 10
+        )
         for sigma in c.header["sigma_kappa"]
         for name in ("none", "binned")
     }
-    bias, spread, crossover = {}, {}, {}
+    bias = {}
+    spread = {}
+    crossover = {}
     for sigma in d.header["sigma_kappa"]:
         rows = d.where(sigma_kappa=sigma)
         noisy = {name: column[rows["sigma_w"] > 0] for name, column in rows.items()}
@@ -72,8 +83,15 @@ def read(folder: Path) -> Properties:
         if sigma > 0:
             spread[sigma] = spread[sigma]._replace(law=None)  # not a power law: it levels off
             crossover[sigma] = _crossover(rows, fit_to)
-    return Properties([_converged(a), _converged(b)], variance, bias, spread, crossover, c.header["trained_sigma_w"],
-                      {name: table.header for name, table in zip("abcd", (a, b, c, d), strict=True)})  # fmt: skip
+    return Properties(
+        [_converged(a), _converged(b)],
+        variance,
+        bias,
+        spread,
+        crossover,
+        c.header["trained_sigma_w"],
+        {name: table.header for name, table in zip("abcd", (a, b, c, d), strict=True)},
+    )
 
 
 def _converged(table: Table) -> Convergence:
@@ -100,7 +118,9 @@ def _grid(rows: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarra
     return sigma_w, np.array([rows[name][rows["sigma_w"] == w] for w in sigma_w])
 
 
-def _curve(rows: dict[str, np.ndarray], name: str, sigma: float, fit_to: float, of: Any = np.abs) -> Curve:
+def _curve(
+    rows: dict[str, np.ndarray], name: str, sigma: float, fit_to: float, of: Any = np.abs
+) -> Curve:
     sigma_w, batches = _grid(rows, name)
     value, error = jackknife(of, batches)
     small = sigma_w <= fit_to
@@ -109,7 +129,9 @@ def _curve(rows: dict[str, np.ndarray], name: str, sigma: float, fit_to: float, 
 
 
 def _crossover(rows: dict[str, np.ndarray], fit_to: float) -> Measured:
-    """σ_W = s_κ/a in std² = s_κ² + a²σ_W²: s_κ² is the variance without Wiener noise, a² from the point at fit_to."""
+    """σ_W = s_κ/a in std² = s_κ² + a²σ_W²: s_κ² is the variance without Wiener noise, a² from
+    the point at fit_to.
+    """
     sigma_w, squares = _grid(rows, "square")
     at = int(np.argmax(sigma_w[sigma_w <= fit_to]))
 
@@ -151,12 +173,28 @@ def rows(properties: Properties) -> list[tuple[str, str, str, str]]:
         exponent = str(curve.law.exponent) if curve.law else "–"
         table.append(("d", f"exponent of ΔJ, {here}", exponent, "2"))
         value = str(at(curve, properties.operating))
-        table.append(("d", f"ΔJ at σ_W = {properties.operating:g}, {here}", value, "0.01" if sigma == 0 else ""))
+        table.append(
+            (
+                "d",
+                f"ΔJ at σ_W = {properties.operating:g}, {here}",
+                value,
+                "0.01" if sigma == 0 else "",
+            )
+        )
     for sigma, curve in properties.spread.items():
         if curve.law is not None:
-            table.append(("d", f"exponent of std of the return, σ_κ = {sigma:g}", str(curve.law.exponent), "1"))
+            table.append(
+                (
+                    "d",
+                    f"exponent of std of the return, σ_κ = {sigma:g}",
+                    str(curve.law.exponent),
+                    "1",
+                )
+            )
     for sigma, where in properties.crossover.items():
-        table.append(("d", f"σ_W where noise overtakes modulation, σ_κ = {sigma:g}", str(where), "crossover"))
+        table.append(
+            ("d", f"σ_W where noise overtakes modulation, σ_κ = {sigma:g}", str(where), "crossover")
+        )
     return table
 
 
@@ -165,18 +203,24 @@ def summary(properties: Properties) -> str:
     headers = properties.headers
     lines = [
         f"panel {name}: " + "; ".join(dict.fromkeys(headers[name]["lattices"])) for name in "abcd"
-    ]  # fmt: skip
-    a, c, d = headers["a"], headers["c"], headers["d"]
+    ]
+    a = headers["a"]
+    c = headers["c"]
+    d = headers["d"]
     lines += [
-        f"{a['sites']} resonators, T = {a['horizon']:g}, Δt = {a['dt']:g}, seed {a['seed']}; bins sorted every "
+        f"{a['sites']} resonators, T = {a['horizon']:g}, Δt = {a['dt']:g}, seed {a['seed']}; bins "
+        "sorted every "
         f"{a['every']} steps, in groups of {a['group']:,} (a, b) and {c['variance']:,} (c)",
-        f"difference of {a['difference']:,} trajectories a leg; c {c['variance']:,} and d {d['bias']:,} (in pairs of "
-        f"opposite noise) a point; exponents: σ_W ≤ {c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} in d",
+        f"difference of {a['difference']:,} trajectories a leg; c {c['variance']:,} and d "
+        f"{d['bias']:,} (in pairs of "
+        f"opposite noise) a point; exponents: σ_W ≤ {c['fit_to'] / 10:g} in c, ≤ {d['fit_to']:g} "
+        "in d",
         "",
     ]
     body = [("", "", "here", "paper"), *rows(properties)]
     width = [max(len(row[k]) for row in body) for k in range(4)]
     lines += [
-        f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip() for p, what, here, paper in body
+        f"{p:<{width[0]}}  {what:<{width[1]}}  {here:>{width[2]}}  {paper}".rstrip()
+        for p, what, here, paper in body
     ]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,8 @@
 """What figure 1 shows: read from run folders, kept as two small files, read back from them.
 
-`curves.csv.gz` has J and the ensemble of every iteration of every run, `trained.npz` the course of the parameters of
-one run, its network, and the light that each parameter sees. A piece that is missing leaves a note.
+`curves.csv.gz` has J and the ensemble of every iteration of every run, `trained.npz` the course of
+the parameters of one run, its network, and the light that each parameter sees. A piece that is
+missing leaves a note.
 
 Lattices in the middle of their training: what the paper measures its estimator on (Fig. 2).
 """
@@ -29,7 +30,8 @@ from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run as run_kernel
 
-CURVES, TRAINED = "curves.csv.gz", "trained.npz"
+CURVES = "curves.csv.gz"
+TRAINED = "trained.npz"
 
 DIGITS = 5
 """Of J in the table: a tenth of its standard error with the largest ensembles."""
@@ -38,7 +40,10 @@ RECORDS = 500
 
 
 class Curve(NamedTuple):
-    """One run. iteration, J, ensemble: (I,), rewound rows left out. J_stderr, trajectories: at the end."""
+    """One run. iteration, J, ensemble: (I,), rewound rows left out.
+
+    J_stderr, trajectories: at the end.
+    """
 
     name: str
     sigma_kappa: float
@@ -58,7 +63,9 @@ class Exposure(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The parameters of one run. iteration: (L,). omega, chi: (L, N). kappa: (L, B). theta: at the end."""
+    """The parameters of one run. iteration: (L,). omega, chi: (L, N). kappa: (L, B). theta: at
+    the end.
+    """
 
     sigma_kappa: float
     network: tcmt.Network
@@ -71,7 +78,8 @@ class Trained(NamedTuple):
 
 
 def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> Exposure:
-    """Time-integrated exposure of every parameter at θ: no Wiener noise, modulation on (text on Fig. 1c–e).
+    """Time-integrated exposure of every parameter at θ: no Wiener noise, modulation on (text on
+    Fig. 1c–e).
 
     count: trajectories of the average; without modulation all are alike, and one is run.
 
@@ -79,22 +87,34 @@ def exposure(seed: int, task: Experiment, theta: Params, *, count: int = 32) -> 
     (7,)
     """
     if task.copies > 1:
-        raise ValueError(f"exposure is of one experiment; this task runs {task.copies} copies of its network at once.")
+        raise ValueError(
+            f"exposure is of one experiment; this task runs {task.copies} copies of its network at "
+            "once."
+        )
     modulated = task.modulation is not None and task.modulation.sigma_kappa > 0
     spec = kernel_spec(task, theta)
     every = math.ceil(spec.steps / RECORDS)
-    done = run_kernel(spec, seed, count if modulated else 1, noise=False, scores=False, record_every=every)
+    done = run_kernel(
+        spec, seed, count if modulated else 1, noise=False, scores=False, record_every=every
+    )
     assert done.trajectories is not None
-    size = np.abs(done.trajectories[:, :-1].astype(np.complex128))  # (E, R, N); left ends, so the last is not counted
-    of = lambda f: f.mean(axis=0).sum(axis=0) * every * spec.dt
+    size = np.abs(
+        done.trajectories[:, :-1].astype(np.complex128)
+    )  # (E, R, N); left ends, so the last is not counted
+
+    def of(f):
+        return f.mean(axis=0).sum(axis=0) * every * spec.dt
+
     first, second = task.network.bonds.T
     return Exposure(of(size**2), of(size[..., first] * size[..., second]), of(size**4))
 
 
 class Results(NamedTuple):
-    """What figure 1 shows. runs: by σ_κ, for a and b. inset: continuations of the run without modulation.
+    """What figure 1 shows. runs: by σ_κ, for a and b. inset: continuations of the run without
+    modulation.
 
-    trained: the run of c–f; None where there is no such run. notes: what is missing, and what would bring it.
+    trained: the run of c–f; None where there is no such run. notes: what is missing, and what would
+    bring it.
     """
 
     runs: list[Curve]
@@ -103,7 +123,9 @@ class Results(NamedTuple):
     notes: list[str]
 
 
-def gather(folder: Path, *, inset: Path | None = None, sigma_kappa: float = 0.2, count: int = 32) -> Results:
+def gather(
+    folder: Path, *, inset: Path | None = None, sigma_kappa: float = 0.2, count: int = 32
+) -> Results:
     """Read a folder of run folders.
 
     Args:
@@ -117,27 +139,37 @@ def gather(folder: Path, *, inset: Path | None = None, sigma_kappa: float = 0.2,
     runs = sorted(_readable(find_runs(folder), notes), key=lambda run: run.sigma_kappa)
     if not runs:
         why = " ".join(notes) or "A run folder holds history.csv and parameters.h5."
-        raise ValueError(f"no runs in {folder}. {why} Make one: fluctua train paper-quick --out {folder / 'sigma-0'}")
+        raise ValueError(
+            f"no runs in {folder}. {why} Make one: fluctua train paper-quick --out "
+            f"{folder / 'sigma-0'}"
+        )
     inset = folder / "inset" if inset is None else inset
     continued = [_curve(run) for run in _readable(find_runs(inset), notes)]
     if len(continued) < 2:
         notes.append(
-            f"panel b has no inset: it takes run folders of the continuations in {inset}; found {len(continued)}."
+            f"panel b has no inset: it takes run folders of the continuations in {inset}; found "
+            f"{len(continued)}."
         )
         continued = []
     elif breakpoint_of(continued) is None:
-        notes.append(f"panel b has no inset: the continuations in {inset} never differ in their ensembles.")
+        notes.append(
+            f"panel b has no inset: the continuations in {inset} never differ in their ensembles."
+        )
         continued = []
     chosen = [run for run in runs if np.isclose(run.sigma_kappa, sigma_kappa)]
     if not chosen:
         have = ", ".join(f"{run.sigma_kappa:g}" for run in runs)
-        notes.append(f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}.")
+        notes.append(
+            f"panels c–f are not drawn: no run has σ_κ = {sigma_kappa:g}; there are {have}."
+        )
     trained = _trained(chosen[-1], count) if chosen else None
     return Results([_curve(run) for run in runs], continued, trained, notes)
 
 
 def breakpoint_of(curves: Sequence[Curve]) -> int | None:
-    """The first iteration at which continuations differ in their ensembles; None if they never do."""
+    """The first iteration at which continuations differ in their ensembles; None if they never
+    do.
+    """
     shared = sorted(set.intersection(*(set(curve.iteration.tolist()) for curve in curves)))
     for iteration in shared:
         if len({int(curve.ensemble[curve.iteration == iteration][0]) for curve in curves}) > 1:
@@ -149,10 +181,15 @@ def write(results: Results, folder: Path) -> list[Path]:
     """Keep the results as `curves.csv.gz` and `trained.npz`; what was written."""
     curves = [*results.runs, *results.inset]
     runs = [
-        {"name": c.name, "sigma_kappa": c.sigma_kappa, "inset": k >= len(results.runs), "J_stderr": c.J_stderr,
-         "trajectories": c.trajectories}
+        {
+            "name": c.name,
+            "sigma_kappa": c.sigma_kappa,
+            "inset": k >= len(results.runs),
+            "J_stderr": c.J_stderr,
+            "trajectories": c.trajectories,
+        }
         for k, c in enumerate(curves)
-    ]  # fmt: skip
+    ]
     columns = {
         "run": np.repeat(np.arange(len(curves)), [len(c.J) for c in curves]),
         "iteration": np.concatenate([c.iteration for c in curves]),
@@ -164,8 +201,13 @@ def write(results: Results, folder: Path) -> list[Path]:
     (folder / TRAINED).unlink(missing_ok=True)
     if (t := results.trained) is not None:
         network = t.network
-        arrays: dict[str, Any] = {"sigma_kappa": t.sigma_kappa, "iteration": t.iteration, "bonds": network.bonds,
-                  "positions": network.positions, "lead_sites": network.lead_sites}  # fmt: skip
+        arrays: dict[str, Any] = {
+            "sigma_kappa": t.sigma_kappa,
+            "iteration": t.iteration,
+            "bonds": network.bonds,
+            "positions": network.positions,
+            "lead_sites": network.lead_sites,
+        }
         for name in FAMILIES:
             arrays[name] = np.asarray(getattr(t, name), np.float16)  # only drawn, as lines
             arrays[f"{name}_end"] = np.asarray(t.theta[name], np.float32)
@@ -184,9 +226,22 @@ def read(folder: Path) -> Results:
     curves = []
     for k, run in enumerate(table.header["runs"]):
         rows = table.where(run=k)
-        iteration, ensemble = rows["iteration"].astype(int), rows["ensemble"].astype(int)
-        curves.append((run["inset"], Curve(run["name"], run["sigma_kappa"], iteration, rows["J"], ensemble,
-                                           run["J_stderr"], run["trajectories"])))  # fmt: skip
+        iteration = rows["iteration"].astype(int)
+        ensemble = rows["ensemble"].astype(int)
+        curves.append(
+            (
+                run["inset"],
+                Curve(
+                    run["name"],
+                    run["sigma_kappa"],
+                    iteration,
+                    rows["J"],
+                    ensemble,
+                    run["J_stderr"],
+                    run["trajectories"],
+                ),
+            )
+        )
     runs, inset = ([curve for inset, curve in curves if inset is kind] for kind in (False, True))
     trained = _read_trained(folder / TRAINED) if (folder / TRAINED).exists() else None
     return Results(runs, inset, trained, table.header["notes"])
@@ -196,12 +251,23 @@ def _read_trained(path: Path) -> Trained:
     with np.load(path, allow_pickle=False) as file:
         a = {name: file[name] for name in file.files}
     network = tcmt.from_edges(
-        a["bonds"], sites=len(a["positions"]), leads=[tcmt.Lead(int(site)) for site in a["lead_sites"]],
+        a["bonds"],
+        sites=len(a["positions"]),
+        leads=[tcmt.Lead(int(site)) for site in a["lead_sites"]],
         positions=a["positions"],
-    )  # fmt: skip
+    )
     end = {name: a[f"{name}_end"] for name in FAMILIES}
     seen = Exposure(a["omega_exposure"], a["kappa_exposure"], a["chi_exposure"])
-    return Trained(float(a["sigma_kappa"]), network, a["iteration"], a["omega"], a["kappa"], a["chi"], end, seen)
+    return Trained(
+        float(a["sigma_kappa"]),
+        network,
+        a["iteration"],
+        a["omega"],
+        a["kappa"],
+        a["chi"],
+        end,
+        seen,
+    )
 
 
 def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
@@ -216,21 +282,32 @@ def _readable(folders: list[Path], notes: list[str]) -> list[Run]:
 
 def _curve(run: Run) -> Curve:
     h = run.history
-    return Curve(run.folder.name, run.sigma_kappa, h.iteration, h.J, h.ensemble, float(h.J_stderr[-1]),
-                 int(h.trajectories[-1]))  # fmt: skip
+    return Curve(
+        run.folder.name,
+        run.sigma_kappa,
+        h.iteration,
+        h.J,
+        h.ensemble,
+        float(h.J_stderr[-1]),
+        int(h.trajectories[-1]),
+    )
 
 
 def _trained(run: Run, count: int) -> Trained:
     c = run.course
     seen = exposure(0, run.task, run.trained, count=count)
-    return Trained(run.sigma_kappa, run.task.network, c.iteration, c.omega, c.kappa, c.chi, run.trained, seen)
+    return Trained(
+        run.sigma_kappa, run.task.network, c.iteration, c.omega, c.kappa, c.chi, run.trained, seen
+    )
 
 
 # ------------------------------------------------------------------------- lattices in mid-training
 
 
 class Lattice(NamedTuple):
-    """θ on the way. task: what it was trained for. iteration: where it is from, −1 if that is not known."""
+    """θ on the way. task: what it was trained for. iteration: where it is from, −1 if that is
+    not known.
+    """
 
     task: tcmt.Task
     theta: Params
@@ -240,7 +317,8 @@ class Lattice(NamedTuple):
 
 
 def midway(run: Run, iteration: int | None = None) -> Lattice:
-    """The first record at or after `iteration`; if not given, after half of the run's gain in J is reached.
+    """The first record at or after `iteration`; if not given, after half of the run's gain in J is
+    reached.
 
     J is smoothed over 25 iterations before it is asked where it passes the half.
     """
@@ -252,23 +330,38 @@ def midway(run: Run, iteration: int | None = None) -> Lattice:
     if not records.size:
         last = run.course.iteration[-1]
         raise ValueError(
-            f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an earlier one."
+            f"{run.folder} has records up to iteration {last}; asked for {iteration}. Take an "
+            "earlier one."
         )
     at = int(records[0])
-    return Lattice(run.task, run.course.theta(at), run.sigma_kappa, int(run.course.iteration[at]), run.folder.name)
+    return Lattice(
+        run.task,
+        run.course.theta(at),
+        run.sigma_kappa,
+        int(run.course.iteration[at]),
+        run.folder.name,
+    )
 
 
 def from_runs(folder: Path, iteration: int | None = None) -> list[Lattice]:
     """One lattice of every run folder in a folder, by σ_κ."""
     folders = find_runs(folder)
     if not folders:
-        raise ValueError(f"no runs in {folder}: --runs takes a folder of run folders, one for each σ_κ, as "
-                         f"`fluctua train paper --out {folder / 'sigma_kappa_0'}` makes.")  # fmt: skip
-    return sorted((midway(read_run(path), iteration) for path in folders), key=lambda lattice: lattice.sigma_kappa)
+        raise ValueError(
+            f"no runs in {folder}: --runs takes a folder of run folders, one for each "
+            "σ_κ, as "
+            f"`fluctua train paper --out {folder / 'sigma_kappa_0'}` makes."
+        )
+    return sorted(
+        (midway(read_run(path), iteration) for path in folders),
+        key=lambda lattice: lattice.sigma_kappa,
+    )
 
 
 def from_file(path: Path, config: str = "paper") -> list[Lattice]:
-    """The parameters of an .npz on the lattice of a preset or configuration file; the run's own if it lies in one."""
+    """The parameters of an .npz on the lattice of a preset or configuration file; the run's own
+    if it lies in one.
+    """
     beside = path.parent / "config.toml"
     settings = load_unedited(beside) if beside.exists() else named(config)
     theta = load_parameters(path, make_network(settings))
@@ -276,16 +369,25 @@ def from_file(path: Path, config: str = "paper") -> list[Lattice]:
 
 
 def trained_here(seed: int, sigma_kappa: float) -> Lattice:
-    """A small lattice, trained for a second: for a quick look without any run. 3 × 4, T = 8, steps of 0.005."""
+    """A small lattice, trained for a second: for a quick look without any run. 3 × 4, T = 8,
+    steps of 0.005.
+    """
     task = tcmt.transmission(tcmt.rectangular(3, 4), horizon=8.0, dt=5e-3, sigma_kappa=sigma_kappa)
     k_start, k_run = jax.random.split(jax.random.key(seed))
     theta = tcmt.initial_parameters(k_start, task.network)
-    theta["omega"] = 0.5 * jax.random.normal(k_start, theta["omega"].shape)  # a gradient that few trajectories resolve
+    theta["omega"] = 0.5 * jax.random.normal(
+        k_start, theta["omega"].shape
+    )  # a gradient that few trajectories resolve
     rule = optax.multi_transform(
-        {"one": optax.adam(0.02), "chi": optax.adam(2e-4)}, {"omega": "one", "kappa": "one", "chi": "chi"}
+        {"one": optax.adam(0.02), "chi": optax.adam(2e-4)},
+        {"omega": "one", "kappa": "one", "chi": "chi"},
     )
-    bounds = box({"omega": -5.0, "kappa": 0.0, "chi": -0.05}, {"omega": 5.0, "kappa": 2.0, "chi": 0.05})
-    *_, last = train(k_run, theta, task.estimator("cpu"), rule, count=256, iterations=10, project=bounds)
+    bounds = box(
+        {"omega": -5.0, "kappa": 0.0, "chi": -0.05}, {"omega": 5.0, "kappa": 2.0, "chi": 0.05}
+    )
+    *_, last = train(
+        k_run, theta, task.estimator("cpu"), rule, count=256, iterations=10, project=bounds
+    )
     return Lattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
 
 

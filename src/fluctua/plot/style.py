@@ -1,4 +1,6 @@
-"""How every figure looks: sizes as printed, colours that all eyes tell apart, files that are the same each time."""
+"""How every figure looks: sizes as printed, colours that all eyes tell apart, files that are the
+same each time.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ SIGMA_TOP = 0.2
 
 
 def sigma_colour(sigma_kappa: float) -> tuple[float, float, float, float]:
-    """The colour of a modulation amplitude, the same in every figure; dark is none, and yellow is not reached."""
+    """The colour of a modulation amplitude, the same in every figure; dark is none, and yellow
+    is not reached.
+    """
     return mpl.colormaps["viridis"](0.85 * min(sigma_kappa / SIGMA_TOP, 1.0))
 
 
@@ -58,7 +62,10 @@ def letter(axes: Axes, text: str) -> None:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write stem.pdf and stem.png; what was written. No dates inside, so the same data give the same file."""
+    """Write stem.pdf and stem.png; what was written.
+
+    No dates inside, so the same data give the same file.
+    """
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = [stem.with_name(stem.name + ending) for ending in (".pdf", ".png")]
     with mpl.rc_context(LOOK):
@@ -73,5 +80,7 @@ def save_png(figure: Figure, path: Path) -> None:
     with mpl.rc_context(LOOK):
         figure.savefig(raw, format="png")
     picture = Image.open(raw).convert("RGB")
-    picture = picture.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=2, dither=Image.Dither.NONE)
+    picture = picture.quantize(
+        COLOURS, Image.Quantize.MEDIANCUT, kmeans=2, dither=Image.Dither.NONE
+    )
     picture.save(path, format="png", optimize=True)

@@ -1,13 +1,16 @@
-"""Jump processes: events at random times, each with a rate and a change of state, with or without diffusion between.
+"""Jump processes: events at random times, each with a rate and a change of state, with or without
+diffusion between.
 
-Event i happens at the rate a_i(X, t; θ) and takes X to X + ν_i. Over one step of the time grid, with events i₁ … i_K
-after waits τ₁ … τ_K, the path has the density Π_k a_{i_k}(X⁻) exp(−∫ Σ_i a_i(X_s) ds), so its score is
+Event i happens at the rate a_i(X, t; θ) and takes X to X + ν_i. Over one step of the time grid,
+with events i₁ … i_K after waits τ₁ … τ_K, the path has the density Π_k a_{i_k}(X⁻) exp(−∫ Σ_i
+a_i(X_s) ds), so its score is
 
     U = Σ_k ∂θ ln a_{i_k}(X⁻) − ∫ ∂θ Σ_i a_i(X_s) ds  [+ Σ_k ∂θ ln f(ν_k | X⁻)],
 
-the last term where the sizes of the changes are drawn from a density f. Rates see the time at which the step begins:
-a protocol is a staircase on the grid. Without diffusion the simulation is exact (Gillespie). With it, the events of a
-step and its Euler–Maruyama kick start from the same state and add up; the score is exact for that chain.
+the last term where the sizes of the changes are drawn from a density f. Rates see the time at which
+the step begins: a protocol is a staircase on the grid. Without diffusion the simulation is exact
+(Gillespie). With it, the events of a step and its Euler–Maruyama kick start from the same state and
+add up; the score is exact for that chain.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from fluctua.core.simulate import one_step
 from fluctua.core.types import Array, Params, Process, PyTree, Step
 
 
-class Sized(NamedTuple):
+class RandomJump(NamedTuple):
     """Changes of random size.
 
     sample: (key, theta, x, t, context, channel) -> ν (M,).
-    log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to what does not depend on θ.
+    log_density: (theta, change, x, t, context, channel) -> ln f(ν), up to what does not depend on
+    θ.
     """
 
     sample: Callable[..., Array]
@@ -39,13 +43,17 @@ class Sized(NamedTuple):
 
 
 MOST_EVENTS = 2**20
-"""Of one step of one trajectory. With more it counts as one that explodes, and ends in a state that is not finite."""
+"""Of one step of one trajectory.
+
+With more it counts as one that explodes, and ends in a state that is not finite.
+"""
 
 
 class Events(NamedTuple):
     """The events within each step, in order; K is the most that any step has.
 
-    after: time from the beginning of the step (…, K). channel: which event, −1 where there is none (…, K).
+    after: time from the beginning of the step (…, K). channel: which event, −1 where there is none
+    (…, K).
     change: ν (…, K, M).
     """
 
@@ -55,7 +63,9 @@ class Events(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a simulated step leaves for its score: ν summed over its events (M,), their score, how many there were."""
+    """What a simulated step leaves for its score: ν summed over its events (M,), their score,
+    how many there were.
+    """
 
     change: Array
     score: Params
@@ -64,10 +74,12 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Jumps:
-    """A process with events: reactions, photon counts, shot noise, failures. Takes the place of a `Process`.
+    """A process with events: reactions, photon counts, shot noise, failures. Takes the place of a
+    `Process`.
 
-    rates: (theta, x, t, context) -> a (R,), events a unit of time; arguments at the end may be left off.
-    changes: ν (R, M), what each event adds to the state; or `Sized`, where that is random.
+    rates: (theta, x, t, context) -> a (R,), events a unit of time; arguments at the end may be left
+    off.
+    changes: ν (R, M), what each event adds to the state; or `RandomJump`, where that is random.
     diffusion: what happens between events, an Itô `Process`; None for nothing.
     """
 
@@ -79,15 +91,27 @@ class Jumps:
         object.__setattr__(self, "rates", check.leading(self.rates, 4))
         if self.diffusion is not None:
             object.__setattr__(self, "diffusion", check.process(self.diffusion))
-        if isinstance(self.changes, Sized):
+        if isinstance(self.changes, RandomJump):
             return
         table = np.asarray(self.changes, float) + 0.0  # no −0, which is not nothing to a kernel
         if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
-            raise ValueError(f"`changes` must be finite numbers (events, state); got shape {table.shape}.")
-        object.__setattr__(self, "changes", tuple(map(tuple, table.tolist())))  # hashable: compilations are shared
+            raise ValueError(
+                f"`changes` must be finite numbers (events, state); got shape {table.shape}."
+            )
+        object.__setattr__(
+            self, "changes", tuple(map(tuple, table.tolist()))
+        )  # hashable: compilations are shared
 
     def advance(
-        self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array, t: Array, dt: Array
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        draw: Callable,
+        n: Array,
+        t: Array,
+        dt: Array,
     ) -> tuple[Array, Scored]:
         """The state after a step, and what its score needs besides the two ends."""
         run = _run(self, theta, x, t, dt, context, _key(stream, n), 0)
@@ -95,13 +119,23 @@ class Jumps:
         return self.joined(theta, x, run.x, left, (context, stream, draw, n, t, dt)), left
 
     def joined(self, theta: Params, x: Array, jumped: Array, left: Scored, step: tuple) -> Array:
-        """The state after a step whose events alone lead from x to `jumped`. step: of `advance`, from context on."""
+        """The state after a step whose events alone lead from x to `jumped`. step: of
+        `advance`, from context on.
+        """
         if self.diffusion is None:
             return jumped
         return one_step(self.diffusion, theta, x, *step) + left.change
 
     def events(
-        self, theta: Params, x: Array, context: PyTree, stream: PyTree, n: Array, t: Array, dt: Array, most: int
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        n: Array,
+        t: Array,
+        dt: Array,
+        most: int,
     ) -> Events:
         """The events themselves of a step that `advance` ran, `most` of them at the most."""
         return _run(self, theta, x, t, dt, context, _key(stream, n), most).events
@@ -110,7 +144,8 @@ class Jumps:
         """U of one step, simulated or recorded."""
         if step.events is None:
             raise ValueError(
-                "the score of `Jumps` needs the events, not only the states: Trajectories(t, x, events=events_on(...))."
+                "the score of `Jumps` needs the events, not only the states: Trajectories(t, x, "
+                "events=bin_events(...))."
             )
         if isinstance(step.events, Scored):
             change, score, _ = step.events
@@ -119,25 +154,36 @@ class Jumps:
             score = jax.grad(lambda th: log_likelihood(self, th, step))(theta)
         if self.diffusion is None:
             return score
-        smooth = full_score(self.diffusion, theta, step._replace(x_next=step.x_next - change, events=None))
+        smooth = full_score(
+            self.diffusion, theta, step._replace(x_next=step.x_next - change, events=None)
+        )
         return jax.tree.map(jnp.add, score, smooth)
 
     def log_ratio(self, new: Params, old: Params, step: Step) -> Ratio:
-        """ln p_new − ln p_old of one recorded step: that of its events, and that of the diffusion between them."""
+        """ln p_new − ln p_old of one recorded step: that of its events, and that of the
+        diffusion between them.
+        """
         if step.events is None:
             raise ValueError(
-                "the ratio of `Jumps` needs the events, not only the states: Trajectories(t, x, events=events_on(...))."
+                "the ratio of `Jumps` needs the events, not only the states: Trajectories(t, x, "
+                "events=bin_events(...))."
             )
         log = log_likelihood(self, new, step) - log_likelihood(self, old, step)
         if self.diffusion is None:
             return Ratio(log, -log)
         smooth = log_ratio(
-            self.diffusion, new, old, step._replace(x_next=step.x_next - _total_change(step.events), events=None)
+            self.diffusion,
+            new,
+            old,
+            step._replace(x_next=step.x_next - _total_change(step.events), events=None),
         )
         return Ratio(log + smooth.log, smooth.divergence - log)
 
     def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
-        """How often each event happened in one recorded step, and how often its rate says, ∫a ds. (R,) each"""
+        """How often each event happened in one recorded step, and how often its rate says, ∫a ds.
+
+        (R,) each
+        """
         x, _, t, dt, context, events = step
 
         def one(carry: tuple[Array, ...], event: Events) -> tuple[tuple[Array, ...], None]:
@@ -147,28 +193,46 @@ class Jumps:
             a = self.rates(theta, x, t, context)
             expected = expected + jnp.where(there, a * (after - since), 0)
             happened = happened + (there & (jnp.arange(a.size) == channel))
-            return (jnp.where(there, x + change, x), jnp.where(there, after, since), happened, expected), None
+            return (
+                jnp.where(there, x + change, x),
+                jnp.where(there, after, since),
+                happened,
+                expected,
+            ), None
 
         none = jnp.zeros_like(self.rates(theta, x, t, context))
-        events = jax.tree.map(lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events)
-        (x, since, happened, expected), _ = jax.lax.scan(one, (x, jnp.zeros((), x.dtype), none, none), events)
+        events = jax.tree.map(
+            lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events
+        )
+        (x, since, happened, expected), _ = jax.lax.scan(
+            one, (x, jnp.zeros((), x.dtype), none, none), events
+        )
         return happened, expected + self.rates(theta, x, t, context) * (dt - since)
 
-    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> Jumps:
-        """Rates are one number for each event, finite and not negative; changes have the shape of the state."""
+    def check(
+        self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state"
+    ) -> Jumps:
+        """Rates are one number for each event, finite and not negative; changes have the
+        shape of the state.
+        """
         rates = np.asarray(self.rates(theta, x, t, context))
-        known = None if isinstance(self.changes, Sized) else len(self.changes)
+        known = None if isinstance(self.changes, RandomJump) else len(self.changes)
         if rates.ndim != 1 or known not in (None, rates.size):
             wanted = "(events,)" if known is None else f"({known},), one for each change"
             raise ValueError(f"`rates` must have shape {wanted}; got {rates.shape}.")
         bad = np.flatnonzero(~(rates >= 0) | ~np.isfinite(rates))
         if bad.size:
             raise ValueError(
-                f"the rate of event {bad[0]} is {rates[bad[0]]:g} {where}, x = {np.asarray(x).tolist()}: rates must be "
-                "finite and not negative. Write one that is zero where the event cannot happen, such as k * x[0]."
+                f"the rate of event {bad[0]} is {rates[bad[0]]:g} {where}, x = "
+                f"{np.asarray(x).tolist()}: rates must be "
+                "finite and not negative. Write one that is zero where the event cannot happen, "
+                "such as k * x[0]."
             )
         if known is not None and len(self.changes[0]) != x.size:
-            raise ValueError(f"each change must have the {x.size} components of the state; got {len(self.changes[0])}.")
+            raise ValueError(
+                f"each change must have the {x.size} components of the state; got "
+                f"{len(self.changes[0])}."
+            )
         if self.diffusion is None:
             return self
         check.shapes(self.diffusion, theta, x, t, context)
@@ -179,39 +243,53 @@ class Jumps:
         return replace(self, diffusion=named)
 
 
-def events_on(t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]) -> Events:
+def bin_events(
+    t: Array, times: Sequence[Array], channels: Sequence[Array], changes: Array | Sequence[Array]
+) -> Events:
     """Recorded events laid on a time grid, for `Trajectories(t, x, events=...)`.
 
     Args:
         t: the grid (T+1,).
         times: for each trajectory, when its events happened, in order.
         channels: for each trajectory, which events they were, 0 … R−1.
-        changes: ν (R, M) of the events; or for each trajectory one row an event, where their sizes are random.
+        changes: ν (R, M) of the events; or for each trajectory one row an event, where their sizes
+            are random.
 
     Returns: `Events` with leaves (E, T, K, …).
 
     """
     grid = np.asarray(t, float)
-    fixed = (np.ndim(changes) == 2 and len(changes) != len(times)) or not isinstance(changes, list | tuple)
+    fixed = (np.ndim(changes) == 2 and len(changes) != len(times)) or not isinstance(
+        changes, list | tuple
+    )
     table = np.asarray(changes, float) if fixed else None
     width = table.shape[1] if table is not None else np.shape(changes[0])[1]
     steps = [np.searchsorted(grid, np.asarray(when, float), side="right") - 1 for when in times]
     for j, (when, step) in enumerate(zip(times, steps, strict=True)):
         if len(when) != len(channels[j]):
-            raise ValueError(f"trajectory {j} has {len(when)} event times and {len(channels[j])} channels.")
-        if len(when) and (np.any(np.diff(when) < 0) or step.min() < 0 or step.max() >= grid.size - 1):
             raise ValueError(
-                f"the events of trajectory {j} must be in order and lie on the grid, from {grid[0]:g} to below "
+                f"trajectory {j} has {len(when)} event times and {len(channels[j])} channels."
+            )
+        if len(when) and (
+            np.any(np.diff(when) < 0) or step.min() < 0 or step.max() >= grid.size - 1
+        ):
+            raise ValueError(
+                f"the events of trajectory {j} must be in order and lie on the grid, from "
+                f"{grid[0]:g} to below "
                 f"{grid[-1]:g}; they run from {np.min(when):g} to {np.max(when):g}."
             )
     most = max([1, *(int(np.bincount(step).max()) for step in steps if len(step))])
     shape = (len(times), grid.size - 1, most)
-    after, channel, change = np.zeros(shape), np.full(shape, -1), np.zeros((*shape, width))
+    after = np.zeros(shape)
+    channel = np.full(shape, -1)
+    change = np.zeros((*shape, width))
     for j, step in enumerate(steps):
         rank = np.arange(len(step)) - np.searchsorted(step, step)  # first, second, … of its step
         after[j, step, rank] = np.asarray(times[j], float) - grid[step]
         channel[j, step, rank] = channels[j]
-        change[j, step, rank] = table[np.asarray(channels[j], int)] if table is not None else changes[j]
+        change[j, step, rank] = (
+            table[np.asarray(channels[j], int)] if table is not None else changes[j]
+        )
     return Events(after, channel, change)
 
 
@@ -224,24 +302,40 @@ def log_likelihood(process: Jumps, theta: Params, step: Step) -> Array:
     """ln of the density of the recorded events of one step, as a function of θ."""
     x, _, t, dt, context, events = step
 
-    def one(carry: tuple[Array, Array, Array], event: Events) -> tuple[tuple[Array, Array, Array], None]:
+    def one(
+        carry: tuple[Array, Array, Array], event: Events
+    ) -> tuple[tuple[Array, Array, Array], None]:
         x, since, total = carry
         after, channel, change = event
         there = channel >= 0
         a = process.rates(theta, x, t, context)
-        rate = jnp.where(there, a[channel], 1.0)  # before the logarithm: its derivative at 0 is not a number
-        term = jnp.log(rate) - jnp.sum(a) * (after - since) + _log_size(process, theta, change, x, t, context, channel)
-        carry = jnp.where(there, x + change, x), jnp.where(there, after, since), total + jnp.where(there, term, 0.0)
+        rate = jnp.where(
+            there, a[channel], 1.0
+        )  # before the logarithm: its derivative at 0 is not a number
+        term = (
+            jnp.log(rate)
+            - jnp.sum(a) * (after - since)
+            + _log_size(process, theta, change, x, t, context, channel)
+        )
+        carry = (
+            jnp.where(there, x + change, x),
+            jnp.where(there, after, since),
+            total + jnp.where(there, term, 0.0),
+        )
         return carry, None
 
     zero = jnp.zeros((), x.dtype)
-    events = jax.tree.map(lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events)
+    events = jax.tree.map(
+        lambda v: v.astype(x.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v, events
+    )
     (x, since, total), _ = jax.lax.scan(one, (x, zero, zero), events)
     return total - jnp.sum(process.rates(theta, x, t, context)) * (dt - since)
 
 
 class _Run(NamedTuple):
-    """Events of one step, as they happen. time: of the last; the end of the step once there are no more."""
+    """Events of one step, as they happen. time: of the last; the end of the step once there are
+    no more.
+    """
 
     x: Array
     count: Array
@@ -253,7 +347,8 @@ class _Run(NamedTuple):
 class Happened(NamedTuple):
     """The next event of a step, or that there is none, `over`.
 
-    x, after: the state, and the time since the step began, afterwards. channel, change: of the event, if there is one.
+    x, after: the state, and the time since the step began, afterwards. channel, change: of the
+    event, if there is one.
     score: of the event, or of the rest of the step without one.
     """
 
@@ -266,9 +361,15 @@ class Happened(NamedTuple):
 
 
 def next_event(
-    process: Jumps, theta: Params, x: Array, since: Array, when: tuple[Array, Array], context: PyTree,
-    draws: tuple[Array, Array, Array | None], take: Callable[[Array, Array], Array] = lambda table, row: table[row],
-) -> Happened:  # fmt: skip
+    process: Jumps,
+    theta: Params,
+    x: Array,
+    since: Array,
+    when: tuple[Array, Array],
+    context: PyTree,
+    draws: tuple[Array, Array, Array | None],
+    take: Callable[[Array, Array], Array] = lambda table, row: table[row],
+) -> Happened:
     """What happens next in a step, from numbers that chance gave.
 
     Args:
@@ -278,19 +379,23 @@ def next_event(
         since: its time, from the beginning of the step.
         when: time and length of the step.
         context: of the trajectory.
-        draws: one of a standard exponential, one uniform in [0, 1), and a key for the size where that is random.
-        take: (table, row) -> the row; another way to it where rows cannot be numbered by what chance gave.
+        draws: one of a standard exponential, one uniform in [0, 1), and a key for the size where
+            that is random.
+        take: (table, row) -> the row; another way to it where rows cannot be numbered by what
+            chance gave.
 
     """
-    (t, dt), (exponential, uniform, key) = when, draws
+    (t, dt) = when
+    (exponential, uniform, key) = draws
     a = process.rates(theta, x, t, context)
-    # a negative rate must not pass for a small one, and an infinite one would never let the step end
+    # a negative rate must not pass for a small one, and an infinite one would never let the step
+    # end
     total = jnp.where(jnp.all(a >= 0) & (jnp.sum(a) < jnp.inf), jnp.sum(a), jnp.nan)
     wait = (exponential / total).astype(x.dtype)
     over = ~(since + wait < dt)  # also where the rates are not numbers, or all zero
     passed = jnp.cumsum(a) <= uniform * total
     channel = jnp.minimum(jnp.sum(passed), a.size - 1)
-    if isinstance(process.changes, Sized):
+    if isinstance(process.changes, RandomJump):
         change = process.changes.sample(key, theta, x, t, context, channel).astype(x.dtype)
     else:
         change = take(jnp.asarray(process.changes, x.dtype), channel)
@@ -312,32 +417,57 @@ def next_event(
     )
 
 
-def _run(process: Jumps, theta: Params, x: Array, t: Array, dt: Array, context: PyTree, key: Array, most: int) -> _Run:
-    """One step of events alone, from x, with the score of those events. most: how many of them are kept."""
+def _run(
+    process: Jumps,
+    theta: Params,
+    x: Array,
+    t: Array,
+    dt: Array,
+    context: PyTree,
+    key: Array,
+    most: int,
+) -> _Run:
+    """One step of events alone, from x, with the score of those events. most: how many of them
+    are kept.
+    """
     dt = jnp.asarray(dt, x.dtype)  # the end of the step is a time that `time` can have
 
     def one(run: _Run) -> _Run:
         k_wait, k_channel, k_size = jax.random.split(jax.random.fold_in(key, run.count), 3)
-        draws = jax.random.exponential(k_wait, dtype=x.dtype), jax.random.uniform(k_channel, dtype=x.dtype), k_size
+        draws = (
+            jax.random.exponential(k_wait, dtype=x.dtype),
+            jax.random.uniform(k_channel, dtype=x.dtype),
+            k_size,
+        )
         new = next_event(process, theta, run.x, run.time, (t, dt), context, draws)
         kept = run.events
         if most:
             place = jnp.where(new.over, most, run.count)  # out of bounds is dropped
             event = Events(new.after, new.channel, new.change)
-            kept = jax.tree.map(lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event)
+            kept = jax.tree.map(
+                lambda v, e: v.at[place].set(e.astype(v.dtype), mode="drop"), kept, event
+            )
         score = jax.tree.map(jnp.add, run.score, new.score)
         return _Run(new.x, jnp.where(new.over, run.count, run.count + 1), new.after, score, kept)
 
     none = Events(jnp.zeros(most, x.dtype), jnp.full(most, -1), jnp.zeros((most, x.size), x.dtype))
-    begin = _Run(x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none)
+    begin = _Run(
+        x, jnp.zeros((), int), jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, theta), none
+    )
     run = jax.lax.while_loop(lambda run: (run.time < dt) & (run.count < MOST_EVENTS), one, begin)
     return run._replace(x=jnp.where(run.time < dt, jnp.nan, run.x))
 
 
 def _log_size(
-    process: Jumps, theta: Params, change: Array, x: Array, t: Array, context: PyTree, channel: Array
+    process: Jumps,
+    theta: Params,
+    change: Array,
+    x: Array,
+    t: Array,
+    context: PyTree,
+    channel: Array,
 ) -> Array:
-    if not isinstance(process.changes, Sized):
+    if not isinstance(process.changes, RandomJump):
         return jnp.zeros((), x.dtype)
     return process.changes.log_density(theta, change, x, t, context, channel)
 
@@ -345,5 +475,7 @@ def _log_size(
 def _key(stream: PyTree, n: Array) -> Array:
     """Of the events of step n; the kick of that step has `fold_in(stream, n)` to itself."""
     if not isinstance(stream, jax.Array):
-        raise ValueError("`Jumps` are simulated with JAX's own generator: leave `wiener` of the simulator off.")
+        raise ValueError(
+            "`Jumps` are simulated with JAX's own generator: leave `wiener` of the simulator off."
+        )
     return jax.random.fold_in(jax.random.fold_in(stream, n), 1)

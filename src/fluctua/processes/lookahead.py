@@ -1,20 +1,22 @@
 """The twin of a continuing task: its noise-free path from measured states, over a window.
 
-For any guess Vₙ at the rewards that follow step n, a function of Xₙ₊₁ that is settled before the kick, the reward
+For any guess Vₙ at the rewards that follow step n, a function of Xₙ₊₁ that is settled before the
+kick, the reward
 
     g̃ₙ = gₙ + E[Vₙ(Xₙ₊₁)|Xₙ] − Vₙ₋₁(Xₙ)
 
-has the long-run average of g, whatever θ is, because the differences of V add up to two ends. Its gradient is the same
-sum with g̃ in the place of g,
+has the long-run average of g, whatever θ is, because the differences of V add up to two ends. Its
+gradient is the same sum with g̃ in the place of g,
 
     ∇J = E[∂θ gₙ + ∂θ E[Vₙ(Xₙ₊₁)|Xₙ]] + Σ_{k≥1} E[(g̃ₙ₊ₖ − J) Uₙ],
 
-where ∂θ leaves V as it is. A guess that is right leaves nothing of g̃ to vary: the first part is the whole gradient, the
-second has no variance, and a window cuts nothing off. A wrong one costs variance, and no bias where the window is long.
+where ∂θ leaves V as it is. A guess that is right leaves nothing of g̃ to vary: the first part is
+the whole gradient, the second has no variance, and a window cuts nothing off. A wrong one costs
+variance, and no bias where the window is long.
 
-V is the expansion of the twin's return about its noise-free path, as in `fluctua.core.twin`. The path begins anew at a
-measured state every `stride` steps and goes a window beyond the next beginning, so that it follows what is measured
-and its adjoint has the whole window ahead.
+V is the expansion of the twin's return about its noise-free path, as in `fluctua.core.twin`. The
+path begins anew at a measured state every `stride` steps and goes a window beyond the next
+beginning, so that it follows what is measured and its adjoint has the whole window ahead.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ import numpy as np
 
 from fluctua.core.baselines import Twin
 from fluctua.core.baselines import none as no_baseline
+from fluctua.core.integrators import mean_rate
 from fluctua.core.sources import Recording
-from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import Model
 from fluctua.core.twin import (
     Guess,
@@ -64,37 +66,54 @@ class Path:
     """The twin's path along a record, block after block."""
 
     def __init__(self, ahead: Lookahead, stride: int, window: int, mean: float):
-        self.ahead, self.stride, self.window, self.mean = ahead, stride, window, mean
+        self.ahead = ahead
+        self.stride = stride
+        self.window = window
+        self.mean = mean
         self.last: np.ndarray | None = None  # Vₙ₋₁(Xₙ) at the end of the block before (E,)
 
     def block(self, times: Times, x: Array) -> tuple[np.ndarray, np.ndarray]:
-        """g̃ₙ less the mean (E, b), and ∂θ{gₙ + E[Vₙ(Xₙ₊₁)|Xₙ]} (E, b, P), of states x (E, b+1, M)."""
+        """g̃ₙ less the mean (E, b), and ∂θ{gₙ + E[Vₙ(Xₙ₊₁)|Xₙ]} (E, b, P), of states x (E,
+        b+1, M).
+        """
         a = self.ahead
-        parts = _of_block(a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean)
+        parts = _of_block(
+            a.twin, self.stride, self.window, a.numbers, times.t, a.dt, x, a.context, self.mean
+        )
         inside, begin, end, direct = (np.array(part, np.float64) for part in parts)
         if not np.isfinite(end).all():
             raise FloatingPointError(
-                f"the twin's path of {self.window + self.stride} steps, or its adjoint, is not finite: its drift is "
-                "unstable at its parameters. Bound Twin.theta, give a shorter `window`, or do without a twin."
+                f"the twin's path of {self.window + self.stride} steps, or its adjoint, is not "
+                "finite: its drift is "
+                "unstable at its parameters. Bound Twin.theta, give a shorter `window`, or do "
+                "without a twin."
             )
         old = np.concatenate(
-            [begin[:, :1] - inside[:, :1, 0] if self.last is None else self.last[:, None], end], axis=1
+            [begin[:, :1] - inside[:, :1, 0] if self.last is None else self.last[:, None], end],
+            axis=1,
         )
         inside[:, :, 0] = begin - old[:, :-1]
         self.last = old[:, -1]
         dt = float(a.dt)
-        traces, steps = x.shape[0], x.shape[1] - 1
+        traces = x.shape[0]
+        steps = x.shape[1] - 1
         return inside.reshape(traces, steps) / dt, direct.reshape(traces, steps, -1) / dt
 
 
 def lookahead(
-    choice: Twin, process: AnyProcess, rewards: Rewards, score: Score, theta: Params, recording: Recording
+    choice: Twin,
+    process: AnyProcess,
+    rewards: Rewards,
+    score: Score,
+    theta: Params,
+    recording: Recording,
 ) -> Lookahead:
     """The twin, if it fits the process and the record."""
     twin = checked_twin(choice, score, process)
     if twin.baseline.name != "mean":  # type: ignore[union-attr]
         raise ValueError(
-            f"a long-run average takes the mean off what a twin leaves; Twin(baseline={twin.baseline.name!r}) "  # type: ignore[union-attr]
+            "a long-run average takes the mean off what a twin leaves; "
+            f"Twin(baseline={twin.baseline.name!r}) "  # type: ignore[union-attr]
             "is for trajectories. Leave it off."
         )
     assert twin.process is not None  # `checked_twin` fills it in
@@ -117,10 +136,12 @@ def _of_block(
     context: PyTree,
     mean: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """For S stretches of x (E, S·stride+1, M), each from where the path begins anew; V in units of reward times time.
+    """For S stretches of x (E, S·stride+1, M), each from where the path begins anew; V in units of
+    reward times time.
 
-    δₙ less the mean (E, S, stride) as if the path went on, E[V₀(X₁)|X₀] + g₀Δt less the mean (E, S) of the first step,
-    V(X) at the end (E, S) of a path of `stride` + `window` steps, and the direct term (E, S, stride, P).
+    δₙ less the mean (E, S, stride) as if the path went on, E[V₀(X₁)|X₀] + g₀Δt less the mean (E, S)
+    of the first step, V(X) at the end (E, S) of a path of `stride` + `window` steps, and the direct
+    term (E, S, stride, P).
     """
     count = (x.shape[1] - 1) // stride
     stretches = x[:, stride * np.arange(count)[:, None] + np.arange(stride + 1)]
@@ -128,10 +149,15 @@ def _of_block(
 
     def one(x: Array, start: Array, context: PyTree) -> tuple[Array, Array, Array, Array]:
         times = start + dt * index
-        move = lambda at, t: (
-            (at + mean_rate(twin.process, numbers.twin, at, t, dt, context) * dt).astype(at.dtype),
-            at,
-        )
+
+        def move(at, t):
+            return (
+                (at + mean_rate(twin.process, numbers.twin, at, t, dt, context) * dt).astype(
+                    at.dtype
+                ),
+                at,
+            )
+
         _, path = jax.lax.scan(move, x[0], times)
         level = (mean * dt).astype(x.dtype)
 
@@ -141,17 +167,24 @@ def _of_block(
             return (guess, carry[1] + gain - level), None
 
         size = x.shape[1]
-        nothing = Guess(jnp.zeros(size, x.dtype), jnp.zeros((size, size), x.dtype) if twin.order == 2 else None)
+        nothing = Guess(
+            jnp.zeros(size, x.dtype), jnp.zeros((size, size), x.dtype) if twin.order == 2 else None
+        )
         carry, _ = jax.lax.scan(
             behind, (nothing, jnp.zeros((), x.dtype)), (path[stride:], times[stride:]), reverse=True
         )
         end = carry[1] + carry[0].at(x[stride] - path[stride])
 
-        def back(carry: tuple[Guess, Array], step: Any) -> tuple[tuple[Guess, Array], tuple[Array, Array, Array]]:
+        def back(
+            carry: tuple[Guess, Array], step: Any
+        ) -> tuple[tuple[Guess, Array], tuple[Array, Array, Array]]:
             x, xbar, t = step
             guess, value = carry
-            # rewards of steps are refused, so that the end of the step, in second place, is not looked at
-            direct, expected, *_ = direct_term(twin, numbers, guess, x, x, xbar, (t, dt, start), context)
+            # rewards of steps are refused, so that the end of the step, in second place, is not
+            # looked at
+            direct, expected, *_ = direct_term(
+                twin, numbers, guess, x, x, xbar, (t, dt, start), context
+            )
             before, gain = expand(twin, numbers, guess, xbar, t, dt, context)
             inside = expected - gain - before.at(x - xbar)  # differences of like numbers first
             return (before, value + gain - level), (inside, expected + value - level, direct)

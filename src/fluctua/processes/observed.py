@@ -4,19 +4,22 @@ What is measured is not Markov, but the theorem asks only for the score of what 
 
     Uₙ = ∂θ ln p(yₙ₊₁ | y₀ … yₙ) = ∂θ ln N(yₙ₊₁; ŷ, S),     U₋₁ = ∂θ ln p(y₀),
 
-whose predictive density a Kalman filter gives. With F, Σ the transition of one step, x' ~ N(f(x), Σ) and F = ∂f/∂x,
+whose predictive density a Kalman filter gives. With F, Σ the transition of one step, x' ~ N(f(x),
+Σ) and F = ∂f/∂x,
 
     m⁻ = f(m),     P⁻ = F P Fᵀ + Σ,     ŷ = C m⁻,     S = C P⁻ Cᵀ + R,
     K = P⁻CᵀS⁻¹,   m' = m⁻ + K(y − ŷ),   P' = (1 − KC) P⁻ (1 − KC)ᵀ + K R Kᵀ.
 
-The score needs ∂θm and ∂θP along with m and P: tangents, carried from step to step. For a drift that is linear in x and
-noise that does not depend on it this is exact, and P, K, S and their tangents are the same for all trajectories: one
-recursion. Otherwise it is the extended filter, with f and F of each trajectory averaged over N(m, P) to second order,
+The score needs ∂θm and ∂θP along with m and P: tangents, carried from step to step. For a drift
+that is linear in x and noise that does not depend on it this is exact, and P, K, S and their
+tangents are the same for all trajectories: one recursion. Otherwise it is the extended filter, with
+f and F of each trajectory averaged over N(m, P) to second order,
 
     f̄(m) = f + ½ Σ_kl P_kl ∂_k∂_l f,     F̄ = ∂f̄/∂m,
 
-which for drifts of third degree leaves the skewness of the hidden state alone as an error. `core.residuals` looks
-for it in the innovations y − ŷ, whose covariance must be S; on a simulator `fluctua.finite_differences` measures it.
+which for drifts of third degree leaves the skewness of the hidden state alone as an error.
+`core.residuals` looks for it in the innovations y − ŷ, whose covariance must be S; on a simulator
+`fluctua.reference.finite_differences` measures it.
 """
 
 from __future__ import annotations
@@ -35,20 +38,34 @@ from jax.scipy.linalg import solve_triangular
 from fluctua.core import check
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.integrators import refuse_step
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.simulate import one_step
-from fluctua.core.steps import refuse_step
 from fluctua.core.text import names
-from fluctua.core.types import Array, Memory, Params, Process, PyTree, Step, Times, Trajectories, jit, working_dtype
+from fluctua.core.types import (
+    Array,
+    Memory,
+    Params,
+    Process,
+    PyTree,
+    Step,
+    Times,
+    Trajectories,
+    jit,
+    working_dtype,
+)
 
 READOUT = 2**30
-"""The step whose draw is the readout of the first sample: steps of the process itself never come so far."""
+"""The step whose draw is the readout of the first sample: steps of the process itself never come so
+far.
+"""
 
 
 class Normal(NamedTuple):
     """X₀ ~ N(mean, covariance): what is known of the hidden state when the record begins.
 
-    mean: (M,). covariance: (M, M), (M,) if diagonal, or a number. Either may be a function (theta, context).
+    mean: (M,). covariance: (M, M), (M,) if diagonal, or a number. Either may be a function (theta,
+    context).
     """
 
     mean: Any
@@ -57,14 +74,16 @@ class Normal(NamedTuple):
 
 @dataclass(frozen=True)
 class Observed:
-    """A process seen through y = Cx + ε. Takes the place of a `Process`; its trajectories and rewards are of y.
+    """A process seen through y = Cx + ε. Takes the place of a `Process`; its trajectories and
+    rewards are of y.
 
     process: of the hidden state x (M,).
     observe: C (D, M); np.eye(M)[[0, 2]] for components 0 and 2.
-    noise: R, the covariance of ε, (D, D), (D,) if diagonal, or a number; or a function (theta, context) of that. 0 or
-    None where the readout is exact.
+    noise: R, the covariance of ε, (D, D), (D,) if diagonal, or a number; or a function (theta,
+    context) of that. 0 or None where the readout is exact.
     start: X₀, a known state (M,) or a `Normal`.
-    transition: the law of one step, `euler`, or `local_linear` for records sampled too slowly for Euler steps.
+    transition: the law of one step, `euler`, or `local_linear` for records sampled too slowly for
+    Euler steps.
     shared: whether one covariance serves all trajectories. The library finds out; leave it off.
 
     >>> trap = Process(lambda k, x: -k * x, lambda k, x: jnp.ones_like(x))
@@ -83,27 +102,39 @@ class Observed:
         process = check.process(self.process)
         if not isinstance(process, Process):
             raise TypeError(f"`Observed` is of a `Process`; got {type(process).__name__}.")
-        refuse_step(process, "an `Observed`", "Leave `step` off, or use transition=local_linear for long steps.")
+        refuse_step(
+            process,
+            "an `Observed`",
+            "Leave `step` off, or use transition=local_linear for long steps.",
+        )
         c = np.asarray(self.observe, float)
         if c.ndim != 2 or c.size == 0 or not np.isfinite(c).all():
             raise ValueError(
-                f"`observe` must be a finite matrix C (channels, state); got shape {c.shape}. For components 0 and 2 "
+                f"`observe` must be a finite matrix C (channels, state); got shape {c.shape}. For "
+                "components 0 and 2 "
                 "of M write np.eye(M)[[0, 2]]."
             )
         start = self.start if isinstance(self.start, Normal) else Normal(self.start, 0.0)
         if not isinstance(self.start, Normal) and callable(self.start):
             raise TypeError(
-                "`start` of an `Observed` is a state (M,) or a Normal(mean, covariance), which may depend on θ."
+                "`start` of an `Observed` is a state (M,) or a Normal(mean, covariance), which may "
+                "depend on θ."
             )
-        for name, value in (("observe", c), ("noise", 0.0 if self.noise is None else self.noise), ("process", process)):
+        for name, value in (
+            ("observe", c),
+            ("noise", 0.0 if self.noise is None else self.noise),
+            ("process", process),
+        ):
             object.__setattr__(self, name, value if name == "process" else _hashable(value))
         object.__setattr__(self, "start", Normal(*map(_hashable, start)))
         if not callable(self.noise):
             _check_covariance("noise", self.noise, len(c))
 
-    # ------------------------------------------------------------------------------------ its simulator
+    # -------------------------------------------------------------------------------- its simulator
 
-    def first(self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable) -> Array:
+    def first(
+        self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable
+    ) -> Array:
         """(y, x) at the start: what is seen comes first."""
         if self.process.noise is None:
             raise ValueError("the hidden `Process` has no `noise`, so it cannot be simulated.")
@@ -113,10 +144,23 @@ class Observed:
         return self._read(theta, x, context, stream, draw, 0)
 
     def advance(
-        self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array, t: Array, dt: Array
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        draw: Callable,
+        n: Array,
+        t: Array,
+        dt: Array,
     ) -> tuple[Array, None]:
-        """(y, x) after a step. The hidden path is that of the process by itself with the same noise."""
-        hidden = one_step(self.process, theta, x[len(self.observe) :], context, stream, draw, n, t, dt)
+        """(y, x) after a step.
+
+        The hidden path is that of the process by itself with the same noise.
+        """
+        hidden = one_step(
+            self.process, theta, x[len(self.observe) :], context, stream, draw, n, t, dt
+        )
         return self._read(theta, hidden, context, stream, draw, n + 1), None
 
     def seen(self, state: Array) -> Array:
@@ -126,33 +170,54 @@ class Observed:
     def events(self, *arguments: Any) -> None:
         """A record holds nothing besides y."""
 
-    def _read(self, theta: Params, x: Array, context: PyTree, stream: PyTree, draw: Callable, n: Array | int) -> Array:
+    def _read(
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        draw: Callable,
+        n: Array | int,
+    ) -> Array:
         channels = len(self.observe)
         z = draw(stream, READOUT + n, channels).astype(x.dtype)
-        y = jnp.asarray(self.observe, x.dtype) @ x + _root(_value(self.noise, theta, context), channels) @ z
+        y = (
+            jnp.asarray(self.observe, x.dtype) @ x
+            + _root(_value(self.noise, theta, context), channels) @ z
+        )
         return jnp.concatenate([y.astype(x.dtype), x])
 
-    # ---------------------------------------------------------------------------------------- its score
+    # ------------------------------------------------------------------------------------ its score
 
     def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
         """∂θ ln p(y₀), and mean and covariance of X₀ given y₀ with their tangents."""
 
         def first(theta: Params) -> Filtered:
             mean, covariance = self._prior(theta, context)
-            return self._first_sample(theta, mean.astype(x.dtype), covariance.astype(x.dtype), x, context)[0]
+            return self._first_sample(
+                theta, mean.astype(x.dtype), covariance.astype(x.dtype), x, context
+            )[0]
 
         flat, unravel = ravel_pytree(theta)
-        now, slopes = _pushed(lambda v: first(unravel(v)), (flat,), (jnp.eye(flat.size, dtype=flat.dtype),))
+        now, slopes = _pushed(
+            lambda v: first(unravel(v)), (flat,), (jnp.eye(flat.size, dtype=flat.dtype),)
+        )
         score = slopes.log_density.astype(flat.dtype)
-        if callable(self.start.mean):  # not a number where θ moves what is known, which `check` refuses by name
+        if callable(
+            self.start.mean
+        ):  # not a number where θ moves what is known, which `check` refuses by name
             score = jnp.where(jnp.any(_find_moved(self, theta, context)), jnp.nan, score)
         return unravel(score), self._remembered(now, slopes)
 
     def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
         """∂θ ln p(y'|y and all before), and mean and covariance of the hidden state after it."""
-        (mean, mean_slope), (covariance, covariance_slope) = memory.own[:2], (memory.shared or memory.own[2:])
+        (mean, mean_slope) = memory.own[:2]
+        (covariance, covariance_slope) = memory.shared or memory.own[2:]
         flat, unravel = ravel_pytree(theta)
-        one = lambda v, mean, covariance: self._sample(unravel(v), mean, covariance, step)[0]
+
+        def one(v, mean, covariance):
+            return self._sample(unravel(v), mean, covariance, step)[0]
+
         directions = (jnp.eye(flat.size, dtype=flat.dtype), mean_slope, covariance_slope)
         now, slopes = _pushed(one, (flat, mean, covariance), directions)
         return unravel(slopes.log_density.astype(flat.dtype)), self._remembered(now, slopes)
@@ -160,79 +225,116 @@ class Observed:
     def score(self, theta: Params, step: Step) -> Params:
         """Not of one step alone."""
         raise ValueError(
-            "the score of an `Observed` depends on all samples before the step: `gradient` and `ppgt` carry them along."
+            "the score of an `Observed` depends on all samples before the step: `gradient` and "
+            "`ppgt` carry them along."
         )
 
     def _remembered(self, now: Filtered, slopes: Filtered) -> Memory:
-        mean, covariance = (now.mean, slopes.mean), (now.covariance, slopes.covariance)
+        mean = (now.mean, slopes.mean)
+        covariance = (now.covariance, slopes.covariance)
         return Memory(covariance, mean) if self.shared else Memory(None, mean + covariance)
 
-    # --------------------------------------------------------------------------------------- the filter
+    # ----------------------------------------------------------------------------------- the filter
 
     def _prior(self, theta: Params, context: PyTree) -> Gaussian:
         mean, covariance = (jnp.asarray(_value(v, theta, context)) for v in self.start)
         size = len(self.observe[0])
         if mean.shape != (size,):
             raise ValueError(
-                f"`observe` has {size} columns, one for each component of the state; the start has shape {mean.shape}."
+                f"`observe` has {size} columns, one for each component of the state; the start has "
+                f"shape {mean.shape}."
             )
         return Gaussian(mean, _matrix(covariance, mean.size).astype(mean.dtype))
 
     def _first_sample(
         self, theta: Params, mean: Array, covariance: Array, y: Array, context: PyTree
     ) -> tuple[Filtered, Array]:
-        """X₀ given y₀. Channels that are known before they are read (a known state, an exact readout) say nothing."""
-        c, r = jnp.asarray(self.observe, y.dtype), _matrix(_value(self.noise, theta, context), y.size).astype(y.dtype)
+        """X₀ given y₀.
+
+        Channels that are known before they are read (a known state, an exact readout) say
+        nothing.
+        """
+        c = jnp.asarray(self.observe, y.dtype)
+        r = _matrix(_value(self.noise, theta, context), y.size).astype(y.dtype)
         there = jnp.diagonal(c @ covariance @ c.T + r) > 0
         r = jnp.where(there[:, None] & there, r, jnp.diag(~there).astype(y.dtype))
         c = jnp.where(there[:, None], c, 0)
         return _measured(mean, covariance, jnp.where(there, y - c @ mean, 0), c, r)
 
-    def _sample(self, theta: Params, mean: Array, covariance: Array, step: Step) -> tuple[Filtered, Array]:
+    def _sample(
+        self, theta: Params, mean: Array, covariance: Array, step: Step
+    ) -> tuple[Filtered, Array]:
         """The hidden state given one more sample, step.x_next."""
-        law = lambda x: self.transition(self.process, theta, Step(x, x, step.t, step.dt, step.context))
+
+        def law(x):
+            return self.transition(self.process, theta, Step(x, x, step.t, step.dt, step.context))
+
         if self.shared:  # at zero: one matrix for all trajectories, and seen to be one
             zero = jnp.zeros_like(mean)
-            f = lambda x: law(x).mean
-            slope, noise = jax.jacfwd(f)(zero), law(zero).covariance
+
+            def f(x):
+                return law(x).mean
+
+            slope = jax.jacfwd(f)(zero)
+            noise = law(zero).covariance
             ahead = f(zero) + slope @ mean
         else:
-            f = lambda x: _averaged(lambda x: law(x).mean, x, covariance)
-            slope, noise, ahead = jax.jacfwd(f)(mean), law(mean).covariance, f(mean)
+
+            def f(x):
+                return _averaged(lambda x: law(x).mean, x, covariance)
+
+            slope = jax.jacfwd(f)(mean)
+            noise = law(mean).covariance
+            ahead = f(mean)
         predicted = slope @ covariance @ slope.T + noise
-        y, dtype = step.x_next, mean.dtype
-        c, r = jnp.asarray(self.observe, dtype), _matrix(_value(self.noise, theta, step.context), y.size).astype(dtype)
+        y = step.x_next
+        dtype = mean.dtype
+        c = jnp.asarray(self.observe, dtype)
+        r = _matrix(_value(self.noise, theta, step.context), y.size).astype(dtype)
         return _measured(ahead, predicted, y - c @ ahead, c, r)
 
     def residuals(self, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
-        """eᵢ (S⁻¹e)ᵢ of the innovations e of every sample, whose mean is 1 where the model is right. (E, T, D)"""
+        """eᵢ (S⁻¹e)ᵢ of the innovations e of every sample, whose mean is 1 where the model
+        is right. (E, T, D)
+        """
         return _path(self, theta, times, x, context)[1][:, 1:]
 
-    # --------------------------------------------------------------------------------------- the checks
+    # ----------------------------------------------------------------------------------- the checks
 
-    def check(self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state") -> Observed:
-        """Shapes fit together, R is a covariance, every channel has noise in it; and whether the process is linear."""
+    def check(
+        self, theta: Params, x: Array, t: Array, context: PyTree, where: str = "at the first state"
+    ) -> Observed:
+        """Shapes fit together, R is a covariance, every channel has noise in it; and
+        whether the process is linear.
+        """
         channels, size = np.shape(self.observe)
         mean = self._prior(theta, context).mean
         if jnp.shape(x) != (channels,):
             raise ValueError(
-                f"trajectories of this `Observed` hold its {channels} channels, y = Cx, not the state; got "
+                f"trajectories of this `Observed` hold its {channels} channels, y = Cx, not the "
+                "state; got "
                 f"{jnp.shape(x)[0]} components."
             )
         _check_covariance("noise", np.asarray(_value(self.noise, theta, context)), channels)
-        _check_covariance("covariance of the start", np.asarray(_value(self.start.covariance, theta, context)), size)
+        _check_covariance(
+            "covariance of the start",
+            np.asarray(_value(self.start.covariance, theta, context)),
+            size,
+        )
         here = jnp.asarray(mean, working_dtype(theta, x))
         check.shapes(self.process, theta, here, t, context)
         seen, moves = (np.asarray(v) for v in _facts(self, theta, here, t, context))
         if not seen.all():
             raise ValueError(
-                f"channel {np.flatnonzero(~seen)[0]} is known before it is measured {where}: neither the readout nor "
+                f"channel {np.flatnonzero(~seen)[0]} is known before it is measured {where}: "
+                "neither the readout nor "
                 "the process puts noise into it within a step. Give it readout noise in `noise`."
             )
         if moves.any():
             i, p = np.argwhere(moves)[0]
             raise ValueError(
-                f"channel {i} at the start is exactly known and depends on `{names(theta)[p]}`, {where}: there is no "
+                f"channel {i} at the start is exactly known and depends on `{names(theta)[p]}`, "
+                f"{where}: there is no "
                 "score for that parameter. Give the start a covariance, or the readout noise."
             )
         linear = _is_linear(self.process, *map(check.form, (theta, here, t, context)))
@@ -253,23 +355,34 @@ class Filtered(NamedTuple):
     covariance: Array
 
 
-def _measured(mean: Array, covariance: Array, innovation: Array, c: Array, r: Array) -> tuple[Filtered, Array]:
+def _measured(
+    mean: Array, covariance: Array, innovation: Array, c: Array, r: Array
+) -> tuple[Filtered, Array]:
     """A prediction corrected by its innovation e; and eᵢ(S⁻¹e)ᵢ, whose mean is 1."""
     s = c @ covariance @ c.T + r
     factor = jnp.linalg.cholesky((s + s.T) / 2)
-    inverse = solve_triangular(factor, jnp.eye(innovation.size, dtype=s.dtype), lower=True)  # once for all trajectories
+    inverse = solve_triangular(
+        factor, jnp.eye(innovation.size, dtype=s.dtype), lower=True
+    )  # once for all trajectories
     gain = covariance @ c.T @ inverse.T @ inverse
     rest = jnp.eye(mean.size, dtype=mean.dtype) - gain @ c
     white = inverse @ innovation
     constant = mean.dtype.type(np.log(2 * np.pi)) * innovation.size / 2
     log_density = -jnp.sum(jnp.log(jnp.diagonal(factor))) - white @ white / 2 - constant
-    after = Filtered(log_density, mean + gain @ innovation, rest @ covariance @ rest.T + gain @ r @ gain.T)
+    after = Filtered(
+        log_density, mean + gain @ innovation, rest @ covariance @ rest.T + gain @ r @ gain.T
+    )
     return after, innovation * (inverse.T @ white)
 
 
 def _averaged(f: Callable[[Array], Array], x: Array, covariance: Array) -> Array:
-    """E[f(X)] of X ~ N(x, P) to second order, f + ½ Σ_kl P_kl ∂_k∂_l f: exact for f of third degree."""
-    along = lambda e, p: jax.jvp(lambda x: jax.jvp(f, (x,), (p,))[1], (x,), (e,))[1]
+    """E[f(X)] of X ~ N(x, P) to second order, f + ½ Σ_kl P_kl ∂_k∂_l f: exact for f of third
+    degree.
+    """
+
+    def along(e, p):
+        return jax.jvp(lambda x: jax.jvp(f, (x,), (p,))[1], (x,), (e,))[1]
+
     return f(x) + jnp.sum(jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype), covariance), axis=0) / 2
 
 
@@ -279,7 +392,9 @@ def _pushed(f: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) 
 
 
 @partial(jit, static_argnums=0)
-def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyTree) -> tuple[Array, Array]:
+def _path(
+    process: Observed, theta: Params, times: Times, x: Array, context: PyTree
+) -> tuple[Array, Array]:
     """ln p of every trajectory (E,), and eᵢ(S⁻¹e)ᵢ of every sample (E, T+1, D)."""
 
     def one(y: Array, context: PyTree) -> tuple[Array, Array]:
@@ -289,7 +404,9 @@ def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyT
 
         def body(now: Filtered, sample: Any) -> tuple[Filtered, Array]:
             y, t, dt = sample
-            after, ratio = process._sample(theta, now.mean, now.covariance, Step(y, y, t, dt, context))
+            after, ratio = process._sample(
+                theta, now.mean, now.covariance, Step(y, y, t, dt, context)
+            )
             return after._replace(log_density=now.log_density + after.log_density), ratio
 
         now, ratio = jax.lax.scan(body, now, (y[1:], times.t[:-1], times.dt))
@@ -299,13 +416,17 @@ def _path(process: Observed, theta: Params, times: Times, x: Array, context: PyT
 
 
 @partial(jit, static_argnums=0)
-def _facts(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Array, Array]:
+def _facts(
+    process: Observed, theta: Params, x: Array, t: Array, context: PyTree
+) -> tuple[Array, Array]:
     """Channels with noise in them (D,), and those known at the start that move with θ (D, P)."""
     c = jnp.asarray(process.observe, x.dtype)
     _, prior = process._prior(theta, context)
     r = _matrix(_value(process.noise, theta, context), len(process.observe))
     slope = jax.jacfwd(lambda x: process.process.drift(theta, x, t, context))(x)
-    spread = prior + slope @ prior @ slope.T + diffusion_matrix(process.process, theta, x, t, context)
+    spread = (
+        prior + slope @ prior @ slope.T + diffusion_matrix(process.process, theta, x, t, context)
+    )
     return jnp.diagonal(c @ spread @ c.T + r) > 0, _find_moved(process, theta, context)
 
 
@@ -322,24 +443,33 @@ def _find_moved(process: Observed, theta: Params, context: PyTree) -> Array:
 
 @lru_cache(maxsize=256)
 def _is_linear(process: Process, *forms: Any) -> bool:
-    """Whether the drift is linear in x and the noise free of it, at all times and θ, as their operations show.
+    """Whether the drift is linear in x and the noise free of it, at all times and θ, as their
+    operations show.
 
     forms: of theta, x, t and context.
     """
     arguments = [check.like(form) for form in forms]
     noise = partial(diffusion_matrix, process)
-    return not varies_in_slope(process.drift, *arguments, on=1) and not depends(noise, *arguments, on=1)
+    return not varies_in_slope(process.drift, *arguments, on=1) and not depends(
+        noise, *arguments, on=1
+    )
 
 
 def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: PyTree) -> bool:
-    """Whether the covariances are the same whatever the context, as far as their operations show."""
+    """Whether the covariances are the same whatever the context, as far as their operations
+    show.
+    """
     shared = replace(process, shared=True)
 
     def covariances(context: PyTree) -> tuple[Array, Array]:
         mean, prior = shared._prior(theta, context)
         y = jnp.zeros(len(shared.observe), x.dtype)
-        now, _ = shared._first_sample(theta, mean.astype(x.dtype), prior.astype(x.dtype), y, context)
-        after, _ = shared._sample(theta, now.mean, now.covariance, Step(y, y, t, jnp.ones_like(t), context))
+        now, _ = shared._first_sample(
+            theta, mean.astype(x.dtype), prior.astype(x.dtype), y, context
+        )
+        after, _ = shared._sample(
+            theta, now.mean, now.covariance, Step(y, y, t, jnp.ones_like(t), context)
+        )
         return now.covariance, after.covariance
 
     if not jax.tree.leaves(context):
@@ -352,11 +482,13 @@ def _unbatched(process: Observed, theta: Params, x: Array, t: Array, context: Py
     return True
 
 
-# --------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def _hashable(value: Any) -> Any:
-    """A function of (theta, context), or numbers as nested tuples, so that compilations are shared."""
+    """A function of (theta, context), or numbers as nested tuples, so that compilations are
+    shared.
+    """
     if callable(value):
         return check.leading(value, 2)
     return _nested(np.asarray(value, float).tolist())
@@ -390,12 +522,19 @@ def _check_covariance(name: str, value: Any, size: int) -> None:
     entries = np.asarray(value)
     v = np.asarray(entries, float)
     if v.shape not in ((), (size,), (size, size)):
-        raise ValueError(f"`{name}` must be a number, ({size},) or ({size}, {size}); got shape {v.shape}.")
-    least = float(np.linalg.eigvalsh((v + v.T) / 2)[0] if v.ndim == 2 else v.min()) if np.isfinite(v).all() else np.nan
+        raise ValueError(
+            f"`{name}` must be a number, ({size},) or ({size}, {size}); got shape {v.shape}."
+        )
+    least = (
+        float(np.linalg.eigvalsh((v + v.T) / 2)[0] if v.ndim == 2 else v.min())
+        if np.isfinite(v).all()
+        else np.nan
+    )
     # rounding moves each entry by eps/2 of itself, and so an eigenvalue by eps/2 ‖V‖ at most (Weyl)
     rounding = np.finfo(entries.dtype if entries.dtype.kind == "f" else float).eps
     slack = max(1e-12, size * rounding) * np.abs(v).max(initial=0) if v.ndim == 2 else 0.0
     if not least >= -slack or (v.ndim == 2 and not np.allclose(v, v.T)):
         raise ValueError(
-            f"`{name}` is a covariance, symmetric with no negative eigenvalue; its least is {least:g}: {v.tolist()}."
+            f"`{name}` is a covariance, symmetric with no negative eigenvalue; its least is "
+            f"{least:g}: {v.tolist()}."
         )

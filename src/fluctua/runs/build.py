@@ -11,9 +11,9 @@ import optax
 from fluctua import tcmt
 from fluctua.core.baselines import Twin, binned
 from fluctua.core.types import Array, Estimator, Params
-from fluctua.learn.optimise import by_name
+from fluctua.learn.optimisers import by_name
+from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.learn.train import box
-from fluctua.learn.weighted import Weighted
 from fluctua.runs.config import Config
 from fluctua.runs.heeded import is_unknown
 from fluctua.runs.unknown import make_calibrated
@@ -62,7 +62,9 @@ def make_network(config: Config, sigma_w: float | None = None) -> tcmt.Network:
         raise ValueError("`lattice` needs two resonators at least, one for each lead; got 1 × 1.")
     leads = [tcmt.Lead(0, lattice.gamma_e), tcmt.Lead(sites - 1, lattice.gamma_e)]
     sigma = config.task.sigma_w if sigma_w is None else sigma_w
-    return tcmt.rectangular(lattice.rows, lattice.columns, leads=leads, gamma=lattice.gamma, sigma_w=sigma)
+    return tcmt.rectangular(
+        lattice.rows, lattice.columns, leads=leads, gamma=lattice.gamma, sigma_w=sigma
+    )
 
 
 def make_task(
@@ -73,12 +75,15 @@ def make_task(
     dt: float | None = None,
     network: tcmt.Network | None = None,
 ) -> tcmt.Task:
-    """The task of a configuration, with other noise, another step or another network where asked."""
+    """The task of a configuration, with other noise, another step or another network where
+    asked.
+    """
     t = config.task
     steps = t.horizon / (t.dt if dt is None else dt)
     if not 0 < steps <= MOST_STEPS:
         raise ValueError(
-            f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is {steps:.3g} steps; at "
+            f"`task.horizon` = {t.horizon:g} with `task.dt` = {t.dt if dt is None else dt:g} is "
+            f"{steps:.3g} steps; at "
             f"most {MOST_STEPS:,} are run."
         )
     make = tcmt.transmission if t.reward == "transmission" else tcmt.isolation
@@ -94,17 +99,22 @@ def make_task(
 
 
 def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) -> Estimator:
-    """The estimator on the configured backend, which must be resolved. cluster: the address of one, for its shards."""
+    """The estimator on the configured backend, which must be resolved. cluster: the address of
+    one, for its shards.
+    """
     shards = config.ensemble.shards
     if not shards:
         if cluster is not None:
             raise ValueError(
-                "this run has no shards, so that a cluster has nothing to compute apart: `ensemble.shards` = 0. A run "
+                "this run has no shards, so that a cluster has nothing to compute apart: "
+                "`ensemble.shards` = 0. A run "
                 "that was begun with --cluster has them."
             )
         return _undivided(config, task)
     if is_unknown(config):
-        raise ValueError(f"`ensemble.shards` = {shards} is for lattices that are known; this one has a `device`.")
+        raise ValueError(
+            f"`ensemble.shards` = {shards} is for lattices that are known; this one has a `device`."
+        )
     if cluster is None or config.backend != "cuda":
         return distributed(_undivided(config, task), cluster, shards=shards)
     # the GPUs are those of the workers: this machine need not have one
@@ -114,24 +124,32 @@ def make_estimator(config: Config, task: tcmt.Task, cluster: str | None = None) 
 
 def _on_gpus(estimator: Any) -> Any:
     """An estimator of the CPU kernels with those of the GPU in their place."""
-    if isinstance(estimator, Weighted):
-        return Weighted(_on_gpus(estimator.estimator), estimator.memory, carry=estimator.carry)
+    if isinstance(estimator, ShrunkCorrection):
+        return ShrunkCorrection(
+            _on_gpus(estimator.estimator), estimator.memory, carry=estimator.carry
+        )
     if isinstance(estimator, Carried):
         return Carried(_on_gpus(estimator.fused))
-    return dataclasses.replace(estimator, options=dataclasses.replace(estimator.options, backend="cuda"))
+    return dataclasses.replace(
+        estimator, options=dataclasses.replace(estimator.options, backend="cuda")
+    )
 
 
 def _undivided(config: Config, task: tcmt.Task) -> Estimator:
-    backend, b = config.backend, config.baseline
+    backend = config.backend
+    b = config.baseline
     if backend == "cuda":
         require_cupy()  # here, before a folder is made
     if is_unknown(config):
         return make_calibrated(config, task, lambda network: make_task(config, network=network))
     if b.kind == "twin":
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
-        # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and little without
-        return Weighted(splits, memory=b.memory, carry=backend != "jax")
-    if b.kind == "binned":  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
+        # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and
+        # little without
+        return ShrunkCorrection(splits, memory=b.memory, carry=backend != "jax")
+    if (
+        b.kind == "binned"
+    ):  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more
         kernels: dict[str, Any] = {} if backend == "jax" else {"every": b.every, "group": GROUP}
         return task.estimator(backend, baseline=binned(bins=b.bins, **kernels))
     return task.estimator(backend, baseline=b.kind)
@@ -141,7 +159,8 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     b = config.baseline
     if b.rank and task.modulation is not None:
         raise ValueError(
-            f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices without modulation: set it "
+            f"`baseline.rank` = {b.rank} asks for the quadratic term, which is for lattices "
+            "without modulation: set it "
             "to 0, or `task.sigma_kappa` to 0."
         )
     if config.backend == "jax":
@@ -150,9 +169,13 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
 
 
 def build(config: Config, cluster: str | None = None) -> Parts:
-    """Everything a training needs. `config.backend` must be resolved. cluster: the address of one, for its shards."""
+    """Everything a training needs.
+
+    `config.backend` must be resolved. cluster: the address of one, for its shards.
+    """
     task = make_task(config)
-    o, bounds = config.optimiser, config.bounds
+    o = config.optimiser
+    bounds = config.bounds
     scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
     rule = by_name(o.rule, o.learning_rate, o.options, scales, o.decay)
     sides = [{name: getattr(bounds, name)[side] for name in FAMILIES} for side in (0, 1)]

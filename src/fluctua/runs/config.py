@@ -1,6 +1,8 @@
-"""The configuration of a training: frozen records, read from TOML and written back with every key explained.
+"""The configuration of a training: frozen records, read from TOML and written back with every key
+explained.
 
-A file gives the keys it wants to change. The others come from the preset it names, or from the paper.
+A file gives the keys it wants to change. The others come from the preset it names, or from the
+paper.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 from fluctua.core.baselines import DEFAULT, TABLE
 from fluctua.core.text import close_match
-from fluctua.learn.optimise import BUDGETS, WINDOW
+from fluctua.learn.optimisers import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule
 from fluctua.store.files import require_file
@@ -25,13 +27,18 @@ from fluctua.tcmt.kernel.options import STEPS
 
 
 def _key(default: Any, rule: Rule, comment: str) -> Any:
-    extra: dict[str, Any] = {"default_factory": lambda: dict(default)} if isinstance(default, dict) else {}
+    extra: dict[str, Any] = (
+        {"default_factory": lambda: dict(default)} if isinstance(default, dict) else {}
+    )
     return field(**(extra or {"default": default}), metadata={"rule": rule, "comment": comment})
 
 
-SITES, ENSEMBLE, LARGE = 10_000, 100_000_000, 1e9
-"""More than these are a slip of the pen, and would end in an overflow or without memory: rows and columns of a lattice,
-trajectories of an iteration, times and amplitudes in units of the coupling."""
+SITES = 10_000
+ENSEMBLE = 100_000_000
+LARGE = 1e9
+"""More than these are a slip of the pen, and would end in an overflow or without memory: rows and
+columns of a lattice, trajectories of an iteration, times and amplitudes in units of the
+coupling."""
 
 
 def _section(kind: type) -> Any:
@@ -52,12 +59,18 @@ class Lattice:
 class TaskConfig:
     """What is rewarded, and under which noise."""
 
-    reward: str = _key("transmission", rules.word("transmission", "isolation"), "time-averaged power fraction")
+    reward: str = _key(
+        "transmission", rules.word("transmission", "isolation"), "time-averaged power fraction"
+    )
     horizon: float = _key(20.0, rules.number(above=0, below=LARGE), "T, in units of 1 / coupling")
     dt: float = _key(1e-3, rules.number(above=0), "time step")
-    step: str = _key("euler", rules.word(*STEPS), "euler: the paper's; heun: of second order, for longer steps")
+    step: str = _key(
+        "euler", rules.word(*STEPS), "euler: the paper's; heun: of second order, for longer steps"
+    )
     sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
-    sigma_kappa: float = _key(0.0, rules.number(least=0), "amplitude of the antagonistic modulation")
+    sigma_kappa: float = _key(
+        0.0, rules.number(least=0), "amplitude of the antagonistic modulation"
+    )
     amplitude: float = _key(10.0, rules.number(above=0, below=LARGE), "of the drive, s⁺")
     frequency: float = _key(10.0, rules.number(), "of the drive; omega is the detuning from it")
 
@@ -71,29 +84,47 @@ class Start:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The box Θ onto which every step is projected. The paper does not give its own: state these with a J.
+    """The box Θ onto which every step is projected. The paper does not give its own: state these
+    with a J.
 
-    omega: a site detuned by 5 couplings is out of the way already, and beyond √(2γ/Δt) = 6.3 Euler steps of 1e-3
-    make it grow. kappa: without a ceiling coupling grows for ever and J with it; twice the initial value leaves
-    room for a waveguide. chi: 0.05·|ψ|² is a detuning of a few couplings where the light is.
+    omega: a site detuned by 5 couplings is out of the way already, and beyond √(2γ/Δt) = 6.3 Euler
+    steps of 1e-3 make it grow. kappa: without a ceiling coupling grows for ever and J with it;
+    twice the initial value leaves room for a waveguide. chi: 0.05·|ψ|² is a detuning of a few
+    couplings where the light is.
     """
 
-    omega: tuple[float, float] = _key((-5.0, 5.0), rules.interval(), "detunings; beyond ±6.3 Euler steps of 1e-3 grow")
-    kappa: tuple[float, float] = _key((0.0, 2.0), rules.interval(), "couplings; without a ceiling J just follows them")
-    chi: tuple[float, float] = _key((-0.05, 0.05), rules.interval(), "Kerr; ±0.05 detunes by a few couplings")
+    omega: tuple[float, float] = _key(
+        (-5.0, 5.0), rules.interval(), "detunings; beyond ±6.3 Euler steps of 1e-3 grow"
+    )
+    kappa: tuple[float, float] = _key(
+        (0.0, 2.0), rules.interval(), "couplings; without a ceiling J just follows them"
+    )
+    chi: tuple[float, float] = _key(
+        (-0.05, 0.05), rules.interval(), "Kerr; ±0.05 detunes by a few couplings"
+    )
 
 
 @dataclass(frozen=True)
 class Ensemble:
     """How many trajectories an iteration has."""
 
-    schedule: str = _key("fixed", rules.word("fixed", "steps", "escalation"), "which of the keys below count")
+    schedule: str = _key(
+        "fixed", rules.word("fixed", "steps", "escalation"), "which of the keys below count"
+    )
     trajectories: int = _key(1000, rules.whole(2, ENSEMBLE), "fixed: of every iteration")
-    steps: tuple[tuple[int, int], ...] = _key((), rules.steps(), "steps: [[iteration, trajectories], ...]")
-    budgets: tuple[int, ...] = _key(BUDGETS, rules.rising_sizes(), "escalation: one after the other")
+    steps: tuple[tuple[int, int], ...] = _key(
+        (), rules.steps(), "steps: [[iteration, trajectories], ...]"
+    )
+    budgets: tuple[int, ...] = _key(
+        BUDGETS, rules.rising_sizes(), "escalation: one after the other"
+    )
     window: int = _key(WINDOW, rules.whole(10), "escalation: W, iterations")
     confidence: float = _key(0.95, rules.number(above=0, below=1), "escalation: of the trend test")
-    shards: int = _key(0, rules.whole(0, 10**6), "ranges that --cluster computes apart and adds in order; 0: one sum")
+    shards: int = _key(
+        0,
+        rules.whole(0, 10**6),
+        "ranges that --cluster computes apart and adds in order; 0: one sum",
+    )
 
 
 @dataclass(frozen=True)
@@ -102,9 +133,15 @@ class Optimiser:
 
     rule: str = _key("paper", rules.text(), 'or any optimiser of optax: "adam", "sgd", "lion", ...')
     learning_rate: float = _key(0.05, rules.number(above=0), "")
-    decay: float = _key(0.0, rules.number(least=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not")
-    options: dict[str, Any] = _key({}, rules.table(), "further ones of the rule; paper: rho, beta, epsilon")
-    omega_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of omega; 0 leaves it as it is")
+    decay: float = _key(
+        0.0, rules.number(least=0), "steps shrink as 1/√(1 + iteration/decay); 0: they do not"
+    )
+    options: dict[str, Any] = _key(
+        {}, rules.table(), "further ones of the rule; paper: rho, beta, epsilon"
+    )
+    omega_scale: float = _key(
+        1.0, rules.number(least=0), "factor on the steps of omega; 0 leaves it as it is"
+    )
     kappa_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of kappa")
     chi_scale: float = _key(1.0, rules.number(least=0), "factor on the steps of chi")
 
@@ -116,24 +153,37 @@ class BaselineConfig:
     kind: str = _key(
         DEFAULT,
         rules.word(*TABLE),
-        "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the network's own model",
+        "time: from a pilot; carried: from the iteration before; binned: the paper's; twin: the "
+        "network's own model",
     )
     bins: int = _key(20, rules.whole(1), "binned: quantile bins")
-    every: int = _key(1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)")
-    rank: int = _key(0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none")
+    every: int = _key(
+        1, rules.whole(1), "binned: steps between two sortings; 1 is the paper's (jax: always 1)"
+    )
+    rank: int = _key(
+        0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none"
+    )
     memory: float = _key(
-        100.0, rules.number(least=1), "twin: iterations that resolve its correction, if it is taken; 1: always"
+        100.0,
+        rules.number(least=1),
+        "twin: iterations that resolve its correction, if it is taken; 1: always",
     )
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What the device is beside its settings, drawn with the run's seed and told to nobody; 0 is nothing."""
+    """What the device is beside its settings, drawn with the run's seed and told to nobody; 0
+    is nothing.
+    """
 
-    gain_error: float = _key(0.0, rules.number(least=0), "standard deviation of every coupling's gain about 1")
+    gain_error: float = _key(
+        0.0, rules.number(least=0), "standard deviation of every coupling's gain about 1"
+    )
     offset_error: float = _key(0.0, rules.number(least=0), "of every detuning's offset")
     kerr_error: float = _key(0.0, rules.number(least=0), "of every Kerr coefficient")
-    second_neighbours: float = _key(0.0, rules.number(least=0), "couplings across the cells of the lattice")
+    second_neighbours: float = _key(
+        0.0, rules.number(least=0), "couplings across the cells of the lattice"
+    )
     readout: float = _key(0.0, rules.number(least=0), "noise of every sample, on either quadrature")
     sample_every: int = _key(1, rules.whole(1), "steps between two samples")
 
@@ -143,16 +193,28 @@ class CalibrationConfig:
     """How the unknowns of a device are found from the trajectories that are rewarded."""
 
     correction: str = _key(
-        "none", rules.word("none", "simulated", "measured", "weighted"), "to the model's noise-free gradient"
+        "none",
+        rules.word("none", "simulated", "measured", "weighted"),
+        "to the model's noise-free gradient",
     )
-    simulated: int = _key(16, rules.whole(2), "trajectories of the model an iteration; they cost time only")
-    samples: int = _key(2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out")
+    simulated: int = _key(
+        16, rules.whole(2), "trajectories of the model an iteration; they cost time only"
+    )
+    samples: int = _key(
+        2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out"
+    )
     measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")
-    memory: float = _key(0.0, rules.number(least=0), "iterations over which measurements fade; 0: never")
+    memory: float = _key(
+        0.0, rules.number(least=0), "iterations over which measurements fade; 0: never"
+    )
     kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
-    readout: bool = _key(True, rules.flag(), "noise of the readout (device.readout) is known, and taken off")
+    readout: bool = _key(
+        True, rules.flag(), "noise of the readout (device.readout) is known, and taken off"
+    )
     second_neighbours: str = _key(
-        "ignore", rules.word("ignore", "watch", "fit"), "couplings across the cells: not in the model, watched, fitted"
+        "ignore",
+        rules.word("ignore", "watch", "fit"),
+        "couplings across the cells: not in the model, watched, fitted",
     )
 
 
@@ -160,7 +222,9 @@ class CalibrationConfig:
 class Stop:
     """Budgets; 0 is none. Whatever comes first stops."""
 
-    max_trajectories: int = _key(0, rules.whole(0), "in all; no iteration is begun that would exceed it")
+    max_trajectories: int = _key(
+        0, rules.whole(0), "in all; no iteration is begun that would exceed it"
+    )
     max_minutes: float = _key(0.0, rules.number(least=0), "of training, over all resumptions")
 
 
@@ -168,8 +232,12 @@ class Stop:
 class Keep:
     """What is written, and how often."""
 
-    parameters_every: int = _key(10, rules.whole(1), "iterations between two records of the parameters")
-    checkpoint_seconds: float = _key(20.0, rules.number(least=0), "between two checkpoints; 0: every iteration")
+    parameters_every: int = _key(
+        10, rules.whole(1), "iterations between two records of the parameters"
+    )
+    checkpoint_seconds: float = _key(
+        20.0, rules.number(least=0), "between two checkpoints; 0: every iteration"
+    )
     checkpoints: int = _key(3, rules.whole(2), "kept; two at least, should the newest be damaged")
 
 
@@ -182,9 +250,17 @@ class Config:
         rules.word("demo", "fast", "isolation", "paper", "paper-quick", "unknown"),
         "where keys that are not given come from",
     )
-    seed: int = _key(0, rules.whole(0, rules.SEEDS), "of the noise, the modulation and the initial Kerr coefficients")
+    seed: int = _key(
+        0,
+        rules.whole(0, rules.SEEDS),
+        "of the noise, the modulation and the initial Kerr coefficients",
+    )
     iterations: int = _key(10_000, rules.whole(1), "")
-    backend: str = _key("auto", rules.word("auto", "cpu", "cuda", "jax"), "auto: cuda where there is a GPU, else cpu")
+    backend: str = _key(
+        "auto",
+        rules.word("auto", "cpu", "cuda", "jax"),
+        "auto: cuda where there is a GPU, else cpu",
+    )
     lattice: Lattice = _section(Lattice)
     task: TaskConfig = _section(TaskConfig)
     start: Start = _section(Start)
@@ -234,7 +310,9 @@ def load(path: str | Path) -> Config:
 
 def dump(config: Config) -> str:
     """As TOML, every key with what it means. `load` gives the same configuration back."""
-    lines = [_line(config, f) for f in dataclasses.fields(config) if not _is_section(config, f.name)]
+    lines = [
+        _line(config, f) for f in dataclasses.fields(config) if not _is_section(config, f.name)
+    ]
     for f in dataclasses.fields(config):
         if _is_section(config, f.name):
             part = getattr(config, f.name)
@@ -248,7 +326,9 @@ _STAMP = re.compile(r"# run ([0-9a-f]{16}) keys ([0-9a-f]{16})\n")
 
 
 def digest(text: str) -> str:
-    """Fingerprint of the keys of a TOML file, without those that may change and whatever is no key."""
+    """Fingerprint of the keys of a TOML file, without those that may change and whatever is no
+    key.
+    """
     tree = tomllib.loads(text)
     for name in ADJUSTABLE:
         *section, key = name.split(".")
@@ -257,7 +337,8 @@ def digest(text: str) -> str:
 
 
 def stamped(config: Config, run: str) -> str:
-    """`dump` with a last line that says which run it is of; cut off anywhere, the file has none or another.
+    """`dump` with a last line that says which run it is of; cut off anywhere, the file has none or
+    another.
 
     run: the fingerprint of the run; that of the configuration if empty.
     """
@@ -267,21 +348,26 @@ def stamped(config: Config, run: str) -> str:
 
 
 def read_stamp(path: Path) -> str:
-    """The fingerprint of the run that a `stamped` file belongs to, checked; empty for a file without."""
+    """The fingerprint of the run that a `stamped` file belongs to, checked; empty for a file
+    without.
+    """
     text = path.read_text(encoding="utf-8")
     stamp = _STAMP.fullmatch(text[text.rfind("\n# run ") + 1 :]) if "\n# run " in text else None
     if stamp is None:
         return ""
     if stamp[2] != digest(text):
         raise ValueError(
-            f"the keys in {path} are not those that this run began with: it was edited, or is damaged. A run goes on "
-            f"as it began, only {', '.join(ADJUSTABLE)} can change; for another training begin another run."
+            f"the keys in {path} are not those that this run began with: it was edited, or is "
+            "damaged. A run goes on "
+            f"as it began, only {', '.join(ADJUSTABLE)} can change; for another training begin "
+            "another run."
         )
     return stamp[1]
 
 
 def load_unedited(path: Path) -> Config:
-    """The configuration of a run, to compute with its parameters; an error if its keys were edited since.
+    """The configuration of a run, to compute with its parameters; an error if its keys were edited
+    since.
 
     A file without a stamp, which is not of a run, is read as it is.
     """
@@ -304,8 +390,11 @@ def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
         full = f"{where}.{key}" if where else key
         if full in RETIRED:
             if value != RETIRED[full]:
-                raise ValueError(f"`{full}` = {value!r} is no longer a key; only {RETIRED[full]!r} is passed over. A "
-                                 "twin that is wrong on purpose is made in benchmarks/estimators.py.")  # fmt: skip
+                raise ValueError(
+                    f"`{full}` = {value!r} is no longer a key; only {RETIRED[full]!r} "
+                    "is passed over. A "
+                    "twin that is wrong on purpose is made in benchmarks/estimators.py."
+                )
             continue
         if key not in known:
             place = f"[{where}]" if where else "the top level"
@@ -313,7 +402,9 @@ def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:
             raise ValueError(f"`{full}` is no key of {place}, which has {', '.join(known)}.{hint}")
         if _is_section(record, key):
             if not isinstance(value, Mapping):
-                raise ValueError(f"`{full}` is a section, whose keys stand below a line [{full}]; got {value!r}.")
+                raise ValueError(
+                    f"`{full}` is a section, whose keys stand below a line [{full}]; got {value!r}."
+                )
             values[key] = _filled(getattr(record, key), value, full)
         else:
             values[key] = _rule(type(record), key)(full, value)
@@ -348,12 +439,18 @@ def _line(record: Any, f: Any) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+            if value
+            else "{}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, float):
         return repr(value)  # shortest text that reads back as the same number
-    return json.dumps(value, ensure_ascii=False)  # strings, integers and truth values look alike in both
+    return json.dumps(
+        value, ensure_ascii=False
+    )  # strings, integers and truth values look alike in both
 
 
 # ------------------------------------------------------------------------------------------ presets
@@ -415,7 +512,9 @@ FAST = changed(
         "keep.parameters_every": 1,
     },
 )
-"""The paper's lattice and bounds with the twin correction: its result from 16 trajectories an iteration."""
+"""The paper's lattice and bounds with the twin correction: its result from 16 trajectories an
+iteration.
+"""
 
 ISOLATION = changed(
     FAST,
@@ -429,10 +528,13 @@ ISOLATION = changed(
         "ensemble.trajectories": 64,
         "optimiser.learning_rate": 0.03,
         "optimiser.decay": 20.0,
-        "baseline.memory": 1.0,  # the noise-free twin errs near bistability: all of the score's correction counts
+        # the noise-free twin errs near bistability: all of the score's correction counts
+        "baseline.memory": 1.0,
     },
 )
-"""A small Kerr lattice that lets power through one way, with drive, noise, loss and bounds of the paper's lattice."""
+"""A small Kerr lattice that lets power through one way, with drive, noise, loss and bounds of the
+paper's lattice.
+"""
 
 UNKNOWN = changed(
     FAST,
@@ -445,7 +547,9 @@ UNKNOWN = changed(
         "calibration.measure_every": 3,
     },
 )
-"""The paper's lattice and bounds, on a device whose every coupling and detuning is hidden and 20 % off."""
+"""The paper's lattice and bounds, on a device whose every coupling and detuning is hidden and 20 %
+off.
+"""
 
 PRESETS = {
     "demo": DEMO,
@@ -463,6 +567,7 @@ def named(source: str) -> Config:
         return PRESETS[source]
     if not source.endswith(".toml") and not Path(source).exists():
         raise ValueError(
-            f"{source!r} is neither a preset ({', '.join(PRESETS)}) nor a file.{close_match(source, PRESETS)}"
+            f"{source!r} is neither a preset ({', '.join(PRESETS)}) nor a "
+            f"file.{close_match(source, PRESETS)}"
         )
     return load(source)

@@ -1,4 +1,6 @@
-"""J of given parameters, measured afresh: other noise, other seeds, more trajectories, a finer step."""
+"""J of given parameters, measured afresh: other noise, other seeds, more trajectories, a finer
+step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from fluctua.runs.unknown import true_system
 from fluctua.store.files import require_file
 from fluctua.tcmt.network import Network
 
-_SEED, _COUNT = whole(0, SEEDS), whole(2, ENSEMBLE)
+_SEED = whole(0, SEEDS)
+_COUNT = whole(2, ENSEMBLE)
 
 
 class Measurement(NamedTuple):
@@ -53,12 +56,19 @@ def evaluate(
     sigma_w = 0 is allowed: no score is taken.
     """
     device = resolve_backend(config.backend if backend is None else backend)
-    alone = device == "cuda" and config.ensemble.shards and resolve_backend("auto") != "cuda"  # GPUs of a cluster
-    device = "cpu" if device == "jax" or alone else device  # the same noise and the same law, in a fraction of the time
+    alone = (
+        device == "cuda" and config.ensemble.shards and resolve_backend("auto") != "cuda"
+    )  # GPUs of a cluster
+    device = (
+        "cpu" if device == "jax" or alone else device
+    )  # the same noise and the same law, in a fraction of the time
     _COUNT("trajectories", trajectories)
     task = make_task(config, sigma_w=sigma_w, sigma_kappa=sigma_kappa, dt=dt)
     if is_unknown(config):  # J is the device's, whatever was believed of it
-        richer = lambda network: make_task(config, sigma_kappa=sigma_kappa, dt=dt, network=network)
+
+        def richer(network):
+            return make_task(config, sigma_kappa=sigma_kappa, dt=dt, network=network)
+
         task, parameters = true_system(config, task, richer)
         theta = parameters(theta)
     estimator: Any = task.estimator(device, baseline="none")
@@ -78,7 +88,9 @@ def evaluate(
     )
 
 
-def load_parameters(path: Path, network: Network, others: dict[str, Any] | None = None) -> dict[str, Any]:
+def load_parameters(
+    path: Path, network: Network, others: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Some of omega, kappa, chi from an .npz of plain arrays.
 
     Args:
@@ -91,18 +103,29 @@ def load_parameters(path: Path, network: Network, others: dict[str, Any] | None 
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            raise ValueError("it holds one array without a name: numpy.savez(path, omega=..., kappa=..., chi=...)")
+            raise ValueError(
+                "it holds one array without a name: numpy.savez(path, omega=..., kappa=..., "
+                "chi=...)"
+            )
         with file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays ({error}).") from None
     unknown = sorted(set(arrays) - set(FAMILIES))
     if unknown or not arrays:
-        raise ValueError(f"parameters are some of omega, kappa, chi; {path} holds {', '.join(arrays) or 'nothing'}.")
+        raise ValueError(
+            f"parameters are some of omega, kappa, chi; {path} holds "
+            f"{', '.join(arrays) or 'nothing'}."
+        )
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu":
             raise ValueError(f"`{name}` in {path} must be real numbers; got {array.dtype}.")
         if array.shape != network.shape(name):
-            raise ValueError(f"`{name}` must have shape {network.shape(name)} for this lattice; got {array.shape}.")
+            raise ValueError(
+                f"`{name}` must have shape {network.shape(name)} for this lattice; got "
+                f"{array.shape}."
+            )
     rest = others or {name: getattr(network, name) for name in FAMILIES}
-    return {name: jnp.asarray(arrays.get(name, rest[name]), jnp.result_type(float)) for name in FAMILIES}
+    return {
+        name: jnp.asarray(arrays.get(name, rest[name]), jnp.result_type(float)) for name in FAMILIES
+    }

@@ -1,4 +1,6 @@
-"""Keys of a configuration that count in some trainings only: one that would be ignored is refused."""
+"""Keys of a configuration that count in some trainings only: one that would be ignored is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ CONDITIONS = {
     "calibration.measure_every": CALIBRATING,
     "calibration.memory": CALIBRATING,
     "calibration.kerr": CALIBRATING,
-    "calibration.readout": Condition(lambda c: c.device.readout > 0, "where `device.readout` is not 0"),
+    "calibration.readout": Condition(
+        lambda c: c.device.readout > 0, "where `device.readout` is not 0"
+    ),
     "calibration.second_neighbours": CALIBRATING,
 }
 """Keys that do not always count."""
@@ -72,8 +76,8 @@ def refuse_ignored(config: Config, before: Config) -> None:
 
     Args:
         config: of the training.
-        before: the configuration that it was made from: a preset, or that of another run. What is as
-            it was there was not asked for.
+        before: the configuration that it was made from: a preset, or that of another run. What is
+            as it was there was not asked for.
 
     """
     if is_unknown(config) and config.baseline.kind != "twin":  # whoever chose it: it is shown
@@ -88,7 +92,8 @@ def refuse_ignored(config: Config, before: Config) -> None:
         _refuse(name, value, condition)
     if config.ensemble.schedule == "steps" and not config.ensemble.steps:
         raise ValueError(
-            '`ensemble.schedule` = "steps" needs `ensemble.steps`, [[iteration, trajectories], ...]; got none.'
+            '`ensemble.schedule` = "steps" needs `ensemble.steps`, [[iteration, trajectories], '
+            "...]; got none."
         )
 
 

@@ -1,18 +1,23 @@
-"""What the noise amplitude does to an estimate (Fig. 2c, d): the variance of the gradient, the bias of the return.
+"""What the noise amplitude does to an estimate (Fig. 2c, d): the variance of the gradient, the bias
+of the return.
 
-Everything is measured at several σ_W under the same random numbers, and kept as batch means (`learn.repetitions`).
+Everything is measured at several σ_W under the same random numbers, and kept as batch means
+(`learn.repetitions`).
 Letters: S amplitudes, B batches, E trajectories.
 
-How much noise: the variance of a gradient, which noise lowers, against the bias of the return, which it raises.
+How much noise: the variance of a gradient, which noise lowers, against the bias of the return,
+which it raises.
 
 With E trajectories at amplitude σ the estimate of ∇J(0) is off by
 
-    ε²(σ, E) = Σ_f w_f (|∇c|²σ⁴ + V(σ)/E) / Σ_f w_f |∇J|²,     V(σ) = A/σ² + B + Cσ²,     J(σ) = J(0) + cσ²,
+    ε²(σ, E) = Σ_f w_f (|∇c|²σ⁴ + V(σ)/E) / Σ_f w_f |∇J|²,     V(σ) = A/σ² + B + Cσ²,     J(σ) =
+    J(0) + cσ²,
 
-summed over families f of parameters, each in units of its own noise, w_f = 1/V_f at the present σ: the metric in which
-the paper's rule steps, and one that a family without any gradient does not upset. V is the variance of one trajectory's
-gradient, summed over the family: A is what the return varies by without noise (modulation, or no baseline) times a
-score ∝ 1/σ; B is noise times score; C noise on noise. See docs/noise.md.
+summed over families f of parameters, each in units of its own noise, w_f = 1/V_f at the present σ:
+the metric in which the paper's rule steps, and one that a family without any gradient does not
+upset. V is the variance of one trajectory's gradient, summed over the family: A is what the return
+varies by without noise (modulation, or no baseline) times a score ∝ 1/σ; B is noise times score; C
+noise on noise. See docs/noise.md.
 """
 
 from __future__ import annotations
@@ -64,7 +69,8 @@ def variances(
 
 
 class Returns(NamedTuple):
-    """At each σ_W. bias: J(σ_W) − J(0). square: mean square of a return about J(σ_W), whose root is the spread. (S, B)
+    """At each σ_W. bias: J(σ_W) − J(0). square: mean square of a return about J(σ_W), whose root is
+    the spread. (S, B)
 
     silent: J(0). silent_square: the same without Wiener noise (B,), all that the modulation makes.
     """
@@ -86,18 +92,26 @@ def returns(
     batches: int = BATCHES,
     done: Done = ignore,
 ) -> Returns:
-    """Bias and spread of the return, paired with runs without Wiener noise under the same modulation.
+    """Bias and spread of the return, paired with runs without Wiener noise under the same
+    modulation.
 
-    The noise comes in pairs ±w that share their modulation. What is linear in the noise cancels within a pair, so the
-    bias, which is of second order, is resolved at any σ_W; a plain paired difference has an error ∝ σ_W that buries it
-    at small ones. Float64, because at σ_W = 10⁻³ the bias is 10⁻⁷ of the return.
+    The noise comes in pairs ±w that share their modulation. What is linear in the noise cancels
+    within a pair, so the bias, which is of second order, is resolved at any σ_W; a plain paired
+    difference has an error ∝ σ_W that buries it at small ones. Float64, because at σ_W = 10⁻³ the
+    bias is 10⁻⁷ of the return.
     """
     count -= count % 2
     silent = _returns(key, task, theta, count, backend, noise=False)
     done(count)
-    pairs = lambda r: r.reshape(-1, 2).mean(axis=1)
-    squares = lambda r: into_batches(pairs((r - r.mean()) ** 2), batches)
-    bias, square = [], []
+
+    def pairs(r):
+        return r.reshape(-1, 2).mean(axis=1)
+
+    def squares(r):
+        return into_batches(pairs((r - r.mean()) ** 2), batches)
+
+    bias = []
+    square = []
     for sigma in sigma_w:
         r = _returns(key, with_noise(task, sigma_w=sigma), theta, count, backend)
         bias.append(into_batches(pairs(r - silent), batches))
@@ -119,21 +133,29 @@ def difference(
 ) -> np.ndarray:
     """[R(θ + hu) − R(θ − hu)] / 2h of pairs of opposite noise, the same on both legs: d·∇J. (E/2,)
 
-    direction: u, with the structure of θ; families that are left out stay. In float64, so that h can be small.
+    direction: u, with the structure of θ; families that are left out stay. In float64, so that h
+    can be small.
     """
     count += count % 2
     legs = []
     for side in (step, -step):
-        moved = {n: np.asarray(v, float) + side * np.asarray(direction.get(n, 0.0)) for n, v in theta.items()}
+        moved = {
+            n: np.asarray(v, float) + side * np.asarray(direction.get(n, 0.0))
+            for n, v in theta.items()
+        }
         legs.append(_returns(key, task, moved, count, backend, noise=noise))
     return ((legs[0] - legs[1]) / (2 * step)).reshape(-1, 2).mean(axis=1)
 
 
-def _returns(key: Array, task: Task, theta: Params, count: int, backend: str, *, noise: bool = True) -> np.ndarray:
+def _returns(
+    key: Array, task: Task, theta: Params, count: int, backend: str, *, noise: bool = True
+) -> np.ndarray:
     """R of antithetic pairs (E,)."""
     estimator: Any = task.estimator(backend, baseline="none", dtype="float64")
     alike = not noise and (task.modulation is None or task.modulation.sigma_kappa == 0)
-    run = estimator.run(key, theta, 2 if alike else count, scores=False, antithetic=True, noise=noise)
+    run = estimator.run(
+        key, theta, 2 if alike else count, scores=False, antithetic=True, noise=noise
+    )
     return np.full(count, run.returns[0]) if alike else run.returns
 
 
@@ -156,20 +178,24 @@ class VarianceLaw(NamedTuple):
 def fit_variance(sigma: np.ndarray, variance: np.ndarray) -> VarianceLaw:
     """Least squares of relative errors over A, B, C ≥ 0. sigma, variance: (S,).
 
-    Three unknowns: the best of all subsets whose solution is not negative is the constrained minimum.
+    Three unknowns: the best of all subsets whose solution is not negative is the constrained
+    minimum.
 
     >>> round(float(fit_variance(np.array([0.1, 1.0]), np.array([200.0, 2.0])).A), 9)
     2.0
     """
-    sigma, variance = np.asarray(sigma, float), np.asarray(variance, float)
+    sigma = np.asarray(sigma, float)
+    variance = np.asarray(variance, float)
     terms = np.stack([sigma**-2, np.ones_like(sigma), sigma**2], axis=1) / variance[:, None]
-    best, least = np.zeros(3), np.inf
+    best = np.zeros(3)
+    least = np.inf
     for size in range(1, min(3, len(sigma)) + 1):
         for chosen in itertools.combinations(range(3), size):
             coefficients = np.linalg.lstsq(terms[:, chosen], np.ones(len(sigma)), rcond=None)[0]
             rest = float(np.sum((terms[:, chosen] @ coefficients - 1) ** 2))
             if (coefficients >= 0).all() and rest < least * (1 - 1e-9):
-                best, least = np.zeros(3), rest
+                best = np.zeros(3)
+                least = rest
                 best[list(chosen)] = coefficients
     return VarianceLaw(*best.tolist())
 
@@ -177,9 +203,10 @@ def fit_variance(sigma: np.ndarray, variance: np.ndarray) -> VarianceLaw:
 def squared_norm(gradients: np.ndarray, variances: np.ndarray) -> Measured:
     """|∇J|² from S independent estimates of ∇J. gradients, variances (of these means): (S, P).
 
-    Products of *different* estimates have no noise in their mean: Σ_{a≠b} w_a w_b g_a·g_b / Σ_{a≠b} w_a w_b, with
-    w the inverse of each one's summed variance. Its error: 2Σ(w_a w_b)²Σ_i v_ai v_bi from the noise and at most
-    4|∇J|² max_i v̄_i from its product with the signal, v̄ the variance of the pooled estimate.
+    Products of *different* estimates have no noise in their mean: Σ_{a≠b} w_a w_b g_a·g_b / Σ_{a≠b}
+    w_a w_b, with w the inverse of each one's summed variance. Its error: 2Σ(w_a w_b)²Σ_i v_ai v_bi
+    from the noise and at most 4|∇J|² max_i v̄_i from its product with the signal, v̄ the variance
+    of the pooled estimate.
     """
     if len(gradients) < 2:
         raise ValueError(f"two independent estimates at least are compared; got {len(gradients)}.")
@@ -194,7 +221,9 @@ def squared_norm(gradients: np.ndarray, variances: np.ndarray) -> Measured:
 
 
 def signal(norm2: list[Measured], variance: list[float]) -> Measured:
-    """S = Σ_f |∇J|²_f / V_f: how far one trajectory lifts the gradient out of its noise, and the error of that."""
+    """S = Σ_f |∇J|²_f / V_f: how far one trajectory lifts the gradient out of its noise, and
+    the error of that.
+    """
     each = np.array(norm2) / np.array(variance)[:, None]
     return Measured(float(each[:, 0].sum()), float(np.sqrt((each[:, 1] ** 2).sum())))
 
@@ -214,7 +243,9 @@ class Tradeoff(NamedTuple):
 
     def error(self, sigma: float | np.ndarray, trajectories: float) -> np.ndarray:
         """ε, the relative error of the gradient."""
-        return np.sqrt(self.bias * np.asarray(sigma, float) ** 4 + self.variance(sigma) / trajectories)
+        return np.sqrt(
+            self.bias * np.asarray(sigma, float) ** 4 + self.variance(sigma) / trajectories
+        )
 
     def trajectories(self, sigma: float | np.ndarray, error: float) -> np.ndarray:
         """E needed for a relative error; infinite where the bias alone is more."""
@@ -223,7 +254,9 @@ class Tradeoff(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """A choice. limited_by: "gradient" (its variance against its bias), "return bias", or the "range" measured."""
+    """A choice. limited_by: "gradient" (its variance against its bias), "return bias", or the
+    "range" measured.
+    """
 
     sigma_w: float
     trajectories: float
@@ -231,8 +264,11 @@ class Optimum(NamedTuple):
     limited_by: str
 
 
-def optimum(tradeoff: Tradeoff, *, error: float | None = None, trajectories: float | None = None) -> Optimum:
-    """The σ that needs the fewest trajectories for an error, or that has the least error for a number of them.
+def optimum(
+    tradeoff: Tradeoff, *, error: float | None = None, trajectories: float | None = None
+) -> Optimum:
+    """The σ that needs the fewest trajectories for an error, or that has the least error for a
+    number of them.
 
     Where V = A/σ² alone, the second is ``σ⁶ = A/(2E·bias)``.
     """
@@ -244,15 +280,25 @@ def optimum(tradeoff: Tradeoff, *, error: float | None = None, trajectories: flo
         cost = tradeoff.trajectories(sigma, error)
         if not np.isfinite(cost).any():
             raise ValueError(
-                f"a relative error of {error:g} is below the bias that the noise puts into the gradient at every "
-                f"σ_W from {tradeoff.low:g} on. Measure at smaller amplitudes, or accept a larger error."
+                f"a relative error of {error:g} is below the bias that the noise puts into the "
+                "gradient at every "
+                f"σ_W from {tradeoff.low:g} on. Measure at smaller amplitudes, or accept a larger "
+                "error."
             )
     else:
         assert trajectories is not None
         cost = tradeoff.error(sigma, trajectories)
     at = int(np.argmin(cost))
     best = float(sigma[at])
-    needed = float(tradeoff.trajectories(best, error)) if error is not None else float(trajectories or 0)
+    needed = (
+        float(tradeoff.trajectories(best, error)) if error is not None else float(trajectories or 0)
+    )
     edge = at in (0, len(sigma) - 1)
-    limit = "gradient" if not edge else "return bias" if at and tradeoff.ceiling < tradeoff.high else "range"
+    limit = (
+        "gradient"
+        if not edge
+        else "return bias"
+        if at and tradeoff.ceiling < tradeoff.high
+        else "range"
+    )
     return Optimum(best, needed, float(tradeoff.error(best, needed)), limit)

@@ -1,7 +1,7 @@
 """Run folders, read: what training wrote, as arrays.
 
-A folder holds `history.csv`, `parameters.h5`, `config.toml` and, at the end, `final.npz`. Letters: I iterations,
-R rows of the history, L records of the parameters, N resonators, B bonds.
+A folder holds `history.csv`, `parameters.h5`, `config.toml` and, at the end, `final.npz`. Letters:
+I iterations, R rows of the history, L records of the parameters, N resonators, B bonds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ ORDER_OF_STEP = {"euler": 1.0, "heun": 2.0}
 
 
 class History(NamedTuple):
-    """The columns of `history.csv`. ensemble: trajectories of this iteration; trajectories: spent so far."""
+    """The columns of `history.csv`. ensemble: trajectories of this iteration; trajectories:
+    spent so far.
+    """
 
     row: np.ndarray
     iteration: np.ndarray
@@ -38,7 +40,9 @@ class History(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What the file holds. row, iteration: (L,). omega, chi: (L, N). kappa: (L, B). attributes: of the task."""
+    """What the file holds. row, iteration: (L,). omega, chi: (L, N). kappa: (L, B). attributes:
+    of the task.
+    """
 
     row: np.ndarray
     iteration: np.ndarray
@@ -58,7 +62,8 @@ class Course(NamedTuple):
 class Run(NamedTuple):
     """A training, as its folder tells it.
 
-    history: one entry an iteration, rewound ones left out (I,). task: what was trained, on `task.network`.
+    history: one entry an iteration, rewound ones left out (I,). task: what was trained, on
+    `task.network`.
     trained: θ of `final.npz`, or the last record while there is none.
     """
 
@@ -71,7 +76,9 @@ class Run(NamedTuple):
 
 
 def rolling_mean(values: np.ndarray, window: int = 25) -> np.ndarray:
-    """Mean over `window` values about each; towards the ends fewer on both sides, so that a trend stays in place."""
+    """Mean over `window` values about each; towards the ends fewer on both sides, so that a
+    trend stays in place.
+    """
     total = np.concatenate([[0.0], np.cumsum(values)])
     place = np.arange(len(values))
     reach = np.minimum(window // 2, np.minimum(place, place[::-1]))
@@ -105,7 +112,9 @@ def read_history(folder: Path | str) -> History:
     path = Path(folder) / "history.csv"
     rows = history.read(path)
     if not rows:
-        raise ValueError(f"{path} has no iterations yet; train for longer, or take the folder away.")
+        raise ValueError(
+            f"{path} has no iterations yet; train for longer, or take the folder away."
+        )
     return History(*map(np.array, zip(*rows, strict=True)))
 
 
@@ -119,7 +128,11 @@ def describing(network: tcmt.Network, attributes: dict[str, float]) -> Callable[
     """What the file says of the network and its task."""
 
     def describe(file: h5py.File) -> None:
-        file["bonds"], file["positions"], file["lead_sites"] = network.bonds, network.positions, network.lead_sites
+        file["bonds"], file["positions"], file["lead_sites"] = (
+            network.bonds,
+            network.positions,
+            network.lead_sites,
+        )
         file.attrs.update(attributes)
 
     return describe
@@ -144,18 +157,25 @@ def read_course(path: Path) -> Course:
 def effective_course(course: Course) -> Course:
     """Only the records that led to where the run is now, one for each iteration."""
     rows = history.kept(course.iteration)
-    return course._replace(**{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)})
+    return course._replace(
+        **{name: getattr(course, name)[rows] for name in ("row", "iteration", *FAMILIES)}
+    )
 
 
 def _task(path: Path, course: Course) -> tcmt.Task:
     """What was trained. Rates that the file does not tell are the paper's."""
     a = course.attributes
-    lacking = [name for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude") if name not in a]
+    lacking = [
+        name
+        for name in ("sigma_kappa", "sigma_w", "horizon", "dt", "drive_amplitude")
+        if name not in a
+    ]
     if lacking:
         raise ValueError(f"{path} lacks {', '.join(lacking)}.")
     network = _network(path, course)
     for name in FAMILIES:
-        expected, got = (len(course.iteration), *network.shape(name)), getattr(course, name).shape
+        expected = (len(course.iteration), *network.shape(name))
+        got = getattr(course, name).shape
         if got != expected:
             raise ValueError(f"{path}: `{name}` must be {expected}, one row a record; got {got}.")
     make = tcmt.isolation if a.get("isolation") else tcmt.transmission
@@ -181,7 +201,10 @@ def _network(path: Path, course: Course) -> tcmt.Network:
         positions=course.positions,
     )
     if not np.array_equal(network.bonds, course.bonds):
-        raise ValueError(f"{path}: `bonds` must be pairs i < j in lexicographic order, which is the order of `kappa`.")
+        raise ValueError(
+            f"{path}: `bonds` must be pairs i < j in lexicographic order, which is the order of "
+            "`kappa`."
+        )
     return network
 
 
@@ -194,4 +217,6 @@ def _trained(folder: Path, course: Course) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in FAMILIES}
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} must hold omega, kappa and chi as plain arrays ({error}).") from None
+        raise ValueError(
+            f"{path} must hold omega, kappa and chi as plain arrays ({error})."
+        ) from None

@@ -11,14 +11,18 @@ from fluctua.core.text import close_match
 
 
 class Rule(NamedTuple):
-    """allowed: in words, after "must be". accept: the value as it is stored, or None if it does not fit."""
+    """allowed: in words, after "must be". accept: the value as it is stored, or None if it does
+    not fit.
+    """
 
     allowed: str
     accept: Callable[[Any], Any]
     words: tuple[str, ...] = ()
 
     def __call__(self, key: str, value: Any) -> Any:
-        """The value, or an error that names the key, what is allowed, what came, and a close match."""
+        """The value, or an error that names the key, what is allowed, what came, and a
+        close match.
+        """
         accepted = self.accept(value)
         if accepted is None:
             hint = close_match(value, self.words) if isinstance(value, str) else ""
@@ -33,21 +37,31 @@ SEEDS = 2**63 - 1
 def whole(least: int, most: int | None = None) -> Rule:
     """A whole number."""
     limit = "" if most is None else f" and at most {most:,}"
-    fits = lambda v: _is_whole(v) and v >= least and (most is None or v <= most)
+
+    def fits(v):
+        return _is_whole(v) and v >= least and (most is None or v <= most)
+
     return Rule(f"a whole number, at least {least:,}{limit}", lambda v: v if fits(v) else None)
 
 
 def number(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Rule:
     """A finite number, stored as a float."""
-    parts = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
+    parts = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (
+        least > -math.inf
+    )
     parts += [f"below {below:g}"] * (below < math.inf)
-    fits = lambda v: _is_number(v) and above < v < below and v >= least
+
+    def fits(v):
+        return _is_number(v) and above < v < below and v >= least
+
     return Rule(f"a number {' and '.join(parts)}".rstrip(), lambda v: float(v) if fits(v) else None)
 
 
 def word(*words: str) -> Rule:
     """One of some words."""
-    return Rule("one of " + ", ".join(f'"{w}"' for w in words), lambda v: v if v in words else None, words)
+    return Rule(
+        "one of " + ", ".join(f'"{w}"' for w in words), lambda v: v if v in words else None, words
+    )
 
 
 def flag() -> Rule:
@@ -74,7 +88,9 @@ def rising_sizes() -> Rule:
     """Ensemble sizes, each larger than the one before."""
 
     def accept(v: Any) -> tuple[int, ...] | None:
-        fits = isinstance(v, list | tuple) and len(v) > 0 and all(_is_whole(n) and n >= 2 for n in v)
+        fits = (
+            isinstance(v, list | tuple) and len(v) > 0 and all(_is_whole(n) and n >= 2 for n in v)
+        )
         return tuple(v) if fits and all(a < b for a, b in itertools.pairwise(v)) else None
 
     return Rule("a list of whole numbers, each at least 2 and larger than the one before", accept)
@@ -84,7 +100,9 @@ def steps() -> Rule:
     """[[iteration, trajectories], …] from iteration 0 on."""
 
     def accept(v: Any) -> tuple[tuple[int, int], ...] | None:
-        if not isinstance(v, list | tuple) or any(not isinstance(p, list | tuple) or len(p) != 2 for p in v):
+        if not isinstance(v, list | tuple) or any(
+            not isinstance(p, list | tuple) or len(p) != 2 for p in v
+        ):
             return None
         if not all(_is_whole(i) and _is_whole(n) and n >= 2 for i, n in v):
             return None
@@ -92,12 +110,19 @@ def steps() -> Rule:
         rising = all(a < b for a, b in itertools.pairwise(begins))
         return tuple((i, n) for i, n in v) if rising and (not v or begins[0] == 0) else None
 
-    return Rule("[[iteration, trajectories], …], iterations rising from 0, at least 2 trajectories", accept)
+    return Rule(
+        "[[iteration, trajectories], …], iterations rising from 0, at least 2 trajectories", accept
+    )
 
 
 def table() -> Rule:
     """Names with numbers, words or truth values."""
-    fits = lambda v: isinstance(v, dict) and all(isinstance(x, str | bool) or _is_number(x) for x in v.values())
+
+    def fits(v):
+        return isinstance(v, dict) and all(
+            isinstance(x, str | bool) or _is_number(x) for x in v.values()
+        )
+
     return Rule("a table such as { b1 = 0.9 }", lambda v: dict(v) if fits(v) else None)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.learn.calibrated import Calibrated
-from fluctua.learn.weighted import certificate_of
+from fluctua.learn.self_calibrating import SelfCalibrating
+from fluctua.learn.shrunk_correction import certificate_of
 from fluctua.runs.build import FAMILIES, make_estimator, make_network, make_task
 from fluctua.runs.config import Config
 from fluctua.runs.evaluate import evaluate, load_parameters
@@ -24,13 +24,17 @@ FINER = 2
 
 
 def conclude(place: RunFolder, config: Config) -> dict[str, Any]:
-    """Measure the final parameters, write summary.txt and summary.json, and return what they say."""
+    """Measure the final parameters, write summary.txt and summary.json, and return what they
+    say.
+    """
     rows = history.read(place.history)
     if not rows:
         return {}
     summary = gather(place, config, rows)
     replace(place.path / "summary.txt", as_text(summary).encode())
-    replace(place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())  # last: the run is complete
+    replace(
+        place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode()
+    )  # last: the run is complete
     return summary
 
 
@@ -51,7 +55,9 @@ def gather(place: RunFolder, config: Config, rows: list[history.Row]) -> dict[st
         "rewinds": sum("rewind" in row.event for row in rows),
         "backend": config.backend,
         "bounds": {name: list(getattr(config.bounds, name)) for name in FAMILIES},
-        "at_bounds": {name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES},
+        "at_bounds": {
+            name: _at_bound(theta[name], getattr(config.bounds, name)) for name in FAMILIES
+        },
         **fallen(history.effective(rows), final, config.baseline.kind == "twin"),
         **(_calibrated(place, config) if is_unknown(config) else _certified(place, config, theta)),
         "how": how(config),
@@ -69,7 +75,11 @@ KNOWN = {
 
 def how(config: Config) -> str:
     """How J was reached: what the estimator knew, and the rule."""
-    rule = "the paper's rule" if config.optimiser.rule == "paper" else config.optimiser.rule.capitalize()
+    rule = (
+        "the paper's rule"
+        if config.optimiser.rule == "paper"
+        else config.optimiser.rule.capitalize()
+    )
     if is_unknown(config):
         return f"the structure alone, calibrated on the trajectories that are rewarded, {rule}"
     return f"{KNOWN[config.baseline.kind]}, {rule}; exact score"
@@ -79,12 +89,16 @@ def as_text(summary: dict[str, Any]) -> str:
     """For people."""
     lines = [
         *lines_of_J(summary),
-        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} trajectories, "
+        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
+        "trajectories, "
         f"{summary['seconds']:.1f} s on the {summary['backend']} backend",
         f"how        {summary['how']}",
     ]
     if summary["escalations"]:
-        lines.append(f"schedule   {summary['escalations']} escalations, {summary['rewinds']} of them with a rewind")
+        lines.append(
+            f"schedule   {summary['escalations']} escalations, {summary['rewinds']} of them with a "
+            "rewind"
+        )
     bounds = (
         f"{name} in [{low:g}, {high:g}] ({summary['at_bounds'][name]:.0%} there)"
         for name, (low, high) in summary["bounds"].items()
@@ -92,15 +106,27 @@ def as_text(summary: dict[str, Any]) -> str:
     lines.append("bounds     " + ", ".join(bounds))
     lines += line_of_peak(summary)
     if "twin" in summary:
-        each = (f"{name} {row['rms']:.1e} (±{row['error']:.1e})" for name, row in summary["twin"].items())
+        each = (
+            f"{name} {row['rms']:.1e} (±{row['error']:.1e})"
+            for name, row in summary["twin"].items()
+        )
         lines.append(f"twin       its error in the gradient, rms: {', '.join(each)}")
     if "calibration" in summary:
         known = summary["calibration"]
-        each = (f"{name} {row['error']:.1e} (±{row['stderr']:.1e})" for name, row in known["families"].items())
-        lines.append(f"unknowns   rms error after {known['trajectories']:,} trajectories: {', '.join(each)}")
+        each = (
+            f"{name} {row['error']:.1e} (±{row['stderr']:.1e})"
+            for name, row in known["families"].items()
+        )
+        lines.append(
+            f"unknowns   rms error after {known['trajectories']:,} trajectories: {', '.join(each)}"
+        )
         if known["watched"]:
-            chi2, expected = known["watched"]["chi2"], known["watched"]["expected"]
-            lines.append(f"structure  chi² of what the model leaves out: {chi2:,.0f}, {expected} if it were not there")
+            chi2 = known["watched"]["chi2"]
+            expected = known["watched"]["expected"]
+            lines.append(
+                f"structure  chi² of what the model leaves out: {chi2:,.0f}, {expected} if it were "
+                "not there"
+            )
     return "\n".join([*lines, ""])
 
 
@@ -108,7 +134,11 @@ def _memory(place: RunFolder) -> dict[str, np.ndarray]:
     """What the estimator remembered in the newest checkpoint."""
     readable = checkpoint.newest(place.checkpoints, lambda text: None)
     arrays = {} if readable is None else readable[1]
-    return {name.removeprefix("estimator/"): v for name, v in arrays.items() if name.startswith("estimator/")}
+    return {
+        name.removeprefix("estimator/"): v
+        for name, v in arrays.items()
+        if name.startswith("estimator/")
+    }
 
 
 def _calibrated(place: RunFolder, config: Config) -> dict[str, Any]:
@@ -116,17 +146,31 @@ def _calibrated(place: RunFolder, config: Config) -> dict[str, Any]:
     memory = _memory(place)
     task = make_task(config)
     estimator = make_estimator(config, task)
-    if not memory or not isinstance(estimator, Calibrated):
+    if not memory or not isinstance(estimator, SelfCalibrating):
         return {}
     estimator.restore(memory)
-    known, true = estimator.calibration, hidden(config, task.network)
-    rms = lambda v: float(np.sqrt(np.mean(np.square(v))))
+    known = estimator.calibration
+    true = hidden(config, task.network)
+
+    def rms(v):
+        return float(np.sqrt(np.mean(np.square(v))))
+
     families = {
         name: {"error": rms(known.unknown[name] - true[name]), "stderr": rms(known.stderr[name])}
         for name in known.unknown
     }
-    watched = {"chi2": known.watched_chi2, "expected": known.watched_degrees} if known.watched_degrees else None
-    return {"calibration": {"trajectories": known.trajectories, "families": families, "watched": watched}}
+    watched = (
+        {"chi2": known.watched_chi2, "expected": known.watched_degrees}
+        if known.watched_degrees
+        else None
+    )
+    return {
+        "calibration": {
+            "trajectories": known.trajectories,
+            "families": families,
+            "watched": watched,
+        }
+    }
 
 
 def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[str, Any]:
@@ -135,10 +179,19 @@ def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[
     if not memory:
         return {}
     certificate = certificate_of(memory, theta)
-    rms = lambda v: float(np.sqrt(np.mean(np.square(v))))  # not relative to the gradient, which vanishes at the end
+
+    def rms(v):
+        return float(
+            np.sqrt(np.mean(np.square(v)))
+        )  # not relative to the gradient, which vanishes at the end
+
     return {
         "twin": {
-            name: {"rms": rms(certificate.correction[name]), "error": rms(certificate.stderr[name]), "chi2": chi2}
+            name: {
+                "rms": rms(certificate.correction[name]),
+                "error": rms(certificate.stderr[name]),
+                "chi2": chi2,
+            }
             for name, _, _, chi2 in certificate.rows
         }
     }
@@ -146,4 +199,8 @@ def _certified(place: RunFolder, config: Config, theta: dict[str, Any]) -> dict[
 
 def _at_bound(values: Any, bounds: tuple[float, float]) -> float:
     array = np.asarray(values)
-    return float(np.mean((array <= np.float32(bounds[0])) | (array >= np.float32(bounds[1])))) if array.size else 0.0
+    return (
+        float(np.mean((array <= np.float32(bounds[0])) | (array >= np.float32(bounds[1]))))
+        if array.size
+        else 0.0
+    )

@@ -1,4 +1,5 @@
-"""Lattice trainings: a configuration trained into a folder, row by row, so that a kill loses nothing but time.
+"""Lattice trainings: a configuration trained into a folder, row by row, so that a kill loses
+nothing but time.
 
 `run(config, folder)` yields a row and a record an iteration, `complete` runs to the end, and
 `resume(folder, {"iterations": 200})` goes on.
@@ -15,10 +16,20 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Params
-from fluctua.learn import optimise
+from fluctua.learn import optimisers
 from fluctua.learn.train import Record, train
 from fluctua.runs.build import FAMILIES, Parts, build, resolve_backend
-from fluctua.runs.config import ADJUSTABLE, PRESETS, Config, changed, digest, dump, load, read_stamp, stamped
+from fluctua.runs.config import (
+    ADJUSTABLE,
+    PRESETS,
+    Config,
+    changed,
+    digest,
+    dump,
+    load,
+    read_stamp,
+    stamped,
+)
 from fluctua.runs.heeded import refuse_ignored
 from fluctua.runs.reading import ORDER_OF_STEP, describing
 from fluctua.runs.summary import conclude
@@ -35,23 +46,28 @@ Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
 ADVICE = "record less often (keep.parameters_every)"
 
 
-def run(config: Config, folder: str | Path, *, replace: bool = False, cluster: str | None = None) -> Rows:
+def run(
+    config: Config, folder: str | Path, *, replace: bool = False, cluster: str | None = None
+) -> Rows:
     """Train into a new folder.
 
-    Everything that can be wrong with the configuration or the folder is raised here, before the first iteration.
+    Everything that can be wrong with the configuration or the folder is raised here, before the
+    first iteration.
 
     Args:
         config: what to train.
         folder: where; made if it does not exist.
         replace: remove an earlier run in that folder.
-        cluster: the address of a Ray cluster that computes the `ensemble.shards`; in this process if not given.
+        cluster: the address of a Ray cluster that computes the `ensemble.shards`; in this process
+            if not given.
     Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
 
     """
     refuse_ignored(config, PRESETS[config.preset])
     config = dataclasses.replace(config, backend=resolve_backend(config.backend))
     parts = build(config, cluster)
-    start, identity = _beginning(parts), digest(dump(config))
+    start = _beginning(parts)
+    identity = digest(dump(config))
     book = _create(RunFolder(Path(folder)), config, parts, identity, start, replace)
     return _rows(config, parts, book, start)
 
@@ -63,7 +79,8 @@ def resume(
     report: Callable[[str], None] = print,
     cluster: str | None = None,
 ) -> Rows:
-    """Go on with a run from its newest good checkpoint; the rows after it are computed again, and come out the same.
+    """Go on with a run from its newest good checkpoint; the rows after it are computed again, and
+    come out the same.
 
     Args:
         folder: of the run.
@@ -78,7 +95,8 @@ def resume(
         fixed = sorted(set(changes or {}) - set(ADJUSTABLE))
         if fixed:
             raise ValueError(
-                f"a run goes on as it began: `{fixed[0]}` cannot change, only {', '.join(ADJUSTABLE)} can. For another "
+                f"a run goes on as it began: `{fixed[0]}` cannot change, only "
+                f"{', '.join(ADJUSTABLE)} can. For another "
                 "training begin another run."
             )
         config = changed(load(place.settings), changes or {})
@@ -88,12 +106,22 @@ def resume(
         state = journal.standing(place, identity, _beginning(parts), report)
         over = finished(config, state)
         if over and (place.path / "summary.json").exists():
-            raise ValueError(f"nothing is left to do in {folder}: {over}. To go on: --iterations, --max-trajectories "
-                             "or --max-minutes with a larger number.")  # fmt: skip
+            raise ValueError(
+                f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
+                "--max-trajectories "
+                "or --max-minutes with a larger number."
+            )
         book = journal.reopen(
-            place, lock, stamped(config, identity).encode(), identity, state, _families, keep=_keep(config, parts),
-            report=report, over=bool(over),
-        )  # fmt: skip
+            place,
+            lock,
+            stamped(config, identity).encode(),
+            identity,
+            state,
+            _families,
+            keep=_keep(config, parts),
+            report=report,
+            over=bool(over),
+        )
         _hand_over(state, parts)
         return _rows(config, parts, book, state)
 
@@ -107,7 +135,8 @@ def branch(
     report: Callable[[str], None] = print,
     cluster: str | None = None,
 ) -> Rows:
-    """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in a new folder.
+    """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in
+    a new folder.
 
     What is learnt with other trajectories an iteration, say, from one breakpoint on.
 
@@ -132,12 +161,22 @@ def branch(
         raise ValueError(f"{source} has no checkpoint to begin from: train it for longer.")
     remembered = there.memory if _alike(before, config) else {}
     state = dataclasses.replace(
-        there, row=0, seconds=0.0, tier=0, tier_start=there.now.iteration, past=[], memory=remembered
+        there,
+        row=0,
+        seconds=0.0,
+        tier=0,
+        tier_start=there.now.iteration,
+        past=[],
+        memory=remembered,
     )
     over = finished(config, state)
     if over:
-        raise ValueError(f"nothing would be left to do: {over}, those of {source} included. Give more.")
-    identity = runfolder.fingerprint(digest(dump(config)).encode(), checkpoint.checksum(to_arrays(state)))
+        raise ValueError(
+            f"nothing would be left to do: {over}, those of {source} included. Give more."
+        )
+    identity = runfolder.fingerprint(
+        digest(dump(config)).encode(), checkpoint.checksum(to_arrays(state))
+    )
     book = _create(RunFolder(Path(folder)), config, parts, identity, state, replace)
     _hand_over(state, parts)
     return _rows(config, parts, book, state)
@@ -157,7 +196,8 @@ def finished(config: Config, state: State) -> str:
     """Why a run is over, or nothing."""
     if state.now.iteration >= config.iterations:
         return f"it has run its {config.iterations:,} iterations"
-    most, minutes = config.stop.max_trajectories, config.stop.max_minutes
+    most = config.stop.max_trajectories
+    minutes = config.stop.max_minutes
     if most and state.spent + ensemble_size(config, state.tier, state.now.iteration) > most:
         return f"it has used {state.spent:,} of at most {most:,} trajectories"
     if minutes and state.seconds >= 60 * minutes:
@@ -175,23 +215,35 @@ def ensemble_size(config: Config, tier: int, iteration: int) -> int:
     return e.trajectories
 
 
-def advance(config: Config, state: State, record: Record, memory: dict[str, np.ndarray]) -> tuple[State, str]:
-    """The state after a record, and the event if the schedule made one. The given state is left alone."""
-    new, e = after(state, record, memory), config.ensemble
+def advance(
+    config: Config, state: State, record: Record, memory: dict[str, np.ndarray]
+) -> tuple[State, str]:
+    """The state after a record, and the event if the schedule made one.
+
+    The given state is left alone.
+    """
+    new = after(state, record, memory)
+    e = config.ensemble
     if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
         return new, ""
     remember(new, state.now, e.window)
-    back_to = optimise.escalation(new.values, new.tier_start, window=e.window, confidence=e.confidence)
+    back_to = optimisers.escalation(
+        new.values, new.tier_start, window=e.window, confidence=e.confidence
+    )
     if back_to is None:
         return new, ""
-    event = f"escalate {e.budgets[new.tier + 1]}" + (f"; rewind {back_to}" if back_to < new.now.iteration else "")
+    event = f"escalate {e.budgets[new.tier + 1]}" + (
+        f"; rewind {back_to}" if back_to < new.now.iteration else ""
+    )
     rewind(new, back_to)
     new.tier, new.tier_start = new.tier + 1, back_to
     return new, event
 
 
 def space(config: Config, parameters: int) -> int:
-    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind history."""
+    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind
+    history.
+    """
     records = 2 * 8 * parameters * (config.iterations // config.keep.parameters_every + 2)
     rewinds = 12 * config.ensemble.window if config.ensemble.schedule == "escalation" else 0
     steps = round(config.task.horizon / config.task.dt)
@@ -206,7 +258,10 @@ def _rows(config: Config, parts: Parts, book: Journal, state: State) -> Rows:
 
     try:
         yield from book.rows(
-            state, lambda state: _segment(config, parts, state), step, lambda state: finished(config, state)
+            state,
+            lambda state: _segment(config, parts, state),
+            step,
+            lambda state: finished(config, state),
         )
     finally:
         close(parts.estimator)
@@ -226,15 +281,25 @@ def _segment(config: Config, parts: Parts, state: State) -> Iterator[Record]:
     )
 
 
-def _create(place: RunFolder, config: Config, parts: Parts, identity: str, start: State, replace: bool) -> Journal:
+def _create(
+    place: RunFolder, config: Config, parts: Parts, identity: str, start: State, replace: bool
+) -> Journal:
     return journal.create(
-        place, stamped(config, identity).encode(), identity, start, _families, need=space(config, _size(parts.theta)),
-        keep=_keep(config, parts), replace=replace, advice=ADVICE,
-    )  # fmt: skip
+        place,
+        stamped(config, identity).encode(),
+        identity,
+        start,
+        _families,
+        need=space(config, _size(parts.theta)),
+        keep=_keep(config, parts),
+        replace=replace,
+        advice=ADVICE,
+    )
 
 
 def _keep(config: Config, parts: Parts) -> Keep:
-    task, keep = config.task, config.keep
+    task = config.task
+    keep = config.keep
     attributes = {
         "sigma_kappa": task.sigma_kappa,
         "sigma_w": task.sigma_w,
@@ -253,13 +318,17 @@ def _keep(config: Config, parts: Parts) -> Keep:
 
 
 def _identity(place: RunFolder, config: Config) -> str:
-    """The fingerprint of a run. A file without one is of an earlier version, unless other files have theirs."""
+    """The fingerprint of a run.
+
+    A file without one is of an earlier version, unless other files have theirs.
+    """
     stated = read_stamp(place.settings)
     if stated:
         return stated
     if journal.owners(place):
         raise ValueError(
-            f"{place.settings} is cut short: its last line, with the fingerprint of the run, is missing. Put the whole "
+            f"{place.settings} is cut short: its last line, with the fingerprint of the run, is "
+            "missing. Put the whole "
             "file back."
         )
     return digest(dump(config))
@@ -275,7 +344,10 @@ def _families(theta: Params) -> dict[str, np.ndarray]:
 
 def _alike(a: Config, b: Config) -> bool:
     """Whether what one's estimator remembers is of use to the other's."""
-    of = lambda c: (c.baseline, c.device, c.calibration, c.task.horizon, c.task.dt, c.task.step)
+
+    def of(c):
+        return (c.baseline, c.device, c.calibration, c.task.horizon, c.task.dt, c.task.step)
+
     return of(a) == of(b)
 
 

@@ -1,7 +1,9 @@
-"""A lattice that is not what its settings say, measured state by state, and an estimator that knows its structure only.
+"""A lattice that is not what its settings say, measured state by state, and an estimator that knows
+its structure only.
 
-Every coupling has a gain and every detuning an offset that nobody is told; Kerr coefficients, couplings across the
-cells, noise of the readout and coarse sampling can be added. What is drawn depends on the run's seed alone.
+Every coupling has a gain and every detuning an offset that nobody is told; Kerr coefficients,
+couplings across the cells, noise of the readout and coarse sampling can be added. What is drawn
+depends on the run's seed alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from fluctua import tcmt
 from fluctua.core.draws import philox_seed
 from fluctua.core.simulate import noise_key
 from fluctua.core.types import Array, Params, Trajectories
-from fluctua.learn.calibrated import Calibrated
+from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs.config import Config
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
@@ -28,14 +30,20 @@ from fluctua.tcmt.measured import returns as measured_returns
 STREAM = 0xDE
 """Sets the draw of the hidden errors apart from other uses of a seed."""
 
-SPREAD = {"gain": "gain_error", "offset": "offset_error", "kerr": "kerr_error", "second": "second_neighbours"}
+SPREAD = {
+    "gain": "gain_error",
+    "offset": "offset_error",
+    "kerr": "kerr_error",
+    "second": "second_neighbours",
+}
 """Unknowns, and the key that says how large they are."""
 
 LEAST = 1e-3
 """Spread of an unknown that is fitted or watched though the device has none of it."""
 
 EVERY = 20
-"""Steps of which one counts for the information: features change by 1e-3 of themselves in a step."""
+"""Steps of which one counts for the information: features change by 1e-3 of themselves in a step.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,9 @@ class Device:
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
         """Set θ and measure."""
         spec = kernel_spec(self.task, self.hidden(theta))
-        measured = run(spec, philox_seed(noise_key(key)), count, scores=False, record_every=self.sample_every)
+        measured = run(
+            spec, philox_seed(noise_key(key)), count, scores=False, record_every=self.sample_every
+        )
         assert measured.trajectories is not None
         psi = measured.trajectories
         x = np.concatenate([psi.real, psi.imag], axis=-1)
@@ -75,12 +85,16 @@ class Device:
 
     def returns(self, theta: Params, trajectories: Trajectories) -> np.ndarray:
         """What its own output says of measured states, whatever its lead couplings are. (E,)"""
-        return measured_returns(kernel_spec(self.task, self.hidden(theta)), trajectories.t, trajectories.x)
+        return measured_returns(
+            kernel_spec(self.task, self.hidden(theta)), trajectories.t, trajectories.x
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Richer:
-    """A lattice with bonds across its cells. near, across: where the bonds of either kind are among all."""
+    """A lattice with bonds across its cells. near, across: where the bonds of either kind are
+    among all.
+    """
 
     network: tcmt.Network
     near: np.ndarray
@@ -95,15 +109,22 @@ class Richer:
 def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
     """The lattice with a bond from every site to those across its cells."""
     site = np.arange(rows * columns).reshape(rows, columns)
-    falling, rising = (site[:-1, :-1], site[1:, 1:]), (site[:-1, 1:], site[1:, :-1])
-    diagonal = np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in (falling, rising)])
+    falling = (site[:-1, :-1], site[1:, 1:])
+    rising = (site[:-1, 1:], site[1:, :-1])
+    diagonal = np.concatenate(
+        [np.stack([a.ravel(), b.ravel()], axis=1) for a, b in (falling, rising)]
+    )
     edges = np.concatenate([network.bonds, np.sort(diagonal, axis=1)])
     each = zip(network.lead_sites, network.gamma_e, network.sigma_e, strict=True)
     leads = [tcmt.Lead(int(place), float(rate), float(sigma)) for place, rate, sigma in each]
     richer = tcmt.from_edges(
-        edges, sites=network.sites, leads=leads, gamma=network.gamma, sigma_r=network.sigma_r,
+        edges,
+        sites=network.sites,
+        leads=leads,
+        gamma=network.gamma,
+        sigma_r=network.sigma_r,
         positions=network.positions,
-    )  # fmt: skip
+    )
     index = {tuple(bond): k for k, bond in enumerate(richer.bonds.tolist())}
     places = np.array([index[tuple(edge)] for edge in edges.tolist()])
     return Richer(richer, places[: len(network.bonds)], places[len(network.bonds) :])
@@ -111,7 +132,9 @@ def with_diagonals(network: tcmt.Network, rows: int, columns: int) -> Richer:
 
 def hidden(config: Config, network: tcmt.Network) -> dict[str, np.ndarray]:
     """The errors of the device: gain (B,) about 1, offset and kerr (N,) about 0, second (D,)."""
-    d, sites, bonds = config.device, network.sites, len(network.bonds)
+    d = config.device
+    sites = network.sites
+    bonds = len(network.bonds)
     across = 2 * (config.lattice.rows - 1) * (config.lattice.columns - 1)
     z = np.random.default_rng([STREAM, config.seed]).normal(size=bonds + 2 * sites + across)
     gain, offset, kerr, second = np.split(z, np.cumsum([bonds, sites, sites]))
@@ -127,7 +150,8 @@ def true_system(
     config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
 ) -> tuple[tcmt.Task, Callable[[Params], Params]]:
     """The task of the device as it is, and θ -> its parameters. make: network -> its task."""
-    errors, richer = hidden(config, task.network), None
+    errors = hidden(config, task.network)
+    richer = None
     if config.device.second_neighbours:
         richer = with_diagonals(task.network, config.lattice.rows, config.lattice.columns)
         task = make(richer.network)
@@ -160,11 +184,17 @@ class Settings:
         }
 
 
-def make_calibrated(config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]) -> Calibrated:
+def make_calibrated(
+    config: Config, task: tcmt.Task, make: Callable[[tcmt.Network], tcmt.Task]
+) -> SelfCalibrating:
     """The estimator of a device of which the structure is known."""
-    c, d, network = config.calibration, config.device, task.network
+    c = config.calibration
+    d = config.device
+    network = task.network
     if config.task.reward != "transmission":
-        raise ValueError(f'`device` is for `task.reward` = "transmission"; got {config.task.reward!r}.')
+        raise ValueError(
+            f'`device` is for `task.reward` = "transmission"; got {config.task.reward!r}.'
+        )
     start = {"gain": jnp.ones(len(network.bonds)), "offset": jnp.zeros(network.sites)}
     if c.kerr:
         start["kerr"] = jnp.zeros(network.sites)
@@ -177,7 +207,7 @@ def make_calibrated(config: Config, task: tcmt.Task, make: Callable[[tcmt.Networ
     true_task, parameters = true_system(config, task, make)
     device = Device(true_task, parameters, d.sample_every, d.readout)
     spread = {name: max(getattr(d, SPREAD[name]), LEAST) for name in start}
-    return Calibrated(
+    return SelfCalibrating(
         model.estimator(config.backend, baseline="twin"),  # type: ignore[arg-type]
         device,
         Settings(richer),

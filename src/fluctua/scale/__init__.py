@@ -1,1 +1,3 @@
-"""Ensembles larger than one process: shards of trajectories, who works on them, and their sum in order."""
+"""Ensembles larger than one process: shards of trajectories, who works on them, and their sum in
+order.
+"""

@@ -1,7 +1,8 @@
-"""Workers on a Ray cluster: actors that hold a backend, one a GPU, one a share of the cores, or one an instrument.
+"""Workers on a Ray cluster: actors that hold a backend, one a GPU, one a share of the cores, or one
+an instrument.
 
-Ray starts, watches and connects processes; what is computed, in which order it is added and what is computed again is
-decided in `dispatch`. Ray itself repeats nothing: a call that was lost is lost.
+Ray starts, watches and connects processes; what is computed, in which order it is added and what is
+computed again is decided in `dispatch`. Ray itself repeats nothing: a call that was lost is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def require_ray() -> Any:
         import ray
     except ImportError:
         raise ImportError(
-            "ensembles on several machines need Ray: pip install 'fluctua[cluster]'. With `address=None` the same "
+            "ensembles on several machines need Ray: pip install 'fluctua[cluster]'. With "
+            "`address=None` the same "
             "shards are computed in this process."
         ) from None
     return ray
@@ -39,7 +41,8 @@ class Worker:
     """What an actor runs.
 
     Args:
-        pickled: what it holds. It is unpacked here, since arrays in double precision lose it where JAX has none.
+        pickled: what it holds. It is unpacked here, since arrays in double precision lose it where
+            JAX has none.
         double: whether the process that it works for computes in double precision.
         flags: of that process for XLA.
         cores: how many it keeps to, and the number of this worker among those of its machine.
@@ -52,10 +55,15 @@ class Worker:
             count, place = cores
             mine = sorted(os.sched_getaffinity(0))[place * count : (place + 1) * count]
             if len(mine) == count:
-                os.sched_setaffinity(0, mine)  # XLA and the kernels take as many threads as there are cores
+                os.sched_setaffinity(
+                    0, mine
+                )  # XLA and the kernels take as many threads as there are cores
         jax.config.update("jax_enable_x64", double)
         self.subject = pickle.loads(pickled)
-        self.shared: tuple[Any, Any] = (None, None)  # the reference that was fetched last, and its value
+        self.shared: tuple[Any, Any] = (
+            None,
+            None,
+        )  # the reference that was fetched last, and its value
 
     def about(self) -> tuple[str, ...]:
         """What the bits of a result depend on beside the code."""
@@ -63,7 +71,9 @@ class Worker:
 
     def do(self, bundle: Sequence[Call]) -> list[Any]:
         """Carry out some calls."""
-        results = [getattr(self.subject, call.method)(*map(self._value, call.arguments)) for call in bundle]
+        results = [
+            getattr(self.subject, call.method)(*map(self._value, call.arguments)) for call in bundle
+        ]
         return jax.device_get(results)  # numbers travel, devices do not
 
     def _value(self, argument: Any) -> Any:
@@ -79,7 +89,10 @@ def _processor() -> str:
     """The kind of processor, as far as the system says."""
     try:
         with open("/proc/cpuinfo") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+            return next(
+                (line.partition(":")[2].strip() for line in file if line.startswith("model name")),
+                "",
+            )
     except OSError:
         return ""
 
@@ -89,14 +102,20 @@ class Cluster:
 
     Args:
         subject: what every worker holds a copy of.
-        address: of the cluster: "auto" for the one that runs here, "local" to begin one on this machine, or HOST:PORT.
-        each: what a worker takes, {"cpu": 4}, {"gpu": 1} or {"instrument": 1}; a whole machine's cores if not given.
+        address: of the cluster: "auto" for the one that runs here, "local" to begin one on this
+            machine, or HOST:PORT.
+        each: what a worker takes, {"cpu": 4}, {"gpu": 1} or {"instrument": 1}; a whole machine's
+            cores if not given.
         most: workers at most; as many as fit if not given.
 
     """
 
     def __init__(
-        self, subject: Any, address: str = "auto", each: Mapping[str, float] | None = None, most: int | None = None
+        self,
+        subject: Any,
+        address: str = "auto",
+        each: Mapping[str, float] | None = None,
+        most: int | None = None,
     ):
         self.ray = ray = require_ray()
         self.ours = not ray.is_initialized()
@@ -106,20 +125,27 @@ class Cluster:
                 ray.init(**options, log_to_driver=False, logging_level="ERROR")
             except ConnectionError as error:
                 raise ConnectionError(
-                    f"no Ray cluster answers at {address!r}: {error} Begin one with `ray start --head`, or "
+                    f"no Ray cluster answers at {address!r}: {error} Begin one with `ray start "
+                    "--head`, or "
                     'address="local" for this machine alone.'
                 ) from None
-        self.each = {"cpu": 0.0} if each is None else {name.lower(): float(v) for name, v in each.items()}
-        self.whole, self.most = each is None, most
+        self.each = (
+            {"cpu": 0.0} if each is None else {name.lower(): float(v) for name, v in each.items()}
+        )
+        self.whole = each is None
+        self.most = most
         self.pickled = ray.put(ray.cloudpickle.dumps(subject))
         self.slots: dict[tuple[str, int], int] = {}  # (node, place on it) -> worker
         self.actors: dict[int, Any] = {}
         self.ready: set[int] = set()
-        self.refs: dict[Any, tuple[int, list[int]]] = {}  # what is to come -> (worker, numbers; none: that it is ready)
+        self.refs: dict[
+            Any, tuple[int, list[int]]
+        ] = {}  # what is to come -> (worker, numbers; none: that it is ready)
         self.reports: deque[Done | Gone] = deque()
         self.about: dict[int, tuple[str, ...]] = {}
         self.numbers = itertools.count()
-        self.warned, self.looked = False, -1.0
+        self.warned = False
+        self.looked = -1.0
 
     def workers(self) -> Sequence[int]:
         """Those that are ready; waits for the first."""
@@ -130,7 +156,8 @@ class Cluster:
             self._greet(1.0)
             if time.monotonic() - begun > PATIENCE:
                 raise RuntimeError(
-                    f"no worker began within {PATIENCE:g} s: the cluster has {self.ray.cluster_resources()}, and each "
+                    f"no worker began within {PATIENCE:g} s: the cluster has "
+                    f"{self.ray.cluster_resources()}, and each "
                     f"worker takes {self.each}."
                 )
             self._begin_missing()
@@ -138,7 +165,10 @@ class Cluster:
 
     def submit(self, worker: int, bundle: Sequence[Call]) -> None:
         """Hand over some calls."""
-        self.refs[self.actors[worker].do.remote(list(bundle))] = worker, [call.number for call in bundle]
+        self.refs[self.actors[worker].do.remote(list(bundle))] = (
+            worker,
+            [call.number for call in bundle],
+        )
 
     def wait(self) -> Done | Gone:
         """The next result or loss."""
@@ -157,7 +187,10 @@ class Cluster:
                 self.ray.kill(actor)
             if self.ours:
                 self.ray.shutdown()
-        self.actors, self.refs, self.slots, self.ready = {}, {}, {}, set()
+        self.actors = {}
+        self.refs = {}
+        self.slots = {}
+        self.ready = set()
         self.reports.clear()
 
     def put(self, value: Any) -> Any:
@@ -191,7 +224,9 @@ class Cluster:
             self._bury(worker, f"{type(error).__name__}: {str(error).splitlines()[0]}")
             return
         if numbers:
-            self.reports.extend(Done(worker, number, one) for number, one in zip(numbers, value, strict=True))
+            self.reports.extend(
+                Done(worker, number, one) for number, one in zip(numbers, value, strict=True)
+            )
             return
         self.ready.add(worker)
         self.about[worker] = value
@@ -200,7 +235,8 @@ class Cluster:
             self.warned = True
             listed = "; ".join(", ".join(kind) for kind in sorted(kinds))
             warnings.warn(
-                f"the workers are not alike ({listed}). Estimates are right, and the same to the bit only if the same "
+                f"the workers are not alike ({listed}). Estimates are right, and the same to the "
+                "bit only if the same "
                 "kind of worker computes the same shard.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -214,11 +250,15 @@ class Cluster:
         self.about.pop(worker, None)
         actor = self.actors.pop(worker, None)
         if actor is not None:
-            self.ray.kill(actor)  # it may only be out of reach: what it still does counts for nothing
+            self.ray.kill(
+                actor
+            )  # it may only be out of reach: what it still does counts for nothing
         self.reports.append(Gone(worker, reason))
 
     def _begin_missing(self) -> None:
-        """One actor in every place that a living machine has and that is empty; asks the cluster once a second."""
+        """One actor in every place that a living machine has and that is empty; asks the
+        cluster once a second.
+        """
         if self.ready and time.monotonic() - self.looked < 1.0:
             return
         self.looked = time.monotonic()
@@ -227,14 +267,18 @@ class Cluster:
                 continue
             has = {name.lower(): amount for name, amount in node["Resources"].items()}
             wanted = {"cpu": has.get("cpu", 0.0)} if self.whole else self.each
-            fits = [int(has.get(name, 0) // amount) for name, amount in wanted.items() if amount > 0]
+            fits = [
+                int(has.get(name, 0) // amount) for name, amount in wanted.items() if amount > 0
+            ]
             for place in range(min(fits, default=0)):
                 slot = (node["NodeID"], place)
                 if slot not in self.slots and (self.most is None or len(self.slots) < self.most):
                     self._begin(slot, wanted)
 
     def _begin(self, slot: tuple[str, int], wanted: Mapping[str, float]) -> None:
-        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(slot[0], soft=False)
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            slot[0], soft=False
+        )
         cpus = wanted.get("cpu", 0.0)
         options = {
             "num_cpus": cpus,
@@ -247,6 +291,8 @@ class Cluster:
         cores = (int(cpus), slot[1]) if cpus >= 1 and not self.whole else None
         worker = next(self.numbers)
         like = bool(jax.config.read("jax_enable_x64")), os.environ.get("XLA_FLAGS", "")
-        self.actors[worker] = self.ray.remote(Worker).options(**options).remote(self.pickled, *like, cores)
+        self.actors[worker] = (
+            self.ray.remote(Worker).options(**options).remote(self.pickled, *like, cores)
+        )
         self.slots[slot] = worker
         self.refs[self.actors[worker].about.remote()] = worker, []

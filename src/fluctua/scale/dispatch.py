@@ -1,9 +1,11 @@
-"""Work handed to workers that may die: every result once, in the order of the calls, whoever computed it.
+"""Work handed to workers that may die: every result once, in the order of the calls, whoever
+computed it.
 
-A call is known by its number. Results are kept by that number, so that neither the order in which they come nor a
-second one of the same call changes anything. What a worker had in hand when it died is handed to another. Where calls
-acquire trajectories, nobody knows how many of them were acquired before it died: they are counted as lost, and the call
-is replaced by another one, under new numbers.
+A call is known by its number. Results are kept by that number, so that neither the order in which
+they come nor a second one of the same call changes anything. What a worker had in hand when it died
+is handed to another. Where calls acquire trajectories, nobody knows how many of them were acquired
+before it died: they are counted as lost, and the call is replaced by another one, under new
+numbers.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ AHEAD = 2
 """Bundles of calls in the hands of a worker, so that it need not wait for the next."""
 
 ROUNDS = 4
-"""A bundle is such a part of what waits for each worker: large at first, single calls in the end, so that all end
-together and handing out costs little."""
+"""A bundle is such a part of what waits for each worker: large at first, single calls in the end,
+so that all end together and handing out costs little."""
 
 MOST_LOSSES = 5
 """Workers that one call may cost. After that it is the call that kills them."""
 
 
 class Call(NamedTuple):
-    """A method of what the workers hold, with its arguments. number: what the result is known by."""
+    """A method of what the workers hold, with its arguments. number: what the result is known
+    by.
+    """
 
     number: int
     method: str
@@ -54,7 +58,10 @@ class Pool(Protocol):
     """Workers, of whatever kind. Numbers of workers are never used again."""
 
     def workers(self) -> Sequence[int]:
-        """Those that take calls now; waits until there is one. Begins others where some are missing."""
+        """Those that take calls now; waits until there is one.
+
+        Begins others where some are missing.
+        """
 
     def submit(self, worker: int, bundle: Sequence[Call]) -> None:
         """Hand over some calls. That the worker is gone is reported by `wait`."""
@@ -83,8 +90,8 @@ def gathered(
         pool: who works.
         calls: with numbers of their own.
         ahead: bundles in the hands of a worker at a time; with 1 a bundle is one call.
-        instead: (call, reason of its loss) -> the call to make in its place, with the same number; the same call if
-            not given.
+        instead: (call, reason of its loss) -> the call to make in its place, with the same number;
+            the same call if not given.
         progress: called with (results, of how many).
 
     Returns: one result a call.
@@ -105,11 +112,14 @@ def gathered(
                         progress(len(results), len(calls))
             held[report.worker] = [bundle for bundle in held.get(report.worker, []) if bundle]
             continue
-        for number, call in [pair for bundle in held.pop(report.worker, []) for pair in bundle.items()]:
+        for number, call in [
+            pair for bundle in held.pop(report.worker, []) for pair in bundle.items()
+        ]:
             losses[number] = losses.get(number, 0) + 1
             if losses[number] >= MOST_LOSSES:
                 raise RuntimeError(
-                    f"{MOST_LOSSES} workers died over the same piece of work, {call.method} number {number}, the last "
+                    f"{MOST_LOSSES} workers died over the same piece of work, {call.method} number "
+                    f"{number}, the last "
                     f"of them because {report.reason}. Does a worker have the memory for a shard?"
                 )
             waiting.appendleft(call if instead is None else instead(call, report.reason))
@@ -117,7 +127,11 @@ def gathered(
 
 
 def _hand_out(
-    pool: Pool, waiting: deque[Call], held: dict[int, list[Bundle]], ahead: int, losses: Mapping[int, int]
+    pool: Pool,
+    waiting: deque[Call],
+    held: dict[int, list[Bundle]],
+    ahead: int,
+    losses: Mapping[int, int],
 ) -> None:
     """Give every worker one bundle before any has two."""
     workers = pool.workers() if waiting else []
@@ -127,8 +141,12 @@ def _hand_out(
             if waiting and len(mine) < most:
                 size = 1 if ahead == 1 else max(1, len(waiting) // (ROUNDS * len(workers)))
                 bundle = [waiting.popleft()]
-                # what was lost before goes alone: should it kill its workers, it takes nothing else with it
-                while len(bundle) < size and not losses.keys() & {bundle[0].number, waiting[0].number}:
+                # what was lost before goes alone: should it kill its workers, it takes nothing else
+                # with it
+                while len(bundle) < size and not losses.keys() & {
+                    bundle[0].number,
+                    waiting[0].number,
+                }:
                     bundle.append(waiting.popleft())
                 mine.append({call.number: call for call in bundle})
                 pool.submit(worker, bundle)

@@ -1,4 +1,6 @@
-"""An estimator whose ensembles are computed shard by shard, here or on a cluster, with one result wherever that is."""
+"""An estimator whose ensembles are computed shard by shard, here or on a cluster, with one result
+wherever that is.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params
-from fluctua.learn.weighted import Weighted
+from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered
 from fluctua.scale.parts import estimate_of, total
@@ -27,7 +29,10 @@ SHARDS = 64
 
 
 class Loss(NamedTuple):
-    """A shard that was lost with its worker: its trajectories, and why. Simulated ones were computed again."""
+    """A shard that was lost with its worker: its trajectories, and why.
+
+    Simulated ones were computed again.
+    """
 
     first: int
     count: int  # type: ignore[assignment]
@@ -37,12 +42,15 @@ class Loss(NamedTuple):
 class Distributed:
     """The estimator made by `distributed`: (key, theta, count) -> Estimate.
 
-    `losses`: shards that were lost with their workers, over all calls. `event`: what the history of a run says about
-    the last call; empty unless acquired trajectories were lost, since simulated ones come out the same.
+    `losses`: shards that were lost with their workers, over all calls. `event`: what the history of
+    a run says about the last call; empty unless acquired trajectories were lost, since simulated
+    ones come out the same.
     """
 
     def __init__(self, estimator: PPGT | Fused | Carried, pool: Pool, shards: int):
-        self.estimator, self.pool, self.shards = estimator, pool, shards
+        self.estimator = estimator
+        self.pool = pool
+        self.shards = shards
         self.ranged = served(estimator)
         self.losses: list[Loss] = []
         self.event = ""
@@ -65,14 +73,25 @@ class Distributed:
             carried.table = whole.table
         return estimate_of(whole, theta)
 
-    def split(self, key: Array, theta: Params, count: int, table: Array | None = None) -> TwinSamples:
-        """Both parts of the twin correction, trajectory by trajectory: what travels is of size count·P."""
+    def split(
+        self, key: Array, theta: Params, count: int, table: Array | None = None
+    ) -> TwinSamples:
+        """Both parts of the twin correction, trajectory by trajectory: what travels is of
+        size count·P.
+        """
         check.key(key)
         theta = check.parameters(theta)
-        parts = self._of_shards("split", key, theta, count, None if table is None else np.asarray(table))
+        parts = self._of_shards(
+            "split", key, theta, count, None if table is None else np.asarray(table)
+        )
         sizes = [len(part.returns) for part in parts]
-        joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(part[:3] for part in parts))
-        mean = sum(n * np.asarray(part.mean_lambda, np.float64) for n, part in zip(sizes, parts, strict=True))
+        joined = jax.tree.map(
+            lambda *leaves: jnp.concatenate(leaves), *(part[:3] for part in parts)
+        )
+        mean = sum(
+            n * np.asarray(part.mean_lambda, np.float64)
+            for n, part in zip(sizes, parts, strict=True)
+        )
         return TwinSamples(joined[0], joined[1], joined[2], mean / sum(sizes))
 
     def cost(self, theta: Params) -> int:
@@ -81,7 +100,9 @@ class Distributed:
 
     @property
     def pilot(self) -> int:
-        """Trajectories that the last call ran besides; those that were acquired and lost are among them."""
+        """Trajectories that the last call ran besides; those that were acquired and lost
+        are among them.
+        """
         return self.estimator.pilot + self._lost
 
     @property
@@ -100,15 +121,20 @@ class Distributed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def _of_shards(self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None) -> list[Any]:
+    def _of_shards(
+        self, method: str, key: Array, theta: Params, count: int, table: np.ndarray | None
+    ) -> list[Any]:
         """The shards' results in order."""
         edges = self.ranged.edges(count, self.shards)
         shared = self.pool.put(Shared(key, theta, table, planned_calls()))
         calls = [Call(low, method, (shared, low, high - low)) for low, high in pairwise(edges)]
-        self._lost, self.event = 0, ""
+        self._lost = 0
+        self.event = ""
         physical = self.ranged.physical
 
         def instead(call: Call, reason: str) -> Call:
@@ -121,7 +147,8 @@ class Distributed:
             self.event = f"lost {self._lost} acquired trajectories with their workers"
             return call._replace(arguments=(shared, fresh, size))
 
-        # an instrument has one call in hand: of those that wait behind it nothing is acquired yet, so nothing is lost
+        # an instrument has one call in hand: of those that wait behind it nothing is acquired yet,
+        # so nothing is lost
         return gathered(self.pool, calls, ahead=1 if physical else AHEAD, instead=instead)
 
 
@@ -135,18 +162,20 @@ def distributed(
 ) -> Any:
     """An estimator whose ensembles are computed in shards, on a Ray cluster or in this process.
 
-    G = Σ_s Σ_{j∈s} G_j / n: a shard s is a range of trajectories, returns sums of the size of θ, and is added in the
-    order of the ranges. Trajectory j is a function of (key, j) and θ, and the ranges are one of `count` and `shards`,
-    so the estimate is the same to the bit with any number of workers, also if some are killed meanwhile.
+    G = Σ_s Σ_{j∈s} G_j / n: a shard s is a range of trajectories, returns sums of the size of θ,
+    and is added in the order of the ranges. Trajectory j is a function of (key, j) and θ, and the
+    ranges are one of `count` and `shards`, so the estimate is the same to the bit with any number
+    of workers, also if some are killed meanwhile.
 
     Args:
-        estimator: made by `ppgt` or task.estimator(...), or a `Weighted` of one. Its baseline may not compare all
-            trajectories of an ensemble with each other ("mean", "optimal", "binned" without `group`).
-        address: of the cluster: "auto" for the one that runs here, "local" to begin Ray on this machine, HOST:PORT;
-            None computes the same shards in this process, without Ray.
+        estimator: made by `ppgt` or task.estimator(...), or a `ShrunkCorrection` of one. Its
+            baseline may not compare all trajectories of an ensemble with each other ("mean",
+            "optimal", "binned" without `group`).
+        address: of the cluster: "auto" for the one that runs here, "local" to begin Ray on this
+            machine, HOST:PORT; None computes the same shards in this process, without Ray.
         shards: into which an ensemble is cut at most. Another number is another rounding.
-        each: what a worker takes, {"cpu": 4}, {"gpu": 1}, {"instrument": 1}; all cores of a machine if not given, or a
-            GPU where the estimator runs on the "cuda" backend.
+        each: what a worker takes, {"cpu": 4}, {"gpu": 1}, {"instrument": 1}; all cores of a machine
+            if not given, or a GPU where the estimator runs on the "cuda" backend.
         workers: at most; as many as fit if not given.
 
     Returns: an estimator, for `train`, `run` and `resume`. `close()` or `with` lets the workers go.
@@ -157,9 +186,9 @@ def distributed(
     """
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")
-    if isinstance(estimator, Weighted):
+    if isinstance(estimator, ShrunkCorrection):
         inner = distributed(estimator.estimator, address, shards=shards, each=each, workers=workers)
-        again = Weighted(inner, estimator.memory, carry=estimator.carry)
+        again = ShrunkCorrection(inner, estimator.memory, carry=estimator.carry)
         again.restore(estimator.state)
         return again
     ranged = served(estimator)

@@ -1,12 +1,13 @@
-"""What a range of trajectories adds to an estimate: sums of the size of θ, and the sum of ranges in their order.
+"""What a range of trajectories adds to an estimate: sums of the size of θ, and the sum of ranges in
+their order.
 
 Means and central sums of two parts make those of both (Chan, Golub and LeVeque 1979; Pébay 2008),
 
     δ = m_b − m_a,   m = m_a + δ n_b/n,   S₂ = S₂ᵃ + S₂ᵇ + δ² n_a n_b/n,   S₃, S₄ likewise,
 
-so that nothing is lost where returns are large against their spread. Rounding depends on where an ensemble is cut and
-on the order of the sum. Both are functions of the number of trajectories alone, so the result does not depend on who
-computed what, nor how often.
+so that nothing is lost where returns are large against their spread. Rounding depends on where an
+ensemble is cut and on the order of the sum. Both are functions of the number of trajectories alone,
+so the result does not depend on who computed what, nor how often.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from fluctua.core.types import Estimate, Params
 class Part(NamedTuple):
     """Of n trajectories: sums over their P gradients and, last, their returns. (P+1,) each.
 
-    count: n. units: of them independent; antithetic pairs count once. mean: over trajectories. second: Σv².
-    spread: Σ(v − mean)² over units. third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only means and errors are
-    known, as from the fused kernels. table: mean return-to-go (T+1,), or with a twin that of Λ, for the next estimate.
+    count: n. units: of them independent; antithetic pairs count once. mean: over trajectories.
+    second: Σv².
+    spread: Σ(v − mean)² over units. third, fourth: Σ(v − mean)³ and Σ(v − mean)⁴; None where only
+    means and errors are known, as from the fused kernels. table: mean return-to-go (T+1,), or with
+    a twin that of Λ, for the next estimate.
     """
 
     count: int  # type: ignore[assignment]
@@ -46,7 +49,9 @@ def of_samples(samples: Samples) -> Part:
     """The part of trajectories whose gradients are known one by one."""
     returns = np.asarray(samples.returns, np.float64)
     n = len(returns)
-    rows = [np.asarray(leaf, np.float64).reshape(n, -1) for leaf in jax.tree.leaves(samples.gradient)]
+    rows = [
+        np.asarray(leaf, np.float64).reshape(n, -1) for leaf in jax.tree.leaves(samples.gradient)
+    ]
     v = np.concatenate([*rows, returns[:, None]], axis=1)
     mean = v.mean(axis=0)
     d = v - mean
@@ -57,7 +62,8 @@ def of_samples(samples: Samples) -> Part:
 def of_running(sums: RunningSums) -> Part:
     """The part of the trajectories of a recording."""
     assert sums.origin is not None
-    n, powers = sums.count, sums.powers
+    n = sums.count
+    powers = sums.powers
     d = powers[1] / n
     s2 = powers[2] - n * d**2
     s3 = powers[3] - 3 * d * powers[2] + 2 * n * d**3
@@ -69,8 +75,12 @@ def of_running(sums: RunningSums) -> Part:
 def of_estimate(estimate: Estimate) -> Part:
     """The part of an estimate of which no more is known than what it says."""
     n = estimate.count
-    flat = lambda tree, last: np.append(np.asarray(ravel_pytree(tree)[0], np.float64), np.float64(last))
-    mean, error = flat(estimate.gradient, estimate.value), flat(estimate.stderr, estimate.value_stderr)
+
+    def flat(tree, last):
+        return np.append(np.asarray(ravel_pytree(tree)[0], np.float64), np.float64(last))
+
+    mean = flat(estimate.gradient, estimate.value)
+    error = flat(estimate.stderr, estimate.value_stderr)
     spread = error**2 * (n * (n - 1))
     second = n * flat(estimate.second_moment, np.square(float(estimate.value)))
     second[-1] += spread[-1]
@@ -79,11 +89,19 @@ def of_estimate(estimate: Estimate) -> Part:
 
 def added(a: Part, b: Part) -> Part:
     """Both parts as one."""
-    n, units = a.count + b.count, a.units + b.units
-    delta, share = b.mean - a.mean, b.count / n
+    n = a.count + b.count
+    units = a.units + b.units
+    delta = b.mean - a.mean
+    share = b.count / n
     third = fourth = table = None
-    if a.third is not None and b.third is not None and a.fourth is not None and b.fourth is not None:
-        na, nb = a.count, b.count
+    if (
+        a.third is not None
+        and b.third is not None
+        and a.fourth is not None
+        and b.fourth is not None
+    ):
+        na = a.count
+        nb = b.count
         third = a.third + b.third + delta**3 * (na * nb * (na - nb) / n**2)
         third = third + 3 * delta * (na * b.spread - nb * a.spread) / n
         fourth = a.fourth + b.fourth + delta**4 * (na * nb * (na**2 - na * nb + nb**2) / n**3)
@@ -101,13 +119,19 @@ def total(parts: Sequence[Part]) -> Part:
 
 
 def estimate_of(part: Part, theta: Params) -> Estimate:
-    """Mean, standard error, second moment and, where third and fourth powers are known, interval."""
-    n, units = part.count, part.units
+    """Mean, standard error, second moment and, where third and fourth powers are known,
+    interval.
+    """
+    n = part.count
+    units = part.units
     if units < 2:
         raise ValueError(f"an estimate needs two independent trajectories at least; got {n}.")
     _, unravel = ravel_pytree(theta)
     dtype = jnp.result_type(*jax.tree.leaves(theta))
-    tree = lambda v: unravel(jnp.asarray(v[:-1], dtype))
+
+    def tree(v):
+        return unravel(jnp.asarray(v[:-1], dtype))
+
     stderr = np.sqrt(part.spread / (units * (units - 1)))
     limits: tuple[np.ndarray, np.ndarray] | None = None
     if part.third is not None and part.fourth is not None:

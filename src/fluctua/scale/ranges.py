@@ -1,9 +1,10 @@
-"""Estimators that can be computed range by range: where an ensemble may be cut, and what a worker does with a range.
+"""Estimators that can be computed range by range: where an ensemble may be cut, and what a worker
+does with a range.
 
-Trajectory j is a function of (key, j) and θ alone, so trajectories first … first + count − 1 can be computed anywhere,
-and again. An ensemble is cut where trajectories are not compared with each other: anywhere, between antithetic pairs,
-between the batches of a `Twin`, between the groups of a binned baseline. A baseline that compares all of them cannot be
-cut, and is refused.
+Trajectory j is a function of (key, j) and θ alone, so trajectories first … first + count − 1 can be
+computed anywhere, and again. An ensemble is cut where trajectories are not compared with each
+other: anywhere, between antithetic pairs, between the batches of a `Twin`, between the groups of a
+binned baseline. A baseline that compares all of them cannot be cut, and is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LEAST = LANES
 
 
 class Shared(NamedTuple):
-    """What all shards of an ensemble have in common. table: λ̄ (T+1,) where it is known. calls: of `planned_calls`.
+    """What all shards of an ensemble have in common. table: λ̄ (T+1,) where it is known. calls: of
+    `planned_calls`.
 
     A worker is another process: what it does not get from here, it does not know.
     """
@@ -42,9 +44,11 @@ class Shared(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """An estimator as a worker holds it. All that it computes is of trajectories first … first + count − 1.
+    """An estimator as a worker holds it. All that it computes is of trajectories first … first +
+    count − 1.
 
-    carries: whether the mean return-to-go is sent back for the next estimate: T+1 numbers, where θ has few.
+    carries: whether the mean return-to-go is sent back for the next estimate: T+1 numbers, where θ
+    has few.
     """
 
     estimator: PPGT | Fused
@@ -56,33 +60,51 @@ class Ranged(NamedTuple):
         e = self.estimator
         if isinstance(e, Fused):
             return e.options.backend == "cuda"
-        return isinstance(e.substrate, Simulator) and getattr(e.substrate.backend, "choice", "") == "cuda"
+        return (
+            isinstance(e.substrate, Simulator)
+            and getattr(e.substrate.backend, "choice", "") == "cuda"
+        )
 
     @property
     def physical(self) -> bool:
         """Whether trajectories are acquired, so that none can be had again."""
-        return isinstance(self.estimator, PPGT) and not isinstance(self.estimator.substrate, Simulator)
+        return isinstance(self.estimator, PPGT) and not isinstance(
+            self.estimator.substrate, Simulator
+        )
 
     def edges(self, count: int, shards: int) -> list[int]:
-        """Where an ensemble is cut into at most `shards` shards: a function of these two numbers alone."""
+        """Where an ensemble is cut into at most `shards` shards: a function of these two
+        numbers alone.
+        """
         e = self.estimator
         if isinstance(e, PPGT):
-            return even(count, shards) if e.method.twin is None else of_groups(count, shards, e.method.twin.batch)
+            return (
+                even(count, shards)
+                if e.method.twin is None
+                else of_groups(count, shards, e.method.twin.batch)
+            )
         if isinstance(e.baseline, Binned):
             return of_groups(count, shards, e.baseline.group)
         return even(count, shards, 2 if e.options.antithetic else 1)
 
     def table(self, shared: Shared) -> np.ndarray | None:
-        """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None without one."""
+        """λ̄ (T+1,) that all shards share, from the pilot of a time-only baseline; None
+        without one.
+        """
         table = self.estimator.pilot_table(shared.key, shared.theta)
         return None if table is None else np.asarray(table)
 
     def part(self, shared: Shared, first: int, count: int) -> Part:
         """What these trajectories add to the estimate."""
-        e, (key, theta, table, calls) = self.estimator, shared
+        e = self.estimator
+        (key, theta, table, calls) = shared
         if isinstance(e, PPGT):
             with plan_calls(calls):
-                return of_samples(e.samples(key, theta, count, first=first, table=None if e.method.twin else table))
+                return of_samples(
+                    e.samples(
+                        key, theta, count, first=first, table=None if e.method.twin else table
+                    )
+                )
         theta = check.parameters(theta)
         result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
         if result.samples is not None:
@@ -104,7 +126,9 @@ def of_result(theta: Params, result: KernelResult | TwinResult, antithetic: bool
     units = n // 2 if antithetic else n
 
     def flat(families: Families | None, of_return: float) -> np.ndarray:
-        leaves = jax.tree.leaves({name: np.asarray(getattr(families, name), np.float64) for name in theta})
+        leaves = jax.tree.leaves(
+            {name: np.asarray(getattr(families, name), np.float64) for name in theta}
+        )
         return np.append(np.concatenate([leaf.ravel() for leaf in leaves]), of_return)
 
     second = flat(result.second_moment, np.mean(np.square(result.returns)))
@@ -121,11 +145,17 @@ def served(estimator: Any) -> Ranged:
         method = estimator.method
         if method.means is not None:
             raise ValueError(
-                "a function of means weighs every trajectory with the mean of all others, so they cannot be computed "
+                "a function of means weighs every trajectory with the mean of all others, so they "
+                "cannot be computed "
                 "apart: estimate it in one process."
             )
-        plans = [method.baseline, *([method.initial_baseline] if random_start(method.model) else [])]
-        compared = [plan.name for plan in plans if plan.needs_returns] if method.twin is None else []
+        plans = [
+            method.baseline,
+            *([method.initial_baseline] if random_start(method.model) else []),
+        ]
+        compared = (
+            [plan.name for plan in plans if plan.needs_returns] if method.twin is None else []
+        )
         if compared:
             _refuse(compared[0])
         return Ranged(estimator)
@@ -134,7 +164,8 @@ def served(estimator: Any) -> Ranged:
             _refuse("optimal" if estimator.baseline.bins == 1 else "binned")
         return Ranged(estimator)
     raise TypeError(
-        "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also within `Weighted`; got "
+        "`distributed` takes estimators made by `ppgt` or by a task (task.estimator(...)), also "
+        "within `ShrunkCorrection`; got "
         f"{type(estimator).__name__}."
     )
 
@@ -142,7 +173,8 @@ def served(estimator: Any) -> Ranged:
 def _refuse(name: str) -> None:
     what = f"the baseline {name!r}" if name != "own" else "a baseline of one's own"
     raise ValueError(
-        f"{what} compares all trajectories of an ensemble with each other, so they cannot be computed apart. Use "
+        f"{what} compares all trajectories of an ensemble with each other, so they cannot be "
+        "computed apart. Use "
         'baseline="time" or "twin", or on the kernels binned(group=4096), whose groups are.'
     )
 

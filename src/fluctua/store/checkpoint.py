@@ -1,7 +1,8 @@
-"""Checkpoints: a dictionary of arrays in one .npz, written atomically, with a checksum, read back or refused.
+"""Checkpoints: a dictionary of arrays in one .npz, written atomically, with a checksum, read back
+or refused.
 
-A file appears under its name only when it is complete and on the disk, so a kill at any moment leaves the earlier
-ones as they were. Never pickle.
+A file appears under its name only when it is complete and on the disk, so a kill at any moment
+leaves the earlier ones as they were. Never pickle.
 
 `State` is all that is needed to go on after some row of a run, with its form as plain arrays.
 """
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.types import Params
-from fluctua.learn.optimise import FIT_FROM
+from fluctua.learn.optimisers import FIT_FROM
 from fluctua.learn.train import Iterate, Record
 
 CHECKSUM = "sha256"
@@ -56,7 +57,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        zipfile.BadZipFile,
+        NotImplementedError,
+    ) as error:
         raise Damaged(f"it is not a complete .npz ({error})") from None
     stated = arrays.pop(CHECKSUM, None)
     if stated is None or stated.tobytes() != checksum(arrays):
@@ -64,22 +72,32 @@ def read(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def newest(folder: Path, report: Callable[[str], None]) -> tuple[Path, dict[str, np.ndarray]] | None:
-    """The newest checkpoint that can be read. Damaged ones are reported, set aside, and the one before is tried."""
+def newest(
+    folder: Path, report: Callable[[str], None]
+) -> tuple[Path, dict[str, np.ndarray]] | None:
+    """The newest checkpoint that can be read.
+
+    Damaged ones are reported, set aside, and the one before is tried.
+    """
     for path in reversed(listed(folder)):
         try:
             return path, read(path)
         except Damaged as error:
             name = set_aside(path)
-            report(f"checkpoint {path.name} is damaged: {error}. It is kept as {name}; trying the one before it.")
+            report(
+                f"checkpoint {path.name} is damaged: {error}. It is kept as {name}; trying the one "
+                "before it."
+            )
     return None
 
 
 def set_aside(path: Path) -> str:
     """Rename what is damaged, so that it is neither read nor lost; the name it has then."""
-    aside, number = path.with_suffix(".damaged"), 1
+    aside = path.with_suffix(".damaged")
+    number = 1
     while aside.exists():
-        aside, number = path.with_suffix(f".damaged-{number}"), number + 1
+        aside = path.with_suffix(f".damaged-{number}")
+        number = number + 1
     path.rename(aside)
     return aside.name
 
@@ -100,7 +118,9 @@ def checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put `content` under `path` in one step: readers see the old file or the new one, never a part."""
+    """Put `content` under `path` in one step: readers see the old file or the new one, never a
+    part.
+    """
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:
         file.write(content)
@@ -126,10 +146,12 @@ def settle(partial: Path, path: Path) -> None:
 class State:
     """A run between two rows.
 
-    row: the next one. now: the next iteration. spent: trajectories. seconds: of training. tier: how many
-    escalations there were; it also picks the noise, so that an iteration done again sees a fresh one.
-    tier_start: iteration at which the present ensemble size began. values: J of every iteration before this one,
-    abandoned branches left out. past: iterates that a rewind may go back to. memory: what the estimator remembers.
+    row: the next one. now: the next iteration. spent: trajectories. seconds: of training. tier: how
+    many escalations there were; it also picks the noise, so that an iteration done again sees a
+    fresh one.
+    tier_start: iteration at which the present ensemble size began. values: J of every iteration
+    before this one, abandoned branches left out. past: iterates that a rewind may go back to.
+    memory: what the estimator remembers.
     further: named arrays of whoever runs this, such as the calibration of an instrument.
     """
 
@@ -167,8 +189,8 @@ def after(state: State, record: Record, memory: dict[str, np.ndarray]) -> State:
 def remember(state: State, iterate: Iterate, window: int) -> None:
     """Keep an iterate, the one before the present one, for a rewind.
 
-    That goes back 12W iterations at most, or to the tier's start, which bounds memory and checkpoints: 12W + 1
-    iterates, 5 MB with the paper's lattice and rule.
+    That goes back 12W iterations at most, or to the tier's start, which bounds memory and
+    checkpoints: 12W + 1 iterates, 5 MB with the paper's lattice and rule.
     """
     state.past.append(iterate)
     oldest = iterate.iteration - FIT_FROM * window
@@ -183,14 +205,16 @@ def rewind(state: State, iteration: int) -> None:
     del state.values[iteration:]
 
 
-# ------------------------------------------------------------------------------------- as plain arrays
+# ---------------------------------------------------------------------------------- as plain arrays
 
 
 NUMBERS = ("row", "spent", "seconds", "tier", "tier_start")
 
 
 def to_arrays(state: State) -> dict[str, np.ndarray]:
-    """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their tree."""
+    """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their
+    tree.
+    """
     arrays = {name: np.asarray(getattr(state, name)) for name in NUMBERS}
     arrays["values"] = np.asarray(state.values, float)
     arrays |= state.further
@@ -211,8 +235,10 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
         for old, new in zip(template, leaves, strict=True):
             if np.shape(old) != np.shape(new) or np.asarray(old).dtype != new.dtype:
                 raise ValueError(
-                    f"the checkpoint holds {new.dtype} arrays of shape {np.shape(new)} where this training has "
-                    f"{np.asarray(old).dtype} of {np.shape(old)}. Is it of another system, or of an instrument with "
+                    f"the checkpoint holds {new.dtype} arrays of shape {np.shape(new)} where this "
+                    "training has "
+                    f"{np.asarray(old).dtype} of {np.shape(old)}. Is it of another system, or of "
+                    "an instrument with "
                     "other knobs, or is JAX in another precision (JAX_ENABLE_X64)?"
                 )
         theta, state = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
@@ -221,13 +247,16 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
     count = sum(name.startswith("now/") for name in arrays)
     if count != len(template):
         raise ValueError(
-            f"the checkpoint has {count} arrays for parameters and optimiser, this training has {len(template)}. Is it "
+            f"the checkpoint has {count} arrays for parameters and optimiser, this training has "
+            f"{len(template)}. Is it "
             "of another system, with another optimiser, or did optax change?"
         )
     known = {*NUMBERS, "values", "iteration"}
     numbers = [int(n) for n in arrays["past/iteration"]]
     stacks = [arrays[f"past/{i}"] for i in range(count)] if numbers else []
-    rest = (n for n in arrays if n not in known and not n.startswith(("now/", "past/", "estimator/")))
+    rest = (
+        n for n in arrays if n not in known and not n.startswith(("now/", "past/", "estimator/"))
+    )
     return State(
         row=int(arrays["row"]),
         now=iterate(int(arrays["iteration"]), [arrays[f"now/{i}"] for i in range(count)]),
@@ -237,7 +266,9 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
         tier_start=int(arrays["tier_start"]),
         values=arrays["values"].tolist(),
         past=[iterate(n, [stack[j] for stack in stacks]) for j, n in enumerate(numbers)],
-        memory={n.removeprefix("estimator/"): v for n, v in arrays.items() if n.startswith("estimator/")},
+        memory={
+            n.removeprefix("estimator/"): v for n, v in arrays.items() if n.startswith("estimator/")
+        },
         further={n: arrays[n] for n in rest},
     )
 

@@ -1,10 +1,12 @@
 """`parameters.h5`: θ over the iterations, readable with h5py and xarray alone.
 
-/row, /iteration (L,), and for every array of θ a data set (L, ...); more data sets and attributes describe the system.
+/row, /iteration (L,), and for every array of θ a data set (L, ...); more data sets and attributes
+describe the system.
 
-HDF5 is not safe against a kill while it writes, and takes the process with it where a write fails. So the file is never
-written in place: it is made in memory, and its bytes take the name when they are complete and on the disk. At 548
-parameters and a record every 10 iterations that is a megabyte for every 5,000 iterations.
+HDF5 is not safe against a kill while it writes, and takes the process with it where a write fails.
+So the file is never written in place: it is made in memory, and its bytes take the name when they
+are complete and on the disk. At 548 parameters and a record every 10 iterations that is a megabyte
+for every 5,000 iterations.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Point(NamedTuple):
 
 
 def create(
-    path: Path, theta: Mapping[str, np.ndarray], run: str, describe: Callable[[h5py.File], None] | None = None
+    path: Path,
+    theta: Mapping[str, np.ndarray],
+    run: str,
+    describe: Callable[[h5py.File], None] | None = None,
 ) -> None:
     """Write a file without records.
 
@@ -50,8 +55,12 @@ def create(
         for name, array in theta.items():
             width = max(int(array.size), 1)
             chunks = (max(1, 2**16 // width), *(max(n, 1) for n in array.shape))
-            file.create_dataset(name, (0, *array.shape), array.dtype, maxshape=(None, *array.shape), chunks=chunks)
-        file.attrs[RUN] = np.bytes_(run)  # of fixed length: a damaged heap of variable ones hangs HDF5
+            file.create_dataset(
+                name, (0, *array.shape), array.dtype, maxshape=(None, *array.shape), chunks=chunks
+            )
+        file.attrs[RUN] = np.bytes_(
+            run
+        )  # of fixed length: a damaged heap of variable ones hangs HDF5
         if describe is not None:
             describe(file)
     replace(path, memory.getvalue())
@@ -63,10 +72,13 @@ def append(path: Path, points: Sequence[Point]) -> None:
         return
 
     def fill(file: h5py.File) -> None:
-        old, new = len(file["iteration"]), len(file["iteration"]) + len(points)
+        old = len(file["iteration"])
+        new = len(file["iteration"]) + len(points)
         for name in ("row", "iteration", *points[0].theta):
             file[name].resize(new, axis=0)
-            file[name][old:new] = [getattr(p, name) if name in ("row", "iteration") else p.theta[name] for p in points]
+            file[name][old:new] = [
+                getattr(p, name) if name in ("row", "iteration") else p.theta[name] for p in points
+            ]
 
     _change(path, fill)
 
@@ -74,7 +86,8 @@ def append(path: Path, points: Sequence[Point]) -> None:
 def truncate(path: Path, names: Sequence[str], last_row: int, every: int) -> None:
     """Leave the records up to `last_row` that lie on the grid of iterations.
 
-    The last record of a run that ended between two grid points is dropped: a run that was left alone has none.
+    The last record of a run that ended between two grid points is dropped: a run that was left
+    alone has none.
     """
     with _opened(path) as file:
         lacking = [name for name in ("row", "iteration", *names) if name not in file]

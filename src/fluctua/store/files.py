@@ -15,7 +15,9 @@ KINDS = {
 
 
 def describe_kind(path: Path) -> str:
-    """`a folder`, `a device`, `a pipe` or `a socket`; empty for a plain file and for nothing at all."""
+    """`a folder`, `a device`, `a pipe` or `a socket`; empty for a plain file and for nothing at
+    all.
+    """
     try:
         return KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
     except OSError:
@@ -23,7 +25,9 @@ def describe_kind(path: Path) -> str:
 
 
 def require_file(path: Path, expected: str = "a file") -> None:
-    """Raise `ValueError` if there is something else than a plain file at `path`, before it is opened."""
+    """Raise `ValueError` if there is something else than a plain file at `path`, before it is
+    opened.
+    """
     kind = describe_kind(path)
     if kind:
         raise ValueError(f"{path} is {kind}, where {expected} was expected.")

@@ -42,7 +42,8 @@ LIBRARIES = ("fluctua", "jax", "jaxlib", "numpy", "optax", "scipy")
 site-packages."""
 
 NOT_COMPUTED = ("name", "debug_info", "backend", "on_doubt")
-"""Fields of records and of traced equations that change nothing but rounding, or when a run stops."""
+"""Fields of records and of traced equations that change nothing but rounding, or when a run stops.
+"""
 
 FILLING = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 """Methods that change a list, a dictionary or a set."""
@@ -63,7 +64,9 @@ def versions() -> dict[str, str]:
     return {"format": str(FORMAT), "python": python, **packages}
 
 
-def compare(began: Mapping[str, str], began_with: Mapping[str, str], now: Mapping[str, str]) -> Differences:
+def compare(
+    began: Mapping[str, str], began_with: Mapping[str, str], now: Mapping[str, str]
+) -> Differences:
     """Compare the parts of a run with those that it began with.
 
     Args:

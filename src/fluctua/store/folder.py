@@ -1,7 +1,7 @@
 """The folder of a run, of any system: its files, who may write into it, and whether there is room.
 
-config.toml | plan.json | run.json   what was asked for: a lattice, an instrument, a process of one's own
-history.csv                          one row an iteration
+config.toml | plan.json | run.json   what was asked for: a lattice, an instrument, a process of
+one's own history.csv                          one row an iteration
 signal.csv                           gradient and error of each array of θ, one row an iteration
 parameters.h5                        θ over the iterations
 checkpoints/                         what resuming goes on from
@@ -36,7 +36,10 @@ FILES = (
     "summary.txt",
     "summary.json",
 )
-"""Without these a run does not go on. Others (signal.csv, parameters.h5) are set aside where they are damaged."""
+"""Without these a run does not go on.
+
+Others (signal.csv, parameters.h5) are set aside where they are damaged.
+"""
 FOLDERS = ("checkpoints", "figures", "recordings")
 
 
@@ -83,7 +86,9 @@ class RunFolder(NamedTuple):
 
     @property
     def start(self) -> Path:
-        """The state that a branch began from; absent where a run began from its initial conditions."""
+        """The state that a branch began from; absent where a run began from its initial
+        conditions.
+        """
         return self.path / "start.npz"
 
     @property
@@ -124,23 +129,30 @@ def existing(path: str | Path, place: RunFolder | None = None) -> RunFolder:
         return place
     if unfinished(path):
         raise ValueError(
-            f"{path} is the folder of a run that was killed before it began: it has no {place.settings_name} yet. "
+            f"{path} is the folder of a run that was killed before it began: it has no "
+            f"{place.settings_name} yet. "
             "Nothing is lost; begin it again, into the same folder."
         )
     raise ValueError(f"{path} is not the folder of a run: it has no {place.settings_name}.")
 
 
 def check_entries(path: Path) -> None:
-    """Refuse a run folder in which a folder, a device or a pipe has the name of a file, or a file that of a folder."""
+    """Refuse a run folder in which a folder, a device or a pipe has the name of a file, or a
+    file that of a folder.
+    """
     for name in FILES:
         require_file(path / name, "a file of the run")
     for name in FOLDERS:
         if (path / name).exists() and not (path / name).is_dir():
-            raise ValueError(f"{path / name} is not a folder, where a folder of the run was expected.")
+            raise ValueError(
+                f"{path / name} is not a folder, where a folder of the run was expected."
+            )
 
 
 def unfinished(path: Path) -> bool:
-    """Whether a folder holds only what a run that was killed before its first row leaves behind: nothing to lose."""
+    """Whether a folder holds only what a run that was killed before its first row leaves
+    behind: nothing to lose.
+    """
     known = {
         LOCK,
         "history.csv",
@@ -158,7 +170,9 @@ def unfinished(path: Path) -> bool:
             return False
         if entry.name in ("history.csv", "signal.csv") and entry.read_bytes().count(b"\n") > 1:
             return False
-        if entry.is_dir() and any(not inside.name.endswith(".partial") for inside in entry.iterdir()):
+        if entry.is_dir() and any(
+            not inside.name.endswith(".partial") for inside in entry.iterdir()
+        ):
             return False
     return True
 
@@ -183,7 +197,8 @@ def prepare(place: RunFolder, need: int, *, replace: bool = False, advice: str =
             room(place, need, advice)
     except OSError as error:
         raise ValueError(
-            f"the run folder {place.path} cannot be written: {error.strerror or error}. Choose another."
+            f"the run folder {place.path} cannot be written: {error.strerror or error}. Choose "
+            "another."
         ) from None
     return lock
 
@@ -194,7 +209,8 @@ def room(place: RunFolder, need: int, advice: str = "") -> None:
     if free < need:
         raise ValueError(
             f"the disk of {place.path} has {free / 2**20:,.0f} MiB free, and this run takes about "
-            f"{need / 2**20:,.0f} MiB. Free some, choose another folder{advice and f', or {advice}'}."
+            f"{need / 2**20:,.0f} MiB. Free some, choose another "
+            f"folder{advice and f', or {advice}'}."
         )
 
 
@@ -212,10 +228,11 @@ def holding(place: RunFolder) -> Iterator[IO[str]]:
 def acquire(place: RunFolder) -> IO[str]:
     """Lock a folder for this process."""
     try:
-        file = open(place.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115, held as long as the run
+        file = open(place.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise ValueError(
-            f"the run folder {place.path} cannot be written: {error.strerror}. Copy it to where it can be, or change "
+            f"the run folder {place.path} cannot be written: {error.strerror}. Copy it to where it "
+            "can be, or change "
             "who may write there."
         ) from None
     try:
@@ -227,7 +244,8 @@ def acquire(place: RunFolder) -> IO[str]:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         raise ValueError(
-            f"another process{f' ({holder})' if holder else ''} is training into {place.path}. Wait for it, stop it, "
+            f"another process{f' ({holder})' if holder else ''} is training into {place.path}. "
+            "Wait for it, stop it, "
             "or choose another folder."
         ) from None
     file.truncate(0)
@@ -258,11 +276,13 @@ def explained(place: RunFolder) -> Iterator[None]:
             raise
         if not place.settings.exists():
             raise RuntimeError(
-                f"the run folder {place.path} was removed or emptied while the run was writing into it. What was in it "
+                f"the run folder {place.path} was removed or emptied while the run was writing "
+                "into it. What was in it "
                 "is gone; begin again."
             ) from error
         raise RuntimeError(
-            f"{place.path} can no longer be written ({error.strerror}). The run up to its last checkpoint is safe; "
+            f"{place.path} can no longer be written ({error.strerror}). The run up to its last "
+            "checkpoint is safe; "
             f"{WRITING[error.errno]}, then: {place.go_on}"
         ) from error
 

@@ -1,12 +1,14 @@
-"""What a run writes at every iteration: `history.csv` and `signal.csv`, only ever appended to, readable by eye.
+"""What a run writes at every iteration: `history.csv` and `signal.csv`, only ever appended to,
+readable by eye.
 
-`row` counts up. After a rewind `iteration` goes back and iterations repeat: what counts is then the last row of
-each, up to the iteration of the last row of all (`effective`). The last column of a history, `run`, is the fingerprint
-of the run that a row belongs to; histories without it are read as well.
+`row` counts up. After a rewind `iteration` goes back and iterations repeat: what counts is then the
+last row of each, up to the iteration of the last row of all (`effective`). The last column of a
+history, `run`, is the fingerprint of the run that a row belongs to; histories without it are read
+as well.
 
-`signal.csv` says how large the gradient of each array of θ was: `row`, as in the history, and for every array `NAME
-norm`, |∇J| over its components, and `NAME error`, the same of their standard errors. Their ratio is the signal-to-noise
-ratio of that family.
+`signal.csv` says how large the gradient of each array of θ was: `row`, as in the history, and for
+every array `NAME norm`, |∇J| over its components, and `NAME error`, the same of their standard
+errors. Their ratio is the signal-to-noise ratio of that family.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ MOST_ARRAYS = 32
 class Row(NamedTuple):
     """One iteration. trajectories: spent so far. seconds: of this iteration.
 
-    event: empty, or `escalate 2000` (the ensemble size from the next row on), or `escalate 2000; rewind 412` (the
-    next row is iteration 412), or what the estimator says of its last call, such as `renewed χ² 812 of 3`.
+    event: empty, or `escalate 2000` (the ensemble size from the next row on), or `escalate 2000;
+    rewind 412` (the next row is iteration 412), or what the estimator says of its last call, such
+    as `renewed χ² 812 of 3`.
     """
 
     row: int
@@ -62,7 +65,9 @@ def append(file: IO[str], row: Row, run: str) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """All complete rows; a last line that a kill cut short, or that is being written, is left out."""
+    """All complete rows; a last line that a kill cut short, or that is being written, is left
+    out.
+    """
     return [row for row, _ in read_owned(path)]
 
 
@@ -80,12 +85,18 @@ def read_owned(path: Path) -> list[tuple[Row, str]]:
         raise ValueError(f"{path} is no text: it is damaged, or no history of a run.") from None
     header = next((known for known in (HEADER, PLAIN) if text.startswith(known)), None)
     if header is None:
-        raise ValueError(f"{path} must open with the columns {HEADER.strip()}; got {text.partition(chr(10))[0]!r}.")
-    whole, owned = text[len(header) : text.rfind("\n") + 1], header is HEADER
+        raise ValueError(
+            f"{path} must open with the columns {HEADER.strip()}; got "
+            f"{text.partition(chr(10))[0]!r}."
+        )
+    whole = text[len(header) : text.rfind("\n") + 1]
+    owned = header is HEADER
     try:
         rows = [(parsed(cells), _owner(cells, owned)) for cells in csv.reader(whole.splitlines())]
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+        raise ValueError(
+            f"{path} has a row that is cut short, or a value that is no number ({error})."
+        ) from None
     _check_order(path, [row.row for row, _ in rows], 0)
     return rows
 
@@ -95,7 +106,8 @@ def _check_order(path: Path, rows: Sequence[float], first: int) -> None:
     for expected, row in enumerate(rows, first):
         if row != expected:
             raise ValueError(
-                f"{path} has row {row} where row {expected} was expected: its lines are swapped, missing or repeated. "
+                f"{path} has row {row} where row {expected} was expected: its lines are swapped, "
+                "missing or repeated. "
                 "Put back the file as the run wrote it."
             )
 
@@ -115,13 +127,16 @@ def truncate(path: Path, last: int, run: str) -> list[Row]:
     """Leave rows 0 … last, as rows of the run with fingerprint `run`, and return them."""
     kept = [row for row in read(path) if row.row <= last]
     if len(kept) != last + 1:
-        raise ValueError(f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: it is truncated.")
+        raise ValueError(
+            f"{path} has {len(kept)} rows where the checkpoint has {last + 1}: it is truncated."
+        )
     replace(path, (HEADER + "".join(line(row, run) for row in kept)).encode())
     return kept
 
 
 def kept(iteration: np.ndarray) -> np.ndarray:
-    """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i and beyond.
+    """Which rows were not undone: one that goes back to iteration i undoes every earlier row of i
+    and beyond.
 
     >>> kept(np.array([0, 1, 2, 3, 1, 2]))
     array([0, 4, 5])
@@ -135,12 +150,15 @@ def effective(rows: Sequence[Row]) -> list[Row]:
     return [rows[i] for i in kept(np.array([row.iteration for row in rows], np.int64))]
 
 
-# ------------------------------------------------------------------------------------------ signal.csv
+# --------------------------------------------------------------------------------------- signal.csv
 
 
 def signal_columns(theta: Mapping[str, np.ndarray]) -> list[str]:
     """The names of the columns."""
-    return ["row", *(f"{name} {kind}" for name in [*theta][:MOST_ARRAYS] for kind in ("norm", "error"))]
+    return [
+        "row",
+        *(f"{name} {kind}" for name in [*theta][:MOST_ARRAYS] for kind in ("norm", "error")),
+    ]
 
 
 def signal_header(theta: Mapping[str, np.ndarray]) -> str:
@@ -152,7 +170,10 @@ def append_signal(
     file: IO[str], row: int, gradient: Mapping[str, np.ndarray], stderr: Mapping[str, np.ndarray]
 ) -> None:
     """One more row, visible to readers at once."""
-    norm = lambda array: f"{np.sqrt(np.sum(np.square(np.asarray(array, np.float64)))):.5g}"
+
+    def norm(array):
+        return f"{np.sqrt(np.sum(np.square(np.asarray(array, np.float64)))):.5g}"
+
     pairs = [(norm(gradient[name]), norm(stderr[name])) for name in [*gradient][:MOST_ARRAYS]]
     file.write(csv_line([str(row), *(cell for pair in pairs for cell in pair)]))
     file.flush()
@@ -169,7 +190,9 @@ def truncate_numbers(path: Path, names: list[str], last: int) -> None:
     kept = csv_line(names)
     if known == names:
         kept += "".join(
-            csv_line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)]) for row in rows if row[0] <= last
+            csv_line([f"{v:.5g}" if k else str(int(v)) for k, v in enumerate(row)])
+            for row in rows
+            if row[0] <= last
         )
     replace(path, kept.encode())
 
@@ -187,9 +210,13 @@ def read_numbers(path: Path) -> tuple[list[str], np.ndarray]:
         raise ValueError(f"{path} must open with the column row; got {text[:40]!r}.")
     names = lines[0]
     try:
-        rows = np.array([[float(cell) for cell in cells] for cells in lines[1:]], float).reshape(-1, len(names))
+        rows = np.array([[float(cell) for cell in cells] for cells in lines[1:]], float).reshape(
+            -1, len(names)
+        )
     except ValueError as error:
-        raise ValueError(f"{path} has a row that is cut short, or a value that is no number ({error}).") from None
+        raise ValueError(
+            f"{path} has a row that is cut short, or a value that is no number ({error})."
+        ) from None
     if len(rows):
         numbers = [int(v) if v.is_integer() else v for v in rows[:, 0].tolist()]
         _check_order(path, numbers, numbers[0] if isinstance(numbers[0], int) else 0)

@@ -1,9 +1,12 @@
-"""The journal of a run: rows at once, parameters and state together at checkpoints; lost to a kill is time alone.
+"""The journal of a run: rows at once, parameters and state together at checkpoints; lost to a kill
+is time alone.
 
-A row depends on what was asked for and on the rows before it. Going on from any checkpoint therefore repeats what a
-kill cut off, to the bit, where the estimator repeats itself; on resuming, history and parameters are cut back to it.
+A row depends on what was asked for and on the rows before it. Going on from any checkpoint
+therefore repeats what a kill cut off, to the bit, where the estimator repeats itself; on resuming,
+history and parameters are cut back to it.
 
-Every file carries the fingerprint of its run, so that one which belongs to another run is not taken for its own.
+Every file carries the fingerprint of its run, so that one which belongs to another run is not taken
+for its own.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class Keep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a record leads to. restart: whether the records go on from another place than where this one ended."""
+    """What a record leads to. restart: whether the records go on from another place than where
+    this one ended.
+    """
 
     state: State
     row: Row
@@ -73,9 +78,13 @@ class Journal:
     """
 
     def __init__(self, place: RunFolder, lock: IO[str], run: str, keep: Keep, names: Names):
-        self.place, self.lock, self.run, self.keep, self.names = place, lock, run, keep, names
-        self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
-        self.signal = open(place.signal, "a", encoding="utf-8")  # noqa: SIM115, open as long as the run
+        self.place = place
+        self.lock = lock
+        self.run = run
+        self.keep = keep
+        self.names = names
+        self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115
+        self.signal = open(place.signal, "a", encoding="utf-8")  # noqa: SIM115
         self.points: list[course.Point] = []
         self.last: course.Point | None = None
         self.saved = time.monotonic()
@@ -88,14 +97,18 @@ class Journal:
     def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
         """One more row."""
         history.append(self.file, row, self.run)
-        history.append_signal(self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr))
+        history.append_signal(
+            self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr)
+        )
         if self.keep.every:
             self.last = course.Point(row.row, row.iteration, _grouped(self.keep, self.names(theta)))
             if row.iteration % self.keep.every == 0:
                 self.points.append(self.last)
 
     def save(self, state: State) -> None:
-        """A checkpoint: the history first, then the parameters, then the state that vouches for both."""
+        """A checkpoint: the history first, then the parameters, then the state that vouches
+        for both.
+        """
         self.file.flush()
         os.fsync(self.file.fileno())
         course.append(self.place.parameters, self.points)
@@ -105,7 +118,8 @@ class Journal:
         self.saved = time.monotonic()
 
     def close(self, state: State | None) -> None:
-        """A last checkpoint, with the last parameters even off the grid; `final.npz`; and the lock is let go.
+        """A last checkpoint, with the last parameters even off the grid; `final.npz`; and the lock
+        is let go.
 
         state: None where a run ended before it had one.
         """
@@ -113,7 +127,11 @@ class Journal:
             if state is None:
                 return
             self.points = [p for p in self.points if p.row < state.row]
-            if self.last is not None and self.last.row < state.row and self.last.iteration % self.keep.every:
+            if (
+                self.last is not None
+                and self.last.row < state.row
+                and self.last.iteration % self.keep.every
+            ):
                 self.points.append(self.last)
             self.save(state)
             memory = io.BytesIO()
@@ -133,7 +151,8 @@ class Journal:
         step: Callable[[State, Record], Step],
         finished: Callable[[State], str],
     ) -> Rows:
-        """Records as rows, each in the history before it is yielded; whoever stops iterating stops the run.
+        """Records as rows, each in the history before it is yielded; whoever stops iterating stops
+        the run.
 
         Args:
             state: where the run stands.
@@ -178,7 +197,8 @@ def create(
         place: the folder.
         settings: the content of its settings file.
         run: the fingerprint.
-        start: the state before the first row; kept in start.npz where that is not the beginning of a training.
+        start: the state before the first row; kept in start.npz where that is not the beginning of
+            a training.
         names: θ -> its arrays by name.
         need: bytes that the run will take.
         keep: what is written, and how often.
@@ -190,7 +210,9 @@ def create(
     try:
         with folder.explained(place):
             if start.now.iteration:
-                checkpoint.replace(place.start, checkpoint.packed(to_arrays(start) | {RUN: np.array(run)}))
+                checkpoint.replace(
+                    place.start, checkpoint.packed(to_arrays(start) | {RUN: np.array(run)})
+                )
             checkpoint.replace(place.settings, settings)
             _fresh_files(place, run, names(start.now.theta), keep)
             return Journal(place, lock, run, keep, names)
@@ -229,7 +251,10 @@ def reopen(
     with folder.explained(place):
         for path in (place.signal, place.parameters):
             if kind := describe_kind(path):
-                report(f"{path.name} is {kind}. It is kept as {checkpoint.set_aside(path)}; a file takes its place.")
+                report(
+                    f"{path.name} is {kind}. It is kept as {checkpoint.set_aside(path)}; a file "
+                    "takes its place."
+                )
         for name, owner in owners(place).items():
             refuse_other(place, name, owner, run)
         checkpoint.replace(place.settings, settings)
@@ -240,11 +265,16 @@ def reopen(
         _truncate_signal(place, names(state.now.theta), state.row - 1, report)
         if keep.every:
             try:
-                course.truncate(place.parameters, list(known), state.row - 1, 1 if over else keep.every)
+                course.truncate(
+                    place.parameters, list(known), state.row - 1, 1 if over else keep.every
+                )
             except Damaged as error:
                 if place.parameters.exists():
                     name = checkpoint.set_aside(place.parameters)
-                    report(f"parameters.h5 is damaged: {error}. It is kept as {name}; records go on in a new one.")
+                    report(
+                        f"parameters.h5 is damaged: {error}. It is kept as {name}; records go on "
+                        "in a new one."
+                    )
                 course.create(place.parameters, known, run, keep.describe)
         return Journal(place, lock, run, keep, names)
 
@@ -262,7 +292,8 @@ def _truncate_signal(
 
 
 def standing(place: RunFolder, run: str, start: State, report: Callable[[str], None]) -> State:
-    """Where a run stands: at its newest good checkpoint, where it was branched off, or at its start.
+    """Where a run stands: at its newest good checkpoint, where it was branched off, or at its
+    start.
 
     Args:
         place: the folder.
@@ -277,7 +308,9 @@ def standing(place: RunFolder, run: str, start: State, report: Callable[[str], N
     try:
         path, arrays = readable or (place.start, checkpoint.read(place.start))
     except Damaged as error:
-        raise ValueError(f"{place.start} is damaged: {error}. Branch again from the run it came from.") from None
+        raise ValueError(
+            f"{place.start} is damaged: {error}. Branch again from the run it came from."
+        ) from None
     refuse_other(place, str(path.relative_to(place.path)), str(arrays.pop(RUN, "")), run)
     return from_arrays(arrays, start.now)
 
@@ -298,25 +331,41 @@ def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
     """Raise if a file says that it belongs to another run. Files that say nothing are taken."""
     if owner and owner != run:
         raise ValueError(
-            f"{place.path / name} is of another run: its fingerprint is {owner}, and {place.settings_name} is of "
-            f"{run}. Put the file back that belongs here, or go on with a copy of this folder that is whole."
+            f"{place.path / name} is of another run: its fingerprint is {owner}, and "
+            f"{place.settings_name} is of "
+            f"{run}. Put the file back that belongs here, or go on with a copy of this folder that "
+            "is whole."
         )
 
 
 def row_of(number: int, record: Record, event: str = "") -> Row:
     """A record as a row of the history."""
     e = record.estimate
-    norm = np.sqrt(sum(float(np.sum(np.square(np.asarray(g, float)))) for g in jax.tree.leaves(e.gradient)))
+    norm = np.sqrt(
+        sum(float(np.sum(np.square(np.asarray(g, float)))) for g in jax.tree.leaves(e.gradient))
+    )
     return Row(
-        number, record.iteration, float(e.value), float(e.value_stderr), e.count, record.trajectories, float(norm),
-        record.seconds, event,
-    )  # fmt: skip
+        number,
+        record.iteration,
+        float(e.value),
+        float(e.value_stderr),
+        e.count,
+        record.trajectories,
+        float(norm),
+        record.seconds,
+        event,
+    )
 
 
 def named_leaves(theta: Params) -> dict[str, np.ndarray]:
-    """The arrays of any pytree by name: {"a": [x, y]} has "a.0" and "a.1"; a bare array is "theta"."""
+    """The arrays of any pytree by name: {"a": [x, y]} has "a.0" and "a.1"; a bare array is
+    "theta".
+    """
     leaves = jax.tree_util.tree_leaves_with_path(theta)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(v) for path, v in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(v)
+        for path, v in leaves
+    }
 
 
 def _grouped(keep: Keep, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -46,7 +46,8 @@ def refuse_other_parts(
         report: called with a line of text.
 
     """
-    before, after = began.get(PARTS), now[PARTS]
+    before = began.get(PARTS)
+    after = now[PARTS]
     began_with = began.get(VERSIONS)
     if not isinstance(before, dict) or not isinstance(began_with, dict):
         report(
@@ -195,7 +196,9 @@ def describe_record(name: str, record: Any, shapes: Shapes | None) -> Parts:
 def _is_record(value: Any) -> bool:
     if callable(value):
         return False
-    return dataclasses.is_dataclass(value) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+    return dataclasses.is_dataclass(value) or (
+        isinstance(value, tuple) and hasattr(value, "_fields")
+    )
 
 
 def _describe_ppgt(estimator: PPGT, theta: Params) -> Parts:

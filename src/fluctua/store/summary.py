@@ -1,4 +1,6 @@
-"""What came out of a training, of any system: from its history, as numbers and as lines for people."""
+"""What came out of a training, of any system: from its history, as numbers and as lines for
+people.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ from fluctua.store.history import Row, effective
 AROUND = 9
 """Iterations over which J is averaged to find its peak."""
 FALL = 6.0
-"""Standard errors below its peak at which a training counts as having fallen: the highest of many means is high by
-chance, by four of them in ten thousand."""
+"""Standard errors below its peak at which a training counts as having fallen: the highest of many
+means is high by chance, by four of them in ten thousand."""
 GRID = 3.0
 """Standard errors between J at two steps from which on J is said to depend on the step."""
 
 
 def course_of(rows: list[Row]) -> dict[str, Any]:
     """The numbers that a history holds by itself."""
-    first, last = effective(rows)[0], rows[-1]
+    first = effective(rows)[0]
+    last = rows[-1]
     return {
         "start": {"J": first.J, "J_stderr": first.J_stderr},
         "iterations": last.iteration + 1,
@@ -31,7 +34,9 @@ def course_of(rows: list[Row]) -> dict[str, Any]:
 
 
 def on_the_grid(final: dict[str, Any], finer: dict[str, Any]) -> dict[str, Any]:
-    """Whether J depends on the time step: the difference in standard errors, if there are more than `GRID`."""
+    """Whether J depends on the time step: the difference in standard errors, if there are more
+    than `GRID`.
+    """
     z = (finer["J"] - final["J"]) / max(np.hypot(final["J_stderr"], finer["J_stderr"]), 1e-300)
     return {"step_matters": float(z)} if abs(z) > GRID else {}
 
@@ -48,24 +53,41 @@ def fallen(rows: list[Row], final: dict[str, Any], twin: bool = False) -> dict[s
     if drop < FALL * np.hypot(error[k], final["J_stderr"]) or drop < 0.01 * abs(final["J"]):
         return {}
     middle = rows[k + AROUND // 2].iteration
-    return {"peak": {"J": float(mean[k]), "J_stderr": float(error[k]), "iteration": middle, "twin": twin}}
+    return {
+        "peak": {
+            "J": float(mean[k]),
+            "J_stderr": float(error[k]),
+            "iteration": middle,
+            "twin": twin,
+        }
+    }
 
 
 def lines_of_J(summary: dict[str, Any]) -> list[str]:
     """J before and after, and what is wrong with it."""
-    value = lambda part: with_error(summary[part]["J"], summary[part]["J_stderr"])
+
+    def value(part):
+        return with_error(summary[part]["J"], summary[part]["J_stderr"])
+
     final = summary.get("final")
     lines = [f"J before   {value('start')}"]
     if final is None:
-        return [*lines, f"J after    {value('last')}   of the last iteration; no simulator measures it afresh"]
+        return [
+            *lines,
+            f"J after    {value('last')}   of the last iteration; no simulator measures it afresh",
+        ]
     lines.append(
-        f"J after    {value('final')}   final.npz, measured afresh with {final['trajectories']:,} trajectories"
+        f"J after    {value('final')}   final.npz, measured afresh with {final['trajectories']:,} "
+        "trajectories"
     )
     finer = summary["finer"]
-    lines.append(f"           {value('finer')}   with steps of {finer['dt']:g} instead of {final['dt']:g}")
+    lines.append(
+        f"           {value('finer')}   with steps of {finer['dt']:g} instead of {final['dt']:g}"
+    )
     if "step_matters" in summary:
         lines.append(
-            f"step       these two differ by {abs(summary['step_matters']):.1f} standard errors: part of what was "
+            f"step       these two differ by {abs(summary['step_matters']):.1f} standard errors: "
+            "part of what was "
             "learnt may be the time grid and not the process. Train with smaller steps, and compare"
         )
     return lines

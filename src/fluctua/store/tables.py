@@ -1,4 +1,5 @@
-"""Small tables as text: columns of numbers or words, and above them what they are, one `# name = value` a line.
+"""Small tables as text: columns of numbers or words, and above them what they are, one `# name =
+value` a line.
 
 A file whose name ends in .gz is compressed.
 """
@@ -31,14 +32,18 @@ class Table(NamedTuple):
         return {name: column[rows] for name, column in self.columns.items()}
 
 
-def write(path: Path, columns: Mapping[str, Any], header: Mapping[str, Any], *, digits: int | None = None) -> None:
+def write(
+    path: Path, columns: Mapping[str, Any], header: Mapping[str, Any], *, digits: int | None = None
+) -> None:
     """Write the file in one step; numbers read back exactly, or with so many significant digits."""
     text = io.StringIO()
     for name, value in header.items():
         text.write(f"# {name} = {json.dumps(value, ensure_ascii=False)}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(_cells(np.asarray(column), digits) for column in columns.values()), strict=True))
+    writer.writerows(
+        zip(*(_cells(np.asarray(column), digits) for column in columns.values()), strict=True)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     content = text.getvalue().encode()
     replace(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -55,13 +60,17 @@ def read(path: Path) -> Table:
     path = stored(path)
     try:
         content = path.read_bytes()
-        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
+        lines = (
+            (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
+        )
         pairs = (line[2:].split(" = ", 1) for line in lines if line.startswith("# "))
         header = {name: json.loads(value) for name, value in pairs}
         names, *rows = csv.reader(line for line in lines if not line.startswith("#"))
         columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} is no table of this program ({error}). Measure it again with --replace.") from None
+        raise ValueError(
+            f"{path} is no table of this program ({error}). Measure it again with --replace."
+        ) from None
     return Table({name: _numbers(column) for name, column in columns.items()}, header)
 
 

@@ -1,7 +1,8 @@
-"""Any process trained into a folder: history, checkpoints, a summary, and nothing but time lost to a kill.
+"""Any process trained into a folder: history, checkpoints, a summary, and nothing but time lost to
+a kill.
 
 >>> result = run("runs/trap", estimator, theta, optax.adam(0.05), count=50, iterations=3)
->>> result = resume("runs/trap", estimator, theta, optax.adam(0.05), count=50, iterations=5)  # after a kill
+>>> result = resume("runs/trap", estimator, theta, optax.adam(0.05), count=50, iterations=5)
 
 `fluctua plot runs/trap` draws the learning curve.
 """
@@ -38,14 +39,20 @@ OnRow = Callable[[Row, Record], None]
 
 
 class Result(NamedTuple):
-    """A finished run. theta: after the last step. summary: as in summary.json. Prints as summary.txt."""
+    """A finished run. theta: after the last step. summary: as in summary.json.
+
+    Prints as summary.txt.
+    """
 
     folder: Path
     theta: Params
     summary: dict[str, Any]
 
     def __repr__(self) -> str:
-        return as_text(self.summary) + f"run        {self.folder}   draw it: fluctua plot {self.folder}"
+        return (
+            as_text(self.summary)
+            + f"run        {self.folder}   draw it: fluctua plot {self.folder}"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,29 @@ def run(
 
     """
     task = _task(
-        folder, estimator, theta, optimiser, count=count, iterations=iterations, seed=seed, project=project,
-        checkpoint_seconds=checkpoint_seconds, parameters_every=parameters_every,
-    )  # fmt: skip
+        folder,
+        estimator,
+        theta,
+        optimiser,
+        count=count,
+        iterations=iterations,
+        seed=seed,
+        project=project,
+        checkpoint_seconds=checkpoint_seconds,
+        parameters_every=parameters_every,
+    )
     settings, identity = _settings(task)
     book = journal.create(
-        task.place, _written(settings), identity, task.start, journal.named_leaves, need=_space(task), keep=task.keep,
-        replace=replace, advice="record less often (parameters_every)",
-    )  # fmt: skip
+        task.place,
+        _written(settings),
+        identity,
+        task.start,
+        journal.named_leaves,
+        need=_space(task),
+        keep=task.keep,
+        replace=replace,
+        advice="record less often (parameters_every)",
+    )
     return _complete(task, book, task.start, on_row)
 
 
@@ -142,12 +164,13 @@ def resume(
 ) -> Result:
     """Go on with a `run` from its newest good checkpoint, to the bit as if it had not been cut off.
 
-    The folder holds fingerprints of estimator, optimiser and `project`: another drift, reward, noise, time grid,
-    baseline or learning rate is refused by name. Where JAX, optax or Python has another version, a function that looks
-    different may be the same: that is reported and not refused. A run that is complete is read and returned.
+    The folder holds fingerprints of estimator, optimiser and `project`: another drift, reward,
+    noise, time grid, baseline or learning rate is refused by name. Where JAX, optax or Python has
+    another version, a function that looks different may be the same: that is reported and not
+    refused. A run that is complete is read and returned.
 
-    Whether "auto" runs kernels is decided by the iterations that `run` was given, and beyond those by the iterations so
-    far.
+    Whether "auto" runs kernels is decided by the iterations that `run` was given, and beyond those
+    by the iterations so far.
 
     Args:
         folder: of the run.
@@ -175,9 +198,16 @@ def resume(
             lock.close()
             return Result(place.path, state.now.theta, json.loads(done.read_text()))
         book = journal.reopen(
-            place, lock, _written(settings), identity, state, journal.named_leaves, keep=task.keep, report=report,
+            place,
+            lock,
+            _written(settings),
+            identity,
+            state,
+            journal.named_leaves,
+            keep=task.keep,
+            report=report,
             over=bool(over),
-        )  # fmt: skip
+        )
         if state.memory:
             task.estimator.restore(state.memory, state.now.theta)
     return _complete(task, book, state, on_row)
@@ -187,7 +217,8 @@ def as_text(summary: dict[str, Any]) -> str:
     """A summary for people."""
     lines = [
         *lines_of_J(summary),
-        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} trajectories, "
+        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
+        "trajectories, "
         f"{summary['seconds']:.1f} s",
         *line_of_peak(summary),
     ]
@@ -210,14 +241,36 @@ def _task(
     keep = Keep(3, checkpoint_seconds, parameters_every, "theta/")
     if not callable(count):
         check.count(count)
-    for name, value, least in (("iterations", iterations, 1), ("seed", seed, 0), ("parameters_every", keep.every, 0)):
+    for name, value, least in (
+        ("iterations", iterations, 1),
+        ("seed", seed, 0),
+        ("parameters_every", keep.every, 0),
+    ):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-            raise ValueError(f"`{name}` must be a whole number, at least {least} and below 2⁶³; got {value!r}.")
+            raise ValueError(
+                f"`{name}` must be a whole number, at least {least} and below 2⁶³; got {value!r}."
+            )
     theta = check.parameters(theta)
     theta = theta if project is None else project(theta)
-    place = RunFolder(Path(folder), "run.json", 'fluctua.resume("{folder}", …) with the same arguments', "replace=True")
+    place = RunFolder(
+        Path(folder),
+        "run.json",
+        'fluctua.resume("{folder}", …) with the same arguments',
+        "replace=True",
+    )
     rule = optax.with_extra_args_support(optimiser)
-    return Task(place, as_estimator(estimator), theta, rule, count, iterations, seed, project, keep, iterations)
+    return Task(
+        place,
+        as_estimator(estimator),
+        theta,
+        rule,
+        count,
+        iterations,
+        seed,
+        project,
+        keep,
+        iterations,
+    )
 
 
 def _settings(task: Task) -> tuple[dict[str, Any], str]:
@@ -255,7 +308,9 @@ def _read(place: RunFolder) -> dict[str, Any]:
             raise ValueError(f"`{min(missing)}` is missing")
         return began
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{place.settings} is damaged ({error}); it is written by `fluctua.run`.") from None
+        raise ValueError(
+            f"{place.settings} is damaged ({error}); it is written by `fluctua.run`."
+        ) from None
 
 
 def _refuse_changes(
@@ -266,7 +321,8 @@ def _refuse_changes(
         if began[name] != settings[name]:
             which = "`theta`, the start" if name == "start" else f"`{name}`"
             raise ValueError(
-                f"a run goes on as it began: {which} was {began[name]} and is {settings[name]}. Only `iterations` can "
+                f"a run goes on as it began: {which} was {began[name]} and is {settings[name]}. "
+                "Only `iterations` can "
                 "change; for another training begin another run."
             )
     refuse_other_parts(place.settings, began, settings, report)
@@ -274,18 +330,31 @@ def _refuse_changes(
 
 def _space(task: Task) -> int:
     """Bytes that the run may take: records twice (one copy while writing), checkpoints, history."""
-    size = sum(np.size(leaf) for leaf in jax.tree.leaves((task.theta, task.start.now.optimiser_state)))
+    size = sum(
+        np.size(leaf) for leaf in jax.tree.leaves((task.theta, task.start.now.optimiser_state))
+    )
     records = 2 * 8 * size * (task.iterations // task.keep.every + 2) if task.keep.every else 0
     checkpoint = 8 * (2 * size + task.iterations)
     return records + (task.keep.checkpoints + 1) * checkpoint + 170 * task.iterations + 2**22
 
 
 def _complete(task: Task, book: Journal, state: State, on_row: OnRow | None) -> Result:
-    key, estimator = jax.random.key(task.seed), task.estimator
-    records = lambda state: train(
-        key, state.now.theta, estimator, task.rule, count=task.count, iterations=task.iterations, project=task.project,
-        resume=state.now._replace(trajectories=state.spent), planned=task.planned,
-    )  # fmt: skip
+    key = jax.random.key(task.seed)
+    estimator = task.estimator
+
+    def records(state):
+        return train(
+            key,
+            state.now.theta,
+            estimator,
+            task.rule,
+            count=task.count,
+            iterations=task.iterations,
+            project=task.project,
+            resume=state.now._replace(trajectories=state.spent),
+            planned=task.planned,
+        )
+
     stands = [state]
 
     def step(state: State, record: Record) -> Step:
@@ -307,18 +376,23 @@ def _complete(task: Task, book: Journal, state: State, on_row: OnRow | None) -> 
 
 
 def _conclude(task: Task, theta: Params) -> dict[str, Any]:
-    """Measure the final parameters where that costs nothing but time, and write summary.txt and summary.json."""
+    """Measure the final parameters where that costs nothing but time, and write summary.txt and
+    summary.json.
+    """
     rows = history.read(task.place.history)
     last = rows[-1]
     summary: dict[str, Any] = {**course_of(rows), "last": {"J": last.J, "J_stderr": last.J_stderr}}
     if can_refine(task.estimator):
         count = min(max(last.ensemble, 256), 2000)
         final, finer = (
-            evaluate(task.estimator, theta, count=count, seed=task.seed, refine=refine)._asdict() for refine in (1, 2)
+            evaluate(task.estimator, theta, count=count, seed=task.seed, refine=refine)._asdict()
+            for refine in (1, 2)
         )
         summary |= {"final": final, "finer": finer, **on_the_grid(final, finer)}
     summary |= fallen(history.effective(rows), summary.get("final", summary["last"]))
     with runfolder.explained(task.place):
         replace(task.place.path / "summary.txt", as_text(summary).encode())
-        replace(task.place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())  # last: complete
+        replace(
+            task.place.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode()
+        )  # last: complete
     return summary

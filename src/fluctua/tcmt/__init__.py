@@ -1,4 +1,6 @@
-"""Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact answers."""
+"""Networks of coupled resonators: stochastic coupled-mode theory, its tasks and its exact
+answers.
+"""
 
 from fluctua.tcmt.coupled_modes import Drive, Modulation, condition, process
 from fluctua.tcmt.experiment import outputs

@@ -1,23 +1,27 @@
-"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`: the specification of the kernels.
+"""Stochastic temporal coupled-mode theory (End Matter) as a `Process`: the specification of the
+kernels.
 
-    dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾,     s⁻ = −s⁺ + Dᵀψ
-    Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
+    dψ/dt = −i(ω + χ|ψ|²)ψ − i(κ + δκ(t))ψ − Γψ + D(s⁺ + σ⁽ᵉ⁾ η̇⁽ᵉ⁾) + D⁽ʳ⁾σ⁽ʳ⁾ η̇⁽ʳ⁾,     s⁻ = −s⁺
+    + Dᵀψ Γ = (DDᵀ + D⁽ʳ⁾D⁽ʳ⁾ᵀ)/2,     D_nm = weight_nm √(2γ_e,m),     D⁽ʳ⁾ = diag √(2γ_n)
 
-The state is x = [Re ψ, Im ψ] (2N,). Each quadrature of each channel is its own standard Wiener process, so
-that on either quadrature Q = (D σ⁽ᵉ⁾² Dᵀ + D⁽ʳ⁾σ⁽ʳ⁾²D⁽ʳ⁾ᵀ)/2.
+The state is x = [Re ψ, Im ψ] (2N,). Each quadrature of each channel is its own standard Wiener
+process, so that on either quadrature Q = (D σ⁽ᵉ⁾² Dᵀ + D⁽ʳ⁾σ⁽ʳ⁾²D⁽ʳ⁾ᵀ)/2.
 
-Frames. `omega` are detunings from the first drive's frequency ω₀ in both. "rotating" (the default) writes
-ψ e^{iω₀t}; the noise law is circular and does not change. "lab" adds ω₀ to every resonator and is a trap: an
-Euler step multiplies a free mode by |1 − iωΔt|, a growth rate ω²Δt/2, which for the paper's ω = 10 and
-Δt = 10⁻³ is 0.05, more than the loss of 0.02. `fluctua.tcmt.stability` sees it.
+Frames. `omega` are detunings from the first drive's frequency ω₀ in both. "rotating" (the default)
+writes ψ e^{iω₀t}; the noise law is circular and does not change. "lab" adds ω₀ to every resonator
+and is a trap: an Euler step multiplies a free mode by |1 − iωΔt|, a growth rate ω²Δt/2, which for
+the paper's ω = 10 and Δt = 10⁻³ is 0.05, more than the loss of 0.02. `fluctua.tcmt.stability` sees
+it.
 
 The antagonistic modulation of the couplings is drawn once per bond and trajectory:
 
-    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   ã = a/|a|,  a_k ~ N(0, 1),  φ_k ~ U(0, 2π),  Ω = Ω_max/K
+    δκ_b(t) = σ_κ Σ_{k=1}^{K} ã_k sin(kΩt + φ_k),   ã = a/|a|,  a_k ~ N(0, 1),  φ_k ~ U(0, 2π),  Ω =
+    Ω_max/K
 
-The draws are counters of the same generator as the noise, so that a kernel can make them in place. For bond
-b and harmonic k = 1…K the four words w of Philox at (seed, trajectory, site 2³¹ + bK + k − 1, pair 2³² − 1)
-give a_k as the first Box–Muller normal of (w₀, w₁) and φ_k = 2π(w₂ + ½)2⁻³². The noise never reaches these
+The draws are counters of the same generator as the noise, so that a kernel can make them in place.
+For bond b and harmonic k = 1…K the four words w of Philox at (seed, trajectory, site 2³¹ + bK + k −
+1, pair 2³² − 1) give a_k as the first Box–Muller normal of (w₀, w₁) and φ_k = 2π(w₂ + ½)2⁻³². The
+noise never reaches these
 counters: its sites and pairs of steps stay below 2³¹.
 """
 
@@ -37,14 +41,16 @@ from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]
 DENSE_LIMIT = 256
-"""Resonators up to which the diffusion of a lead on several of them is factorised; beyond, products only."""
+"""Resonators up to which the diffusion of a lead on several of them is factorised; beyond, products
+only.
+"""
 
 
 class Drive(NamedTuple):
     """s⁺(t) = amplitude e^{i phase} envelope(t) e^{−i frequency t} on one lead.
 
-    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several drives add;
-    the first one's frequency is the origin of `omega`.
+    envelope: t -> a number, written in JAX; None for a drive that is on from the start. Several
+    drives add; the first one's frequency is the origin of `omega`.
     """
 
     lead: int
@@ -60,11 +66,17 @@ def checked_drives(network: Network, drives: Drive | Sequence[Drive]) -> tuple[D
     several: tuple[Any, ...] = tuple(drives) if many else (drives,)
     for drive in several:
         if not isinstance(drive, Drive):
-            raise TypeError(f"a drive is a Drive(lead, amplitude, ...); got {type(drive).__name__}: {drive!r}.")
+            raise TypeError(
+                f"a drive is a Drive(lead, amplitude, ...); got {type(drive).__name__}: {drive!r}."
+            )
         if not 0 <= drive.lead < network.leads:
-            raise ValueError(f"a drive is on lead {drive.lead}, but the network has leads 0…{network.leads - 1}.")
+            raise ValueError(
+                f"a drive is on lead {drive.lead}, but the network has leads 0…{network.leads - 1}."
+            )
         if not np.all(np.isfinite([drive.amplitude, drive.phase, drive.frequency])):
-            raise ValueError(f"amplitude, phase and frequency of a drive must be finite numbers; got {drive}.")
+            raise ValueError(
+                f"amplitude, phase and frequency of a drive must be finite numbers; got {drive}."
+            )
     return several
 
 
@@ -81,7 +93,9 @@ def incoming(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rota
         s = drive.amplitude * np.exp(1j * drive.phase) * (np.arange(leads) == drive.lead)
         shape = 1.0 if drive.envelope is None else drive.envelope(t)
         turning = drive.frequency - origin
-        total += jnp.asarray(s, total.dtype) * shape * (jnp.exp(-1j * turning * t) if turning else 1.0)
+        total += (
+            jnp.asarray(s, total.dtype) * shape * (jnp.exp(-1j * turning * t) if turning else 1.0)
+        )
     return total
 
 
@@ -120,7 +134,10 @@ def outgoing(network: Network, p: Mapping[str, Array], psi: Array, s_plus: Array
 
 @dataclass(frozen=True)
 class Drift:
-    """μ of the network: (theta, x, t, context) -> (2N,). A record, so that equal ones share a compilation."""
+    """μ of the network: (theta, x, t, context) -> (2N,).
+
+    A record, so that equal ones share a compilation.
+    """
 
     network: Network
     drives: tuple[Drive, ...]
@@ -129,12 +146,19 @@ class Drift:
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree) -> Array:
         """dψ/dt as quadratures. (2N,)"""
-        p, psi = parameters(self.network, theta), to_psi(x)
+        p = parameters(self.network, theta)
+        psi = to_psi(x)
         offset = carrier(self.drives) if self.frame == "lab" else 0.0
         kappa = p["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
         frequency = p["omega"] + offset + p["chi"] * abs2(psi)
-        source = lead_matrix(self.network, p) @ incoming(self.drives, self.network.leads, t, self.frame)
-        return to_x(-1j * (frequency * psi + coupled(self.network, kappa, psi)) - decay(self.network, p, psi) + source)
+        source = lead_matrix(self.network, p) @ incoming(
+            self.drives, self.network.leads, t, self.frame
+        )
+        return to_x(
+            -1j * (frequency * psi + coupled(self.network, kappa, psi))
+            - decay(self.network, p, psi)
+            + source
+        )
 
 
 def abs2(psi: Array) -> Array:
@@ -142,15 +166,16 @@ def abs2(psi: Array) -> Array:
     return psi.real**2 + psi.imag**2
 
 
-# ---------------------------------------------------------------------------------------------- noise
+# -------------------------------------------------------------------------------------------- noise
 
 
 @dataclass(frozen=True)
 class DiagonalNoise:
-    """σ_n = √(2Q_n), Q_n = Σ_leads on n σ_e²γ_e + σ_r²γ_n, one amplitude per site and quadrature. (2N,)
+    """σ_n = √(2Q_n), Q_n = Σ_leads on n σ_e²γ_e + σ_r²γ_n, one amplitude per site and quadrature.
+    (2N,)
 
-    The channels of a site are one Wiener process and not two: the same law with less noise to draw, and the
-    one that the kernels use.
+    The channels of a site are one Wiener process and not two: the same law with less noise to draw,
+    and the one that the kernels use.
     """
 
     network: Network
@@ -164,7 +189,11 @@ class DiagonalNoise:
 def site_amplitude(network: Network, p: Mapping[str, Array]) -> Array:
     """√(2Q_n), for leads that sit on one resonator each. (N,)"""
     return jnp.sqrt(
-        2 * (network.lead_weights**2 @ (network.sigma_e**2 * p["gamma_e"]) + network.sigma_r**2 * p["gamma"])
+        2
+        * (
+            network.lead_weights**2 @ (network.sigma_e**2 * p["gamma_e"])
+            + network.sigma_r**2 * p["gamma"]
+        )
     )
 
 
@@ -176,7 +205,9 @@ def channels(network: Network, p: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class DenseNoise:
-    """σ as a matrix (2N, 2(L+N)): real quadratures of external, then radiative channels, then imaginary."""
+    """σ as a matrix (2N, 2(L+N)): real quadratures of external, then radiative channels, then
+    imaginary.
+    """
 
     network: Network
 
@@ -193,10 +224,15 @@ class ChannelProduct:
 
     def __call__(self, theta: Params, x: Array, t: Array, context: PyTree, dw: Array) -> Array:
         """σ dw. (2N,)"""
-        p, leads = parameters(self.network, theta), self.network.leads
+        p = parameters(self.network, theta)
+        leads = self.network.leads
         dw = dw.reshape(2, -1)
         external = (dw[:, :leads] * self.network.sigma_e) @ lead_matrix(self.network, p).T
-        return (external + dw[:, leads:] * (jnp.sqrt(2 * p["gamma"]) * self.network.sigma_r)).ravel().astype(x.dtype)
+        return (
+            (external + dw[:, leads:] * (jnp.sqrt(2 * p["gamma"]) * self.network.sigma_r))
+            .ravel()
+            .astype(x.dtype)
+        )
 
 
 def channel_product(network: Network) -> NoiseProduct:
@@ -212,7 +248,8 @@ def process(
     modulation: Modulation | None = None,
     step: str = "euler",
 ) -> Process:
-    """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see `network.FAMILIES`).
+    """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see
+    `network.FAMILIES`).
 
     Noise is diagonal where every lead sits on one resonator, and a matrix or a product otherwise.
 
@@ -220,15 +257,18 @@ def process(
         network: graph, losses and leads.
         drive: one or several.
         frame: "rotating" with the drive, or "lab".
-        modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`), which `tasks` add.
-        step: "euler", "heun" or "rk4" (see `fluctua.core.steps`).
+        modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`),
+            which `tasks` add.
+        step: "euler", "heun" or "rk4" (see `fluctua.core.integrators`).
 
     Returns: the process.
 
     >>> process(paper(), Drive(lead=0, amplitude=10.0))
     """
     if frame not in get_args(Frame):
-        raise ValueError(f"`frame` must be one of {', '.join(map(repr, get_args(Frame)))}; got {frame!r}.")
+        raise ValueError(
+            f"`frame` must be one of {', '.join(map(repr, get_args(Frame)))}; got {frame!r}."
+        )
     if step not in STEPS:
         raise ValueError(f"`step` must be one of {', '.join(map(repr, STEPS))}; got {step!r}.")
     noise: Callable[..., Array] | NoiseProduct
@@ -236,17 +276,21 @@ def process(
         noise = DiagonalNoise(network)
     else:
         noise = DenseNoise(network) if network.sites <= DENSE_LIMIT else channel_product(network)
-    return Process(Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise, step=step)
+    return Process(
+        Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise, step=step
+    )
 
 
-# ------------------------------------------------------------------------- for baselines and kernels
+# ------------------------------------------------------------------------ for baselines and kernels
 
 
 @dataclass(frozen=True)
 class Condition:
-    """The field intensity that each parameter acts on (Baseline Variance Reduction), for `fluctua.binned`.
+    """The field intensity that each parameter acts on (Baseline Variance Reduction), for
+    `fluctua.baselines.binned`.
 
-    |ψ_n|² for ω_n, χ_n and γ_n; |ψ_n|² + |ψ_m|² for κ_nm; the sum over the sites of the lead for γ_e.
+    |ψ_n|² for ω_n, χ_n and γ_n; |ψ_n|² + |ψ_m|² for κ_nm; the sum over the sites of the lead for
+    γ_e.
     """
 
     network: Network
@@ -286,10 +330,13 @@ class Coefficients(NamedTuple):
 
 
 def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coefficients:
-    """θ and the network as plain arrays for a kernel. offset: added to ω (the carrier, in the lab frame)."""
+    """θ and the network as plain arrays for a kernel. offset: added to ω (the carrier, in the
+    lab frame).
+    """
     if not network.local:
         raise ValueError(
-            "a lead of this network sits on several resonators, so its diffusion is not diagonal and the "
+            "a lead of this network sits on several resonators, so its diffusion is not diagonal "
+            "and the "
             'fused kernels do not run it. Use backend="jax".'
         )
     p = {name: np.asarray(value, np.float64) for name, value in parameters(network, theta).items()}
@@ -301,23 +348,29 @@ def coefficients(network: Network, theta: Params, *, offset: float = 0.0) -> Coe
         kappa=p["kappa"],
         chi=p["chi"],
         decay=weight**2 @ p["gamma_e"] + p["gamma"],
-        amplitude=np.sqrt(2 * (weight**2 @ (network.sigma_e**2 * p["gamma_e"]) + network.sigma_r**2 * p["gamma"])),
+        amplitude=np.sqrt(
+            2 * (weight**2 @ (network.sigma_e**2 * p["gamma_e"]) + network.sigma_r**2 * p["gamma"])
+        ),
         lead_site=site,
         lead_coupling=weight[site, np.arange(network.leads)] * np.sqrt(2 * p["gamma_e"]),
     )
 
 
-def incoming_at(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> np.ndarray:
+def incoming_at(
+    drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating"
+) -> np.ndarray:
     """s⁺ at some times. t (T,) -> (T, L) complex"""
     return np.asarray(jax.vmap(lambda when: incoming(drives, leads, when, frame))(jnp.asarray(t)))
 
 
-def incoming_on_grid(drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating") -> np.ndarray:
+def incoming_on_grid(
+    drives: Sequence[Drive], leads: int, t: Array, frame: Frame = "rotating"
+) -> np.ndarray:
     """s⁺ at the start of every step. t (T+1,) -> (T, L) complex"""
     return incoming_at(drives, leads, jnp.asarray(t)[:-1], frame)
 
 
-# ------------------------------------------------------------------------------------------ modulation
+# --------------------------------------------------------------------------------------- modulation
 
 
 FIRST_SITE = 0x8000_0000
@@ -325,7 +378,9 @@ PAIR = 0xFFFF_FFFF
 
 
 class Modulation(NamedTuple):
-    """How strong and how fast. sigma_kappa: σ_κ. harmonics: K, N_dyn in the paper. omega_max: Ω_max."""
+    """How strong and how fast. sigma_kappa: σ_κ. harmonics: K, N_dyn in the paper. omega_max:
+    Ω_max.
+    """
 
     sigma_kappa: float
     harmonics: int = 10
@@ -341,20 +396,26 @@ def checked(modulation: Modulation | None) -> Modulation | None:
     if modulation is None:
         return None
     if not isinstance(modulation, Modulation):
-        raise TypeError(f"`modulation` must be a Modulation(sigma_kappa) or None; got {type(modulation).__name__}.")
+        raise TypeError(
+            "`modulation` must be a Modulation(sigma_kappa) or None; got "
+            f"{type(modulation).__name__}."
+        )
     if not modulation.sigma_kappa >= 0:
         raise ValueError(f"`sigma_kappa` must not be negative; got {modulation.sigma_kappa}.")
     if int(modulation.harmonics) != modulation.harmonics or modulation.harmonics < 1:
-        raise ValueError(f"`harmonics` must be a whole number, at least 1; got {modulation.harmonics}.")
+        raise ValueError(
+            f"`harmonics` must be a whole number, at least 1; got {modulation.harmonics}."
+        )
     return modulation if modulation.sigma_kappa > 0 else None
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The law above: (key of the noise, trajectory) -> {"sine": ã cos φ (B, K), "cosine": ã sin φ (B, K)}.
+    """The law above: (key of the noise, trajectory) -> {"sine": ã cos φ (B, K), "cosine": ã sin φ
+    (B, K)}.
 
-    Quadratures and not amplitudes and phases: δκ is then linear in sin kΩt and cos kΩt, which are the same
-    for every bond and trajectory, and a step takes 2K of them instead of BK each.
+    Quadratures and not amplitudes and phases: δκ is then linear in sin kΩt and cos kΩt, which are
+    the same for every bond and trajectory, and a step takes 2K of them instead of BK each.
     """
 
     bonds: int
@@ -368,7 +429,10 @@ class Draw:
     def amplitude_and_phase(self, key: Array, trajectory: Array) -> tuple[Array, Array]:
         """ã and φ, each (B, K)."""
         site = jnp.arange(self.bonds * self.harmonics, dtype=jnp.uint32) + jnp.uint32(FIRST_SITE)
-        same = lambda v: jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
+
+        def same(v):
+            return jnp.broadcast_to(jnp.asarray(v, jnp.uint32), site.shape)
+
         words = philox_words(philox_key_words(key), same(trajectory), site, same(PAIR))
         a = box_muller(words[0], words[1])[0].reshape(self.bonds, self.harmonics)
         phase = 2 * jnp.pi * (words[2].astype(a.dtype) + 0.5) * 2.0**-32
@@ -378,4 +442,6 @@ class Draw:
 def delta_kappa(modulation: Modulation, context: PyTree, t: Array) -> Array:
     """δκ_b(t) of one trajectory. (B,)"""
     angle = jnp.asarray(modulation.frequencies(), context["sine"].dtype) * t
-    return modulation.sigma_kappa * (context["sine"] @ jnp.sin(angle) + context["cosine"] @ jnp.cos(angle))
+    return modulation.sigma_kappa * (
+        context["sine"] @ jnp.sin(angle) + context["cosine"] @ jnp.cos(angle)
+    )

@@ -1,12 +1,13 @@
 """Exact moments of the Euler–Maruyama scheme of a linear network (χ = 0, σ_κ = 0), in float64.
 
-A step is ψ' = Fψ + Δt D s⁺ + noise with F = 1 + ΔtA, A = −i(ω + κ) − Γ, so the mean m and the Hermitian
-covariance C of ψ follow
+A step is ψ' = Fψ + Δt D s⁺ + noise with F = 1 + ΔtA, A = −i(ω + κ) − Γ, so the mean m and the
+Hermitian covariance C of ψ follow
 
     m' = Fm + Δt D s⁺,     C' = F C F† + 4QΔt,
 
-(2QΔt from either quadrature; E[δψ δψᵀ] = 0 because the noise is circular). The reward is a weighted sum of
-output powers, E|s⁻|² = |−s⁺ + dᵀm|² + dᵀC d*, and since F = Fᵀ the second part needs vectors only:
+(2QΔt from either quadrature; E[δψ δψᵀ] = 0 because the noise is circular). The reward is a weighted
+sum of output powers, E|s⁻|² = |−s⁺ + dᵀm|² + dᵀC d*, and since F = Fᵀ the second part needs vectors
+only:
 
     dᵀC_n d = Σ_{k<n} v_kᵀ 4QΔt v_k*,     v_k = F^k d.
 
@@ -23,7 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.types import Array, Params, jit
-from fluctua.tcmt.coupled_modes import Drive, Frame, abs2, carrier, channels, coupled, decay, incoming, lead_matrix
+from fluctua.tcmt.coupled_modes import (
+    Drive,
+    Frame,
+    abs2,
+    carrier,
+    channels,
+    coupled,
+    decay,
+    incoming,
+    lead_matrix,
+)
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
 
@@ -65,9 +76,10 @@ def moments(task: Experiment, theta: Params) -> Moments:
 def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
     """∂J/∂χ at χ = 0 (N,). Memory T·N²: for small networks.
 
-    To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at step n > k
-    by (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian moments give
-    E[(M + ε)* f] = M*(|m|² + 2c)m + 2(|m|² + c) E[ε*δz], with m, c mean and variance of z.
+    To first order χ_l kicks site l by −iΔt f(z), f = |z|²z, z = ψ_l at step k, and the output at
+    step n > k by (F^{n−1−k}d)_l times that. With ε the output's departure from its mean M, Gaussian
+    moments give E[(M + ε)* f] = M*(|m|² + 2c)m + 2(|m|² + c) E[ε*δz], with m, c mean and variance
+    of z.
     """
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
@@ -75,13 +87,16 @@ def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
     return each.reshape(task.copies, -1).sum(axis=0)
 
 
-def propagator(network: Network, p: dict[str, Array], dt: float, offset: float, psi: Array) -> Array:
+def propagator(
+    network: Network, p: dict[str, Array], dt: float, offset: float, psi: Array
+) -> Array:
     """Fψ. (N,)"""
     h_psi = (p["omega"] + offset) * psi + coupled(network, p["kappa"], psi)
     return psi + dt * (-1j * h_psi - decay(network, p, psi))
 
 
-# Below, everything is in float64 and of the whole state, with θ repeated for every copy of the device.
+# Below, everything is in float64 and of the whole state, with θ repeated for every copy of the
+# device.
 
 
 class _Scheme(NamedTuple):
@@ -97,7 +112,9 @@ class _Scheme(NamedTuple):
     steps: int
 
     def parameters(self, theta: Params) -> dict[str, Array]:
-        return parameters(self.network, {name: jnp.tile(leaf, self.copies) for name, leaf in theta.items()})
+        return parameters(
+            self.network, {name: jnp.tile(leaf, self.copies) for name, leaf in theta.items()}
+        )
 
     def propagate(self, p: dict[str, Array], psi: Array) -> Array:
         offset = carrier(self.drives) if self.frame == "lab" else 0.0
@@ -107,7 +124,8 @@ class _Scheme(NamedTuple):
 def _scheme(task: Experiment) -> _Scheme:
     assert task.weights is not None  # checked by `_numbers`
     steps = len(task.t) - 1
-    start, dt = float(task.t[0]), float(task.t[-1] - task.t[0]) / steps
+    start = float(task.t[0])
+    dt = float(task.t[-1] - task.t[0]) / steps
     network = task.simulated.replace()  # a copy; see `_numbers`
     return _Scheme(network, task.drives, task.frame, task.weights, task.copies, start, dt, steps)
 
@@ -137,12 +155,15 @@ def _responses(scheme: _Scheme, p: dict[str, Array]) -> Array:
 
 @partial(jit, static_argnums=0)
 def _rewards(scheme: _Scheme, theta: Params) -> Array:
-    network, p = scheme.network, scheme.parameters(theta)
+    network = scheme.network
+    p = scheme.parameters(theta)
     m, s_plus = _mean(scheme, p)
     mean_power = abs2(-s_plus + m[:-1] @ lead_matrix(network, p))
     v = _responses(scheme, p)
     external = 2 * abs2(v @ lead_matrix(network, p)) @ network.sigma_e**2
-    arriving = scheme.dt * (external + 4 * abs2(v) @ (network.sigma_r**2 * p["gamma"]))  # vᵀ 4QΔt v*
+    arriving = scheme.dt * (
+        external + 4 * abs2(v) @ (network.sigma_r**2 * p["gamma"])
+    )  # vᵀ 4QΔt v*
     noise_power = jnp.cumsum(arriving, axis=0) - arriving  # Σ_{k<n}: X_0 has no noise yet
     return (mean_power + noise_power) @ jnp.asarray(scheme.weights)
 
@@ -171,8 +192,10 @@ def _moments(scheme: _Scheme, theta: Params) -> tuple[Array, Array]:
 @partial(jit, static_argnums=0)
 def _kerr(scheme: _Scheme, theta: Params) -> Array:
     p = scheme.parameters(theta)
-    (m, c), s_plus = _moments(scheme, theta), _mean(scheme, p)[1]
-    m, c = m[:-1], c[:-1]
+    (m, c) = _moments(scheme, theta)
+    s_plus = _mean(scheme, p)[1]
+    m = m[:-1]
+    c = c[:-1]
     output = -s_plus + m @ lead_matrix(scheme.network, p)  # M (T, L)
     v = _responses(scheme, p)
     total = jnp.zeros(scheme.network.sites)
@@ -182,7 +205,9 @@ def _kerr(scheme: _Scheme, theta: Params) -> Array:
     return total
 
 
-def _kerr_of_lead(scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, output: Array, v: Array) -> Array:
+def _kerr_of_lead(
+    scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, output: Array, v: Array
+) -> Array:
     """∂(Σ_n E|s⁻|²Δt)/∂χ of one lead. m (T, N), c (T, N, N), output (T,), v (T, N) -> (N,)"""
     spread = jnp.real(jnp.diagonal(c, axis1=1, axis2=2))
 
@@ -190,7 +215,8 @@ def _kerr_of_lead(scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, outp
         return scheme.propagate(p, a) + mean_output.conj() * v[0], a
 
     _, arrival = jax.lax.scan(backward, jnp.zeros_like(v[0]), output, reverse=True)
-    # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l], so that (C_k W_k)_ll collects E[ε*δz] of all n > k
+    # W_k[a, l] = Σ_{j=1}^{T−1−k} v_j[a]* v_{j−1}[l], so that (C_k W_k)_ll collects E[ε*δz] of all n
+    # > k
     products = jnp.einsum("ja,jl->jal", v[1:].conj(), v[:-1])
     upto = jnp.concatenate([jnp.zeros_like(products[:1]), jnp.cumsum(products, axis=0)])
     shared = jnp.einsum("kla,kal->kl", c, jnp.flip(upto, axis=0))  # T−1−k
@@ -198,28 +224,36 @@ def _kerr_of_lead(scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, outp
     return scheme.dt * 2 * jnp.real(-1j * scheme.dt * kicks).sum(axis=0)
 
 
-# --------------------------------------------------------------------------------------- the boundary
+# ------------------------------------------------------------------------------------- the boundary
 
 
 def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
     """θ in float64, if the task is one that these formulas solve.
 
-    θ and the network are copied before JAX sees them in float64. JAX (0.10) remembers in which precision it first took
-    in a NumPy array, for as long as something compiled holds it: of an array that is also in a float32 run it would
-    use the float32 version here, or the float64 one there.
+    θ and the network are copied before JAX sees them in float64. JAX (0.10) remembers in which
+    precision it first took in a NumPy array, for as long as something compiled holds it: of an
+    array that is also in a float32 run it would use the float32 version here, or the float64 one
+    there.
     """
     if task.weights is None:
-        raise ValueError("exact moments know rewards that are weighted output powers; this task has another reward.")
+        raise ValueError(
+            "exact moments know rewards that are weighted output powers; this task has another "
+            "reward."
+        )
     if task.step != "euler":
         raise ValueError(f"exact moments are of Euler's step; this task has step={task.step!r}.")
     if task.modulation is not None:
         raise ValueError(
-            "exact moments need σ_κ = 0: a modulated network has no closed moments. Use finite differences."
+            "exact moments need σ_κ = 0: a modulated network has no closed moments. Use finite "
+            "differences."
         )
     if not np.allclose(np.diff(task.t), np.diff(task.t).mean(), rtol=1e-6):
         raise ValueError("exact moments need a uniform time grid.")
     numbers = {name: np.array(leaf, np.float64) for name, leaf in theta.items()}
     chi = parameters(task.network, numbers)["chi"]
     if np.any(np.asarray(chi) != 0):
-        raise ValueError(f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Zero theta['chi'].")
+        raise ValueError(
+            f"exact moments need χ = 0; the largest |χ| is {np.max(np.abs(chi)):g}. Zero "
+            "theta['chi']."
+        )
     return numbers

@@ -13,18 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core.draws import Wiener, philox
+from fluctua.core.integrators import trapezoidal
 from fluctua.core.simulate import Counted, Simulator, simulator
-from fluctua.core.steps import trapezoidal
 from fluctua.core.types import Array, Objective, Params, Process, PyTree
-from fluctua.tcmt.coupled_modes import Draw, Drive, Frame, Modulation, abs2, checked_drives, incoming, outgoing, to_psi
+from fluctua.tcmt.coupled_modes import (
+    Draw,
+    Drive,
+    Frame,
+    Modulation,
+    abs2,
+    checked_drives,
+    incoming,
+    outgoing,
+    to_psi,
+)
 from fluctua.tcmt.network import Network, parameters
 
 
 class Experiment(NamedTuple):
     """A network, how it is driven and what is rewarded. θ has the shapes of `network`.
 
-    process, objective: what any estimator needs. t (T+1,): the grid; the start is zero. condition: for binned
-    baselines. copies: C, independent experiments on the one device, side by side in the state.
+    process, objective: what any estimator needs. t (T+1,): the grid; the start is zero. condition:
+    for binned baselines. copies: C, independent experiments on the one device, side by side in the
+    state.
 
     What a fused kernel needs besides, `network` and `drives` being those of one device:
     simulated: the network with all its copies, CN resonators. drives: on the leads of `simulated`.
@@ -46,7 +57,9 @@ class Experiment(NamedTuple):
     @property
     def step(self) -> str:
         """The map of one step by its name: "euler", "heun" or "rk4"."""
-        assert isinstance(self.process.step, str)  # `process` was made by one of the doors of `tasks`
+        assert isinstance(
+            self.process.step, str
+        )  # `process` was made by one of the doors of `tasks`
         return self.process.step
 
     @property
@@ -62,7 +75,10 @@ class Experiment(NamedTuple):
         return Counted(Draw(len(self.simulated.bonds), self.modulation.harmonics))
 
     def simulator(self, wiener: Wiener = philox) -> Simulator:
-        """The JAX substrate. The default noise is that of the kernels; `draws.silent` runs without."""
+        """The JAX substrate.
+
+        The default noise is that of the kernels; `draws.silent` runs without.
+        """
         return simulator(self.process, self.start, self.t, context=self.context, wiener=wiener)
 
 
@@ -80,7 +96,9 @@ class Outputs:
         return outgoing(self.network, parameters(self.network, theta), to_psi(x), s_plus)
 
 
-def outputs(network: Network, drive: Drive | Sequence[Drive], *, frame: Frame = "rotating") -> Outputs:
+def outputs(
+    network: Network, drive: Drive | Sequence[Drive], *, frame: Frame = "rotating"
+) -> Outputs:
     """s⁻, the waves that leave, for rewards.
 
     Args:
@@ -122,7 +140,8 @@ class CrossPower:
 
 
 def accumulated(rate: Callable[..., Array], step: str) -> Objective:
-    """∫g dt: the left sum Σg(X_n)Δt of the paper with Euler's step, else of second order as the step, by trapezoids.
+    """∫g dt: the left sum Σg(X_n)Δt of the paper with Euler's step, else of second order as the
+    step, by trapezoids.
 
     rate: g (theta, x, t, context).
     """
@@ -132,14 +151,19 @@ def accumulated(rate: Callable[..., Array], step: str) -> Objective:
 
 @dataclass(frozen=True)
 class Tied:
-    """f of `copies` copies of a network that share one θ: each family is repeated before f sees it."""
+    """f of `copies` copies of a network that share one θ: each family is repeated before f sees
+    it.
+    """
 
     f: Callable[..., Any]
     copies: int
 
     def __call__(self, theta: Params, *rest: Any) -> Any:
         """F at the repeated θ."""
-        return self.f({name: jnp.tile(jnp.asarray(value), self.copies) for name, value in theta.items()}, *rest)
+        return self.f(
+            {name: jnp.tile(jnp.asarray(value), self.copies) for name, value in theta.items()},
+            *rest,
+        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +184,10 @@ def grid(horizon: float, dt: float) -> np.ndarray:
     """Whole steps `dt` from 0 to `horizon`. (T+1,)"""
     steps = round(positive(horizon=horizon) / positive(dt=dt))
     if steps < 1 or abs(steps * dt / horizon - 1) > 1e-6:
-        raise ValueError(f"`horizon` must be a whole number of steps `dt`; got {horizon} / {dt} = {horizon / dt:g}.")
+        raise ValueError(
+            f"`horizon` must be a whole number of steps `dt`; got {horizon} / {dt} = "
+            f"{horizon / dt:g}."
+        )
     return np.linspace(0.0, horizon, steps + 1)
 
 

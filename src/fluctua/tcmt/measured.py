@@ -1,18 +1,19 @@
-"""Measured states of a resonator network: returns, what they say about its parameters, and the twin correction.
+"""Measured states of a resonator network: returns, what they say about its parameters, and the twin
+correction.
 
-The fused kernels score the noise that they drew. Here are states ψ of a device whose numbers are not the model's, so
-that residuals are taken against the model,
+The fused kernels score the noise that they drew. Here are states ψ of a device whose numbers are
+not the model's, so that residuals are taken against the model,
 
-    r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q,   U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m + ζ_m*ψ_n),
-    U_Γ = −Re ζ*ψ,
+    r_n = ψ_{n+1} − ψ_n − μ(ψ_n)Δt,   ζ = r/2Q,   U_ω = Im ζ*ψ,   U_χ = |ψ|²U_ω,   U_κ = Im(ζ_n*ψ_m
+    + ζ_m*ψ_n), U_Γ = −Re ζ*ψ,
 
-by the CPU's kernel, or with modulation all steps of a trajectory at once, a block of them at a time in the cache. The
-drift is linear in ω, κ, χ and Γ, with features −iψ_n, −i|ψ_n|²ψ_n, −iψ_m and −ψ_n, so that the information about all
-of them follows from one Gram matrix of (ψ, |ψ|²ψ).
+by the CPU's kernel, or with modulation all steps of a trajectory at once, a block of them at a time
+in the cache. The drift is linear in ω, κ, χ and Γ, with features −iψ_n, −i|ψ_n|²ψ_n, −iψ_m and
+−ψ_n, so that the information about all of them follows from one Gram matrix of (ψ, |ψ|²ψ).
 
-Samples some steps of the model apart are met by the model's own path from one to the next, ψ̄ being its mean:
-the residual is then that of the model whatever the interval, and the features are right up to what the network does
-within it.
+Samples some steps of the model apart are met by the model's own path from one to the next, ψ̄ being
+its mean: the residual is then that of the model whatever the interval, and the features are right
+up to what the network does within it.
 """
 
 from __future__ import annotations
@@ -38,17 +39,25 @@ from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options
 from fluctua.tcmt.kernel.run import run
 
 KNOWN = ("omega", "kappa", "chi")
-"""Families of the twin correction. Losses also enter the noise, and are left to the general path."""
+"""Families of the twin correction.
+
+Losses also enter the noise, and are left to the general path.
+"""
 
 SCORED = (*KNOWN, "gamma")
-"""Families of the evidence. Losses by what they do to the drift: their noise is taken as the model has it."""
+"""Families of the evidence.
+
+Losses by what they do to the drift: their noise is taken as the model has it.
+"""
 
 BLOCK = 500
 """Steps at a time."""
 
 
 class Graph(NamedTuple):
-    """Neighbours of every site in as many slots as the most of them has. site, bond (N, D); there (N, D): 1 or 0."""
+    """Neighbours of every site in as many slots as the most of them has. site, bond (N, D);
+    there (N, D): 1 or 0.
+    """
 
     site: Array
     bond: Array
@@ -57,7 +66,9 @@ class Graph(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A model at its parameters: ω, χ, Γ, 2Q (N,), κ (B,) and as a matrix (N, N), the drive (N,) or (T, N), complex."""
+    """A model at its parameters: ω, χ, Γ, 2Q (N,), κ (B,) and as a matrix (N, N), the drive
+    (N,) or (T, N), complex.
+    """
 
     omega: Array
     chi: Array
@@ -87,7 +98,10 @@ def numbers_of(spec: KernelSpec) -> Numbers:
     """The numbers of a kernel's network, in JAX's precision."""
     force = np.zeros((len(spec.drive), spec.sites), complex)
     force[:, spec.drive_sites] = spec.drive
-    real = lambda v: jnp.asarray(v, jnp.result_type(float))
+
+    def real(v):
+        return jnp.asarray(v, jnp.result_type(float))
+
     coupling = np.zeros((spec.sites, spec.sites))
     i, j = spec.bonds.T
     coupling[i, j] = coupling[j, i] = spec.kappa
@@ -112,12 +126,16 @@ def psi_of(x: Array) -> Array:
 def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
     """R of every trajectory, by the rule that goes with the step. x: (E, T+1, 2N) -> (E,)"""
     interval = np.diff(np.asarray(t, np.float64))
-    weight, seen = interval, np.asarray(x)[:, :-1]
+    weight = interval
+    seen = np.asarray(x)[:, :-1]
     if spec.step != "euler":
-        weight, seen = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2, np.asarray(x)
+        weight = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2
+        seen = np.asarray(x)
     psi = psi_of(seen)[..., spec.port_sites]
     stride = (spec.steps // len(interval)) or 1
-    out = spec.port_gain * psi - (spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming)
+    out = spec.port_gain * psi - (
+        spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming
+    )
     return np.einsum("etp,p,t->e", np.abs(out) ** 2, spec.port_weight, weight)
 
 
@@ -132,7 +150,8 @@ def evidence(
     readout: float = 0.0,
     slope: dict[str, np.ndarray] | None = None,
 ) -> Evidence:
-    """What measured states say about unknowns of ω, κ, χ and γ: the network's own `fluctua.learn.evidence.evidence`.
+    """What measured states say about unknowns of ω, κ, χ and γ: the network's own
+    `fluctua.learn.evidence.evidence`.
 
     Args:
         task: the model.
@@ -154,7 +173,9 @@ def evidence(
     kerr = bool(slope["chi"].any())
     sums = sums_of(task, spec, trajectories, every, kerr, readout)
     information = _information(spec, sums.gram, kerr)
-    jacobian = scipy.sparse.csr_array(np.concatenate([slope[name] for name in SCORED]))  # of a knob or two each
+    jacobian = scipy.sparse.csr_array(
+        np.concatenate([slope[name] for name in SCORED])
+    )  # of a knob or two each
     score = sums.scores
     if readout:
         score, information = _weakened(score, information, sums.scatter)
@@ -164,14 +185,18 @@ def evidence(
 
 
 class Sums(NamedTuple):
-    """Sums over measured states, of all families. scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z = (ψ, |ψ|²ψ), complex.
+    """Sums over measured states, of all families. scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z =
+    (ψ, |ψ|²ψ), complex.
 
-    What the noise ε of a readout adds to them on average is taken off, with E|ε|² = ν² and what it adds to a residual
-    and its features, −Bε and Cε, B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ over the k steps of an interval:
+    What the noise ε of a readout adds to them on average is taken off, with E|ε|² = ν² and what it
+    adds to a residual and its features, −Bε and Cε, B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ
+    over the k steps of an interval:
 
-        ΔU_ω = −Im D_nn/2Q_n,   ΔU_Γ = Re D_nn/2Q_n,   ΔU_κ = −Im(D_mn/2Q_n + D_nm/2Q_m),   D = ν² C B†   a sample.
+        ΔU_ω = −Im D_nn/2Q_n,   ΔU_Γ = Re D_nn/2Q_n,   ΔU_κ = −Im(D_mn/2Q_n + D_nm/2Q_m),   D = ν² C
+        B†   a sample.
 
-    scatter: the variance that ε of one sample with that of the next, and with itself, leaves in them, (N + B + 2N,).
+    scatter: the variance that ε of one sample with that of the next, and with itself, leaves in
+    them, (N + B + 2N,).
     """
 
     scores: np.ndarray
@@ -180,7 +205,12 @@ class Sums(NamedTuple):
 
 
 def sums_of(
-    task: Experiment, spec: KernelSpec, trajectories: Trajectories, every: int, kerr: bool, readout: float = 0.0
+    task: Experiment,
+    spec: KernelSpec,
+    trajectories: Trajectories,
+    every: int,
+    kerr: bool,
+    readout: float = 0.0,
 ) -> Sums:
     """The sums that evidence is made of. kerr: whether χ is among the unknowns."""
     t = np.asarray(trajectories.t, np.float64)
@@ -190,15 +220,22 @@ def sums_of(
     lowered = spec.replace(omega=spec.omega - 2 * power * spec.chi) if readout else spec
     native = stride and trajectories.context is None and len(spec.drive) == 1
     if native:
-        scores = measured_scores(Ensemble(lowered, 0, 1, Options(dtype=_precision())), trajectories.x, stride)
+        scores = measured_scores(
+            Ensemble(lowered, 0, 1, Options(dtype=_precision())), trajectories.x, stride
+        )
     else:
         scores = _blockwise(task, lowered, t, trajectories)
     thinned = max(1, every // max(stride, 1))
-    gram = np.sum([_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr, power) for x in trajectories.x], axis=0)
+    gram = np.sum(
+        [_gram(np.asarray(x)[:-1], np.diff(t), thinned, kerr, power) for x in trajectories.x],
+        axis=0,
+    )
     if not readout:
         return Sums(scores, gram, np.zeros_like(scores))
     some = np.abs(psi_of(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
-    return _without_readout(spec, some, len(trajectories.x), scores, gram, power, stride if native else 1, t)
+    return _without_readout(
+        spec, some, len(trajectories.x), scores, gram, power, stride if native else 1, t
+    )
 
 
 def _without_readout(
@@ -211,23 +248,31 @@ def _without_readout(
     steps: int,
     t: np.ndarray,
 ) -> Sums:
-    """intensity: |ψ|² of some samples (E, ·, N). count: trajectories. steps: of the model in an interval."""
-    n, samples = spec.sites, count * (len(t) - 1)
+    """intensity: |ψ|² of some samples (E, ·, N). count: trajectories. steps: of the model in an
+    interval.
+    """
+    n = spec.sites
+    samples = count * (len(t) - 1)
     time = float(t[-1] - t[0]) * count
     i, j = spec.bonds.T
     bright = np.maximum(intensity.mean(axis=(0, 1), dtype=np.float64) - power, 0.0)
-    square = np.maximum((intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0)
+    square = np.maximum(
+        (intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0
+    )
     coupling = np.zeros((n, n), complex)
     coupling[i, j] = coupling[j, i] = -1j * spec.kappa
     drift = coupling + np.diag(-1j * (spec.omega + 2 * spec.chi * bright) - spec.damping)
     one = np.eye(n) + drift * (t[1] - t[0]) / steps
-    onward, mean = np.eye(n, dtype=complex), np.zeros((n, n), complex)
+    onward = np.eye(n, dtype=complex)
+    mean = np.zeros((n, n), complex)
     for _ in range(steps):
-        mean, onward = mean + onward / steps, one @ onward
+        mean = mean + onward / steps
+        onward = one @ onward
     shared = samples * power * mean @ onward.conj().T  # D, of all samples
     inverse = 1 / spec.noise**2
     own = np.diag(shared)
-    omega, loss = -own.imag * inverse, own.real * inverse
+    omega = -own.imag * inverse
+    loss = own.real * inverse
     kappa = -(shared[j, i].imag * inverse[i] + shared[i, j].imag * inverse[j])
     # −iχ(2|ψ|²ε + ψ²ε*) in the residual meets 2|ψ|²ε + ψ²ε* in the feature
     turned = 2 * bright * spec.omega + 5 * spec.chi * square
@@ -237,7 +282,12 @@ def _without_readout(
 
     lot = samples * power**2 / 2
     next_one = inverse[i] ** 2 + inverse[j] ** 2
-    scatter = [inverse**2, next_one + (inverse[i] - inverse[j]) ** 2, 4 * square * inverse**2, 3 * inverse**2]
+    scatter = [
+        inverse**2,
+        next_one + (inverse[i] - inverse[j]) ** 2,
+        4 * square * inverse**2,
+        3 * inverse**2,
+    ]
     gram = gram.copy()
     site = np.arange(n)
     gram[site, site] -= power * time
@@ -246,11 +296,15 @@ def _without_readout(
         gram[n + site, site] -= 2 * power * time * bright
         gram[n + site, n + site] -= 5 * power * time * square
     size, directions = np.linalg.eigh(gram)
-    gram = (directions * np.maximum(size, 0)) @ directions.conj().T  # a dark site may have less than its noise
+    gram = (
+        directions * np.maximum(size, 0)
+    ) @ directions.conj().T  # a dark site may have less than its noise
     return Sums(corrected, gram, lot * np.concatenate(scatter))
 
 
-def _weakened(score: np.ndarray, information: Any, scatter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _weakened(
+    score: np.ndarray, information: Any, scatter: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """s and F of scores with more variance than F, by R: F(F + R)⁻¹s and F(F + R)⁻¹F."""
     inner = information.toarray()
     factor = scipy.linalg.cho_factor(inner + np.diag(scatter), lower=True)
@@ -273,37 +327,67 @@ def _precision() -> str:
     return str(jnp.result_type(float))
 
 
-def _blockwise(task: Experiment, spec: KernelSpec, t: np.ndarray, trajectories: Trajectories) -> np.ndarray:
-    """ΣU of Euler steps from sample to sample, with modulation and drives that vary. (N + B + 2N,)"""
-    graph, numbers = graph_of(spec), numbers_of(spec)
+def _blockwise(
+    task: Experiment, spec: KernelSpec, t: np.ndarray, trajectories: Trajectories
+) -> np.ndarray:
+    """ΣU of Euler steps from sample to sample, with modulation and drives that vary.
+
+    (N + B + 2N,)
+    """
+    graph = graph_of(spec)
+    numbers = numbers_of(spec)
     total = np.zeros(3 * spec.sites + len(spec.bonds))
     for j in range(len(trajectories.x)):
-        for block in blocks(task, numbers, t, np.asarray(trajectories.x[j]), _context(trajectories, j)):
+        for block in blocks(
+            task, numbers, t, np.asarray(trajectories.x[j]), _context(trajectories, j)
+        ):
             total += np.asarray(_scores(numbers, graph, *block), np.float64)
     return total
 
 
-def recorded(task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories: Trajectories) -> TwinSamples:
-    """The two parts of the twin correction on measured states, model and score being one: see `kernel.twin`.
+def recorded(
+    task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories: Trajectories
+) -> TwinSamples:
+    """The two parts of the twin correction on measured states, model and score being one: see
+    `kernel.twin`.
 
     table: λ̄ (T+1,). For a network without modulation, on the time grid of the task.
     -> leaves (E, ·) of ω, κ and χ.
     """
-    graph, numbers = graph_of(spec), numbers_of(spec)
+    graph = graph_of(spec)
+    numbers = numbers_of(spec)
     t = np.asarray(trajectories.t, np.float64)
     dt = np.diff(t)
     path = run(spec, 0, 1, noise=False, scores=False, record_every=1).trajectories
     assert path is not None
-    xbar, q = path[0], np.asarray(_adjoint(numbers, graph, _ports(spec), jnp.asarray(path[0]), jnp.asarray(dt)))
-    g = lambda psi: np.abs(spec.port_gain * psi[:-1, spec.port_sites] - spec.incoming) ** 2 @ spec.port_weight * dt
-    left = lambda v: np.append(np.cumsum(v[::-1])[::-1], 0.0)  # Σ_{k ≥ n}
+    xbar = path[0]
+    q = np.asarray(_adjoint(numbers, graph, _ports(spec), jnp.asarray(path[0]), jnp.asarray(dt)))
+
+    def g(psi):
+        return (
+            np.abs(spec.port_gain * psi[:-1, spec.port_sites] - spec.incoming) ** 2
+            @ spec.port_weight
+            * dt
+        )
+
+    def left(v):
+        return np.append(np.cumsum(v[::-1])[::-1], 0.0)  # Σ_{k ≥ n}
+
     ahead = left(g(xbar))  # ν
-    direct, correction, values, means = [], [], [], []
-    inner = lambda a, b: np.sum((a.conj() * b).real, axis=1, dtype=np.float64)
+    direct = []
+    correction = []
+    values = []
+    means = []
+
+    def inner(a, b):
+        return np.sum((a.conj() * b).real, axis=1, dtype=np.float64)
+
     for j in range(len(trajectories.x)):
         x = np.asarray(trajectories.x[j])
         psi = psi_of(x)
-        r = np.concatenate([np.asarray(_residuals(numbers, graph, *b)) for b in blocks(task, numbers, t, x, None)])
+        r = np.concatenate(
+            [np.asarray(_residuals(numbers, graph, *b)) for b in blocks(task, numbers, t, x, None)]
+        )
         to_go = left(g(psi))
         guess = ahead + inner(q, psi - xbar)
         lam = to_go - guess - left(inner(q[1:], r))  # Λ
@@ -313,30 +397,46 @@ def recorded(task: Experiment, spec: KernelSpec, table: np.ndarray, trajectories
         correction.append(products(graph, zeta * weight[:, None].astype(zeta.real.dtype), psi[:-1]))
         values.append(to_go[0])
         means.append(lam)
-    shaped = lambda each: {name: jnp.stack([jnp.asarray(row[name]) for row in each]) for name in KNOWN}
-    return TwinSamples(shaped(direct), shaped(correction), jnp.asarray(values), np.mean(means, axis=0))
+
+    def shaped(each):
+        return {name: jnp.stack([jnp.asarray(row[name]) for row in each]) for name in KNOWN}
+
+    return TwinSamples(
+        shaped(direct), shaped(correction), jnp.asarray(values), np.mean(means, axis=0)
+    )
 
 
-# ------------------------------------------------------------------------------------------ one trajectory
+# ----------------------------------------------------------------------------------- one trajectory
 
 
 def blocks(
     task: Experiment, numbers: Numbers, t: np.ndarray, x: np.ndarray, context: PyTree
 ) -> Iterator[tuple[Array, Array, Array, Array | None]]:
-    """A trajectory x (T+1, 2N) some steps at a time: states, intervals, drive (N,) or (b, N), and δκ (b, B) or None."""
+    """A trajectory x (T+1, 2N) some steps at a time: states, intervals, drive (N,) or (b, N),
+    and δκ (b, B) or None.
+    """
     steps = len(t) - 1
     varying = numbers.force.ndim == 2
     force = numbers.force[:: max(1, len(numbers.force) // steps)] if varying else numbers.force
     for n in range(0, steps, BLOCK):
         stop = min(n + BLOCK, steps)
-        shift = None if context is None else _delta(task.modulation, context, jnp.asarray(t[n:stop]))
+        shift = (
+            None if context is None else _delta(task.modulation, context, jnp.asarray(t[n:stop]))
+        )
         dt = jnp.asarray(np.diff(t[n : stop + 1]), numbers.omega.dtype)
-        yield jnp.asarray(x[n : stop + 1], numbers.omega.dtype), dt, force[n:stop] if varying else force, shift
+        yield (
+            jnp.asarray(x[n : stop + 1], numbers.omega.dtype),
+            dt,
+            force[n:stop] if varying else force,
+            shift,
+        )
 
 
 @partial(jit, static_argnums=0)
 def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
-    return jax.vmap(lambda when: delta_kappa(modulation, context, when))(t.astype(jnp.result_type(float)))
+    return jax.vmap(lambda when: delta_kappa(modulation, context, when))(
+        t.astype(jnp.result_type(float))
+    )
 
 
 def drift(
@@ -344,14 +444,19 @@ def drift(
 ) -> tuple[Array, Array]:
     """The quadratures of μ at states (..., N). shift: δκ (..., B) of the modulation."""
     frequency = numbers.omega + numbers.chi * (re**2 + im**2)
-    of_re, of_im = frequency * re, frequency * im
-    if shift is None:  # one matrix for all states: its product is several times faster than gathering neighbours
-        of_re, of_im = of_re + re @ numbers.coupling, of_im + im @ numbers.coupling
+    of_re = frequency * re
+    of_im = frequency * im
+    if (
+        shift is None
+    ):  # one matrix for all states: its product is several times faster than gathering neighbours
+        of_re = of_re + re @ numbers.coupling
+        of_im = of_im + im @ numbers.coupling
     else:
         kappa = numbers.kappa + shift
         for d in range(graph.site.shape[1]):
             k = kappa[..., graph.bond[:, d]] * graph.there[:, d]
-            of_re, of_im = of_re + k * re[..., graph.site[:, d]], of_im + k * im[..., graph.site[:, d]]
+            of_re = of_re + k * re[..., graph.site[:, d]]
+            of_im = of_im + k * im[..., graph.site[:, d]]
     return of_im - numbers.damping * re + force.real, -of_re - numbers.damping * im + force.imag
 
 
@@ -375,7 +480,8 @@ def _residuals(numbers: Numbers, graph: Graph, *block: Any) -> Array:
 def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
     """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
     r_re, r_im, re, im = _residual(numbers, graph, *block)
-    z_re, z_im = r_re / numbers.double_q, r_im / numbers.double_q
+    z_re = r_re / numbers.double_q
+    z_im = r_im / numbers.double_q
     losses = -jnp.sum(z_re * re + z_im * im, axis=0)
     return jnp.concatenate([_products(graph.ends, z_re, z_im, re, im), losses])
 
@@ -383,9 +489,13 @@ def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
 def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
     """Σ of Im ζ*ψ for ω, of both ends for κ, and of |ψ|² Im ζ*ψ for χ. (N + B + N,)"""
     own = z_re * im - z_im * re
-    cross = z_re.T @ im - z_im.T @ re  # all pairs: a product of matrices is faster than B of columns
+    cross = (
+        z_re.T @ im - z_im.T @ re
+    )  # all pairs: a product of matrices is faster than B of columns
     i, j = ends.T
-    return jnp.concatenate([own.sum(axis=0), cross[i, j] + cross[j, i], jnp.sum(own * (re**2 + im**2), axis=0)])
+    return jnp.concatenate(
+        [own.sum(axis=0), cross[i, j] + cross[j, i], jnp.sum(own * (re**2 + im**2), axis=0)]
+    )
 
 
 _products_of = jit(_products)
@@ -396,13 +506,15 @@ def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.nd
     sites = psi.shape[1]
     total = np.zeros(2 * sites + len(graph.ends))
     for n in range(0, len(psi), BLOCK):
-        z, y = zeta[n : n + BLOCK], psi[n : n + BLOCK]
+        z = zeta[n : n + BLOCK]
+        y = psi[n : n + BLOCK]
         total += np.asarray(_products_of(graph.ends, z.real, z.imag, y.real, y.imag), np.float64)
     return dict(zip(KNOWN, np.split(total, [sites, len(total) - sites]), strict=True))
 
 
 def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 0.0) -> np.ndarray:
-    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N, N), complex
+    """Σ z* zᵀ Δt over every so many steps, z = (ψ, |ψ|²ψ), the latter if asked for. (2N, 2N) or (N,
+    N), complex
 
     power: E|ε|² of noise on ψ, to which |ψ|²ψ owes 2E|ε|²ψ.
     """
@@ -415,7 +527,9 @@ def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 
 
 
 class Products(NamedTuple):
-    """Pairs of parameters of one site: their places, their features' places, the phase of the product, the site."""
+    """Pairs of parameters of one site: their places, their features' places, the phase of the
+    product, the site.
+    """
 
     row: np.ndarray
     column: np.ndarray
@@ -428,9 +542,12 @@ class Products(NamedTuple):
 @lru_cache(maxsize=8)
 def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Products:
     """Which products of features are the information: those of every site's own parameters."""
-    n, b = sites, len(bonds)
+    n = sites
+    b = len(bonds)
     # parameter, feature, and the feature's phase: −i, or −1 of a loss
-    around: list[list[tuple[int, int, complex]]] = [[(i, i, -1j), (2 * n + b + i, i, -1)] for i in range(n)]
+    around: list[list[tuple[int, int, complex]]] = [
+        [(i, i, -1j), (2 * n + b + i, i, -1)] for i in range(n)
+    ]
     for i, each in enumerate(around):
         if kerr:
             each.append((n + b + i, n + i, -1j))
@@ -442,12 +559,14 @@ def _pairs(sites: int, bonds: tuple[tuple[int, int], ...], kerr: bool) -> Produc
         for site, each in enumerate(around)
         for p, f, a in each
         for q, g, c in each
-    ]  # fmt: skip
+    ]
     return Products(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def _information(spec: KernelSpec, gram: np.ndarray, kerr: bool) -> scipy.sparse.csr_array:
-    """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of its parameters."""
+    """F of ω, κ, χ and Γ, (N + B + 2N)²: every site's own block, whose features are those of
+    its parameters.
+    """
     p = _pairs(spec.sites, tuple(map(tuple, spec.bonds.tolist())), kerr)
     values = (p.phase * gram[p.left, p.right]).real / spec.noise[p.site] ** 2
     size = 3 * spec.sites + len(spec.bonds)
@@ -462,17 +581,25 @@ def _host() -> Any:
         return nullcontext()
 
 
-def at_point(at: At, theta: Params, u: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """p at (θ, u), and ∂p/∂u of every family (·, K), on the host: a GPU is for the kernels, these are small."""
+def at_point(
+    at: At, theta: Params, u: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """p at (θ, u), and ∂p/∂u of every family (·, K), on the host: a GPU is for the kernels,
+    these are small.
+    """
     with _host():
         settings = {name: np.asarray(v) for name, v in theta.items()}
         p, slope = _with_jacobian(at, settings, np.asarray(u, jnp.result_type(float)))
-        return {k: np.asarray(v) for k, v in p.items()}, {k: np.asarray(v, np.float64) for k, v in slope.items()}
+        return {k: np.asarray(v) for k, v in p.items()}, {
+            k: np.asarray(v, np.float64) for k, v in slope.items()
+        }
 
 
 @lru_cache(maxsize=32)
 def _is_linear(at: At, theta: tuple, shape: tuple[int, ...], dtype: Any) -> bool:
-    """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than to use."""
+    """Whether ∂p/∂u does not depend on u: a property of `at`, which takes longer to trace than
+    to use.
+    """
     settings = {name: jnp.ones(size, kind) for name, size, kind in theta}
     return not varies_in_slope(at, settings, jnp.zeros(shape, dtype), on=1)
 
@@ -497,13 +624,17 @@ def _ports(spec: KernelSpec) -> Ports:
         jnp.asarray(spec.port_sites),
         jnp.asarray(spec.port_gain, real),
         jnp.asarray(spec.port_weight, real),
-        jnp.asarray(np.broadcast_to(spec.incoming, (spec.steps, spec.port_sites.size)), jnp.result_type(1j)),
+        jnp.asarray(
+            np.broadcast_to(spec.incoming, (spec.steps, spec.port_sites.size)), jnp.result_type(1j)
+        ),
     )
 
 
 @jit
 def _adjoint(numbers: Numbers, graph: Graph, ports: Ports, xbar: Array, dt: Array) -> Array:
-    """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d: q_T = 0."""
+    """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d:
+    q_T = 0.
+    """
 
     def back(q: Array, step: Any) -> tuple[Array, Array]:
         psi, s_plus, force, dt = step

@@ -1,7 +1,8 @@
 """Networks of coupled resonators: the graph, its leads, its losses and its parameters.
 
-Letters: N resonators (sites), B bonds, L leads. Sites of a lattice are numbered row by row. Bonds are pairs
-(i, j) with i < j in lexicographic order, (0, 1), (0, 13), (1, 2), …: the order of `kappa` everywhere.
+Letters: N resonators (sites), B bonds, L leads. Sites of a lattice are numbered row by row. Bonds
+are pairs (i, j) with i < j in lexicographic order, (0, 1), (0, 13), (1, 2), …: the order of `kappa`
+everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
 class Lead:
     """A scattering channel on one resonator, or on several: D_nm = weight_n √(2γ_e).
 
-    site: an index, or {index: weight}. sigma_e: noise amplitude of the channel; None takes the network's.
+    site: an index, or {index: weight}. sigma_e: noise amplitude of the channel; None takes the
+    network's.
 
     >>> Lead(0)
     >>> Lead({0: 0.8, 1: 0.6}, gamma_e=0.5)
@@ -46,11 +48,13 @@ class Lead:
 class Network:
     """N resonators, B bonds and L leads, with the values of every parameter that is not trained.
 
-    Made by `rectangular`, `honeycomb`, `ring`, `chain`, `from_edges` or `paper`. Arrays are read-only; two
-    networks are equal when all their numbers are, so that equal processes share one compilation.
+    Made by `rectangular`, `honeycomb`, `ring`, `chain`, `from_edges` or `paper`. Arrays are
+    read-only; two networks are equal when all their numbers are, so that equal processes share one
+    compilation.
 
     bonds: (B, 2), i < j, lexicographic. lead_weights: (N, L), zero where a lead does not touch.
-    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa (B,), chi (N,).
+    gamma_e, sigma_e: (L,). gamma, sigma_r: (N,). omega (N,): detunings from the drive. kappa (B,),
+    chi (N,).
     positions: (N, 2), for drawing.
     """
 
@@ -67,7 +71,9 @@ class Network:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            array: Any = np.array(getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64)
+            array: Any = np.array(
+                getattr(self, field.name), np.int32 if field.name == "bonds" else np.float64
+            )
             if field.name in ("gamma_e", "gamma", "sigma_e", "sigma_r") and np.any(array < 0):
                 raise ValueError(f"`{field.name}` must not be negative; got {array.min():g}.")
             array.setflags(write=False)
@@ -104,7 +110,9 @@ class Network:
     def lead_sites(self) -> np.ndarray:
         """The resonator of each lead (L,), where each has one."""
         if not self.local:
-            raise ValueError("a lead of this network sits on several resonators; see `lead_weights` (N, L).")
+            raise ValueError(
+                "a lead of this network sits on several resonators; see `lead_weights` (N, L)."
+            )
         return np.argmax(self.lead_weights != 0, axis=0)
 
     @cached_property
@@ -123,7 +131,10 @@ class Network:
         """
         for name, value in values.items():
             if name not in (*FAMILIES, "sigma_e", "sigma_r", "positions"):
-                raise ValueError(f"a network has no numbers called {name!r}; build another one to change its graph.")
+                raise ValueError(
+                    f"a network has no numbers called {name!r}; build another one to change its "
+                    "graph."
+                )
             values[name] = _filled(name, value, getattr(self, name).shape)
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
 
@@ -140,19 +151,26 @@ def parameters(network: Network, theta: Mapping[str, Array]) -> dict[str, Array]
     unknown = sorted(set(theta) - set(FAMILIES))
     if unknown:
         raise ValueError(
-            f"θ of a resonator network may hold {', '.join(FAMILIES)}; got {', '.join(map(repr, unknown))}."
+            f"θ of a resonator network may hold {', '.join(FAMILIES)}; got "
+            f"{', '.join(map(repr, unknown))}."
         )
     for name, value in theta.items():
         if np.shape(value) != network.shape(name):
             raise ValueError(
-                f"`theta[{name!r}]` must have shape {network.shape(name)} for this network ({network.sites} "
-                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got {np.shape(value)}."
+                f"`theta[{name!r}]` must have shape {network.shape(name)} for this network "
+                f"({network.sites} "
+                f"resonators, {len(network.bonds)} bonds, {network.leads} leads); got "
+                f"{np.shape(value)}."
             )
     return {name: theta[name] if name in theta else getattr(network, name) for name in FAMILIES}
 
 
 def initial_parameters(
-    key: Array, network: Network, *, chi_std: float = 1e-4, train: Sequence[str] = ("omega", "kappa", "chi")
+    key: Array,
+    network: Network,
+    *,
+    chi_std: float = 1e-4,
+    train: Sequence[str] = ("omega", "kappa", "chi"),
 ) -> dict[str, jax.Array]:
     """θ to start from: the network's own values, and χ_n ~ N(χ_n, chi_std²) (Optimization Details).
 
@@ -173,7 +191,7 @@ def initial_parameters(
     return theta
 
 
-# ------------------------------------------------------------------------------------------- builders
+# ----------------------------------------------------------------------------------------- builders
 
 
 def from_edges(
@@ -196,7 +214,8 @@ def from_edges(
         sites: N, if the last ones have no bonds.
         leads: channels, each a `Lead` or a site; the first and the last site if not given.
         gamma: losses, one or (N,).
-        sigma_w: noise amplitude of every channel that has none of its own (`Lead.sigma_e`, `sigma_r`).
+        sigma_w: noise amplitude of every channel that has none of its own (`Lead.sigma_e`,
+            `sigma_r`).
         sigma_r: noise amplitude of the losses, one or (N,).
         omega: frequencies, one or (N,).
         kappa: couplings, one or in the order of `edges`.
@@ -223,7 +242,9 @@ def from_edges(
         omega=_filled("omega", omega, (count,)),
         kappa=_filled("kappa", kappa, (len(bonds),))[order],
         chi=_filled("chi", chi, (count,)),
-        positions=_circle(count) if positions is None else _filled("positions", positions, (count, 2)),
+        positions=_circle(count)
+        if positions is None
+        else _filled("positions", positions, (count, 2)),
     )
 
 
@@ -261,7 +282,12 @@ def honeycomb(rows: int, columns: int, **options: object) -> Network:
     down = even[:-1]
     edges = _pairs(site[:, :-1], site[:, 1:]) + _pairs(site[:-1][down], site[1:][down])
     height = -1.5 * row - np.where(even, 0.25, -0.25)
-    return _build(edges, site.size, np.stack([column * np.sqrt(3) / 2, height], axis=-1).reshape(-1, 2), options)
+    return _build(
+        edges,
+        site.size,
+        np.stack([column * np.sqrt(3) / 2, height], axis=-1).reshape(-1, 2),
+        options,
+    )
 
 
 def ring(sites: int, **options: object) -> Network:
@@ -275,7 +301,12 @@ def ring(sites: int, **options: object) -> Network:
     """
     _at_least(sites=(sites, 3))
     site = np.arange(sites)
-    return _build(_pairs(site, np.roll(site, -1)), sites, _circle(sites), {"leads": (0, sites // 2), **options})
+    return _build(
+        _pairs(site, np.roll(site, -1)),
+        sites,
+        _circle(sites),
+        {"leads": (0, sites // 2), **options},
+    )
 
 
 def chain(sites: int, **options: object) -> Network:
@@ -293,7 +324,9 @@ def chain(sites: int, **options: object) -> Network:
 
 
 def paper() -> Network:
-    """The paper's: 11 × 13, leads on opposite corners, γ_e = 1, γ = 0.02, σ_W = 0.5; 143 sites, 262 bonds."""
+    """The paper's: 11 × 13, leads on opposite corners, γ_e = 1, γ = 0.02, σ_W = 0.5; 143 sites,
+    262 bonds.
+    """
     return rectangular(11, 13)
 
 
@@ -302,18 +335,26 @@ def copies(network: Network, count: int) -> Network:
 
     Copy c has sites cN…(c+1)N−1 and leads cL…(c+1)L−1. Two experiments on one device, in one state.
     """
-    n, width = network.sites, np.ptp(network.positions[:, 0]) + 2
-    repeated = {f.name: np.concatenate([getattr(network, f.name)] * count) for f in dataclasses.fields(network)}
+    n = network.sites
+    width = np.ptp(network.positions[:, 0]) + 2
+    repeated = {
+        f.name: np.concatenate([getattr(network, f.name)] * count)
+        for f in dataclasses.fields(network)
+    }
     repeated["bonds"] = np.concatenate([network.bonds + c * n for c in range(count)])
     repeated["lead_weights"] = np.kron(np.eye(count), network.lead_weights)
-    repeated["positions"] = np.concatenate([network.positions + np.array([c * width, 0]) for c in range(count)])
+    repeated["positions"] = np.concatenate(
+        [network.positions + np.array([c * width, 0]) for c in range(count)]
+    )
     return Network(**repeated)
 
 
-# --------------------------------------------------------------------------------------- the boundary
+# ------------------------------------------------------------------------------------- the boundary
 
 
-def _build(edges: list[tuple[int, int]], sites: int, positions: np.ndarray, options: dict[str, object]) -> Network:
+def _build(
+    edges: list[tuple[int, int]], sites: int, positions: np.ndarray, options: dict[str, object]
+) -> Network:
     return from_edges(edges, sites=sites, **{"positions": positions, **options})  # type: ignore[arg-type]
 
 
@@ -335,7 +376,9 @@ def _at_least(**sizes: tuple[int, int]) -> None:
 def _filled(name: str, value: Array | float, shape: tuple[int, ...]) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if array.ndim and array.shape != shape:
-        raise ValueError(f"`{name}` must be one number or an array of shape {shape}; got shape {array.shape}.")
+        raise ValueError(
+            f"`{name}` must be one number or an array of shape {shape}; got shape {array.shape}."
+        )
     if not np.all(np.isfinite(array)):
         raise ValueError(f"`{name}` is not finite: {array!r}.")
     return np.broadcast_to(array, shape)
@@ -345,16 +388,25 @@ def _sorted_bonds(pairs: np.ndarray, sites: int) -> tuple[np.ndarray, np.ndarray
     """Bonds (B, 2) with i < j in lexicographic order, and where each was among the given ones."""
     outside = pairs[((pairs < 0) | (pairs >= sites)).any(axis=1)]
     if len(outside):
-        raise ValueError(f"bond {tuple(outside[0].tolist())} names a site outside 0…{sites - 1}; `sites` is {sites}.")
+        raise ValueError(
+            f"bond {tuple(outside[0].tolist())} names a site outside 0…{sites - 1}; `sites` is "
+            f"{sites}."
+        )
     bonds = np.sort(pairs, axis=1)
     loops = np.flatnonzero(bonds[:, 0] == bonds[:, 1])
     if loops.size:
-        raise ValueError(f"bond {tuple(pairs[loops[0]].tolist())} joins a site to itself; use `omega` for a detuning.")
+        raise ValueError(
+            f"bond {tuple(pairs[loops[0]].tolist())} joins a site to itself; use `omega` for a "
+            "detuning."
+        )
     order = np.lexsort((bonds[:, 1], bonds[:, 0]))
     bonds = bonds[order]
     twice = np.flatnonzero((np.diff(bonds, axis=0) == 0).all(axis=1))
     if twice.size:
-        raise ValueError(f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond is one pair.")
+        raise ValueError(
+            f"bond {tuple(bonds[twice[0]].tolist())} is given twice; an undirected bond is one "
+            "pair."
+        )
     return bonds, order
 
 
@@ -363,7 +415,9 @@ def _as_lead(lead: Lead | int) -> Lead:
         return lead
     if isinstance(lead, int | np.integer) and not isinstance(lead, bool):
         return Lead(int(lead))
-    raise TypeError(f"a lead is a site index or a Lead(site, gamma_e); got {type(lead).__name__}: {lead!r}.")
+    raise TypeError(
+        f"a lead is a site index or a Lead(site, gamma_e); got {type(lead).__name__}: {lead!r}."
+    )
 
 
 def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:
@@ -375,6 +429,9 @@ def _lead_weights(leads: Sequence[Lead], sites: int) -> np.ndarray:
             if not 0 <= site < sites:
                 raise ValueError(f"lead {m} sits on site {site}, outside 0…{sites - 1}.")
             if weight == 0 or not np.isfinite(weight):
-                raise ValueError(f"lead {m} has weight {weight} on site {site}; give a number, or leave the site out.")
+                raise ValueError(
+                    f"lead {m} has weight {weight} on site {site}; give a number, or leave the "
+                    "site out."
+                )
             weights[site, m] = weight
     return weights

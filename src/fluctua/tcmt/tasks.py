@@ -5,7 +5,7 @@ Another task is a few lines: `outputs` gives s⁻ at a state, and the rest is JA
 >>> network = rectangular(4, 5)
 >>> drive = Drive(lead=0, amplitude=10.0)
 >>> s_minus = outputs(network, drive)
->>> reward = lambda theta, x, t: 1 - jnp.abs(s_minus(theta, x, t)[0]) ** 2 / 100  # as little reflection as possible
+>>> reward = lambda theta, x, t: 1 - jnp.abs(s_minus(theta, x, t)[0]) ** 2 / 100
 >>> task = custom(network, drive, reward, horizon=2.0, dt=1e-2)
 >>> task.estimator()(jax.random.key(0), initial_parameters(jax.random.key(1), network), 50)
 """
@@ -22,7 +22,15 @@ from fluctua.core.check import leading
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.ppgt import ppgt
 from fluctua.core.types import Array, Estimator, NoiseProduct, Process, PyTree
-from fluctua.tcmt.coupled_modes import Drive, Frame, Modulation, checked, checked_drives, condition, process
+from fluctua.tcmt.coupled_modes import (
+    Drive,
+    Frame,
+    Modulation,
+    checked,
+    checked_drives,
+    condition,
+    process,
+)
 from fluctua.tcmt.experiment import (
     CrossPower,
     Experiment,
@@ -43,7 +51,10 @@ Guard = Literal["dark", "coherent"]
 
 
 class Task(Experiment):
-    """An experiment with its estimators: what a network is trained for. The fields are those of `Experiment`."""
+    """An experiment with its estimators: what a network is trained for.
+
+    The fields are those of `Experiment`.
+    """
 
     __slots__ = ()
 
@@ -57,15 +68,18 @@ class Task(Experiment):
     ) -> Estimator:
         """(key, theta, count) -> Estimate.
 
-        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options. baseline: a name of
-        `fluctua.core.baselines.TABLE` ("time" if not given) or its record; what a backend does not serve ("mean" and
-        one's own on kernels, "carried" on JAX) it refuses by name. A `KernelTwin` is for the kernels only.
+        backend: "jax", or "cpu" and "cuda" for the fused kernels, which take further options.
+        baseline: a name of `fluctua.core.baselines.TABLE` ("time" if not given) or its record; what
+        a backend does not serve ("mean" and one's own on kernels, "carried" on JAX) it refuses by
+        name. A `KernelTwin` is for the kernels only.
         """
         if backend == "jax":
             if options:
                 raise TypeError(f'backend="jax" has no option {", ".join(map(repr, options))}.')
             if isinstance(baseline, KernelTwin):
-                raise ValueError('a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".')
+                raise ValueError(
+                    'a `KernelTwin` is for the fused kernels: use backend="cpu" or "cuda".'
+                )
             plan = chosen(baseline, door='backend="jax"', condition=self.condition)
             return ppgt(self.process, self.objective, self.simulator(wiener), baseline=plan)
         if backend not in ("cpu", "cuda"):
@@ -88,7 +102,8 @@ def transmission(
     guard: Guard | None = None,
     step: str = "euler",
 ) -> Task:
-    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power transmitted.
+    """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power
+    transmitted.
 
     Args:
         network: what is driven.
@@ -101,18 +116,22 @@ def transmission(
         envelope: t -> factor of the drive.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
-        guard: how noise is kept from counting as transmitted power, which matters where θ can amplify it (γ_e, γ; the
-            paper's "wireheading"). A trajectory is then two runs of the device, and its score the sum of theirs.
-            "dark": minus the power of a run without the drive; exact without Kerr effect, and fast (any backend).
-            "coherent": ``Re(s⁻ s⁻'*)`` of two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power
-            that a lock-in sees; exact for any network, and what modulation scrambles does not count either (JAX only).
-        step: "euler", the paper's; "heun", of second order in Δt, as is the reward then, which is summed by the
-            trapezoid rule: steps ten times as long and more for the same bias (docs/network.md); or "rk4" (JAX only).
+        guard: how noise is kept from counting as transmitted power, which matters where θ can
+            amplify it (γ_e, γ; the paper's "wireheading"). A trajectory is then two runs of the
+            device, and its score the sum of theirs. "dark": minus the power of a run without the
+            drive; exact without Kerr effect, and fast (any backend). "coherent": ``Re(s⁻ s⁻'*)`` of
+            two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
+            lock-in sees; exact for any network, and what modulation scrambles does not count either
+            (JAX only).
+        step: "euler", the paper's; "heun", of second order in Δt, as is the reward then, which is
+            summed by the trapezoid rule: steps ten times as long and more for the same bias
+                (docs/network.md); or "rk4" (JAX only).
 
     Returns: the task.
 
     >>> transmission(network, horizon=2.0).estimator("cpu")(key, theta, 50)
-    >>> transmission(network, horizon=2.0, guard="dark").estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
+    >>> guarded = transmission(network, horizon=2.0, guard="dark")
+    >>> guarded.estimator("cpu")(key, {"gamma_e": jnp.ones(2)}, 50)
     """
     _a_lead(network, source=source, to=to)
     leads = network.leads
@@ -122,11 +141,23 @@ def transmission(
     if guard is None:
         return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame, step)
     if guard == "dark":
-        return _quadratic(network, 2, (drive,), np.append(weights, -weights), horizon, dt, sigma_kappa, frame, step)
+        return _quadratic(
+            network,
+            2,
+            (drive,),
+            np.append(weights, -weights),
+            horizon,
+            dt,
+            sigma_kappa,
+            frame,
+            step,
+        )
     if guard == "coherent":
         both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
         reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
-        return assembled(network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame, step)
+        return assembled(
+            network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame, step
+        )
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
 
@@ -146,12 +177,13 @@ def isolation(
 ) -> Task:
     """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
 
-    Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to train.
+    Zero by reciprocity while χ = 0 and σ_κ = 0 (κ is symmetric), so there must be a Kerr effect to
+    train.
 
-    The two directions are two experiments on one device, not two waves at once, which a Kerr network would
-    mix. They run side by side as two unconnected copies of the network, one driven forward and the other
-    backward, with independent noise and modulation and one shared θ. A trajectory is such a pair, and its
-    score the sum of the two copies' scores.
+    The two directions are two experiments on one device, not two waves at once, which a Kerr
+    network would mix. They run side by side as two unconnected copies of the network, one driven
+    forward and the other backward, with independent noise and modulation and one shared θ. A
+    trajectory is such a pair, and its score the sum of the two copies' scores.
 
     Args:
         network: one copy.
@@ -175,11 +207,16 @@ def isolation(
     weights = np.zeros(2 * leads)
     weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
     weights[leads + source] = -weights[to]
-    drives = (Drive(source, s, 0.0, frequency, envelope), Drive(leads + to, s, 0.0, frequency, envelope))
+    drives = (
+        Drive(source, s, 0.0, frequency, envelope),
+        Drive(leads + to, s, 0.0, frequency, envelope),
+    )
     return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame, step)
 
 
-def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None) -> Task:
+def with_noise(
+    task: Task, *, sigma_w: float | None = None, sigma_kappa: float | None = None
+) -> Task:
     """The same experiment under another noise.
 
     Args:
@@ -193,14 +230,20 @@ def with_noise(task: Task, *, sigma_w: float | None = None, sigma_kappa: float |
     """
     if task.weights is None:
         raise ValueError(
-            "only a task whose reward is a weighted output power can be put together again; build this one anew."
+            "only a task whose reward is a weighted output power can be put together again; build "
+            "this one anew."
         )
-    network = task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
+    network = (
+        task.network if sigma_w is None else task.network.replace(sigma_e=sigma_w, sigma_r=sigma_w)
+    )
     if sigma_kappa is None:
         sigma_kappa = task.modulation.sigma_kappa if task.modulation else 0.0
     horizon = float(task.t[-1])
-    dt, weights = horizon / (len(task.t) - 1), np.asarray(task.weights)
-    return _quadratic(network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame, task.step)
+    dt = horizon / (len(task.t) - 1)
+    weights = np.asarray(task.weights)
+    return _quadratic(
+        network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame, task.step
+    )
 
 
 def custom(
@@ -229,7 +272,8 @@ def custom(
     Returns: the task.
     """
     modulation = checked(Modulation(sigma_kappa))
-    drives, t = checked_drives(network, drive), grid(horizon, dt)
+    drives = checked_drives(network, drive)
+    t = grid(horizon, dt)
     return Task(
         network=network,
         process=process(network, drives, frame=frame, modulation=modulation, step=step),
@@ -258,7 +302,8 @@ def _quadratic(
     simulated = network if count == 1 else copies(network, count)
     fixed_weights = tuple(weights.tolist())
     reward = WeightedPower(outputs(simulated, drives, frame=frame), fixed_weights)
-    t, modulation = grid(horizon, dt), Modulation(sigma_kappa)
+    t = grid(horizon, dt)
+    modulation = Modulation(sigma_kappa)
     return assembled(network, count, drives, reward, fixed_weights, t, modulation, frame, step)
 
 
@@ -273,13 +318,16 @@ def assembled(
     frame: Frame,
     step: str = "euler",
 ) -> Task:
-    """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all, x, t)."""
+    """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all,
+    x, t).
+    """
     simulated = network if count == 1 else copies(network, count)
     modulation = checked(modulation)
     drift, noise = process(simulated, drives, frame=frame, modulation=modulation, step=step)[:2]
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
-        drift, reward = Tied(drift, count), Tied(leading(reward, 4), count)
+        drift = Tied(drift, count)
+        reward = Tied(leading(reward, 4), count)
         of_device = TiedCondition(of_device, count)
         assert noise is not None
         if isinstance(noise, NoiseProduct):
@@ -304,4 +352,6 @@ def assembled(
 def _a_lead(network: Network, **leads: int) -> None:
     for name, lead in leads.items():
         if not 0 <= lead < network.leads:
-            raise ValueError(f"`{name}` must be one of the network's leads 0…{network.leads - 1}; got {lead}.")
+            raise ValueError(
+                f"`{name}` must be one of the network's leads 0…{network.leads - 1}; got {lead}."
+            )

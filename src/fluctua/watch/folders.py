@@ -1,10 +1,11 @@
 """Run folders as a page shows them: read, never written, never locked.
 
-Nothing of a request reaches the file system: a run is known by a number that was given to it when its folder was found
-below one of the folders to be watched. What leads out of these (symbolic links, links within HDF5) is not followed.
+Nothing of a request reaches the file system: a run is known by a number that was given to it when
+its folder was found below one of the folders to be watched. What leads out of these (symbolic
+links, links within HDF5) is not followed.
 
-Memory is bounded: of a long history at most `POINTS` rows leave, and of the histories of many runs the last few that
-were asked for are kept.
+Memory is bounded: of a long history at most `POINTS` rows leave, and of the histories of many runs
+the last few that were asked for are kept.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ MOST_RUNS = 200
 COMPONENTS = 64
 """Parameters of a process of one's own whose course is drawn."""
 MOST_NUMBERS = 2**20
-"""Numbers of one record of the parameters, and records of a file, that are shown. A small file can declare any."""
+"""Numbers of one record of the parameters, and records of a file, that are shown.
+
+A small file can declare any.
+"""
 DEVICES = 32
 """Instruments of a run that are shown."""
 KINDS = {"config.toml": "lattice", "plan.json": "instrument", "run.json": "process"}
@@ -59,7 +63,9 @@ class Unreadable(ValueError):
 
 
 class Watched(NamedTuple):
-    """A run folder. name: its path below the folder that is watched. number: what requests call it."""
+    """A run folder. name: its path below the folder that is watched. number: what requests call
+    it.
+    """
 
     number: str
     name: str
@@ -67,11 +73,17 @@ class Watched(NamedTuple):
     root: Path
 
     def file(self, name: str) -> Path | None:
-        """A file of the run, if it is there, is plain, lies in the watched folder and is not too large."""
+        """A file of the run, if it is there, is plain, lies in the watched folder and is
+        not too large.
+        """
         path = self.path / name
         try:
             real = path.resolve(strict=True)
-            if not real.is_file() or not real.is_relative_to(self.root) or real.stat().st_size > LARGEST:
+            if (
+                not real.is_file()
+                or not real.is_relative_to(self.root)
+                or real.stat().st_size > LARGEST
+            ):
                 return None
         except OSError:
             return None
@@ -114,10 +126,14 @@ class Library:
         try:
             return self.runs[number]
         except KeyError:
-            raise Unreadable("there is no such run; its folder may have been moved or removed.") from None
+            raise Unreadable(
+                "there is no such run; its folder may have been moved or removed."
+            ) from None
 
     def history(self, number: str, low: float = -np.inf, high: float = np.inf) -> dict[str, Any]:
-        """J and the rest over the iterations between two, thinned, with events and the signal of each family."""
+        """J and the rest over the iterations between two, thinned, with events and the
+        signal of each family.
+        """
         run = self.run(number)
         columns = self._columns(run)
         shown = history.kept(columns["iteration"])
@@ -133,12 +149,18 @@ class Library:
         }
 
     def parameters(self, number: str) -> dict[str, Any]:
-        """What `parameters.h5` holds: its records, the arrays of θ, and the network if there is one."""
+        """What `parameters.h5` holds: its records, the arrays of θ, and the network if
+        there is one.
+        """
         with _opened(self.run(number)) as file:
             iteration = _dataset(file, "iteration")[:]
             kept = history.kept(iteration)
             arrays = {name: list(_dataset(file, name).shape[1:]) for name in _families(file)}
-            network = {name: _dataset(file, name)[:].tolist() for name in TREE[2:]} if "bonds" in file else None
+            network = (
+                {name: _dataset(file, name)[:].tolist() for name in TREE[2:]}
+                if "bonds" in file
+                else None
+            )
             return {
                 "records": kept.tolist(),
                 "iterations": iteration[kept].tolist(),
@@ -154,10 +176,14 @@ class Library:
             records = len(_dataset(file, "iteration"))
             if not 0 <= record < records:
                 raise Unreadable(f"there are {records} records; {record} is none of them.")
-            return {name: _numbers(np.ravel(_dataset(file, name)[record])) for name in _families(file)}
+            return {
+                name: _numbers(np.ravel(_dataset(file, name)[record])) for name in _families(file)
+            }
 
     def devices(self, number: str) -> dict[str, Any]:
-        """How each instrument was over the iterations: health, guard, drift of the calibration (`insitu.devices`)."""
+        """How each instrument was over the iterations: health, guard, drift of the
+        calibration (`insitu.devices`).
+        """
         run = self.run(number)
         path = run.file("devices.csv")
         if path is None:
@@ -165,12 +191,21 @@ class Library:
         try:
             names, values = history.read_numbers(path)
         except (ValueError, OSError) as error:
-            raise Unreadable(f"devices.csv cannot be read ({error}).".replace(f"{path.parent}/", "")) from None
+            raise Unreadable(
+                f"devices.csv cannot be read ({error}).".replace(f"{path.parent}/", "")
+            ) from None
         columns = self._columns(run)
         place = {int(row): k for k, row in enumerate(values[:, 0])}
-        at = np.array([place.get(int(row), -1) for row in columns["row"][history.kept(columns["iteration"])]], int)
+        at = np.array(
+            [place.get(int(row), -1) for row in columns["row"][history.kept(columns["iteration"])]],
+            int,
+        )
         at = at[at >= 0]
-        at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), POINTS // 4)).astype(int))] if at.size else at
+        at = (
+            at[np.unique(np.linspace(0, len(at) - 1, min(len(at), POINTS // 4)).astype(int))]
+            if at.size
+            else at
+        )
         iteration = dict(zip(columns["row"].tolist(), columns["iteration"].tolist(), strict=True))
         each: dict[str, dict[str, Any]] = {}
         for k, name in enumerate(names):
@@ -178,17 +213,25 @@ class Library:
             if k and space and (device in each or len(each) < DEVICES):
                 each.setdefault(device, {})[column] = _numbers(values[at, k])
         iterations = [iteration[int(row)] for row in values[at, 0]]
-        return {"iterations": iterations, "devices": [{"name": n, "columns": c} for n, c in each.items()]}
+        return {
+            "iterations": iterations,
+            "devices": [{"name": n, "columns": c} for n, c in each.items()],
+        }
 
     def details(self, number: str) -> dict[str, Any]:
-        """Texts and tables beside the history: what was asked for, what came out, incidents, calibration."""
+        """Texts and tables beside the history: what was asked for, what came out,
+        incidents, calibration.
+        """
         run = self.run(number)
         several = (f"calibration-{k + 1}.txt" for k in range(DEVICES))
         texts = {
             name: _text(run.file(name))
             for name in (*SETTINGS, "summary.txt", "devices.txt", "calibration.txt", *several)
         }
-        return {"texts": {k: v for k, v in texts.items() if v}, "incidents": _incidents(run.file("incidents.csv"))}
+        return {
+            "texts": {k: v for k, v in texts.items() if v},
+            "incidents": _incidents(run.file("incidents.csv")),
+        }
 
     def table(self, number: str) -> Iterator[str]:
         """The history as text, written from its numbers."""
@@ -217,7 +260,10 @@ class Library:
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """Places of at most `most` values: of each stretch the lowest and the highest, and both ends. Peaks stay."""
+    """Places of at most `most` values: of each stretch the lowest and the highest, and both ends.
+
+    Peaks stay.
+    """
     if len(values) <= most:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), most // 2, dtype=int)
@@ -228,7 +274,7 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
     return np.array(sorted(places))
 
 
-# ------------------------------------------------------------------------------------------- folders
+# ------------------------------------------------------------------------------------------ folders
 
 
 def _below(root: Path, several: bool) -> Iterator[Watched]:
@@ -245,7 +291,9 @@ def _below(root: Path, several: bool) -> Iterator[Watched]:
             name = root.name if inside == "." else f"{root.name}/{inside}" if several else inside
             yield Watched(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16], name, folder, root)
         elif depth < DEEPEST:
-            folders = [e for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+            folders = [
+                e for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
+            ]
             waiting += [(Path(entry.path), depth + 1) for entry in folders]
 
 
@@ -261,7 +309,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def _headline(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str, Any]:
     kinds = [kind for name, kind in KINDS.items() if run.file(name)]
-    line: dict[str, Any] = {"number": run.number, "name": run.name, "kind": (kinds or ["process"])[0]}
+    line: dict[str, Any] = {
+        "number": run.number,
+        "name": run.name,
+        "kind": (kinds or ["process"])[0],
+    }
     path = run.file("history.csv")
     if path is None:
         return line | {"state": "unreadable", "version": ""}
@@ -269,20 +321,26 @@ def _headline(run: Watched, held: set[tuple[int, int, int]] | None) -> dict[str,
     others = [run.file(name) for name in beside]
     stamps = [_stamp(file) for file in (path, *others) if file]
     row = _last_row(path)
-    line |= {"state": _state(run, path, row, held), "version": hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}
+    line |= {
+        "state": _state(run, path, row, held),
+        "version": hashlib.sha256(repr(stamps).encode()).hexdigest()[:16],
+    }
     if row is not None:
         line |= {"iteration": row.iteration, "J": _plain(row.J), "J_stderr": _plain(row.J_stderr)}
         line |= {"trajectories": row.trajectories}
     return line
 
 
-def _state(run: Watched, path: Path, row: Row | None, held: set[tuple[int, int, int]] | None) -> str:
+def _state(
+    run: Watched, path: Path, row: Row | None, held: set[tuple[int, int, int]] | None
+) -> str:
     """Running, ended or killed.
 
-    A run that ends, or is stopped with Ctrl-C, leaves final.npz after its last row, and a summary that counts its rows;
-    the second is true of copies too.
+    A run that ends, or is stopped with Ctrl-C, leaves final.npz after its last row, and a summary
+    that counts its rows; the second is true of copies too.
     """
-    final, lock = run.file("final.npz"), run.file(LOCK)
+    final = run.file("final.npz")
+    lock = run.file(LOCK)
     if held is not None and lock is not None:
         status = lock.stat()
         if (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in held:
@@ -300,7 +358,8 @@ def _state(run: Watched, path: Path, row: Row | None, held: set[tuple[int, int, 
 
 
 def _held_locks() -> set[tuple[int, int, int]] | None:
-    """(major, minor, inode) of every file that some process of this machine holds a lock on; None if unknown.
+    """(major, minor, inode) of every file that some process of this machine holds a lock on; None
+    if unknown.
 
     Trying a lock would tell as well, and could meet a training at the moment it begins.
     """
@@ -333,7 +392,7 @@ def _last_row(path: Path) -> Row | None:
         return None
 
 
-# --------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def _read_columns(path: Path, beside: Path | None) -> Columns:
@@ -342,10 +401,14 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
     except (ValueError, OSError) as error:
         raise Unreadable(str(error).replace(f"{path.parent}/", "")) from None
     kinds = {
-        name: object if name == "event" else np.int64 if name in ("row", "iteration") else float for name in Row._fields
+        name: object if name == "event" else np.int64 if name in ("row", "iteration") else float
+        for name in Row._fields
     }
     try:
-        columns: Columns = {name: np.array([row[k] for row in rows], kinds[name]) for k, name in enumerate(Row._fields)}
+        columns: Columns = {
+            name: np.array([row[k] for row in rows], kinds[name])
+            for k, name in enumerate(Row._fields)
+        }
     except OverflowError as error:
         raise Unreadable(f"{path.name} has a number that is too large ({error}).") from None
     if beside is not None:
@@ -363,7 +426,10 @@ def _read_columns(path: Path, beside: Path | None) -> Columns:
 def _events(columns: Columns) -> list[dict[str, Any]]:
     """What happened besides, in the order of the rows; the last ones."""
     places = [k for k, event in enumerate(columns["event"]) if event][-EVENTS:]
-    return [{"iteration": int(columns["iteration"][k]), "event": str(columns["event"][k])[:200]} for k in places]
+    return [
+        {"iteration": int(columns["iteration"][k]), "event": str(columns["event"][k])[:200]}
+        for k in places
+    ]
 
 
 def _opened(run: Watched) -> h5py.File:
@@ -389,9 +455,13 @@ def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
         or not dataset.shape
     ):
         raise Unreadable(f"{name!r} in parameters.h5 is no plain array of numbers.")
-    if max(len(dataset), dataset.size // max(len(dataset), 1)) > MOST_NUMBERS or _chunk_bytes(dataset) > LARGEST:
+    if (
+        max(len(dataset), dataset.size // max(len(dataset), 1)) > MOST_NUMBERS
+        or _chunk_bytes(dataset) > LARGEST
+    ):
         raise Unreadable(
-            f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of {dataset.chunks}: too large to "
+            f"{name!r} in parameters.h5 is declared as {dataset.shape}, in chunks of "
+            f"{dataset.chunks}: too large to "
             "show."
         )
     return dataset
@@ -408,20 +478,26 @@ def _families(file: h5py.File) -> list[str]:
     for name in file:
         if name in TREE:
             continue
-        if isinstance(file.get(name, getlink=True), h5py.HardLink) and isinstance(file[name], h5py.Group):
+        if isinstance(file.get(name, getlink=True), h5py.HardLink) and isinstance(
+            file[name], h5py.Group
+        ):
             names += [f"{name}/{inner}" for inner in file[name]]
         else:
             names.append(name)
     sizes = (_dataset(file, name).shape[1:] for name in names)
     if sum(map(math.prod, sizes)) > MOST_NUMBERS:
-        raise Unreadable(f"parameters.h5 has more than {MOST_NUMBERS:,} parameters: too many to show.")
+        raise Unreadable(
+            f"parameters.h5 has more than {MOST_NUMBERS:,} parameters: too many to show."
+        )
     return names
 
 
 def _courses(file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]]) -> dict[str, Any]:
     """Every parameter over the records, of those that are few."""
     picked = (
-        kept[np.unique(np.linspace(0, len(kept) - 1, min(len(kept), POINTS // 4)).astype(int))] if kept.size else kept
+        kept[np.unique(np.linspace(0, len(kept) - 1, min(len(kept), POINTS // 4)).astype(int))]
+        if kept.size
+        else kept
     )
     courses: dict[str, Any] = {"iterations": _dataset(file, "iteration")[:][picked].tolist()}
     for name, shape in arrays.items():
@@ -429,16 +505,24 @@ def _courses(file: h5py.File, kept: np.ndarray, arrays: Mapping[str, list[int]])
         if len(courses) - 1 + size > COMPONENTS:
             continue
         values = _dataset(file, name)[picked].reshape(len(picked), size)
-        labels = [name] if not shape else [f"{name}{list(map(int, np.unravel_index(k, shape)))}" for k in range(size)]
+        labels = (
+            [name]
+            if not shape
+            else [f"{name}{list(map(int, np.unravel_index(k, shape)))}" for k in range(size)]
+        )
         courses |= {label: _numbers(values[:, k]) for k, label in enumerate(labels)}
     return courses
 
 
 def _range(dataset: h5py.Dataset) -> list[float | None]:
-    """Least and greatest of the first, middle and last record: scales that a slider does not change."""
+    """Least and greatest of the first, middle and last record: scales that a slider does not
+    change.
+    """
     if not dataset.shape[0] or not dataset.size:
         return [None, None]
-    ends = np.concatenate([np.ravel(dataset[0]), np.ravel(dataset[-1]), np.ravel(dataset[dataset.shape[0] // 2])])
+    ends = np.concatenate(
+        [np.ravel(dataset[0]), np.ravel(dataset[-1]), np.ravel(dataset[dataset.shape[0] // 2])]
+    )
     return [_plain(float(np.nanmin(ends))), _plain(float(np.nanmax(ends)))]
 
 

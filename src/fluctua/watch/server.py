@@ -1,13 +1,14 @@
-"""The server of the page: a few reads of run folders over HTTP, on this machine alone unless asked otherwise.
+"""The server of the page: a few reads of run folders over HTTP, on this machine alone unless asked
+otherwise.
 
-    GET /                        the page          GET /runs/NUMBER/history      ?from=&to= iterations
-    GET /runs                    one line a run    GET /runs/NUMBER/parameters   records, arrays, network
-    GET /changes                 a stream of it    GET /runs/NUMBER/theta/RECORD
+    GET /                        the page          GET /runs/NUMBER/history      ?from=&to=
+    iterations GET /runs                    one line a run    GET /runs/NUMBER/parameters   records,
+    arrays, network GET /changes                 a stream of it    GET /runs/NUMBER/theta/RECORD
     GET /runs/NUMBER/details     texts, incidents  GET /runs/NUMBER/history.csv  download
     GET /runs/NUMBER/devices     of an instrument: health, guard, drift
 
-Nothing is written, nothing but the page's own files and what is read of known runs is served, and every answer says
-that the page may load nothing from elsewhere.
+Nothing is written, nothing but the page's own files and what is read of known runs is served, and
+every answer says that the page may load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ PAGE = {
     "uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
 }
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' "
+    "'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -52,10 +54,13 @@ HEADERS = {
 
 
 class Changes:
-    """One look at the folders a second, shared by all pages that are open; none while no page is."""
+    """One look at the folders a second, shared by all pages that are open; none while no page
+    is.
+    """
 
     def __init__(self, library: Library):
-        self.library, self.streams = library, 0
+        self.library = library
+        self.streams = 0
         self.news = asyncio.Event()  # set once, at the next change
         self.overview: bytes = b""
         self.task: asyncio.Task[None] | None = None
@@ -98,8 +103,8 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
 
     Args:
         roots: folders with run folders in them, or run folders.
-        hosts: names under which the page is asked for; those of this machine if not given. Others are refused, so that
-            no page from elsewhere can read this one.
+        hosts: names under which the page is asked for; those of this machine if not given. Others
+            are refused, so that no page from elsewhere can read this one.
     Returns: the application.
 
     """
@@ -126,7 +131,9 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         return Response(await changes.look(), media_type="application/json", headers=HEADERS)
 
     class Stream(StreamingResponse):
-        """Takes its place when it is made, and gives it up when it ends, however that comes about."""
+        """Takes its place when it is made, and gives it up when it ends, however that comes
+        about.
+        """
 
         def __init__(self) -> None:
             super().__init__(changes.stream(), media_type="text/event-stream", headers=HEADERS)
@@ -150,7 +157,9 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
             except (Unreadable, OSError) as error:
                 return JSONResponse({"error": str(error)}, 404, HEADERS)
             except (ValueError, KeyError, OverflowError, csv.Error) as error:  # of damaged files
-                return JSONResponse({"error": f"a file of this run is damaged ({error})."}, 404, HEADERS)
+                return JSONResponse(
+                    {"error": f"a file of this run is damaged ({error})."}, 404, HEADERS
+                )
             return Response(tree, media_type="application/json", headers=HEADERS)
 
         return endpoint
@@ -163,12 +172,20 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         except (ValueError, OSError) as error:
             return JSONResponse({"error": str(error)}, 404, HEADERS)
         attachment = f'attachment; filename="{_harmless(name)}-history.csv"'
-        return Response(text, headers=HEADERS | {"Content-Type": "text/csv", "Content-Disposition": attachment})
+        return Response(
+            text, headers=HEADERS | {"Content-Type": "text/csv", "Content-Disposition": attachment}
+        )
 
-    number = lambda request: request.path_params["number"]
-    limit = lambda request, name, default: float(request.query_params.get(name, default))
+    def number(request):
+        return request.path_params["number"]
+
+    def limit(request, name, default):
+        return float(request.query_params.get(name, default))
+
     reads = {
-        "history": lambda r: library.history(number(r), limit(r, "from", "-inf"), limit(r, "to", "inf")),
+        "history": lambda r: library.history(
+            number(r), limit(r, "from", "-inf"), limit(r, "to", "inf")
+        ),
         "parameters": lambda r: library.parameters(number(r)),
         "details": lambda r: library.details(number(r)),
         "devices": lambda r: library.devices(number(r)),
@@ -186,15 +203,20 @@ def application(roots: list[Path], hosts: list[str] | None = None) -> Starlette:
         Route("/{name}", page),
     ]
     allowed = hosts or ["localhost", "127.0.0.1", "[::1]"]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
+    return Starlette(
+        routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)]
+    )
 
 
-def serve(roots: list[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] = print) -> None:
+def serve(
+    roots: list[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] = print
+) -> None:
     """Serve the page until it is stopped.
 
     Args:
         roots: folders with run folders in them, or run folders.
-        host: address of this machine to listen on; others than the loopback show the runs to the network.
+        host: address of this machine to listen on; others than the loopback show the runs to the
+            network.
         port: 0 takes `PORT`, or any free one where that is taken.
         ready: is given the address once it is known.
 
@@ -222,10 +244,15 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ValueError(f"--port must be 0 to 65535; got {port}.")
     for choice in [port] if port else [PORT, 0]:
         try:
-            return socket.create_server((host, choice), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            return socket.create_server(
+                (host, choice), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
         except OSError as error:
             failure = error
-    raise ValueError(f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. Take another --port.")
+    raise ValueError(
+        f"port {port or PORT} of {host} cannot be listened on: {failure.strerror}. Take another "
+        "--port."
+    )
 
 
 def _whole(text: str) -> int:

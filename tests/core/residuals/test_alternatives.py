@@ -1,4 +1,6 @@
-"""Tests of standardised residuals: zero on average where the process is right, and the fault's own where it is not."""
+"""Tests of standardised residuals: zero on average where the process is right, and the fault's
+own where it is not.
+"""
 
 import numpy as np
 import pytest
@@ -40,16 +42,23 @@ def test_right_models_pass_whatever_the_size_of_a_deviation():
     """One false alarm in 10⁴ batches is allowed; 300 of them have one with 3 %."""
     shapes = [(1, 300), (4, 60), (40, 60)]
     assert not [
-        seed for seed in range(300) if alternatives.judge(collect(run(*shapes[seed % 3], seed)), np.ones(2), EVERYTHING)
+        seed
+        for seed in range(300)
+        if alternatives.judge(collect(run(*shapes[seed % 3], seed)), np.ones(2), EVERYTHING)
     ]
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_sums_are_zero_on_average_and_have_their_variance(count):
-    """A slow walk, where Σ z(x − x̄) about the mean of the same trajectory is off by a standard deviation a batch."""
+    """A slow walk, where Σ z(x − x̄) about the mean of the same trajectory is off by a standard
+    deviation a batch.
+    """
     tables = [collect(run(count, 240 // count, seed, rate=0.01), 0.01) for seed in range(200)]
     for name in ("linear", "square", "cube", "radial", "moved 3", "variance linear", "lag 1"):
-        total, variance = (np.array([getattr(t[name], part)[0, 0] for t in tables]) for part in ("total", "variance"))
+        total, variance = (
+            np.array([getattr(t[name], part)[0, 0] for t in tables])
+            for part in ("total", "variance")
+        )
         assert abs(total.sum()) < 4.5 * np.sqrt(variance.sum()), name
         square = total**2 / variance.mean()
         assert abs(square.mean() - 1) < 4.5 * square.std() / np.sqrt(200), name
@@ -62,7 +71,9 @@ def test_sums_of_batches_add_up():
     for table in tables:
         whole = alternatives.add(whole, table)
     v = whole["v of all"]
-    assert v.total.item() / np.sqrt(v.variance.item()) == pytest.approx(0.0609 * np.sqrt(64_000 / 2 * 2), abs=4.5)
+    assert v.total.item() / np.sqrt(v.variance.item()) == pytest.approx(
+        0.0609 * np.sqrt(64_000 / 2 * 2), abs=4.5
+    )
     assert v.terms == 128_000
     faded = alternatives.fade(whole, 0.5)["v of all"]
     assert faded.total / np.sqrt(faded.variance) == pytest.approx(v.total / np.sqrt(v.variance))

@@ -20,7 +20,7 @@ from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.session import COMMANDS, MOST_ANSWER, Session
 from fluctua.insitu.instrument import scpi
-from fluctua.insitu.instrument.protocol import Instrument, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import CommandRejected, Instrument, InstrumentError
 from processes import wait_until
 
 deliver = server.Server._deliver
@@ -35,7 +35,10 @@ def port():
 
 @contextlib.contextmanager
 def client(port, timeout=30.0):
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s, s.makefile("rwb", buffering=0) as f:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=timeout) as s,
+        s.makefile("rwb", buffering=0) as f,
+    ):
         yield s, f
 
 
@@ -50,7 +53,7 @@ def tell(session, text):
     return session.execute(text.encode()).data.decode().strip()
 
 
-# ------------------------------------------------------------------------------------------------ the wire
+# ----------------------------------------------------------------------------------------- the wire
 
 
 def test_blocks_read_back():
@@ -70,7 +73,9 @@ def test_numbers(text):
     assert scpi.number(text) == float(text)
 
 
-@pytest.mark.parametrize("text", ["", "nan", "inf", "1e999", "0x10", "1_000", "١", "1" * 101, "1e", "--1", "#B1"])
+@pytest.mark.parametrize(
+    "text", ["", "nan", "inf", "1e999", "0x10", "1_000", "١", "1" * 101, "1e", "--1", "#B1"]
+)
 def test_not_numbers(text):
     assert scpi.number(text) is None
 
@@ -80,7 +85,7 @@ def test_numbers_read_back_exactly():
     assert [scpi.number(text) for text in scpi.numbers(values).split(",")] == values.tolist()
 
 
-# ------------------------------------------------------------------------------------------------- the box
+# ------------------------------------------------------------------------------------------ the box
 
 
 def test_the_box_is_not_its_data_sheet_and_the_same_each_time():
@@ -89,7 +94,9 @@ def test_the_box_is_not_its_data_sheet_and_the_same_each_time():
     theta = device.parameters(SMALL, made, settings)
     assert np.abs(theta["omega"]).max() > 0.1
     assert np.std(theta["kappa"]) > 0.05
-    np.testing.assert_array_equal(theta["kappa"], device.parameters(SMALL, again, settings)["kappa"])
+    np.testing.assert_array_equal(
+        theta["kappa"], device.parameters(SMALL, again, settings)["kappa"]
+    )
     aged = device.parameters(SMALL, made, settings, shots=5000)["omega"] - theta["omega"]
     assert 0 < np.abs(aged).max() <= 2 * SMALL.ageing
 
@@ -107,7 +114,11 @@ def test_samples_follow_the_transition_density_of_the_true_parameters():
     drift = psi[:, :-1] @ (-1j * h - np.diag(lead + made.gamma)).T
     drift[..., 0] += 10 * np.sqrt(2)
     residual = np.diff(psi, axis=1) - drift * sheet.interval
-    variance = sheet.sigma_w**2 * (lead + made.gamma) * 2 * sheet.interval + 2 * sheet.readout**2 + sheet.scale**2 / 6
+    variance = (
+        sheet.sigma_w**2 * (lead + made.gamma) * 2 * sheet.interval
+        + 2 * sheet.readout**2
+        + sheet.scale**2 / 6
+    )
     count = residual.shape[0] * residual.shape[1]
     assert np.all(np.abs(residual.mean(axis=(0, 1))) < 5 * np.sqrt(2 * variance / count))
     measured = (np.abs(residual) ** 2).mean(axis=(0, 1)) / 2
@@ -116,13 +127,15 @@ def test_samples_follow_the_transition_density_of_the_true_parameters():
 
 def test_converter_rounds_and_clips():
     coarse = device.Sheet(rows=2, columns=2, seed=1, bits=8, adc_range=2.0)
-    codes = device.measure(coarse, device.hidden(coarse), device.reset_settings(coarse), count=5, points=300)
+    codes = device.measure(
+        coarse, device.hidden(coarse), device.reset_settings(coarse), count=5, points=300
+    )
     assert codes.dtype == np.int16
     assert codes.max() == 127
     assert codes.min() >= -127
 
 
-# ------------------------------------------------------------------------------------------------ messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def test_common_commands():
@@ -132,7 +145,9 @@ def test_common_commands():
     assert tell(session, "*ESR?") == "0"
     assert tell(session, "*OPC?;*TST?;SYST:VERS?") == "1;0;1999.0"
     assert tell(session, "*OPC;*ESR?") == "1"
-    assert tell(session, "*ESE 32;*SRE 32;FOO;*STB?") == "100"  # error queue, event summary, service
+    assert (
+        tell(session, "*ESE 32;*SRE 32;FOO;*STB?") == "100"
+    )  # error queue, event summary, service
     assert tell(session, "*CLS;*STB?;*ESE?;*SRE?") == "0;32;32"
 
 
@@ -140,7 +155,10 @@ def test_long_short_and_compound_forms():
     session = Session(Bench(SMALL))
     for query in ("SOUR:OMEG?", "source:omega?", ":Source:OMEGa?"):
         assert tell(session, query) == "0.0,0.0,0.0,0.0"
-    assert tell(session, "SOUR:OMEG 1,2,-1,0.5;KAPP 1,1,1,2;:SOUR:OMEG?;KAPP?") == "1.0,2.0,-1.0,0.5;1.0,1.0,1.0,2.0"
+    assert (
+        tell(session, "SOUR:OMEG 1,2,-1,0.5;KAPP 1,1,1,2;:SOUR:OMEG?;KAPP?")
+        == "1.0,2.0,-1.0,0.5;1.0,1.0,1.0,2.0"
+    )
     assert tell(session, "SYST:ERR:COUNT?") == "0"
     session.execute(b"*RST")
     assert tell(session, "SOUR:OMEG?") == "0.0,0.0,0.0,0.0"
@@ -186,18 +204,50 @@ def test_error_queue_overflows_as_it_should():
     assert answers[31:] == ['-350,"Queue overflow"', '0,"No error"']
 
 
-WORDS = ["*IDN?", "*RST", "*ESR?", "SYST:ERR?", "SOUR:OMEG", "SOUR:OMEG?", "SOUR:KAPP", "ACQ:COUN", "ACQ:POIN", "INIT"]
-WORDS += ["FETC?", "DIAG:FAUL", "nan", "drop", "1", "-2.5e3", "1e400", "2,3", "#15", ";", ":", ",", "?", " ", '"', "\t"]
+WORDS = [
+    "*IDN?",
+    "*RST",
+    "*ESR?",
+    "SYST:ERR?",
+    "SOUR:OMEG",
+    "SOUR:OMEG?",
+    "SOUR:KAPP",
+    "ACQ:COUN",
+    "ACQ:POIN",
+    "INIT",
+]
+WORDS += [
+    "FETC?",
+    "DIAG:FAUL",
+    "nan",
+    "drop",
+    "1",
+    "-2.5e3",
+    "1e400",
+    "2,3",
+    "#15",
+    ";",
+    ":",
+    ",",
+    "?",
+    " ",
+    '"',
+    "\t",
+]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(
     st.lists(
         st.one_of(
             st.lists(st.sampled_from(WORDS), max_size=12).map(lambda w: " ".join(w).encode()),
             st.lists(st.sampled_from(WORDS), max_size=12).map(lambda w: "".join(w).encode()),
             st.binary(max_size=200).map(lambda b: b.replace(b"\n", b"")),
-            st.text(max_size=100).map(lambda s: s.replace("\n", "").encode("utf-8", "surrogatepass")),
+            st.text(max_size=100).map(
+                lambda s: s.replace("\n", "").encode("utf-8", "surrogatepass")
+            ),
         ),
         max_size=6,
     )
@@ -217,7 +267,7 @@ def monkeypatch_bytes(monkeypatch):
     monkeypatch.setattr(box, "MOST_BYTES", 2**18)
 
 
-# ------------------------------------------------------------------------------------------------- the socket
+# --------------------------------------------------------------------------------------- the socket
 
 
 def test_driver_over_a_bare_socket(port):
@@ -243,7 +293,7 @@ def _acquires(bench):
     health = bench.health()
     assert health.ok
     np.testing.assert_array_equal(health.settings["omega"], asked["omega"])
-    with pytest.raises(Refused, match="out of range"):
+    with pytest.raises(CommandRejected, match="out of range"):
         bench.set({"omega": np.full(4, 50.0)})
     bench.close()
 
@@ -253,7 +303,10 @@ def test_pyvisa_reads_a_block_by_itself(port):
     pyvisa = pytest.importorskip("pyvisa")
     pytest.importorskip("pyvisa_py")
     bench = pyvisa.ResourceManager("@py").open_resource(
-        f"TCPIP::127.0.0.1::{port}::SOCKET", read_termination="\n", write_termination="\n", timeout=30_000
+        f"TCPIP::127.0.0.1::{port}::SOCKET",
+        read_termination="\n",
+        write_termination="\n",
+        timeout=30_000,
     )
     assert "virtual bench" in bench.query("*IDN?")
     bench.write("ACQ:COUN 3;POIN 11;:INIT")
@@ -263,8 +316,10 @@ def test_pyvisa_reads_a_block_by_itself(port):
 
 def test_plain_lines_as_from_netcat(port):
     assert ask(port, b"*IDN?\r", b"NETW:SIT?", b"SYST:ERR?") == [
-        ask(port, b"*IDN?")[0], b"4\n", b'0,"No error"\n'
-    ]  # fmt: skip
+        ask(port, b"*IDN?")[0],
+        b"4\n",
+        b'0,"No error"\n',
+    ]
 
 
 def test_garbage_on_the_socket_is_survived(port):
@@ -354,7 +409,9 @@ def test_a_client_that_does_not_read_is_left():
     """An answer that nobody collects costs a time-out, not the bench."""
     bench = Bench(device.Sheet(rows=2, columns=2, seed=1))
     with server.background(bench, patience=0.2) as port, client(port) as (_, lazy):
-        lazy.write(b"ACQ:COUN 200;POIN 2000;:INIT\n" + 5 * b"FETC?\n")  # 32 MB: more than any socket buffers
+        lazy.write(
+            b"ACQ:COUN 200;POIN 2000;:INIT\n" + 5 * b"FETC?\n"
+        )  # 32 MB: more than any socket buffers
         with client(port) as (_, other):
             other.write(b"*IDN?\n")
             assert b"virtual bench" in other.readline()
@@ -366,7 +423,9 @@ def test_a_silent_connection_is_closed():
         assert f.read() == b"1\n"
 
 
-@pytest.mark.parametrize("rest", [b"SOUR:OM", b"A" * 200_000], ids=["half a line", "a line too long"])
+@pytest.mark.parametrize(
+    "rest", [b"SOUR:OM", b"A" * 200_000], ids=["half a line", "a line too long"]
+)
 def test_a_line_that_was_begun_is_not_waited_for_like_a_silent_client(rest):
     with server.background(Bench(SMALL), patience=0.3) as port, client(port, timeout=10) as (_, f):
         f.write(b"*OPC?\n" + rest)
@@ -405,7 +464,7 @@ def test_silent_connections_make_room_for_new_ones():
         pytest.fail("sixteen silent connections keep everybody out")
 
 
-# ----------------------------------------------------------------------------------------------- size of answers
+# ---------------------------------------------------------------------------------- size of answers
 
 
 def test_the_answer_to_one_message_is_bounded():
@@ -426,11 +485,15 @@ def test_a_whole_acquisition_fits_in_one_answer():
 
 
 def test_answers_that_nobody_collects_are_bounded_together(monkeypatch):
-    """Eight clients ask for 16 MB each and read nothing: the bench keeps two answers and refuses the rest."""
+    """Eight clients ask for 16 MB each and read nothing: the bench keeps two answers and
+    refuses the rest.
+    """
     monkeypatch.setattr(server, "MOST_ANSWER", 17_000_000)
     monkeypatch.setattr(server, "MOST_WAITING", 40_000_000)
     bench, kept = Bench(SMALL), []
-    monkeypatch.setattr(server.Server, "_deliver", lambda self, *a: kept.append(self.waiting) or deliver(self, *a))
+    monkeypatch.setattr(
+        server.Server, "_deliver", lambda self, *a: kept.append(self.waiting) or deliver(self, *a)
+    )
     with server.background(bench) as port, contextlib.ExitStack() as stack:
         lazy = [stack.enter_context(client(port))[1] for _ in range(8)]
         lazy[0].write(b"ACQ:COUN 100;POIN 10000;:INIT;*OPC?\n")
@@ -453,7 +516,10 @@ def test_a_mistake_of_the_bench_is_an_entry_in_the_queue(monkeypatch):
 def test_command_line_listens_on_loopback_and_stops_with_its_starter():
     words = ["virtual-bench", "--port", "0", "--attached", "--lattice", "2x2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fluctua", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fluctua", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     line = process.stdout.readline()
     assert line.startswith("listening on TCPIP::127.0.0.1::")
@@ -467,5 +533,7 @@ def test_every_command_is_documented_and_nothing_else():
     text = (Path(__file__).parents[3] / "docs" / "virtual_bench.md").read_text()
     tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     written = set(re.findall(r"`([*A-Z][A-Za-z:\[\]]*\??)`", tables))
-    compiled = {scpi.pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "") for f in written}
+    compiled = {
+        scpi.pattern(f.rstrip("?")).pattern + (r"\?" if f.endswith("?") else "") for f in written
+    }
     assert compiled == {command.pattern.pattern for command in COMMANDS}

@@ -1,4 +1,6 @@
-"""Knobs for χ, the generator that modulates couplings and records what it played, and the one that injects noise."""
+"""Knobs for χ, the generator that modulates couplings and records what it played, and the one
+that injects noise.
+"""
 
 import dataclasses
 import functools
@@ -8,7 +10,14 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.core.types import Trajectories
-from fluctua.insitu import Plan, ResidualGuard, begin, measured, network_model, open_recording
+from fluctua.insitu import (
+    Plan,
+    ResidualGuard,
+    instrument_substrate,
+    network_model,
+    open_recording,
+    run,
+)
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.bench.driver import VirtualBench
@@ -16,8 +25,11 @@ from fluctua.insitu.calibration import knobs
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument.substrate import Retry
 
-# one Euler step a sample, and next to no readout noise: the residuals of the true model are its noise
-SHEET = device.Sheet(rows=2, columns=2, seed=5, interval=0.02, oversample=1, ageing=0.0, readout=1e-5)
+# one Euler step a sample, and next to no readout noise: the residuals of the true model are its
+# noise
+SHEET = device.Sheet(
+    rows=2, columns=2, seed=5, interval=0.02, oversample=1, ageing=0.0, readout=1e-5
+)
 BOX = device.hidden(SHEET)
 POINTS, NOISE, SIGMA_KAPPA = 51, 1.0, 0.5
 SETTINGS = {**device.reset_settings(SHEET), "chi": np.array([0.1, -0.1, 0.1, 0.1])}
@@ -26,14 +38,24 @@ SETTINGS = {**device.reset_settings(SHEET), "chi": np.array([0.1, -0.1, 0.1, 0.1
 @functools.cache
 def model(sigma_kappa=SIGMA_KAPPA):
     chi = (-0.05, 0.05)
-    return network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS, chi=chi, sigma_kappa=sigma_kappa)
+    return network_model(
+        SHEET.nominal, interval=SHEET.interval, points=POINTS, chi=chi, sigma_kappa=sigma_kappa
+    )
 
 
 def truth():
     lead, scale = np.array([1.0, 0, 0, 1.0]), SHEET.sigma_w**2 + NOISE**2
-    parts = {f"{name}_{part}": getattr(BOX, part)[name] for name in knobs.KNOBS for part in ("offset", "gain")}
+    parts = {
+        f"{name}_{part}": getattr(BOX, part)[name]
+        for name in knobs.KNOBS
+        for part in ("offset", "gain")
+    }
     parts |= {"chi_offset": np.zeros(4), "chi_gain": BOX.chi_gain}
-    parts |= {"decay": lead + BOX.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    parts |= {
+        "decay": lead + BOX.gamma,
+        "drive_re": np.array([10 * np.sqrt(2)]),
+        "drive_im": np.zeros(1),
+    }
     return parts | {"diffusion": scale * (lead + BOX.gamma)}
 
 
@@ -51,12 +73,18 @@ def excess(process, trajectories, **changes):
 
 @pytest.mark.long
 def test_what_the_box_does_is_what_its_settings_and_records_say():
-    """With χ, recorded δκ and injected noise the residuals are the noise; without any of them they are not."""
+    """With χ, recorded δκ and injected noise the residuals are the noise; without any of them
+    they are not.
+    """
     with server.background(Bench(SHEET)) as port:
         bench = functools.partial(
-            VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, noise=NOISE, sigma_kappa=SIGMA_KAPPA
+            VirtualBench,
+            f"tcp://127.0.0.1:{port}",
+            points=POINTS,
+            noise=NOISE,
+            sigma_kappa=SIGMA_KAPPA,
         )
-        substrate = measured(bench, batch=100)
+        substrate = instrument_substrate(bench, batch=100)
         trajectories = substrate(None, SETTINGS, 150)
         again = substrate(None, SETTINGS, 20)
         substrate.close()
@@ -77,12 +105,19 @@ def test_gains_of_the_kerr_knobs_are_found():
     rng, runs = np.random.default_rng(0), []
     for k in range(4):
         settings = model().probe(rng)
-        codes = device.measure(SHEET, BOX, settings, count=60, points=POINTS, shots=1000 * k, sigma_kappa=SIGMA_KAPPA)
+        codes = device.measure(
+            SHEET, BOX, settings, count=60, points=POINTS, shots=1000 * k, sigma_kappa=SIGMA_KAPPA
+        )
         t = np.arange(POINTS) * SHEET.interval
-        runs.append((settings, Trajectories(t, codes * SHEET.scale, device.played(SHEET, 60, 1000 * k))))
+        runs.append(
+            (settings, Trajectories(t, codes * SHEET.scale, device.played(SHEET, 60, 1000 * k)))
+        )
     values = model().calibrate(runs).values
     task = tcmt.transmission(
-        SHEET.nominal, horizon=(POINTS - 1) * SHEET.interval, dt=SHEET.interval, sigma_kappa=SIGMA_KAPPA
+        SHEET.nominal,
+        horizon=(POINTS - 1) * SHEET.interval,
+        dt=SHEET.interval,
+        sigma_kappa=SIGMA_KAPPA,
     )
     lines = knobs.gains(runs, knobs.fit_runs(task, runs, kerr=True))
     for name, g in lines.items():
@@ -90,18 +125,26 @@ def test_gains_of_the_kerr_knobs_are_found():
         z = [(g.offset - offset) / g.offset_stderr, (g.gain - gain) / g.gain_stderr]
         assert np.abs(np.concatenate(z)).max() < 4
     np.testing.assert_array_equal(values["chi_gain"], lines["chi"].gain)
-    assert np.median(lines["chi"].gain_stderr) < 0.1  # half of the spread of the gains: a lost one would show
+    assert (
+        np.median(lines["chi"].gain_stderr) < 0.1
+    )  # half of the spread of the gains: a lost one would show
     corrected = knobs.settings(values, {"chi": np.full(4, 0.01)}, {"chi": (-0.05, 0.05)})["chi"]
-    np.testing.assert_allclose(values["chi_offset"] + values["chi_gain"] * corrected, 0.01, atol=1e-6)
+    np.testing.assert_allclose(
+        values["chi_offset"] + values["chi_gain"] * corrected, 0.01, atol=1e-6
+    )
 
 
 def test_generators_that_fell_silent_are_noticed(tmp_path):
     """A brownout stops the modulation: that batch is not used, and the next is made with it."""
     bench, incidents = Bench(SHEET), []
     with server.background(bench) as port:
-        connect = functools.partial(VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, sigma_kappa=SIGMA_KAPPA)
+        connect = functools.partial(
+            VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, sigma_kappa=SIGMA_KAPPA
+        )
         VirtualBench(f"tcp://127.0.0.1:{port}").line.write("DIAG:FAUL BROWNOUT,2")
-        substrate = measured(connect, batch=10, report=incidents.append, retry=Retry(3, 0.001, 0.001))
+        substrate = instrument_substrate(
+            connect, batch=10, report=incidents.append, retry=Retry(3, 0.001, 0.001)
+        )
         trajectories = substrate(None, SETTINGS, 20)
         substrate.close()
     assert len(trajectories.x) == len(trajectories.context["sine"]) == 20
@@ -114,16 +157,27 @@ def test_generators_that_fell_silent_are_noticed(tmp_path):
 @pytest.mark.long
 def test_a_run_with_modulation_records_it(tmp_path):
     """Through the loop: probes calibrate χ, δκ is in every recording, and a gradient comes out."""
-    plan = Plan(iterations=1, trajectories=40, probes=4, probe_trajectories=40, points=POINTS, kerr=True)
+    plan = Plan(
+        iterations=1, trajectories=40, probes=4, probe_trajectories=40, points=POINTS, kerr=True
+    )
     plan = dataclasses.replace(plan, sigma_kappa=SIGMA_KAPPA, noise=NOISE)
     with server.background(Bench(SHEET)) as port:
         connect = functools.partial(
-            VirtualBench, f"tcp://127.0.0.1:{port}", points=POINTS, noise=NOISE, sigma_kappa=SIGMA_KAPPA
+            VirtualBench,
+            f"tcp://127.0.0.1:{port}",
+            points=POINTS,
+            noise=NOISE,
+            sigma_kappa=SIGMA_KAPPA,
         )
-        ((row, record),) = begin(connect, model(), plan, tmp_path / "run")
+        ((row, record),) = run(connect, model(), plan, tmp_path / "run")
     assert set(record.estimate.gradient) == {"omega", "kappa", "chi"}
     assert np.isfinite(row.gradient_norm)
-    step = {name: np.abs(np.asarray(record.next_theta[name] - record.theta[name])).max() for name in record.theta}
-    np.testing.assert_allclose(step["chi"], 0.01 * step["kappa"], rtol=1e-3)  # Adam's first step is its rate
+    step = {
+        name: np.abs(np.asarray(record.next_theta[name] - record.theta[name])).max()
+        for name in record.theta
+    }
+    np.testing.assert_allclose(
+        step["chi"], 0.01 * step["kappa"], rtol=1e-3
+    )  # Adam's first step is its rate
     with open_recording(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
         assert file.trajectories(0, 1).context["sine"].shape == (1, 4, 10)

@@ -18,7 +18,9 @@ def test_tables_are_read_back_and_put_together(tmp_path):
     assert read(tmp_path / "array.csv") == one
     both = together([one, other])
     assert both.devices == 6
-    np.testing.assert_allclose([level.J for level in both.designs[0].levels[6:]], [0.3, 0.4, 0.6, 0.7])
+    np.testing.assert_allclose(
+        [level.J for level in both.designs[0].levels[6:]], [0.3, 0.4, 0.6, 0.7]
+    )
     mean, error = one.designs[1].over(slice(0, 3))
     np.testing.assert_allclose([mean, error], [0.3, 0.1 / np.sqrt(3)])
     assert np.isnan(one.designs[1].over(slice(0, 1)).stderr)

@@ -15,7 +15,8 @@ from fluctua.insitu.calibration.report import describe, gradient_errors
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
-process = fl.Process(lambda th, x: th["force"] / {unit} - th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
+drift = lambda th, x: th["force"] / {unit} - th["k"] * x
+process = fl.Process(drift, lambda th, x: th["s"] * jnp.ones(1))
 objective = fl.Objective(terminal=lambda th, x: th["w"] * x[0] ** 2)
 """
 T = np.linspace(0, 1, 41)
@@ -23,11 +24,17 @@ T = np.linspace(0, 1, 41)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """400 trajectories of a particle with a force, a stiffness, a noise amplitude, and the weight of the reward."""
+    """400 trajectories of a particle with a force, a stiffness, a noise amplitude, and the
+    weight of the reward.
+    """
     place = tmp_path_factory.mktemp("bias")
     theta = {"force": jnp.array(2.0), "k": jnp.array(0.8), "s": jnp.array(0.5), "w": jnp.array(1.0)}
-    process = fl.Process(lambda th, x: th["force"] - th["k"] * x, lambda th, x: th["s"] * jnp.ones(1))
-    x = np.asarray(fl.simulator(process, jnp.ones(1), jnp.asarray(T))(jax.random.key(2), theta, 400).x)
+    process = fl.Process(
+        lambda th, x: th["force"] - th["k"] * x, lambda th, x: th["s"] * jnp.ones(1)
+    )
+    x = np.asarray(
+        fl.simulator(process, jnp.ones(1), jnp.asarray(T))(jax.random.key(2), theta, 400).x
+    )
     for unit in (1, 1000):
         parameters = {**theta, "force": theta["force"] * unit}
         insitu.save(place / f"{unit}.nc", insitu.Description(T, ("x",), parameters=parameters), x)
@@ -42,7 +49,9 @@ def calibrations(folder):
     for unit in (1, 1000):
         model = f"right_{unit}"
         with insitu.open_recording(folder / f"{unit}.nc") as recording:
-            found[model] = insitu.calibrate(recording, insitu.model_of(recording, folder / f"{model}.py"))
+            found[model] = insitu.calibrate(
+                recording, insitu.model_of(recording, folder / f"{model}.py")
+            )
     return found
 
 
@@ -57,22 +66,39 @@ def test_the_bias_is_judged_component_by_component(calibrations):
     assert "no bias is seen; one of about" in last
     assert last == say(other).splitlines()[-1]
     np.testing.assert_allclose(gradient_errors(other), gradient_errors(one), rtol=1e-3)
-    unseen = {n: float(one.residuals.bias_stderr[n] / one.estimate.stderr[n]) for n in ("force", "k")}
+    unseen = {
+        n: float(one.residuals.bias_stderr[n] / one.estimate.stderr[n]) for n in ("force", "k")
+    }
     worst = max(unseen, key=unseen.get)
-    assert f"about {unseen[worst]:.2g} times the gradient's own error would not have been in {worst}, the worst" in last
+    assert (
+        f"about {unseen[worst]:.2g} times the gradient's own error would not have been in {worst}, "
+        "the worst" in last
+    )
 
 
 def test_what_was_not_examined_is_said(folder, calibrations):
-    """The residuals of the drift say nothing of s. Of w, which is in the reward alone, there is nothing to say."""
+    """The residuals of the drift say nothing of s.
+
+    Of w, which is in the reward alone, there is nothing to say.
+    """
     words = say(calibrations["right_1"])
     assert "not examined, parameters of the noise alone: s\n" in words
     assert "no bias, because they have no score: w\n" in words
     assert " 0 ± 0 " not in words
-    done = CliRunner().invoke(app, ["calibrate", str(folder / "1.nc"), "--model", str(folder / "right_1.py"), "--json"])
+    done = CliRunner().invoke(
+        app, ["calibrate", str(folder / "1.nc"), "--model", str(folder / "right_1.py"), "--json"]
+    )
     numbers = json.loads(done.stdout)["files"][0]
-    assert numbers["bias"]["s"] is numbers["bias_stderr"]["s"] is numbers["bias_in_gradient_errors"]["s"] is None
+    assert (
+        numbers["bias"]["s"]
+        is numbers["bias_stderr"]["s"]
+        is numbers["bias_in_gradient_errors"]["s"]
+        is None
+    )
     assert numbers["bias"]["w"] == 0
-    assert "BIAS OF THE GRADIENT   not examined" in say(calibrations["right_1"]._replace(residuals=None))
+    assert "BIAS OF THE GRADIENT   not examined" in say(
+        calibrations["right_1"]._replace(residuals=None)
+    )
 
 
 def test_the_worst_component_is_named(calibrations):
@@ -80,6 +106,10 @@ def test_the_worst_component_is_named(calibrations):
     c = calibrations["right_1"]
     pair = lambda force, k: {**c.residuals.bias, "force": jnp.array(force), "k": jnp.array(k)}
     residuals = c.residuals._replace(bias=pair(3.0, -4.0), bias_stderr=pair(0.1, 0.1))
-    words = say(c._replace(residuals=residuals, estimate=c.estimate._replace(stderr=pair(0.5, 10.0))))
-    assert "2 components of the gradient cannot be trusted with these parameters: k, force;" in words
+    words = say(
+        c._replace(residuals=residuals, estimate=c.estimate._replace(stderr=pair(0.5, 10.0)))
+    )
+    assert (
+        "2 components of the gradient cannot be trusted with these parameters: k, force;" in words
+    )
     assert "the worst is force, biased by 6 times its own error" in words

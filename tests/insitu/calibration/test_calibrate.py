@@ -27,7 +27,9 @@ OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2)
 
 
 def linear(count=200, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, every=1):
-    """Euler steps of dx = (Ax + b)dt + σ dW. noise: (rng, x) -> kicks of unit variance, if not white and constant."""
+    """Euler steps of dx = (Ax + b)dt + σ dW. noise: (rng, x) -> kicks of unit variance, if not
+    white and constant.
+    """
     rng = np.random.default_rng(seed)
     x = np.empty((count, steps + 1, 2))
     x[:, 0] = 1.0, 0.0
@@ -35,14 +37,16 @@ def linear(count=200, steps=200, dt=0.01, seed=0, noise=None, observed=0.0, ever
     for n in range(steps):
         x[:, n + 1] = x[:, n] + (x[:, n] @ A.T + B) * dt + SIGMA * np.sqrt(dt) * kicks(rng, x[:, n])
     x = x[:, ::every]
-    return fl.Trajectories(dt * every * np.arange(x.shape[1]), x + observed * rng.normal(size=x.shape))
+    return fl.Trajectories(
+        dt * every * np.arange(x.shape[1]), x + observed * rng.normal(size=x.shape)
+    )
 
 
 def z_of(fit):
     return (flat(fit.theta) - flat(THETA)) / flat(fit.stderr)
 
 
-# ------------------------------------------------------------------------------------------- the drift
+# ---------------------------------------------------------------------------------------- the drift
 
 
 def test_drift_is_found_from_nowhere_in_one_step():
@@ -54,7 +58,9 @@ def test_drift_is_found_from_nowhere_in_one_step():
 
 def test_errors_of_the_drift_are_true():
     """z of 12 independent calibrations × 6 coefficients is standard normal."""
-    z = np.concatenate([z_of(insitu.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)])
+    z = np.concatenate(
+        [z_of(insitu.fit_drift(linear(60, seed=s), PROCESS, THETA)) for s in range(12)]
+    )
     assert kstest(z, "norm").pvalue > 1e-3
 
 
@@ -75,7 +81,9 @@ def test_noisy_states_bias_least_squares_and_not_the_instrument():
 
 
 def test_what_the_data_do_not_determine_is_named():
-    process = fl.Process(lambda th, x: -(th["p"] + th["q"]) * x + th["b"], lambda th, x: jnp.asarray(SIGMA))
+    process = fl.Process(
+        lambda th, x: -(th["p"] + th["q"]) * x + th["b"], lambda th, x: jnp.asarray(SIGMA)
+    )
     theta = {"p": jnp.array(0.2), "q": jnp.array(0.3), "b": jnp.zeros(2)}
     fit = insitu.fit_drift(linear(40), process, theta)
     assert fit.unresolved == ("p", "q")
@@ -83,7 +91,7 @@ def test_what_the_data_do_not_determine_is_named():
     assert np.isfinite(fit.stderr["b"]).all()
 
 
-# ------------------------------------------------------------------------------------------- the noise
+# ---------------------------------------------------------------------------------------- the noise
 
 
 def test_white_noise_of_the_model_passes():
@@ -109,20 +117,30 @@ def test_observation_noise_is_told_from_diffusion():
 
 @pytest.mark.parametrize("observed", [0.0, 0.1])
 def test_noise_of_samples_far_apart_is_unmixed(observed):
-    """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is no Q of either."""
+    """Samples 0.5 apart: kicks have turned from one component into the other, and E[r²]/2Δ is
+    no Q of either.
+    """
     coarse = linear(1000, steps=2000, dt=0.005, every=100, observed=observed)
     fit = insitu.fit_noise(coarse, PROCESS, THETA, transition=local_linear)
     assert fit.observation_seen == bool(observed)
-    # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and less
+    # the chain's own step of 0.005 changes Q by Δt‖J‖/2 = 0.4 % at most, a fifth of an error and
+    # less
     assert np.abs((fit.diffusion - SIGMA**2 / 2) / fit.diffusion_stderr).max() < tolerance(2)
-    assert np.abs((fit.observation_variance - observed**2) / fit.observation_stderr).max() < tolerance(2)
+    assert np.abs(
+        (fit.observation_variance - observed**2) / fit.observation_stderr
+    ).max() < tolerance(2)
     mixed = (fit.quadratic_variation - SIGMA**2 / 2) / fit.quadratic_variation_stderr
     assert np.abs(mixed).max() > 10
 
 
 def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion():
-    """s²/Δt = 8.1e-3 is left in Q: 4.6 and 2.3 of the errors Q√(2/10,000) of its two squares, so rms z would be 3.6."""
-    fits = [insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA) for s in range(40)]
+    """s²/Δt = 8.1e-3 is left in Q: 4.6 and 2.3 of the errors Q√(2/10,000) of its two squares,
+    so rms z would be 3.6.
+    """
+    fits = [
+        insitu.fit_noise(linear(100, 100, seed=s, observed=0.009), PROCESS, THETA)
+        for s in range(40)
+    ]
     unseen = [f for f in fits if not f.observation_seen]
     assert len(unseen) > 20
     z = np.array([(f.diffusion - SIGMA**2 / 2) / f.diffusion_stderr for f in unseen])
@@ -131,8 +149,13 @@ def test_observation_noise_too_small_to_be_seen_is_in_the_error_of_the_diffusion
 
 @pytest.mark.parametrize("observed", [0.0, 0.1])
 def test_white_noise_is_called_white_as_often_as_it_should(observed):
-    """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε ties neighbouring lags."""
-    fits = [insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA) for s in range(60)]
+    """p of 60 short recordings is uniform: of lag 8 there are 6 products in 14 steps, and ε
+    ties neighbouring lags.
+    """
+    fits = [
+        insitu.fit_noise(linear(300, 14, seed=s, observed=observed), PROCESS, THETA)
+        for s in range(60)
+    ]
     assert all(f.observation_seen == bool(observed) for f in fits)
     assert kstest(np.concatenate([f.whiteness for f in fits]), "uniform").pvalue > 1e-3
 
@@ -149,17 +172,20 @@ def test_coloured_noise_is_not_white():
 
 
 def test_noise_that_depends_on_the_state_is_seen():
-    fit = insitu.fit_noise(linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA)
+    fit = insitu.fit_noise(
+        linear(noise=lambda rng, x: rng.normal(size=x.shape) * (1 + 0.2 * x)), PROCESS, THETA
+    )
     assert np.abs(fit.state_dependence_z).max(axis=1).min() > 8
 
 
-# --------------------------------------------------------------------------------------- the residuals
+# ------------------------------------------------------------------------------------ the residuals
 
 
 def test_residuals_of_a_right_model_are_zero():
     report = insitu.examine_residuals(linear(), PROCESS, OBJECTIVE, THETA)
     assert report.p_values.min() > 1e-3
-    # nine groups: Student's t with 9 degrees of freedom, 4 errors in 6 components at 2 %; seen once, fixed seed
+    # nine groups: Student's t with 9 degrees of freedom, 4 errors in 6 components at 2 %; seen
+    # once, fixed seed
     assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() < 5
 
 
@@ -177,27 +203,35 @@ def test_a_wrong_drift_is_found_and_its_bias_foretold():
     assert report.p_values[0] < 1e-6
     assert report.p_values[1] > 1e-3
     assert 0.1 < report.relative[0] < 0.5
-    biased = fl.gradient(PROCESS, OBJECTIVE, wrong, data, baseline=fl.mean())
-    right = fl.gradient(PROCESS, OBJECTIVE, THETA, data, baseline=fl.mean())
-    truth = flat(biased.gradient) - flat(right.gradient)  # same trajectories: its own error is far smaller
+    biased = fl.gradient(PROCESS, OBJECTIVE, wrong, data, baseline=fl.baselines.mean())
+    right = fl.gradient(PROCESS, OBJECTIVE, THETA, data, baseline=fl.baselines.mean())
+    truth = flat(biased.gradient) - flat(
+        right.gradient
+    )  # same trajectories: its own error is far smaller
     assert np.abs((flat(report.bias) - truth) / flat(report.bias_stderr)).max() < 5
     assert np.abs(flat(report.bias) / flat(report.bias_stderr)).max() > 4
 
 
-# ---------------------------------------------------------------------------------- networks, actuators
+# ------------------------------------------------------------------------------ networks, actuators
 
 
 def test_linear_model_is_the_network():
     network = tcmt.rectangular(2, 2, gamma=0.1, chi=0.02, omega=0.3)
-    task = tcmt.transmission(network, horizon=1.0, dt=0.1, sigma_kappa=0.2, envelope=lambda t: 1 - jnp.exp(-t))
+    task = tcmt.transmission(
+        network, horizon=1.0, dt=0.1, sigma_kappa=0.2, envelope=lambda t: 1 - jnp.exp(-t)
+    )
     theta = tcmt.initial_parameters(jax.random.key(0), network)
     model = linear_model(task, theta)
     x = jax.random.normal(jax.random.key(1), (8,))
     sine, cosine = jax.random.normal(jax.random.key(2), (2, 4, 10))
     context = {"sine": sine, "cosine": cosine}
     ours = jax.jit(check.process(model.process).drift)(model.theta, x, 0.7, context)
-    np.testing.assert_allclose(ours, jax.jit(check.process(task.process).drift)(theta, x, 0.7, context), rtol=1e-12)
-    np.testing.assert_allclose(model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12)
+    np.testing.assert_allclose(
+        ours, jax.jit(check.process(task.process).drift)(theta, x, 0.7, context), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12
+    )
 
 
 def network_recording(path, theta, *, seed=0, count=40, **options):
@@ -213,7 +247,9 @@ def test_network_and_actuator_gains_from_the_command_line(tmp_path):
     """A heater that detunes site 1 by 0.3 a volt, and nothing else."""
     for k, volts in enumerate((0.0, 1.0, 2.0)):
         omega = jnp.array([0.0, 0.3 * volts, 0.0])
-        network_recording(tmp_path / f"{k}.nc", {"omega": omega}, seed=k, settings={"heater": volts})
+        network_recording(
+            tmp_path / f"{k}.nc", {"omega": omega}, seed=k, settings={"heater": volts}
+        )
     paths = [str(tmp_path / f"{k}.nc") for k in range(3)]
     done = CliRunner().invoke(app, ["calibrate", *paths, "--json"])
     assert done.exit_code == 0, done.output
@@ -234,8 +270,18 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observation_noise=0.05)
     np.savez(tmp_path / "wrong.npz", kappa=np.array([1.2, 1.0]))
     run = CliRunner()
-    done = run.invoke(app, ["calibrate", str(tmp_path / "r.nc"), "--params", str(tmp_path / "wrong.npz"), "--write",
-                            "--out", str(tmp_path / "fit.npz")])  # fmt: skip
+    done = run.invoke(
+        app,
+        [
+            "calibrate",
+            str(tmp_path / "r.nc"),
+            "--params",
+            str(tmp_path / "wrong.npz"),
+            "--write",
+            "--out",
+            str(tmp_path / "fit.npz"),
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "not what was set" in done.output
     assert abs(float(re.search(r"--observation-noise (\S+?)\.?\n", done.output)[1]) - 0.05) < 0.003
@@ -243,8 +289,12 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     assert abs(fitted["kappa"][0] - 1.0) < 0.05
     with insitu.open_recording(tmp_path / "r.nc") as r:
         assert set(r.description.noise) >= {
-            "diffusion", "diffusion_stderr", "observation_variance", "observation_stderr", "drift_kappa",
-        }  # fmt: skip
+            "diffusion",
+            "diffusion_stderr",
+            "observation_variance",
+            "observation_stderr",
+            "drift_kappa",
+        }
 
 
 def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
@@ -252,15 +302,27 @@ def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     with insitu.open_recording(tmp_path / "r.nc") as r:
         calibration = insitu.calibrate(r, insitu.model_of(r))
     assert set(calibration.fit.unresolved) == {
-        "omega[0]", "omega[1]", "chi[0]", "chi[1]", "decay[0]", "decay[1]", "kappa[0]", "drive_re[0]", "drive_im[0]",
-    }  # fmt: skip
+        "omega[0]",
+        "omega[1]",
+        "chi[0]",
+        "chi[1]",
+        "decay[0]",
+        "decay[1]",
+        "kappa[0]",
+        "drive_re[0]",
+        "drive_im[0]",
+    }
     known = np.isfinite(flat(calibration.fit.stderr))
-    z = (flat(calibration.fit.theta) - flat(calibration.expected))[known] / flat(calibration.fit.stderr)[known]
+    z = (flat(calibration.fit.theta) - flat(calibration.expected))[known] / flat(
+        calibration.fit.stderr
+    )[known]
     assert np.abs(z).max() < tolerance(len(z))
 
 
 def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
-    """Site 1 is driven by site 0, which nobody sees: its residual is drift, and tells nothing of noise."""
+    """Site 1 is driven by site 0, which nobody sees: its residual is drift, and tells nothing
+    of noise.
+    """
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2], observation_noise=0.05)
     with insitu.open_recording(tmp_path / "r.nc") as r:
         calibration = insitu.calibrate(r, insitu.model_of(r))
@@ -279,15 +341,26 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
 
 @pytest.mark.long
 def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
-    """Isolation: both copies have the same ω, κ, χ, Γ, and each its own drive. The file has κ[0] wrong by 10 %."""
+    """Isolation: both copies have the same ω, κ, χ, Γ, and each its own drive.
+
+    The file has κ[0] wrong by 10 %.
+    """
     network = tcmt.chain(3, chi=0.01)
     task = tcmt.isolation(network, horizon=2.0, dt=0.01)
-    theta = {"omega": jnp.array([0.1, -0.2, 0.0]), "kappa": jnp.array([0.9, 1.1]), "chi": jnp.full(3, 0.01)}
+    theta = {
+        "omega": jnp.array([0.1, -0.2, 0.0]),
+        "kappa": jnp.array([0.9, 1.1]),
+        "chi": jnp.full(3, 0.01),
+    }
     model = linear_model(task, theta)
     x = jax.random.normal(jax.random.key(1), (12,))
     ours, theirs = (jax.jit(check.process(p).drift) for p in (model.process, task.process))
-    np.testing.assert_allclose(ours(model.theta, x, 0.7, None), theirs(theta, x, 0.7, None), rtol=1e-12)
-    np.testing.assert_allclose(model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12)
+    np.testing.assert_allclose(
+        ours(model.theta, x, 0.7, None), theirs(theta, x, 0.7, None), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12
+    )
     head = insitu.describe(task, theta, dtype="complex128", seed=2)
     assert list(insitu.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
     insitu.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
@@ -298,9 +371,12 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
     z = (flat(calibration.fit.theta) - flat(model.theta)) / flat(calibration.fit.stderr)
     assert np.abs(z).max() < tolerance(len(z))
     set_to = (0.9 - 1.0) / float(calibration.fit.stderr["kappa"][0])
-    assert abs(set_to) > 10  # so that the fit, which is right, cannot be the start that it was given
+    assert (
+        abs(set_to) > 10
+    )  # so that the fit, which is right, cannot be the start that it was given
     assert np.abs(
-        (calibration.noise.diffusion - calibration.model_diffusion) / calibration.noise.diffusion_stderr
+        (calibration.noise.diffusion - calibration.model_diffusion)
+        / calibration.noise.diffusion_stderr
     ).max() < tolerance(12)
 
 
@@ -312,7 +388,7 @@ def test_gains_need_settings_that_differ():
         insitu.actuator_gains([{"v": 1.0}, {}], [fit, fit])
 
 
-# ------------------------------------------------------------------------------- drifts that tell their features
+# ------------------------------------------------------------------ drifts that tell their features
 
 
 @pytest.mark.parametrize("frame", ["rotating", "lab"])
@@ -320,7 +396,11 @@ def test_gains_need_settings_that_differ():
 def test_entries_are_the_derivatives_of_the_drift(make, frame):
     network = tcmt.rectangular(2, 3)
     task = make(network, horizon=0.1, dt=0.01, sigma_kappa=0.2, frame=frame)
-    theta = {"omega": np.linspace(-1, 1, 6), "kappa": np.linspace(0.5, 1.5, 7), "chi": np.linspace(-0.1, 0.1, 6)}
+    theta = {
+        "omega": np.linspace(-1, 1, 6),
+        "kappa": np.linspace(0.5, 1.5, 7),
+        "chi": np.linspace(-0.1, 0.1, 6),
+    }
     model = linear_model(task, theta)
     rng = np.random.default_rng(0)
     width = 12 * task.copies
@@ -328,15 +408,21 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
     drift, entry = model.process.drift, model.process.drift.entries(model.theta)
     jacobian = np.zeros((width, sum(np.size(v) for v in model.theta.values())))
     np.add.at(
-        jacobian, (entry.row, entry.parameter), entry.value * np.asarray(drift.features(x, t, context))[entry.feature]
+        jacobian,
+        (entry.row, entry.parameter),
+        entry.value * np.asarray(drift.features(x, t, context))[entry.feature],
     )
     exact = jax.jit(jax.jacfwd(drift))(jax.tree.map(jnp.asarray, model.theta), x, t, context)
-    np.testing.assert_allclose(jacobian, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12)
+    np.testing.assert_allclose(
+        jacobian, np.concatenate([exact[name] for name in sorted(exact)], axis=1), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_features_change_nothing_but_the_time(noisy):
-    """The same θ̂, errors and unresolved parameters as by autodiff at every step, with a component left out too."""
+    """The same θ̂, errors and unresolved parameters as by autodiff at every step, with a
+    component left out too.
+    """
     network = tcmt.rectangular(2, 2)
     task = tcmt.transmission(network, horizon=0.5, dt=0.01, sigma_kappa=0.1)
     theta = {"omega": jnp.linspace(-1, 1, 4), "kappa": jnp.ones(4), "chi": jnp.full(4, 0.01)}
@@ -346,7 +432,11 @@ def test_features_change_nothing_but_the_time(noisy):
     ours = insitu.fit_drift(data, model.process, model.theta, **options)
     plain = fl.Process(lambda th, x, t, c: model.process.drift(th, x, t, c), model.process.noise)
     slow = insitu.fit_drift(data, plain, model.theta, **options)
-    for a, b in ((ours.theta, slow.theta), (ours.stderr, slow.stderr), (ours.robust_stderr, slow.robust_stderr)):
+    for a, b in (
+        (ours.theta, slow.theta),
+        (ours.stderr, slow.stderr),
+        (ours.robust_stderr, slow.robust_stderr),
+    ):
         np.testing.assert_allclose(flat(a), flat(b), rtol=1e-6, atol=1e-9)
     assert ours.unresolved == slow.unresolved == ("chi[2]", "decay[2]", "omega[2]")
 

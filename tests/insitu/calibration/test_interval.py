@@ -25,12 +25,17 @@ def ornstein_uhlenbeck(rng, count, dt, steps=40, k=1.0):
     f = np.exp(-k * dt)
     x = np.ones((count, steps + 1, 1))
     for n in range(steps):
-        x[:, n + 1] = f * x[:, n] + 0.5 * np.sqrt((1 - f**2) / (2 * k)) * rng.normal(size=(count, 1))
+        x[:, n + 1] = f * x[:, n] + 0.5 * np.sqrt((1 - f**2) / (2 * k)) * rng.normal(
+            size=(count, 1)
+        )
     return fl.Trajectories(dt * np.arange(steps + 1), x)
 
 
 def test_the_interval_is_named_where_it_is_the_cause():
-    """r = x(e^{−kΔ} − 1 + kΔ) on average and d = ½k²Δ²x: the slope is the ratio. A wrong k at a short interval: not."""
+    """r = x(e^{−kΔ} − 1 + kΔ) on average and d = ½k²Δ²x: the slope is the ratio.
+
+    A wrong k at a short interval: not.
+    """
     dt = 0.2
     data = ornstein_uhlenbeck(np.random.default_rng(0), 2000, dt)
     defect = euler_defect(data, PROCESS, THETA, np.array([0.125]))
@@ -45,40 +50,60 @@ def test_the_interval_is_named_where_it_is_the_cause():
 
 
 def test_errors_from_few_trajectories_cover():
-    """12 trajectories, 300 times over: ±1.96 errors of Q cover 95 %; without Student's factor it would be 92 %."""
+    """12 trajectories, 300 times over: ±1.96 errors of Q cover 95 %; without Student's factor
+    it would be 92 %.
+    """
     rng, true, count = np.random.default_rng(2), 0.125, 12
     inside = []
     for _ in range(300):
         dw = rng.normal(size=(count, 30, 1))
         x = np.concatenate([np.zeros((count, 1, 1)), np.cumsum(0.5 * 0.1 * dw, axis=1)], axis=1)
         noise = insitu.fit_noise(fl.Trajectories(0.01 * np.arange(31), x), FREE, THETA)
-        inside.append(abs(noise.quadratic_variation[0] - true) < 1.96 * noise.quadratic_variation_stderr[0])
+        inside.append(
+            abs(noise.quadratic_variation[0] - true) < 1.96 * noise.quadratic_variation_stderr[0]
+        )
     assert noise.trajectories == count
     share = np.mean(inside)
     assert abs(share - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 300)
     each = np.mean((0.5 * 0.1 * dw) ** 2, axis=(1, 2)) / (2 * 0.01)
     few = student.isf(0.025, count - 1) / norm.isf(0.025)
-    np.testing.assert_allclose(noise.quadratic_variation_stderr, few * each.std(ddof=1) / np.sqrt(count), rtol=1e-5)
+    np.testing.assert_allclose(
+        noise.quadratic_variation_stderr, few * each.std(ddof=1) / np.sqrt(count), rtol=1e-5
+    )
     raw = student.cdf(1.96, count - 1) - student.cdf(-1.96, count - 1)
     assert raw < 0.93
 
 
 @pytest.mark.long
 def test_a_recording_with_defaults_calibrates_cleanly(tmp_path):
-    """The defaults of `record` but a smaller lattice and a shorter time; nothing in the report begins with →."""
+    """The defaults of `record` but a smaller lattice and a shorter time; nothing in the report
+    begins with →.
+    """
     path = str(tmp_path / "r.nc")
-    done = CliRunner().invoke(app, ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60"])
+    done = CliRunner().invoke(
+        app, ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60"]
+    )
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["calibrate", path])
     assert done.exit_code == 0, done.output
     assert "→" not in done.output
-    coarse = ["record", path, "--lattice", "2x2", "--horizon", "3", "--trajectories", "60", "--replace"]
+    coarse = [
+        "record",
+        path,
+        "--lattice",
+        "2x2",
+        "--horizon",
+        "3",
+        "--trajectories",
+        "60",
+        "--replace",
+    ]
     assert CliRunner().invoke(app, [*coarse, "--dt", "0.002", "--every", "30"]).exit_code == 0
     done = CliRunner().invoke(app, ["calibrate", path])
     assert "The cause is Euler's interval" in done.output
 
 
-# --------------------------------------------------------------------------------- the score of `estimate`
+# -------------------------------------------------------------------------- the score of `estimate`
 
 MODEL = """
 import fluctua as fl, jax.numpy as jnp
@@ -102,7 +127,9 @@ def run(*arguments):
 
 
 def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
-    """E[X_T²] = e^{−2kT} + (1 − e^{−2kT})/8k: samples 1 apart put 8 standard errors on Euler's gradient."""
+    """E[X_T²] = e^{−2kT} + (1 − e^{−2kT})/8k: samples 1 apart put 8 standard errors on Euler's
+    gradient.
+    """
     file = write(tmp_path, "r.nc", 1.0, 10, count=20_000)
     k, duration = 1.0, 10.0
     decay = np.exp(-2 * k * duration)
@@ -124,7 +151,9 @@ def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
     assert "does not suit" not in one.stderr
     pooled = json.loads(run("estimate", file[0], *file, "--json").stdout)
     assert [each["transition"] for each in pooled["files"]] == ["local-linear"] * 2
-    assert json.loads(run("advise", *file, "--json").stdout)["sampling"]["verdict"] == "faster"  # wΔ = 0.5 > 0.25
+    assert (
+        json.loads(run("advise", *file, "--json").stdout)["sampling"]["verdict"] == "faster"
+    )  # wΔ = 0.5 > 0.25
     assert "does not suit" in run("estimate", *file, "--score", "euler").stderr
     insitu.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "exact"})
     assert "`noise.transition`" in CliRunner().invoke(app, ["estimate", *file]).output
@@ -146,7 +175,19 @@ def test_estimate_warns_where_advice_says_that_euler_does_not_suit(tmp_path):
 
 def test_a_simulation_step_by_step_suits_euler(tmp_path):
     path = str(tmp_path / "r.nc")
-    options = ["record", path, "--lattice", "1x2", "--horizon", "2", "--trajectories", "4", "--replace", "--dt", "0.05"]
+    options = [
+        "record",
+        path,
+        "--lattice",
+        "1x2",
+        "--horizon",
+        "2",
+        "--trajectories",
+        "4",
+        "--replace",
+        "--dt",
+        "0.05",
+    ]
     for every, suits in ((1, True), (2, False)):
         run(*options, "--every", str(every))
         assert ("does not suit" in run("estimate", path).stderr) is not suits

@@ -1,4 +1,6 @@
-"""A calibration kept in its recording and used by the estimate, against the exact gradient of a linear network."""
+"""A calibration kept in its recording and used by the estimate, against the exact gradient of a
+linear network.
+"""
 
 import json
 import os
@@ -49,7 +51,9 @@ def z_of(answer, gradient):
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """Twice the noise power and more, seen through detectors with s² = 0.4 QΔt of the quietest resonator."""
+    """Twice the noise power and more, seen through detectors with s² = 0.4 QΔt of the quietest
+    resonator.
+    """
     path = tmp_path_factory.mktemp("r") / "r.nc"
     recorded(path, TRUE, 1500, observation_noise=0.03)
     before = report_of("estimate", path)
@@ -63,9 +67,9 @@ def noisy(tmp_path_factory):
 def test_the_files_own_noise_makes_the_gradient_right(noisy):
     """|z| of five components against the exact gradient at the true noise.
 
-    Q is known to 0.4 %, and the gradient to 5 % at best: what the error of Q adds to an error bar is (0.4/5)²/2 of it.
-    The nominal Q makes the gradient 2.25 times too large, which is (1 − 1/2.25)/5 % = 11 standard errors; the noise of
-    the detectors, left alone, another part.
+    Q is known to 0.4 %, and the gradient to 5 % at best: what the error of Q adds to an error bar
+    is (0.4/5)²/2 of it. The nominal Q makes the gradient 2.25 times too large, which is (1 −
+    1/2.25)/5 % = 11 standard errors; the noise of the detectors, left alone, another part.
     """
     path, before = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
@@ -75,16 +79,22 @@ def test_the_files_own_noise_makes_the_gradient_right(noisy):
     np.testing.assert_allclose(after["used"]["diffusion_ratio"], FACTOR**2, rtol=0.03)
     assert before["used"]["noise"] == "nominal"
     assert np.abs(z_of(before, gradient)).max() > 8
-    assert z_of(report_of("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(z_of(before, gradient))
+    assert z_of(report_of("estimate", path, "--noise", "nominal"), gradient) == pytest.approx(
+        z_of(before, gradient)
+    )
 
 
 @pytest.mark.long
 def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
-    """With the detectors corrected for, what is left of the error is the factor 2.25 and nothing else."""
+    """With the detectors corrected for, what is left of the error is the factor 2.25 and
+    nothing else.
+    """
     path, _ = noisy
     _, gradient = exact.value_and_gradient(TRUE, THETA)
     nominal = report_of("estimate", path, "--noise", "nominal", "--observation-noise", 0.03)
-    assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(5)
+    assert np.abs(z_of(nominal, {n: FACTOR**2 * g for n, g in gradient.items()})).max() < tolerance(
+        5
+    )
 
 
 @pytest.mark.long
@@ -102,17 +112,20 @@ def test_the_table_says_where_it_comes_from(noisy):
         z = (noise.drift[name] - np.asarray(THETA[name])) / noise.drift_stderr[name]
         assert np.abs(z).max() < tolerance(5)
     done = CliRunner().invoke(app, ["estimate", str(path)])
-    ratio, spread = re.search(r"(\S+) times the model's .* observation noise of (\S+)", done.output).groups()
+    ratio, spread = re.search(
+        r"(\S+) times the model's .* observation noise of (\S+)", done.output
+    ).groups()
     assert float(ratio) == pytest.approx(FACTOR**2, rel=0.03)
     assert float(spread) == pytest.approx(0.03, rel=0.1)
 
 
 @pytest.mark.long
 def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
-    """The file has κ[0] 20 % too high and the drive 10 % too low: ∂J/∂κ[1] comes out twice too large.
+    """The file has κ[0] 20 % too high and the drive 10 % too low: ∂J/∂κ[1] comes out twice too
+    large.
 
-    A drift that is wrong by Δμ also puts Δμ times its score on every trajectory, which the returns multiply: errors are
-    four times larger, so that the bias is 5 of them and not 20.
+    A drift that is wrong by Δμ also puts Δμ times its score on every trajectory, which the returns
+    multiply: errors are four times larger, so that the bias is 5 of them and not 20.
     """
     path = tmp_path / "r.nc"
     recorded(path, NOMINAL, 1500)
@@ -132,7 +145,7 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     assert np.abs(z_of(right, gradient)).max() < tolerance(5)
 
 
-# -------------------------------------------------------------------------------- what is refused, and said
+# ------------------------------------------------------------------------ what is refused, and said
 
 
 def small(path, **noise):
@@ -152,11 +165,15 @@ MODEL = insitu.RecordingModel(
 
 
 def test_a_table_of_somebody_else_will_do(tmp_path):
-    with insitu.open_recording(small(tmp_path / "r.nc", diffusion=2.0, observation_variance=[0.1, 0.2])) as r:
+    with insitu.open_recording(
+        small(tmp_path / "r.nc", diffusion=2.0, observation_variance=[0.1, 0.2])
+    ) as r:
         applied = insitu.apply_calibration(r, MODEL)
     np.testing.assert_allclose(applied.ratio, [4.0, 1.0])  # 2 over σ²/2 = 0.5 and 2
     np.testing.assert_allclose(applied.observation_variance, [0.1, 0.2])
-    np.testing.assert_allclose(applied.model.process.noise(MODEL.theta, jnp.ones(2), 0.0, None), [2.0, 2.0])
+    np.testing.assert_allclose(
+        applied.model.process.noise(MODEL.theta, jnp.ones(2), 0.0, None), [2.0, 2.0]
+    )
     assert "of unknown origin" in applied.notes[0]
 
 
@@ -166,9 +183,17 @@ def test_a_table_of_somebody_else_will_do(tmp_path):
         ({}, {"noise": "file"}, "calibrate .*r.nc --write"),
         ({}, {"theta": "calibrated"}, "calibrate .*r.nc --write"),
         ({"diffusion": [1.0, -0.1]}, {}, "diffusion of -0.1 for b"),
-        ({"diffusion": [1.0, 2.0, 3.0]}, {}, r"each of the 2 components, or one for all; got shape \(3,\)"),
+        (
+            {"diffusion": [1.0, 2.0, 3.0]},
+            {},
+            r"each of the 2 components, or one for all; got shape \(3,\)",
+        ),
         ({"diffusion": 1.0}, {"theta": "calibrated"}, "no fitted drift"),
-        ({"diffusion": 1.0, "drift_z": 1.0}, {"theta": "calibrated"}, "is of z, and this model has other"),
+        (
+            {"diffusion": 1.0, "drift_z": 1.0},
+            {"theta": "calibrated"},
+            "is of z, and this model has other",
+        ),
         ({}, {"noise": "guess"}, "one of auto, file, nominal"),
     ],
 )
@@ -181,7 +206,9 @@ def test_what_a_table_must_have(tmp_path, noise, options, message):
 
 
 def test_noise_is_scaled_in_all_its_forms():
-    """Q -> S Q S whether noise comes as amplitudes, as a matrix, as a product or as a matrix-free diffusion."""
+    """Q -> S Q S whether noise comes as amplitudes, as a matrix, as a product or as a
+    matrix-free diffusion.
+    """
     from fluctua.core import check
     from fluctua.core.diffusion import diffusion_matrix
 
@@ -194,11 +221,13 @@ def test_noise_is_scaled_in_all_its_forms():
         fl.Process(drift, None, lambda th, x, t, c, v: q @ v),
     ]
     for process in forms:
-        scaled_q = diffusion_matrix(check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None)
+        scaled_q = diffusion_matrix(
+            check.process(scaled(check.process(process), scale)), {}, jnp.ones(2), 0.0, None
+        )
         np.testing.assert_allclose(scaled_q, np.diag(scale) @ q @ np.diag(scale), rtol=1e-6)
 
 
-# --------------------------------------------------------------------------------------------- kills
+# -------------------------------------------------------------------------------------------- kills
 
 KILLED = """
 import os, sys, numpy as np
@@ -214,7 +243,8 @@ else:
     sys.exit()
 k = 0
 while True:
-    put_table(sys.argv[1], "noise", {"diffusion": np.full(2, k + 1.0), "drift_a": np.full(100, float(k))})
+    table = {"diffusion": np.full(2, k + 1.0), "drift_a": np.full(100, float(k))}
+    put_table(sys.argv[1], "noise", table)
     k += 1
 """
 
@@ -225,7 +255,9 @@ def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
     x = rng.normal(size=(30, 50, 2))
     insitu.save(path, insitu.Description(np.arange(50.0), ("a", "b")), x)
     command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         for _ in range(6):
             parent.stdin.write("\n")
             parent.stdin.flush()
@@ -233,7 +265,9 @@ def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
             time.sleep(float(rng.uniform(0.0, 0.15)))
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == "gone\n"
-            with h5py.File(path) as file:  # any program opens it, and the table is one that was written, whole
+            with h5py.File(
+                path
+            ) as file:  # any program opens it, and the table is one that was written, whole
                 np.testing.assert_array_equal(file["x"][:], x)
                 if "noise" in file:
                     table = file["noise"]

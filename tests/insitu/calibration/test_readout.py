@@ -33,13 +33,16 @@ def exact():
 
 @pytest.mark.long
 def test_noise_parameters_are_corrected_for(tmp_path):
-    """The score of s is quadratic in the residual, and so is the reward: Cov[ε², ε²] = 2S² is due, not 4S².
+    """The score of s is quadratic in the residual, and so is the reward: Cov[ε², ε²] = 2S² is due,
+    not 4S².
 
     Twice as much would put −Σ_n 2S²/s³ − S²/(s³Δt) on ∂J/∂s: −5.8 at S = 0.2, where ∂J/∂s is 1.9.
     """
     t, variance = DT * np.arange(STEPS + 1), 0.2
     data = fl.simulator(PROCESS, jnp.ones(1), jnp.asarray(t))(jax.random.key(3), THETA, 20_000)
-    noisy = np.asarray(data.x + np.sqrt(variance) * jax.random.normal(jax.random.key(4), data.x.shape))
+    noisy = np.asarray(
+        data.x + np.sqrt(variance) * jax.random.normal(jax.random.key(4), data.x.shape)
+    )
     insitu.save(tmp_path / "r.nc", insitu.Description(t, ("x",), parameters=THETA), noisy)
     with insitu.open_recording(tmp_path / "r.nc") as r:
         result = insitu.estimate(r, PROCESS, OBJECTIVE, observation_noise=variance).estimate
@@ -50,9 +53,11 @@ def test_noise_parameters_are_corrected_for(tmp_path):
     assert twice > 10 * float(result.stderr["s"])
 
 
-# --------------------------------------------------------------------------------------- the reward itself
+# -------------------------------------------------------------------------------- the reward itself
 
-WEIGHTED = fl.Objective(running=lambda th, x: th["w"] * x[0] ** 2, terminal=lambda th, x: 0.5 * x[0] ** 2 + x[0] ** 3)
+WEIGHTED = fl.Objective(
+    running=lambda th, x: th["w"] * x[0] ** 2, terminal=lambda th, x: 0.5 * x[0] ** 2 + x[0] ** 3
+)
 START = {**THETA, "w": jnp.array(1.3)}
 
 
@@ -63,9 +68,15 @@ def weighted_answer():
         def step(_, now):
             mean, variance, total = now
             f = 1 - th["k"] * DT
-            return f * mean, f**2 * variance + th["s"] ** 2 * DT, total + th["w"] * (mean**2 + variance) * DT
+            return (
+                f * mean,
+                f**2 * variance + th["s"] ** 2 * DT,
+                total + th["w"] * (mean**2 + variance) * DT,
+            )
 
-        mean, variance, total = jax.lax.fori_loop(0, STEPS, step, (jnp.ones(()), jnp.zeros(()), jnp.zeros(())))
+        mean, variance, total = jax.lax.fori_loop(
+            0, STEPS, step, (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
+        )
         return total + (mean**2 + variance) / 2 + mean**3 + 3 * mean * variance
 
     return jax.jit(jax.value_and_grad(value))(START)
@@ -85,7 +96,10 @@ def noisy(tmp_path_factory):
 
 @pytest.mark.parametrize("operations", [2e12, 0.0])
 def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
-    """With a filter and without one. Uncorrected, J is off by s²(wT + ½ + 3m) and ∂J/∂w by s²T: over 7 errors."""
+    """With a filter and without one.
+
+    Uncorrected, J is off by s²(wT + ½ + 3m) and ∂J/∂w by s²T: over 7 errors.
+    """
     monkeypatch.setattr(hidden, "MOST_OPERATIONS", operations)
     result = insitu.estimate(noisy, PROCESS, WEIGHTED, observation_noise=0.1)
     assert (result.score == "filter") is bool(operations)
@@ -100,7 +114,9 @@ def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
 
 def test_a_reward_of_both_ends_of_a_step_is_corrected():
     """(x' − x)² has the noise of two samples: 2s² each step; x₀² has s²."""
-    objective = fl.Objective(step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2, initial=lambda th, x: x[0] ** 2)
+    objective = fl.Objective(
+        step=lambda th, x, x_next: (x_next[0] - x[0]) ** 2, initial=lambda th, x: x[0] ** 2
+    )
     corrected = correct_objective(objective, np.array([0.1]))
     x, x_next = jnp.array([0.5]), jnp.array([2.0])
     assert float(corrected.step({}, x, x_next, 0.0, 0.1, None)) == pytest.approx(1.5**2 - 0.2)
@@ -122,16 +138,22 @@ def test_a_reward_that_bends_within_the_noise_is_named(noisy):
 
 
 def test_a_start_that_is_known_but_for_rounding_is_taken():
-    """Rounding to single precision makes zero eigenvalues negative, by 1e-7; −0.001 is no rounding."""
+    """Rounding to single precision makes zero eigenvalues negative, by 1e-7; −0.001 is no
+    rounding.
+    """
     rng = np.random.default_rng(0)
     start = hidden._law_of(rng.normal(size=(50, 6)) @ rng.normal(size=(6, 12)), np.zeros(12))
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.ones(12))
     off = start.covariance - 1e-3 * np.eye(12)
     with jax.enable_x64(False):
         for covariance, fine in ((start.covariance, True), (off, False)):
-            seen = fl.Observed(process, observe=np.eye(12), noise=0.1, start=fl.Normal(start.mean, covariance))
+            seen = fl.Observed(
+                process, observe=np.eye(12), noise=0.1, start=fl.Normal(start.mean, covariance)
+            )
             if fine:
                 seen.check(THETA, jnp.zeros(12), jnp.zeros(()), None)
                 continue
-            with pytest.raises(ValueError, match="`covariance of the start` .* its least is -0.001"):
+            with pytest.raises(
+                ValueError, match="`covariance of the start` .* its least is -0.001"
+            ):
                 seen.check(THETA, jnp.zeros(12), jnp.zeros(()), None)

@@ -1,4 +1,6 @@
-"""Calibration, advice and guard of an oscillator whose position has no noise of its own, in units of standard error."""
+"""Calibration, advice and guard of an oscillator whose position has no noise of its own, in
+units of standard error.
+"""
 
 import json
 
@@ -47,11 +49,15 @@ def oscillator(dt, count, steps, seed=0, readout=(0.0, 0.0)):
     x[:, 0] = 1.0, 0.0
     for n in range(steps):
         x[:, n + 1] = x[:, n] @ step.T + rng.normal(size=(count, 2)) @ root.T
-    return fl.Trajectories(dt * np.arange(steps + 1), x + np.asarray(readout) * rng.normal(size=x.shape))
+    return fl.Trajectories(
+        dt * np.arange(steps + 1), x + np.asarray(readout) * rng.normal(size=x.shape)
+    )
 
 
 def euler_steps(dt, count, steps, key):
-    return fl.simulator(PROCESS, jnp.array([1.0, 0.0]), dt * jnp.arange(steps + 1))(key, THETA, count)
+    return fl.simulator(PROCESS, jnp.array([1.0, 0.0]), dt * jnp.arange(steps + 1))(
+        key, THETA, count
+    )
 
 
 def z_of(fit, theta=THETA):
@@ -83,7 +89,9 @@ def test_positions_and_velocities_sampled_far_apart(seed):
     assert 0.7 < np.median(flat(fit.robust_stderr) / flat(fit.stderr)) < 1.4
     noise = insitu.fit_noise(data, PROCESS, THETA, transition=local_linear)
     assert abs(noise.diffusion[1] - Q) < tolerance(1) * noise.diffusion_stderr[1]
-    assert np.abs(z_of(insitu.fit_drift(data, PROCESS, FAR_OFF))).max() > 8  # Euler's is another system
+    assert (
+        np.abs(z_of(insitu.fit_drift(data, PROCESS, FAR_OFF))).max() > 8
+    )  # Euler's is another system
 
 
 def test_readout_noise_of_a_silent_component_is_seen():
@@ -91,7 +99,9 @@ def test_readout_noise_of_a_silent_component_is_seen():
     noise = insitu.fit_noise(data, PROCESS, THETA)
     assert noise.observation_seen
     assert abs(noise.observation_variance[0] - 0.02**2) < tolerance(1) * noise.observation_stderr[0]
-    assert not insitu.fit_noise(data._replace(x=oscillator(0.05, 300, 100).x), PROCESS, THETA).observation_seen
+    assert not insitu.fit_noise(
+        data._replace(x=oscillator(0.05, 300, 100).x), PROCESS, THETA
+    ).observation_seen
 
 
 @pytest.mark.long
@@ -105,28 +115,39 @@ def test_the_guard_takes_an_identity_for_one(key):
 
 def test_the_guard_sees_a_silent_component_that_does_not_follow_its_drift():
     data = oscillator(0.02, 100, 100)
-    other = data._replace(x=data.x * np.array([1.2, 1.0]))  # the position in another unit than its velocity
+    other = data._replace(
+        x=data.x * np.array([1.2, 1.0])
+    )  # the position in another unit than its velocity
     found = examine(PROCESS, THETA, other)
     assert 0 in found.wrong
     assert "Component 0 has no noise of its own" in found.cause
     assert "readout" not in found.cause
     blurred = examine(PROCESS, THETA, oscillator(0.02, 100, 100, readout=(0.01, 0.0)))
     assert "readout" in blurred.cause
-    assert not examine(PROCESS, THETA, oscillator(0.02, 100, 100, readout=(0.01, 0.0)), readout=[1e-4, 0.0]).cause
+    assert not examine(
+        PROCESS, THETA, oscillator(0.02, 100, 100, readout=(0.01, 0.0)), readout=[1e-4, 0.0]
+    ).cause
 
 
 def test_the_guard_of_one_wiener_process_on_two_components(key):
     push = jnp.array([1.0, 2.0])
     process = fl.Process(lambda th, x: th["a"] * push - 0.5 * x, lambda th, x: 0.3 * push[:, None])
-    data = fl.simulator(process, jnp.zeros(2), 0.05 * jnp.arange(41))(key, {"a": jnp.array(0.4)}, 100)
+    data = fl.simulator(process, jnp.zeros(2), 0.05 * jnp.arange(41))(
+        key, {"a": jnp.array(0.4)}, 100
+    )
     found = examine(process, {"a": jnp.array(0.4)}, data)
     np.testing.assert_allclose(found.v, found.v[0])  # one noise, one number
     assert np.all(np.abs(found.v - 1) < 4 * found.stderr)
-    assert "noise amplitude" in examine(process, {"a": jnp.array(0.4)}, data._replace(x=data.x * 3)).cause
+    assert (
+        "noise amplitude"
+        in examine(process, {"a": jnp.array(0.4)}, data._replace(x=data.x * 3)).cause
+    )
 
 
 def test_a_parameter_of_a_silent_component_is_refused_by_name(key):
-    process = fl.Process(lambda th, x: PROCESS.drift(th, x) * jnp.array([th["friction"], 1.0]), PROCESS.noise)
+    process = fl.Process(
+        lambda th, x: PROCESS.drift(th, x) * jnp.array([th["friction"], 1.0]), PROCESS.noise
+    )
     for fit in (insitu.fit_drift, insitu.fit_noise):
         with pytest.raises(ValueError, match="component 0 has no noise.*`friction`"):
             fit(euler_steps(0.05, 4, 20, key), process, THETA)
@@ -136,14 +157,19 @@ def test_the_interval_of_an_oscillator_in_any_units():
     """Its rate is ω = √2 whatever the position is counted in, and a position is no dead channel."""
     data = oscillator(0.02, 8, 40)
     mine = sampling(PROCESS, THETA, data, np.array([0.0, Q]))
-    milli = fl.Process(lambda th, x: PROCESS.drift(th, x * jnp.array([1e-3, 1])) * jnp.array([1e3, 1]), PROCESS.noise)
-    other = sampling(milli, THETA, data._replace(x=data.x * np.array([1e3, 1.0])), np.array([0.0, Q]))
+    milli = fl.Process(
+        lambda th, x: PROCESS.drift(th, x * jnp.array([1e-3, 1])) * jnp.array([1e3, 1]),
+        PROCESS.noise,
+    )
+    other = sampling(
+        milli, THETA, data._replace(x=data.x * np.array([1e3, 1.0])), np.array([0.0, Q])
+    )
     assert other.euler == pytest.approx(mine.euler, rel=0.5)  # balanced to a factor of two
     assert 0.75 * np.sqrt(2) * 0.02 < mine.euler < 3 * np.sqrt(2) * 0.02
     assert mine.verdict == "good"
 
 
-# ----------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +184,18 @@ def folder(tmp_path_factory):
 
 
 def command(folder, name, *options):
-    done = CliRunner().invoke(app, [name, str(folder / "r.nc"), "--model", str(folder / "model.py"), *options])
+    done = CliRunner().invoke(
+        app, [name, str(folder / "r.nc"), "--model", str(folder / "model.py"), *options]
+    )
     assert done.exit_code == 0, done.output
     return done.output
 
 
 @pytest.mark.long
 def test_calibrate_then_estimate_and_advise(folder):
-    """With what `calibrate --write` measured, `estimate` gives the gradient of the true oscillator."""
+    """With what `calibrate --write` measured, `estimate` gives the gradient of the true
+    oscillator.
+    """
     told = json.loads(command(folder, "calibrate", "--write", "--json"))["files"][0]
     fit = told["fit"]
     # Euler's interval biases k by about ωΔ/2 of friction and k: below a standard error here
@@ -184,7 +214,9 @@ def test_calibrate_then_estimate_and_advise(folder):
 
     exact = jax.jit(jax.grad(value))(THETA)
     for name in THETA:
-        assert abs(found["gradient"][name] - exact[name]) < 4 * found["stderr"][name] + 0.05 * abs(exact[name])
+        assert abs(found["gradient"][name] - exact[name]) < 4 * found["stderr"][name] + 0.05 * abs(
+            exact[name]
+        )
     assert found["residuals"]["cause"] == ""
     advice = json.loads(command(folder, "advise", "--json"))
     assert advice["sampling"]["rate"] == pytest.approx(np.sqrt(2.3), rel=1e-6)

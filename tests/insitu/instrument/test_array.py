@@ -20,13 +20,14 @@ from fluctua.insitu.bench import demo, device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.instrument.array import split
-from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
 from fluctua.store import history
 from fluctua.tcmt import exact
 
 # one Euler step a sample and no ageing: the score and exact moments are then those of the box
 SHEETS = [
-    device.Sheet(rows=2, columns=2, seed=k, interval=0.05, oversample=1, disorder=0.5, ageing=0.0) for k in range(4)
+    device.Sheet(rows=2, columns=2, seed=k, interval=0.05, oversample=1, disorder=0.5, ageing=0.0)
+    for k in range(4)
 ]
 BOXES = [device.hidden(sheet) for sheet in SHEETS]
 POINTS = 41
@@ -36,15 +37,27 @@ TASK = tcmt.transmission(SHEETS[0].nominal, horizon=(POINTS - 1) * 0.05, dt=0.05
 def truth(box):
     """The calibration that a perfect laboratory would find."""
     lead = np.array([1.0, 0, 0, 1.0])
-    parts = {f"{name}_{part}": getattr(box, part)[name] for name in knobs.KNOBS for part in ("offset", "gain")}
-    parts |= {"decay": lead + box.gamma, "drive_re": np.array([10 * np.sqrt(2)]), "drive_im": np.zeros(1)}
+    parts = {
+        f"{name}_{part}": getattr(box, part)[name]
+        for name in knobs.KNOBS
+        for part in ("offset", "gain")
+    }
+    parts |= {
+        "decay": lead + box.gamma,
+        "drive_re": np.array([10 * np.sqrt(2)]),
+        "drive_im": np.zeros(1),
+    }
     return parts | {"diffusion": SHEETS[0].sigma_w ** 2 * (lead + box.gamma)}
 
 
 def exact_of(sheet, box, settings):
     """J of one box, and ∂J/∂θ of its network."""
-    at = {name: box.offset[name] + box.gain[name] * np.asarray(settings[name]) for name in knobs.KNOBS}
-    return exact.value_and_gradient(TASK, at | {"gamma": box.gamma})  # in θ: compiled once for all boxes
+    at = {
+        name: box.offset[name] + box.gain[name] * np.asarray(settings[name]) for name in knobs.KNOBS
+    }
+    return exact.value_and_gradient(
+        TASK, at | {"gamma": box.gamma}
+    )  # in θ: compiled once for all boxes
 
 
 class Direct:
@@ -63,7 +76,9 @@ class Direct:
         if self.dead():
             raise InstrumentError("no answer")
         b = self.bench
-        codes = device.measure(b.sheet, b.hidden, b.settings, count=self.count, points=self.points, shots=b.shots)
+        codes = device.measure(
+            b.sheet, b.hidden, b.settings, count=self.count, points=self.points, shots=b.shots
+        )
         b.shots += self.count
         t = np.arange(self.points) * b.sheet.interval
         return Batch(t, codes, b.sheet.scale, b.sheet.adc_range, device.INVALID)
@@ -86,8 +101,15 @@ def model():
 
 def an_array(benches, dead=None, **options):
     dead = dead or {}
-    connects = [functools.partial(Direct, b, dead=dead.get(k, lambda: False)) for k, b in enumerate(benches)]
-    options = {"rates": [1] * len(benches), "retry": Retry(attempts=2), "sleep": lambda seconds: None, **options}
+    connects = [
+        functools.partial(Direct, b, dead=dead.get(k, lambda: False)) for k, b in enumerate(benches)
+    ]
+    options = {
+        "rates": [1] * len(benches),
+        "retry": Retry(attempts=2),
+        "sleep": lambda seconds: None,
+        **options,
+    }
     return array(connects, contexts=[rows_of(truth(b.hidden)) for b in benches], **options)
 
 
@@ -119,7 +141,10 @@ def timed(substrate, seconds):
     plain = type(substrate)._each
 
     def each(shares, act):
-        return {k: (n, failure, seconds[k] * n) for k, (n, failure, _) in plain(substrate, shares, act).items()}
+        return {
+            k: (n, failure, seconds[k] * n)
+            for k, (n, failure, _) in plain(substrate, shares, act).items()
+        }
 
     return each
 
@@ -135,12 +160,22 @@ def test_a_silent_device_is_made_up_for_and_comes_back():
     t, x, context, _, group = substrate(None, settings, 30)
     assert list(np.bincount(group)) == [13, 4, 13]
     assert len(np.unique(x[:, -1, 0])) == 30
-    np.testing.assert_array_equal(context["decay"], np.stack([truth(BOXES[k])["decay"] for k in group]))
+    np.testing.assert_array_equal(
+        context["decay"], np.stack([truth(BOXES[k])["decay"] for k in group])
+    )
     assert [b.shots for b in benches] == [23, 14, 23]
     assert [i.kind for i in incidents] == ["failure", "failure", "device down"]
     assert "device 2 (box 1)" in incidents[-1].message
-    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [15, 0, 15]  # asked once, in vain
-    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [15, 0, 15]  # not asked
+    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [
+        15,
+        0,
+        15,
+    ]  # asked once, in vain
+    assert list(np.bincount(substrate(None, settings, 30).group, minlength=3)) == [
+        15,
+        0,
+        15,
+    ]  # not asked
     down.clear()
     assert list(np.bincount(substrate(None, settings, 30).group)) == [10, 10, 10]
     assert incidents[-1].kind == "device back"
@@ -150,7 +185,10 @@ def test_a_silent_device_is_made_up_for_and_comes_back():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [(lambda batch: None, "returned None"), (lambda batch: batch._replace(samples=batch.samples[..., :3]), "3 came")],
+    [
+        (lambda batch: None, "returned None"),
+        (lambda batch: batch._replace(samples=batch.samples[..., :3]), "3 came"),
+    ],
 )
 def test_the_others_go_on_without_a_driver_that_answers_wrong(wrong, message):
     benches, incidents = [Bench(sheet) for sheet in SHEETS[:3]], []
@@ -161,7 +199,9 @@ def test_the_others_go_on_without_a_driver_that_answers_wrong(wrong, message):
             return wrong(batch) if self.bench is benches[1] and self.bench.shots > 10 else batch
 
     connects = [functools.partial(Wrong, bench) for bench in benches]
-    substrate = array(connects, rates=[1] * 3, retry=Retry(2), report=incidents.append, sleep=lambda seconds: None)
+    substrate = array(
+        connects, rates=[1] * 3, retry=Retry(2), report=incidents.append, sleep=lambda seconds: None
+    )
     substrate(None, model().start, 30)
     assert list(np.bincount(substrate(None, model().start, 30).group, minlength=3)) == [15, 0, 15]
     assert [incident.kind for incident in incidents] == ["failure", "failure", "device down"]
@@ -194,7 +234,7 @@ def test_an_array_ends_when_nobody_answers():
 
 def test_one_box_under_two_addresses_is_refused():
     substrate = an_array([Bench(SHEETS[0]), Bench(SHEETS[1]), Bench(SHEETS[0])])
-    with pytest.raises(Refused, match=r"devices 1 and 3.*box 0"):
+    with pytest.raises(CommandRejected, match=r"devices 1 and 3.*box 0"):
         substrate(None, model().start, 9)
     with pytest.raises(ValueError, match=r"2 devices.*1 traj"):
         an_array([Bench(s) for s in SHEETS[:2]])(None, model().start, 1)
@@ -202,17 +242,19 @@ def test_one_box_under_two_addresses_is_refused():
         array([lambda: None], share="offsets")
 
 
-# --------------------------------------------------------------------------------------- the gradient
+# ------------------------------------------------------------------------------------- the gradient
 
 
 @pytest.mark.parametrize("share", ["settings", "parameters"])
 def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
-    """Over four boxes with Gaussian disorder: J and its gradient by exact moments, in errors of these four devices; and
-    the error bars are those between devices."""
+    """Over four boxes with Gaussian disorder: J and its gradient by exact moments, in errors of
+    these four devices; and the error bars are those between devices."""
     settings = {name: np.asarray(v, np.float64) for name, v in model().start.items()}
     whole = model() if share == "settings" else corrected(model())
     substrate = an_array(
-        [Bench(sheet) for sheet in SHEETS], share="settings" if share == "settings" else model().correct, batch=400
+        [Bench(sheet) for sheet in SHEETS],
+        share="settings" if share == "settings" else model().correct,
+        batch=400,
     )
     estimate = fl.ppgt(whole.process, whole.objective, substrate, baseline="twin")(
         jax.random.key(0), model().start, 800
@@ -222,9 +264,12 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
         at = substrate.settings(model().start, k)
         value, slope = exact_of(sheet, box, at)
         low, high = (
-            {n: jax.tree.map(float, bound[n]) for n in knobs.KNOBS} for bound in (model().lower, model().upper)
+            {n: jax.tree.map(float, bound[n]) for n in knobs.KNOBS}
+            for bound in (model().lower, model().upper)
         )
-        moves = {n: (np.asarray(at[n]) > low[n]) & (np.asarray(at[n]) < high[n]) for n in knobs.KNOBS}
+        moves = {
+            n: (np.asarray(at[n]) > low[n]) & (np.asarray(at[n]) < high[n]) for n in knobs.KNOBS
+        }
         chain = box.gain if share == "settings" else moves  # a knob at its limit does not follow θ
         values.append(value)
         gradients.append(np.concatenate([slope[name] * chain[name] for name in ("kappa", "omega")]))
@@ -234,15 +279,21 @@ def test_the_gradient_of_an_array_is_the_mean_of_the_exact_ones(share):
     assert abs(float(estimate.value) - np.mean(values)) < 4 * float(estimate.groups.value_stderr)
     each = np.abs(estimate.groups.values - values) / estimate.groups.value_errors
     assert each.max() < 4
-    expected = np.std(gradients, axis=0, ddof=1) / 2  # of K = 4 devices; trajectories add a few per cent
-    np.testing.assert_allclose(flat(estimate.stderr), expected, rtol=0.35, atol=4 * flat(estimate.groups.stderr).max())
+    expected = (
+        np.std(gradients, axis=0, ddof=1) / 2
+    )  # of K = 4 devices; trajectories add a few per cent
+    np.testing.assert_allclose(
+        flat(estimate.stderr), expected, rtol=0.35, atol=4 * flat(estimate.groups.stderr).max()
+    )
     if share == "parameters":  # devices that do the same θ differ less
-        assert np.std(values) < 0.5 * np.std([exact_of(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)])
+        assert np.std(values) < 0.5 * np.std(
+            [exact_of(s, b, settings)[0] for s, b in zip(SHEETS, BOXES, strict=True)]
+        )
 
 
 def test_the_value_of_an_array_is_that_of_the_population():
-    """J over Gaussian disorder, from exact moments of 300 boxes, is where 12 others put it; these alone are sure of
-    another one."""
+    """J over Gaussian disorder, from exact moments of 300 boxes, is where 12 others put it; these
+    alone are sure of another one."""
     sheets = [dataclasses.replace(SHEETS[0], seed=100 + k) for k in range(312)]
     settings = {name: np.asarray(v) for name, v in model().start.items()}
     each = np.array([exact_of(sheet, device.hidden(sheet), settings)[0] for sheet in sheets[12:]])
@@ -262,11 +313,13 @@ def test_the_value_of_an_array_is_that_of_the_population():
     assert all(cost > 0 for cost in substrate.costs())
 
 
-# ------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def slope(process, objective, substrate):
-    """An estimator that needs no compilation: the mean power of each trajectory, and a gradient that has it too."""
+    """An estimator that needs no compilation: the mean power of each trajectory, and a gradient
+    that has it too.
+    """
 
     def estimate(key, theta, count):
         trajectories = substrate(key, theta, count)
@@ -278,7 +331,14 @@ def slope(process, objective, substrate):
 
 
 def small_plan(**changes):
-    plan = {"iterations": 3, "trajectories": 24, "probes": 2, "probe_trajectories": 10, "points": 21, "batch": 10}
+    plan = {
+        "iterations": 3,
+        "trajectories": 24,
+        "probes": 2,
+        "probe_trajectories": 10,
+        "points": 21,
+        "batch": 10,
+    }
     plan |= {"first_pause": 0.001, "longest_pause": 0.001, "attempts": 2, "rates": (1, 1, 1)}
     return Plan(**(plan | changes))
 
@@ -287,19 +347,27 @@ def small_model():
     return network_model(SHEETS[0].nominal, interval=SHEETS[0].interval, points=21)
 
 
-begin, resume = (functools.partial(function, estimator=slope) for function in (loop.begin, loop.resume))
+begin, resume = (
+    functools.partial(function, estimator=slope) for function in (loop.begin, loop.resume)
+)
 
 
 def connects_of(benches, dead=None):
     dead = dead or {}
-    return [functools.partial(Direct, b, 21, dead.get(k, lambda: False)) for k, b in enumerate(benches)]
+    return [
+        functools.partial(Direct, b, 21, dead.get(k, lambda: False)) for k, b in enumerate(benches)
+    ]
 
 
 def test_resumed_is_the_same_to_the_bit(tmp_path):
-    """Killed after two of four iterations, and a device that falls silent in the second and is back in the third."""
+    """Killed after two of four iterations, and a device that falls silent in the second and is
+    back in the third.
+    """
 
     def benches():
-        acquisition = itertools.count()  # two probes, one of iteration 0, two attempts in iteration 1
+        acquisition = (
+            itertools.count()
+        )  # two probes, one of iteration 0, two attempts in iteration 1
         return [Bench(sheet) for sheet in SHEETS[:3]], {1: lambda: next(acquisition) in (3, 4)}
 
     plan = small_plan(iterations=4, share="parameters")
@@ -312,10 +380,14 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
     rest = list(resume(connects_of(others, dead), small_model(), tmp_path / "cut"))
     for (a, x), (b, y) in zip(whole, [*first, *rest], strict=True):
         assert a._replace(seconds=0) == b._replace(seconds=0)
-        for leaf, same in zip(jax.tree.leaves(x.next_theta), jax.tree.leaves(y.next_theta), strict=True):
+        for leaf, same in zip(
+            jax.tree.leaves(x.next_theta), jax.tree.leaves(y.next_theta), strict=True
+        ):
             np.testing.assert_array_equal(leaf, same)
     assert [b.shots for b in boxes] == [b.shots for b in others]
-    assert whole[-1][0].trajectories == sum(b.shots for b in boxes)  # nothing twice, everything counted
+    assert whole[-1][0].trajectories == sum(
+        b.shots for b in boxes
+    )  # nothing twice, everything counted
     assert "device down" in "".join(row.event for row, _ in whole)
     assert "device back" in "".join(row.event for row, _ in whole)
     tables = [history.read_numbers(tmp_path / name / "devices.csv") for name in ("whole", "cut")]
@@ -330,17 +402,32 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
 @pytest.mark.long
 def test_several_addresses_on_the_command_line(tmp_path):
     """Two boxes of one process behind sockets, trained and resumed."""
-    with demo.bench_processes(2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5") as places:
+    with demo.bench_processes(
+        2, "--lattice", "2x2", "--interval", "0.05", "--fault", "2:drop@5"
+    ) as places:
         addresses = [f"tcp://{host}:{port}" for host, port in places]
-        words = ["insitu", "train", "--out", str(tmp_path / "run"), "--iterations", "1", "--trajectories", "12"]
+        words = [
+            "insitu",
+            "train",
+            "--out",
+            str(tmp_path / "run"),
+            "--iterations",
+            "1",
+            "--trajectories",
+            "12",
+        ]
         words += ["--points", "21", "--baseline", "none", "--probes", "3"]
         done = CliRunner().invoke(app, [*words, *addresses])
         assert done.exit_code == 0, done.output
         assert "2 devices: J differs" in done.output
         assert "worth while" in done.output
-        again = CliRunner().invoke(app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--iterations", "2"])
+        again = CliRunner().invoke(
+            app, ["insitu", "train", "--resume", str(tmp_path / "run"), "--iterations", "2"]
+        )
         assert again.exit_code == 0, again.output
-    assert "device 2: " in (tmp_path / "run" / "incidents.csv").read_text()  # the first has no fault
+    assert (
+        "device 2: " in (tmp_path / "run" / "incidents.csv").read_text()
+    )  # the first has no fault
     assert "device 1: " not in (tmp_path / "run" / "incidents.csv").read_text()
     assert len(history.read(tmp_path / "run" / "history.csv")) == 2
 
@@ -348,12 +435,19 @@ def test_several_addresses_on_the_command_line(tmp_path):
 def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path):
     boxes, begun = [Bench(sheet) for sheet in SHEETS[:3]], []
     dead = {2: lambda: len(begun) < 1}
-    rows = begin(connects_of(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run")
+    rows = begin(
+        connects_of(boxes, dead), small_model(), small_plan(iterations=4), tmp_path / "run"
+    )
     counts = []
     for row, record in rows:
         begun.append(row)
         counts.append(record.estimate.groups.counts.tolist())
-    assert counts == [[12, 12], [12, 12], [8, 8, 8], [8, 8, 8]]  # asked again after one call, then after two
+    assert counts == [
+        [12, 12],
+        [12, 12],
+        [8, 8, 8],
+        [8, 8, 8],
+    ]  # asked again after one call, then after two
     assert (tmp_path / "run" / "calibration-3.txt").exists()
     names, table = history.read_numbers(tmp_path / "run" / "devices.csv")
     assert table[:, names.index("3 up")].tolist() == [0, 0, 1, 1]
@@ -378,7 +472,12 @@ def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
     with pytest.raises(ValueError, match="'gains'"):
         small_plan(share="gains")
     with pytest.raises(ValueError, match="`correct`"):
-        begin(connects, small_model()._replace(correct=None), small_plan(share="parameters"), tmp_path / "run")
+        begin(
+            connects,
+            small_model()._replace(correct=None),
+            small_plan(share="parameters"),
+            tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
     list(begin(connects, small_model(), small_plan(iterations=0, rates=()), tmp_path / "run"))
     with pytest.raises(ValueError, match=r"several devices.*one"):
@@ -388,12 +487,16 @@ def test_plans_that_do_not_fit_the_devices_are_refused(tmp_path):
 
 
 def test_corrected_settings_end_where_the_knobs_do():
-    """θ within its bounds, settings within those of the knobs: (1.4 − 0.1)/0.6 = 2.2, and −1/0.05 is not tried."""
+    """θ within its bounds, settings within those of the knobs: (1.4 − 0.1)/0.6 = 2.2, and
+    −1/0.05 is not tried.
+    """
     values = {f"omega_{part}": np.full(4, v) for part, v in (("offset", 0.0), ("gain", 0.05))}
     values |= {f"kappa_{part}": np.full(4, v) for part, v in (("offset", 0.1), ("gain", 0.6))}
     theta = {"omega": np.full(4, -1.0), "kappa": np.full(4, 1.4)}
     near = network_model(SHEETS[0].nominal, interval=0.05, points=21).correct(theta, values)
     np.testing.assert_allclose(near["kappa"], 1.5)
     np.testing.assert_allclose(near["omega"], -1.0)  # a knob that hardly works is left where θ says
-    far = network_model(SHEETS[0].nominal, interval=0.05, points=21, reach={"kappa": (0.0, 2.5)}).correct(theta, values)
+    far = network_model(
+        SHEETS[0].nominal, interval=0.05, points=21, reach={"kappa": (0.0, 2.5)}
+    ).correct(theta, values)
     np.testing.assert_allclose(far["kappa"], 1.3 / 0.6, rtol=1e-6)

@@ -1,4 +1,6 @@
-"""What a calibrated instrument cannot have measured: dead, frozen, random; and that honest data pass."""
+"""What a calibrated instrument cannot have measured: dead, frozen, random; and that honest data
+pass.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +13,16 @@ from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
 SIGMA = np.array([0.3, 0.1])
 T = np.linspace(0, 2, 101)
 PROCESS = fl.Process(
-    lambda theta, x, t, context: -theta["k"] * x + context["drive"], noise=lambda theta, x: jnp.asarray(SIGMA)
+    lambda theta, x, t, context: -theta["k"] * x + context["drive"],
+    noise=lambda theta, x: jnp.asarray(SIGMA),
 )
 SETTINGS = {"k": np.array(1.0)}
 
 
 def kicked(count, seed=0, *, noise=1.0, drive=5.0):
-    """Euler steps of dx = (drive − x)dt + noise σ dW, which is exactly what the guard assumes with noise = 1."""
+    """Euler steps of dx = (drive − x)dt + noise σ dW, which is exactly what the guard assumes
+    with noise = 1.
+    """
     rng, x = np.random.default_rng(seed), np.zeros((count, T.size, 2))
     for n, dt in enumerate(np.diff(T)):
         kick = noise * SIGMA * np.sqrt(dt) * rng.normal(size=(count, 2))
@@ -36,7 +41,9 @@ def guard():
 
 @pytest.mark.parametrize("noise", [1.0, 0.5, 3.0])
 def test_the_measure_is_the_ratio_of_the_variances(guard, noise):
-    """ν = noise², whatever drive and rate the calibration has: χ² of 400 · 100 kicks, less 0.43/400 for the median."""
+    """ν = noise², whatever drive and rate the calibration has: χ² of 400 · 100 kicks, less
+    0.43/400 for the median.
+    """
     for drive, k in ((5.0, 1.0), (5.1, 1.0), (5.0, 4.0)):
         measured = guard.measure({"k": np.array(k)}, batch(kicked(400, noise=noise), drive))
         z = (measured.mean(axis=0) / noise**2 - 1) / np.sqrt(2 / 40_000)
@@ -73,7 +80,9 @@ def test_what_is_not_the_noise_is_set_aside_as_a_whole(guard, count, what):
 
 
 def test_one_random_trajectory_is_seen(guard):
-    assert guard(SETTINGS, batch(np.random.default_rng(1).uniform(-10, 10, (1, T.size, 2)))).bad.all()
+    assert guard(
+        SETTINGS, batch(np.random.default_rng(1).uniform(-10, 10, (1, T.size, 2)))
+    ).bad.all()
 
 
 def test_single_dead_trajectories_are_told_from_the_others(guard):
@@ -84,7 +93,9 @@ def test_single_dead_trajectories_are_told_from_the_others(guard):
 
 def test_noise_at_calibration_is_the_scale():
     """Readout noise adds to every step; a batch is compared with what the probes had."""
-    read = lambda seed: kicked(50, seed) + 0.05 * np.random.default_rng(seed + 99).normal(size=(50, T.size, 2))
+    read = lambda seed: (
+        kicked(50, seed) + 0.05 * np.random.default_rng(seed + 99).normal(size=(50, T.size, 2))
+    )
     guard = ResidualGuard(PROCESS)
     assert not guard(SETTINGS, batch(0 * read(0))).bad.any()  # nothing is known yet
     guard.calibrate([(SETTINGS, Trajectories(T, read(seed))) for seed in (0, 1)], {"drive": 5.0})
@@ -92,7 +103,9 @@ def test_noise_at_calibration_is_the_scale():
     assert np.all((guard.noise > 0.9 * (1 + once)) & (guard.noise < 1.1 * (1 + 2 * once)))
     assert once.max() > 10
     assert not guard(SETTINGS, batch(read(2))).bad.any()
-    assert guard(SETTINGS, batch(kicked(50))).bad.all()  # without the readout it is not the noise that was calibrated
+    assert guard(
+        SETTINGS, batch(kicked(50))
+    ).bad.all()  # without the readout it is not the noise that was calibrated
 
 
 def test_a_trajectory_that_comes_again_is_known():

@@ -1,4 +1,6 @@
-"""Data that lie: each fault, half way through a training, is an incident and stops it; honest data are not touched."""
+"""Data that lie: each fault, half way through a training, is an incident and stops it; honest
+data are not touched.
+"""
 
 import csv
 import functools
@@ -18,8 +20,8 @@ from fluctua.insitu import training as loop
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.instrument.guard import ResidualGuard, find_dead
-from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
-from fluctua.insitu.instrument.substrate import Doubt, measured
+from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
+from fluctua.insitu.instrument.substrate import Doubt, instrument_substrate
 from fluctua.store import history
 
 SHEET = device.Sheet(rows=2, columns=2, seed=3, interval=0.02, ageing=0.0)
@@ -33,7 +35,9 @@ def model():
 
 
 class Box:
-    """A device of this process. fault: (samples, those before, samples over twice the time) -> samples."""
+    """A device of this process. fault: (samples, those before, samples over twice the time) ->
+    samples.
+    """
 
     def __init__(self, sheet=SHEET, fault=None, first=0):
         self.sheet, self.fault, self.first = sheet, fault, first
@@ -50,7 +54,12 @@ class Box:
 
     def acquire(self):
         codes = device.measure(
-            self.sheet, self.hidden, self.settings, count=self.count, points=2 * POINTS, shots=self.shots
+            self.sheet,
+            self.hidden,
+            self.settings,
+            count=self.count,
+            points=2 * POINTS,
+            shots=self.shots,
         )
         longer = codes * self.sheet.scale
         x, begun = longer[:, :POINTS], self.shots
@@ -59,7 +68,11 @@ class Box:
             x = self.fault(x, self.before, longer)
         else:
             self.before = x
-        return Batch(np.arange(POINTS) * self.sheet.interval, x.astype(np.float32), full_scale=self.sheet.adc_range)
+        return Batch(
+            np.arange(POINTS) * self.sheet.interval,
+            x.astype(np.float32),
+            full_scale=self.sheet.adc_range,
+        )
 
     def health(self):
         return Health(self.settings, identity=f"box {self.sheet.seed}")
@@ -165,7 +178,9 @@ def incidents(folder):
 def test_a_fault_half_way_is_an_incident_and_stops_the_run(run, fault):
     folder, faulty = run
     theta = dict(np.load(folder / "final.npz"))
-    with pytest.raises(InstrumentError, match=r"not those of the calibrated model|no usable trajectory"):
+    with pytest.raises(
+        InstrumentError, match=r"not those of the calibrated model|no usable trajectory"
+    ):
         list(loop.resume(faulty(FAULTS[fault]), model(), folder))
     found = incidents(folder)
     assert found
@@ -195,7 +210,9 @@ def test_a_run_that_is_asked_to_goes_on_with_marked_batches(run):
     kept = [incident for incident in incidents(folder) if incident["kind"] == "doubt"]
     assert [int(incident["trajectories"]) for incident in kept] == [60, 0, 0]
     with open_recording(sorted((folder / "recordings").glob("batch-*.nc"))[-1]) as recording:
-        assert recording.description.provenance.startswith("in doubt: The trajectories are not those")
+        assert recording.description.provenance.startswith(
+            "in doubt: The trajectories are not those"
+        )
     assert loop.read_plan(folder).on_doubt == "continue"
 
 
@@ -203,18 +220,29 @@ def test_on_doubt_is_one_of_two_words():
     with pytest.raises(ValueError, match="on_doubt.*'perhaps'"):
         Plan(on_doubt="perhaps")
     with pytest.raises(ValueError, match="on_doubt.*'perhaps'"):
-        measured(lambda: None, on_doubt="perhaps")
+        instrument_substrate(lambda: None, on_doubt="perhaps")
 
 
 def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeypatch):
     bench, plain = Bench(SHEET), box.measure
-    spoilt = lambda *arguments, **options: (plain(*arguments, **options) * (1.3 if bench.shots >= 420 else 1)).astype(
-        int
-    )
+    spoilt = lambda *arguments, **options: (
+        plain(*arguments, **options) * (1.3 if bench.shots >= 420 else 1)
+    ).astype(int)
     monkeypatch.setattr(box, "measure", spoilt)
     with server.background(bench) as port:
-        words = ["insitu", "train", f"tcp://127.0.0.1:{port}", "--out", str(tmp_path / "run"), "--iterations", "4",
-                 "--trajectories", "60", "--points", str(POINTS)]  # fmt: skip
+        words = [
+            "insitu",
+            "train",
+            f"tcp://127.0.0.1:{port}",
+            "--out",
+            str(tmp_path / "run"),
+            "--iterations",
+            "4",
+            "--trajectories",
+            "60",
+            "--points",
+            str(POINTS),
+        ]
         done = CliRunner().invoke(app, words)
         text = " ".join(done.output.split())
         assert done.exit_code == 2
@@ -233,7 +261,13 @@ def test_one_liar_in_an_array_is_taken_down_for_the_rest_of_it(tmp_path):
     boxes = [Box(sheet) for sheet in sheets]
     boxes[1].fault, boxes[1].first = FAULTS["sign"], 320  # after its calibration and one iteration
     plan = Plan(
-        iterations=4, trajectories=60, batch=20, attempts=2, first_pause=1e-3, points=POINTS, rates=(1.0, 1.0, 1.0)
+        iterations=4,
+        trajectories=60,
+        batch=20,
+        attempts=2,
+        first_pause=1e-3,
+        points=POINTS,
+        rates=(1.0, 1.0, 1.0),
     )
     rows = [row for row, _ in loop.begin(boxes, model(), plan, tmp_path / "run")]
     assert len(rows) == 4
@@ -248,7 +282,11 @@ def test_one_liar_in_an_array_is_taken_down_for_the_rest_of_it(tmp_path):
 
 @pytest.mark.parametrize(
     "dead",
-    [lambda x: 0 * x, lambda x: 0.7 + 0 * x, lambda x: 0.7 + 1e-6 * np.random.default_rng(1).normal(size=x.shape)],
+    [
+        lambda x: 0 * x,
+        lambda x: 0.7 + 0 * x,
+        lambda x: 0.7 + 1e-6 * np.random.default_rng(1).normal(size=x.shape),
+    ],
     ids=["zero", "constant", "noise"],
 )
 def test_a_component_that_is_dead_before_calibration_ends_the_run(tmp_path, dead):
@@ -257,7 +295,7 @@ def test_a_component_that_is_dead_before_calibration_ends_the_run(tmp_path, dead
         x[..., 5] = dead(x[..., 5])
         return x
 
-    with pytest.raises(Refused, match="component 5 of the samples measures nothing"):
+    with pytest.raises(CommandRejected, match="component 5 of the samples measures nothing"):
         list(loop.begin(Box(fault=kill), model(), PLAN, tmp_path / "run"))
     assert [incident["kind"] for incident in incidents(tmp_path / "run")] == ["dead"]
 
@@ -291,7 +329,9 @@ def test_a_training_that_calibrates_as_it_goes_stops_too(tmp_path, fault):
 # ----------------------------------------------------------------------------------- honest data
 
 T = np.linspace(0, 2, 101)
-PROCESS = fl.Process(lambda theta, x: 5.0 - theta["k"] * x, noise=lambda theta, x: 0.3 * jnp.ones(2))
+PROCESS = fl.Process(
+    lambda theta, x: 5.0 - theta["k"] * x, noise=lambda theta, x: 0.3 * jnp.ones(2)
+)
 OBJECTIVE = fl.Objective(terminal=lambda theta, x: x[0] ** 2)
 SETTINGS = {"k": jnp.array(1.0)}
 
@@ -312,7 +352,11 @@ class Honest:
     def acquire(self):
         x = np.zeros((self.count, T.size, 2))
         for n, dt in enumerate(np.diff(T)):
-            x[:, n + 1] = x[:, n] + (5 - x[:, n]) * dt + 0.3 * np.sqrt(dt) * self.rng.normal(size=(self.count, 2))
+            x[:, n + 1] = (
+                x[:, n]
+                + (5 - x[:, n]) * dt
+                + 0.3 * np.sqrt(dt) * self.rng.normal(size=(self.count, 2))
+            )
         return Batch(T, x)
 
 
@@ -336,12 +380,17 @@ def test_the_gradient_of_a_right_model_stays_unbiased_with_the_guard():
         guard = ResidualGuard(PROCESS, np.ones(2))
         guard.start = np.zeros(2)
         found = []
-        substrate = measured(
-            functools.partial(Honest, np.random.default_rng(1)), batch=40, guard=guard, on_doubt=on_doubt,
+        substrate = instrument_substrate(
+            functools.partial(Honest, np.random.default_rng(1)),
+            batch=40,
+            guard=guard,
+            on_doubt=on_doubt,
             report=found.append,
-        )  # fmt: skip
+        )
         estimator = fl.ppgt(PROCESS, OBJECTIVE, substrate)
-        gradients[on_doubt] = [float(estimator(jax.random.key(0), SETTINGS, 40).gradient["k"]) for _ in range(batches)]
+        gradients[on_doubt] = [
+            float(estimator(jax.random.key(0), SETTINGS, 40).gradient["k"]) for _ in range(batches)
+        ]
         assert found == []
     assert gradients["stop"] == gradients[None]
     assert gradients["continue"] == gradients[None][:10]

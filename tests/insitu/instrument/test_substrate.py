@@ -19,11 +19,13 @@ from fluctua.insitu.bench.box import KINDS, Bench, Fault, Plan, parse
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.instrument import transport
 from fluctua.insitu.instrument.guard import ResidualGuard
-from fluctua.insitu.instrument.protocol import Batch, Health, InstrumentError, Refused
-from fluctua.insitu.instrument.substrate import Archive, Retry, measured
+from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
+from fluctua.insitu.instrument.substrate import Archive, Retry, instrument_substrate
 from processes import wait_until
 
-SHEET = device.Sheet(rows=2, columns=2, seed=2, interval=0.1, ageing=0.0)  # long enough to tell settings apart
+SHEET = device.Sheet(
+    rows=2, columns=2, seed=2, interval=0.1, ageing=0.0
+)  # long enough to tell settings apart
 SETTINGS = {"omega": np.array([0.5, -0.5, 0.2, 0.0]), "kappa": np.array([0.8, 1.2, 1.0, 0.6])}
 POINTS = 21
 
@@ -44,7 +46,10 @@ class Still:
 
 def answers(port):
     """Whether the bench does: not while it restarts."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=5) as line,
+    ):
         line.sendall(b"*IDN?\n")
         return bool(line.recv(1))
     return False
@@ -53,20 +58,29 @@ def answers(port):
 @functools.cache
 def calibrated():
     """A guard of the bench, and the context of its trajectories, from three probes."""
-    model, rng = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS), np.random.default_rng(0)
+    model, rng = (
+        network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS),
+        np.random.default_rng(0),
+    )
     probes, t = [], np.arange(POINTS) * SHEET.interval
     for k in range(3):
         settings = model.probe(rng)
-        codes = device.measure(SHEET, device.hidden(SHEET), settings, count=50, points=POINTS, shots=10**6 + 50 * k)
+        codes = device.measure(
+            SHEET, device.hidden(SHEET), settings, count=50, points=POINTS, shots=10**6 + 50 * k
+        )
         probes.append((settings, Trajectories(t, codes * SHEET.scale)))
     values = model.calibrate(probes).values
     guard = ResidualGuard(model.process)
     guard.calibrate(probes, values)
-    return guard, lambda count: {name: np.broadcast_to(v, (count, *np.shape(v))) for name, v in values.items()}
+    return guard, lambda count: {
+        name: np.broadcast_to(v, (count, *np.shape(v))) for name, v in values.items()
+    }
 
 
 def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guarded=False):
-    """(trajectories, substrate, incidents, pauses, bench) of one call to a bench with these faults."""
+    """(trajectories, substrate, incidents, pauses, bench) of one call to a bench with these
+    faults.
+    """
     guard, context = calibrated() if guarded else (None, None)
     bench = Bench(SHEET, Plan(tuple(map(parse, faults)), seed=1))
     incidents, pauses = [], []
@@ -78,11 +92,16 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
             if "reboot" in str(faults):
                 wait_until(lambda: answers(port))
 
-        substrate = measured(
+        substrate = instrument_substrate(
             lambda: VirtualBench(address, points=POINTS, timeout=timeout),
-            batch=10, archive=Archive(tmp_path), report=incidents.append, sleep=rest, retry=retry, guard=guard,
+            batch=10,
+            archive=Archive(tmp_path),
+            report=incidents.append,
+            sleep=rest,
+            retry=retry,
+            guard=guard,
             context=context,
-        )  # fmt: skip
+        )
         try:
             return substrate(None, SETTINGS, count), substrate, incidents, pauses, bench
         finally:
@@ -102,12 +121,18 @@ def recorded(tmp_path):
 
 
 def at_the_settings(x):
-    """Whether trajectories were run at SETTINGS and not at those after a reset: by their mean, in standard errors."""
+    """Whether trajectories were run at SETTINGS and not at those after a reset: by their mean,
+    in standard errors.
+    """
     reference = {
-        name: device.measure(SHEET, device.hidden(SHEET), s, count=2000, points=POINTS, shots=10**6) * SHEET.scale
+        name: device.measure(SHEET, device.hidden(SHEET), s, count=2000, points=POINTS, shots=10**6)
+        * SHEET.scale
         for name, s in (("asked", SETTINGS), ("reset", device.reset_settings(SHEET)))
     }
-    far = lambda r: np.abs(x.mean(axis=0)[-1] - r.mean(axis=0)[-1]).max() / (r.std(axis=0)[-1].max() / np.sqrt(len(x)))
+    far = lambda r: (
+        np.abs(x.mean(axis=0)[-1] - r.mean(axis=0)[-1]).max()
+        / (r.std(axis=0)[-1].max() / np.sqrt(len(x)))
+    )
     return far(reference["asked"]) < far(reference["reset"])
 
 
@@ -128,7 +153,9 @@ def test_without_faults(tmp_path):
 def test_a_dropped_connection_is_opened_again(tmp_path, visa):
     if visa:
         pytest.importorskip("pyvisa_py")
-    (_, x, *_), substrate, incidents, pauses, bench = run(tmp_path, "drop@2", visa=visa, timeout=2.0 if visa else 20.0)
+    (_, x, *_), substrate, incidents, pauses, bench = run(
+        tmp_path, "drop@2", visa=visa, timeout=2.0 if visa else 20.0
+    )
     assert len(x) == 30
     assert at_the_settings(x)
     assert substrate.counts["good"] == 30
@@ -139,7 +166,9 @@ def test_a_dropped_connection_is_opened_again(tmp_path, visa):
 def test_a_stalled_answer_is_given_up(tmp_path):
     (_, x, *_), substrate, incidents, pauses, _ = run(tmp_path, "stall@2", timeout=1.0)
     assert len(x) == 30
-    assert substrate.counts["failures"] >= 1  # more on a machine so busy that an honest answer takes a second
+    assert (
+        substrate.counts["failures"] >= 1
+    )  # more on a machine so busy that an honest answer takes a second
     assert "timed out" in incidents[0].message
 
 
@@ -187,13 +216,19 @@ def test_settings_lost_in_silence_are_noticed(tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "verdict"),
-    [("dead@2", "unlike the calibration"), ("random@2", "unlike the calibration"), ("frozen@2", "repeated")],
+    [
+        ("dead@2", "unlike the calibration"),
+        ("random@2", "unlike the calibration"),
+        ("frozen@2", "repeated"),
+    ],
 )
 def test_what_the_box_cannot_have_measured_is_set_aside(tmp_path, fault, verdict):
     (_, x, *_), substrate, incidents, *_ = run(tmp_path, fault, guarded=True)
     assert len(x) == 30
     assert at_the_settings(x)
-    lost = substrate.counts[verdict] + (substrate.counts["repeated"] if fault == "dead@2" else 0)  # zeros are both
+    lost = substrate.counts[verdict] + (
+        substrate.counts["repeated"] if fault == "dead@2" else 0
+    )  # zeros are both
     assert lost == 10 == sum(incident.trajectories for incident in incidents)
     files = recorded(tmp_path)
     assert [int(good.sum()) for good, *_ in files] == [10, 0, 10, 10]
@@ -214,13 +249,20 @@ def test_honest_trajectories_pass_the_guard(tmp_path):
 
 
 def test_another_box_is_refused(tmp_path):
-    with server.background(Bench(SHEET)) as one, server.background(Bench(device.Sheet(2, 2, seed=9))) as other:
+    with (
+        server.background(Bench(SHEET)) as one,
+        server.background(Bench(device.Sheet(2, 2, seed=9))) as other,
+    ):
         ports = iter([one, other])
-        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{next(ports)}", points=POINTS), sleep=pytest.fail)
+        substrate = instrument_substrate(
+            lambda: VirtualBench(f"tcp://127.0.0.1:{next(ports)}", points=POINTS), sleep=pytest.fail
+        )
         substrate(None, SETTINGS, 3)
         assert substrate.identity == "fluctua,virtual bench,2"
         substrate.close()
-        with pytest.raises(Refused, match="'fluctua,virtual bench,9'.*'fluctua,virtual bench,2'"):
+        with pytest.raises(
+            CommandRejected, match="'fluctua,virtual bench,9'.*'fluctua,virtual bench,2'"
+        ):
             substrate(None, SETTINGS, 3)
 
 
@@ -253,15 +295,19 @@ def test_a_garbled_text_answer_is_asked_for_again(kind, monkeypatch):
         address, plain = f"tcp://127.0.0.1:{port}", driver.connect
         Noisy.queries = 0
         monkeypatch.setattr(driver, "connect", lambda *a, **k: Noisy(plain(*a, **k), {}))
-        measured(lambda: VirtualBench(address, points=POINTS))(None, SETTINGS, 4)
+        instrument_substrate(lambda: VirtualBench(address, points=POINTS))(None, SETTINGS, 4)
         answers = Noisy.queries
         assert answers >= 15
         for number in range(1, answers + 1):
             Noisy.queries, before = 0, len(incidents)
             wrong = {number: RUBBISH[kind]}
-            monkeypatch.setattr(driver, "connect", lambda *a, wrong=wrong, **k: Noisy(plain(*a, **k), wrong))
-            substrate = measured(
-                lambda: VirtualBench(address, points=POINTS), report=incidents.append, sleep=lambda seconds: None
+            monkeypatch.setattr(
+                driver, "connect", lambda *a, wrong=wrong, **k: Noisy(plain(*a, **k), wrong)
+            )
+            substrate = instrument_substrate(
+                lambda: VirtualBench(address, points=POINTS),
+                report=incidents.append,
+                sleep=lambda seconds: None,
             )
             x = substrate(None, SETTINGS, 4).x
             substrate.close()
@@ -283,16 +329,16 @@ def test_a_range_that_is_none_is_refused(answer, monkeypatch):
             return answer if message == "ACQ:RANG?" else super().query(message)
 
     with server.background(Bench(SHEET)) as port:
-        substrate = measured(lambda: VirtualBench("tcp://"), sleep=pytest.fail)
-        with pytest.raises(Refused, match="ACQ:RANG"):
+        substrate = instrument_substrate(lambda: VirtualBench("tcp://"), sleep=pytest.fail)
+        with pytest.raises(CommandRejected, match="ACQ:RANG"):
             substrate(None, SETTINGS, 4)
 
 
 @pytest.mark.parametrize("full_scale", [np.nan, 0.0, -1.0])
 def test_a_batch_without_a_range_is_refused(full_scale):
     batch = Batch(np.arange(3.0), np.ones((2, 3, 1)), full_scale=full_scale)
-    with pytest.raises(Refused, match=f"full_scale.*{full_scale}"):
-        measured(lambda: Still(batch), batch=2, sleep=pytest.fail)(None, {}, 2)
+    with pytest.raises(CommandRejected, match=f"full_scale.*{full_scale}"):
+        instrument_substrate(lambda: Still(batch), batch=2, sleep=pytest.fail)(None, {}, 2)
 
 
 class Faulty:
@@ -319,13 +365,28 @@ class Faulty:
 ANSWERS = {
     "nothing": (lambda good: None, "`acquire` of the driver returned None"),
     "an array": (lambda good: good.samples, "`acquire` of the driver returned a ndarray"),
-    "one channel more": (lambda good: good._replace(samples=np.ones((2, 3, 3))), "2 channels; 3 came"),
-    "a channel less": (lambda good: good._replace(samples=good.samples[..., :1]), "2 channels; 1 came"),
-    "a trajectory less": (lambda good: good._replace(samples=good.samples[:1]), r"samples of shape \(1, 3, 2\)"),
+    "one channel more": (
+        lambda good: good._replace(samples=np.ones((2, 3, 3))),
+        "2 channels; 3 came",
+    ),
+    "a channel less": (
+        lambda good: good._replace(samples=good.samples[..., :1]),
+        "2 channels; 1 came",
+    ),
+    "a trajectory less": (
+        lambda good: good._replace(samples=good.samples[:1]),
+        r"samples of shape \(1, 3, 2\)",
+    ),
     "no times": (lambda good: good._replace(t=None), r"times of shape \(\)"),
-    "complex": (lambda good: good._replace(samples=1j * good.samples), "real numbers; their type is complex128"),
+    "complex": (
+        lambda good: good._replace(samples=1j * good.samples),
+        "real numbers; their type is complex128",
+    ),
     "no samples": (lambda good: good._replace(samples=None), "real numbers; their type is object"),
-    "context": (lambda good: good._replace(context={"drive": np.ones(5)}), r"'drive' must have 2 rows.*\(5,\)"),
+    "context": (
+        lambda good: good._replace(context={"drive": np.ones(5)}),
+        r"'drive' must have 2 rows.*\(5,\)",
+    ),
 }
 
 
@@ -334,8 +395,12 @@ def test_an_answer_of_a_driver_that_is_none_is_an_incident(what, monkeypatch):
     acquire, message = ANSWERS[what]
     monkeypatch.setattr(Faulty, "acquisitions", 0)
     incidents = []
-    substrate = measured(
-        lambda: Faulty(acquire), batch=2, retry=Retry(attempts=3), report=incidents.append, sleep=lambda seconds: None
+    substrate = instrument_substrate(
+        lambda: Faulty(acquire),
+        batch=2,
+        retry=Retry(attempts=3),
+        report=incidents.append,
+        sleep=lambda seconds: None,
     )
     with pytest.raises(InstrumentError, match=f"failed 3 times in a row.*{message}"):
         substrate(None, {}, 4)
@@ -346,34 +411,45 @@ def test_an_answer_of_a_driver_that_is_none_is_an_incident(what, monkeypatch):
 def test_a_wrong_count_of_channels_is_an_incident_from_the_first_batch_on():
     batch = Batch(np.arange(3.0), np.ones((2, 3, 5)))
     incidents = []
-    substrate = measured(lambda: Still(batch), batch=2, channels=8, retry=Retry(attempts=1), report=incidents.append)
+    substrate = instrument_substrate(
+        lambda: Still(batch), batch=2, channels=8, retry=Retry(attempts=1), report=incidents.append
+    )
     with pytest.raises(InstrumentError, match="8 channels; 5 came"):
         substrate(None, {}, 2)
     assert len(incidents) == 1
 
 
 def test_a_health_that_is_none_is_an_incident():
-    substrate = measured(lambda: Faulty(lambda good: good, health=lambda: None), retry=Retry(attempts=1))
+    substrate = instrument_substrate(
+        lambda: Faulty(lambda good: good, health=lambda: None), retry=Retry(attempts=1)
+    )
     with pytest.raises(InstrumentError, match="`health` of the driver returned None"):
         substrate(None, {}, 2)
 
 
 def test_settings_read_back_in_another_number_are_others():
     health = lambda: Health(settings={"kappa": np.ones(3)})
-    substrate = measured(lambda: Faulty(lambda good: good, health=health), retry=Retry(attempts=1))
+    substrate = instrument_substrate(
+        lambda: Faulty(lambda good: good, health=health), retry=Retry(attempts=1)
+    )
     with pytest.raises(InstrumentError, match="at other settings"):
         substrate(None, {"omega": np.zeros(2), "kappa": np.ones(3)}, 2)
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch):
-    """Within the time limit, twice; what came before is kept, and closing does not wait for it either."""
+    """Within the time limit, twice; what came before is kept, and closing does not wait for it
+    either.
+    """
     monkeypatch.setattr(Faulty, "acquisitions", 0)
     never, incidents, closed = threading.Event(), [], []
     monkeypatch.setattr(Faulty, "close", lambda self: closed.append(1))
-    substrate = measured(
-        lambda: Faulty(lambda good: never.wait()), batch=2, retry=Retry(limit=0.2), report=incidents.append,
+    substrate = instrument_substrate(
+        lambda: Faulty(lambda good: never.wait()),
+        batch=2,
+        retry=Retry(limit=0.2),
+        report=incidents.append,
         sleep=lambda seconds: None,
-    )  # fmt: skip
+    )
     begun = time.monotonic()
     trajectories, failure = substrate.gather({}, 4)
     substrate.close()
@@ -396,14 +472,14 @@ def test_an_instrument_that_opens_too_late_is_closed():
             late.wait()
 
     with pytest.raises(InstrumentError, match=r"within 0\.1 s"):
-        measured(Late, retry=Retry(attempts=1, limit=0.1))(None, {}, 2)
+        instrument_substrate(Late, retry=Retry(attempts=1, limit=0.1))(None, {}, 2)
     late.set()
     assert closed.wait(10)
 
 
 HANGING = """
 import threading
-from fluctua.insitu import Health, Retry, measured
+from fluctua.insitu import Health, Retry, instrument_substrate
 
 class Hanging:
     set = arm = lambda self, what: None
@@ -412,21 +488,23 @@ class Hanging:
     acquire = lambda self: threading.Event().wait()
 
 try:
-    measured(Hanging, retry=Retry(limit=0.1), sleep=lambda seconds: None)(None, {}, 2)
+    instrument_substrate(Hanging, retry=Retry(limit=0.1), sleep=lambda seconds: None)(None, {}, 2)
 except RuntimeError as error:
     print(error)
 """
 
 
 def test_a_driver_that_hangs_does_not_keep_the_process():
-    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "did not return within 0.1 s" in done.stdout
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, np.nan])
 def test_a_time_limit_that_is_none_is_refused(limit):
     with pytest.raises(ValueError, match=f"limit.*{limit}"):
-        measured(lambda: None, retry=Retry(limit=limit))
+        instrument_substrate(lambda: None, retry=Retry(limit=limit))
 
 
 def test_every_kind_of_fault_has_a_test():
@@ -435,7 +513,9 @@ def test_every_kind_of_fault_has_a_test():
 
 
 def test_pauses_double_and_patience_ends(tmp_path):
-    with pytest.raises(InstrumentError, match="failed 5 times in a row, at last with: a short block"):
+    with pytest.raises(
+        InstrumentError, match="failed 5 times in a row, at last with: a short block"
+    ):
         run(tmp_path, "short@1x99", retry=Retry(attempts=5, first=0.25, longest=1.0))
     assert [Retry(5, 0.25, 1.0).pause(k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1.0, 1.0]
 
@@ -443,14 +523,16 @@ def test_pauses_double_and_patience_ends(tmp_path):
 def test_a_box_that_only_sends_rubbish_is_given_up():
     rubbish = Batch(np.arange(3.0), np.full((2, 3, 1), np.nan))
     with pytest.raises(InstrumentError, match="no usable trajectory .* 4 invalid"):
-        measured(lambda: Still(rubbish), batch=2, retry=Retry(attempts=2))(None, {}, 2)
+        instrument_substrate(lambda: Still(rubbish), batch=2, retry=Retry(attempts=2))(None, {}, 2)
 
 
 def test_a_refusal_is_not_repeated(tmp_path):
     bench = Bench(SHEET)
     with server.background(bench) as port:
-        substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), sleep=pytest.fail)
-        with pytest.raises(Refused, match="out of range"):
+        substrate = instrument_substrate(
+            lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS), sleep=pytest.fail
+        )
+        with pytest.raises(CommandRejected, match="out of range"):
             substrate(None, {**SETTINGS, "omega": np.full(4, 9.0)}, 5)
 
 
@@ -469,14 +551,20 @@ def test_clipping_that_would_bias_is_told():
             return Batch(np.arange(3.0), x, full_scale=1.0)
 
     with pytest.warns(RuntimeWarning, match="raise the range"):
-        measured(Low, batch=50)(None, {}, 250)
+        instrument_substrate(Low, batch=50)(None, {}, 250)
 
 
 def test_faults_as_text():
     assert parse("nan@5x2") == Fault("nan", 5, 2)
     assert str(Fault("drop", 3)) == "drop@3"
     plan = Plan((Fault("drop", 2, 2), Fault("nan", 3)))
-    assert [plan.next() for _ in range(5)] == ["", "drop", "drop", "", ""]  # one at a time; the first named wins
+    assert [plan.next() for _ in range(5)] == [
+        "",
+        "drop",
+        "drop",
+        "",
+        "",
+    ]  # one at a time; the first named wins
     for bad in ("drop", "drop@0", "explode@1", "nan@1x"):
         with pytest.raises(ValueError, match="KIND@ACQUISITION"):
             parse(bad)
@@ -487,13 +575,17 @@ def test_random_faults_for_hours_in_a_second(tmp_path):
     bench = Bench(SHEET, Plan(rate=0.4, seed=4))
     bench.faults.rng = np.random.default_rng(1)
     with server.background(bench, stall=0.1) as port:
-        substrate = measured(
+        substrate = instrument_substrate(
             lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS, timeout=2.0),
-            batch=10, archive=Archive(tmp_path), retry=Retry(attempts=20, first=0.05, longest=0.2),
-        )  # fmt: skip
+            batch=10,
+            archive=Archive(tmp_path),
+            retry=Retry(attempts=20, first=0.05, longest=0.2),
+        )
         x = substrate(None, SETTINGS, 300).x
         substrate.close()
     assert x.shape == (300, POINTS, 8)
     assert at_the_settings(x)
     assert len(substrate.counts) > 3
-    assert sum(int(good.sum()) for good, *_ in recorded(tmp_path)) == 300 == substrate.counts["good"]
+    assert (
+        sum(int(good.sum()) for good, *_ in recorded(tmp_path)) == 300 == substrate.counts["good"]
+    )

@@ -1,4 +1,6 @@
-"""Blocks that were zeroed, swapped or copied: states against their checksums, and heaps of texts."""
+"""Blocks that were zeroed, swapped or copied: states against their checksums, and heaps of
+texts.
+"""
 
 import gzip
 import re
@@ -23,7 +25,9 @@ BLOCK = 64
 
 def saved(path, *, context=True):
     """Six trajectories of three chunks each."""
-    head = insitu.Description(T, ("a", "b"), context={"phase": ()} if context else None, settings={"heater": 1.5})
+    head = insitu.Description(
+        T, ("a", "b"), context={"phase": ()} if context else None, settings={"heater": 1.5}
+    )
     insitu.save(path, head, X, {"phase": PHASE} if context else None)
     return path
 
@@ -104,18 +108,26 @@ def test_a_chunk_that_hdf5_refuses_is_named_too(path):
     data = bytearray(path.read_bytes())
     data[chunks(path)[4][1]] ^= 1
     path.write_bytes(data)
-    with insitu.open_recording(path) as recording, pytest.raises(ValueError, match="states of trajectory 1 are not"):
+    with (
+        insitu.open_recording(path) as recording,
+        pytest.raises(ValueError, match="states of trajectory 1 are not"),
+    ):
         read_whole(recording)
 
 
 @pytest.mark.parametrize("context", [True, False])
 def test_trajectories_that_changed_places_with_their_checksums_are_noticed(tmp_path, context):
-    """The upper half of a checksum is that of the number, so that it does not belong to another place."""
+    """The upper half of a checksum is that of the number, so that it does not belong to another
+    place.
+    """
     path = saved(tmp_path / "r.nc", context=context)
     with h5py.File(path, "r+", **layout.WRITING) as file:
         for name in ("x", "checksum", *(["context/phase"] if context else [])):
             file[name][2:4] = file[name][2:4][::-1]
-    with insitu.open_recording(path) as recording, pytest.raises(ValueError, match="trajector(y 2|ies 2, 3) "):
+    with (
+        insitu.open_recording(path) as recording,
+        pytest.raises(ValueError, match="trajector(y 2|ies 2, 3) "),
+    ):
         read_whole(recording)
 
 
@@ -176,8 +188,11 @@ def test_files_of_format_1_are_read_continued_and_copied(tmp_path):
     with insitu.open_recording(path) as recording:
         d = recording.description
         assert (d.channels, d.units, d.time_units, d.provenance) == (
-            ("molecules",), "1", "s", "written in format 1",
-        )  # fmt: skip
+            ("molecules",),
+            "1",
+            "s",
+            "written in format 1",
+        )
         assert (d.network["frame"], d.events.names) == ("rotating", ("birth", "death"))
         assert insitu.inspect(recording).findings == []
         x = recording.x[:]
@@ -242,7 +257,10 @@ for place in range(start - start % block, start + 4096, block):
 def zero_blocks_of_heap(path):
     """What is said of a file with each block of its first heap zeroed in turn."""
     done = subprocess.run(
-        [sys.executable, "-c", ZEROES, str(path), str(BLOCK)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", ZEROES, str(path), str(BLOCK)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"HDF5 hangs at byte {lines[-1]}\n{done.stderr}"
@@ -256,9 +274,15 @@ def test_no_zeroed_block_of_a_heap_hangs(tmp_path, version):
     lines = zero_blocks_of_heap(path)
     refused = [line for line in lines if "is damaged" in line]
     assert len(refused) >= 3
-    expected = r"of its texts cannot be read \(attribute" if version == 1 else "the axes of /.* have lost their names"
-    assert all(re.search(expected + "|cannot be opened|bad global heap|Unable|not what was written", line)
-               for line in refused), lines  # fmt: skip
+    expected = (
+        r"of its texts cannot be read \(attribute"
+        if version == 1
+        else "the axes of /.* have lost their names"
+    )
+    assert all(
+        re.search(expected + "|cannot be opened|bad global heap|Unable|not what was written", line)
+        for line in refused
+    ), lines
     assert any(re.search(expected, line) for line in refused)
 
 
@@ -275,7 +299,11 @@ def broken_heap(path):
 
 def test_a_new_file_with_a_damaged_heap_loses_nothing(tmp_path):
     path = broken_heap(saved(tmp_path / "r.nc"))
-    for change in (insitu.append_to, insitu.repair, lambda p: insitu.put_table(p, "noise", {"diffusion": 1.0})):
+    for change in (
+        insitu.append_to,
+        insitu.repair,
+        lambda p: insitu.put_table(p, "noise", {"diffusion": 1.0}),
+    ):
         with pytest.raises(ValueError, match="the axes of /.* have lost their names"):
             change(path)
     with insitu.open_recording(path, damaged=True) as recording:
@@ -291,7 +319,9 @@ def test_the_numbers_of_an_old_file_with_a_damaged_heap_can_be_saved(tmp_path):
         done = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
         assert done.exit_code == 2, done.output
         assert "of its texts cannot be read (attribute" in done.output.replace("\n", " ")
-    done = CliRunner().invoke(app, ["convert", str(path), str(copy), "--map", "x=x", "--map", "t=time"])
+    done = CliRunner().invoke(
+        app, ["convert", str(path), str(copy), "--map", "x=x", "--map", "t=time"]
+    )
     assert done.exit_code == 0, done.output
     with insitu.open_recording(copy) as recording:
         assert recording.x[:, -1, 0].tolist() == [6.0, 5.0, 5.0]

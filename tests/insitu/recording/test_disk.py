@@ -12,7 +12,9 @@ from fluctua.insitu.recording import disk
 
 
 def head(times=400, channels=3, **changes):
-    return insitu.Description(np.arange(float(times)), tuple(f"c{k}" for k in range(channels)), **changes)
+    return insitu.Description(
+        np.arange(float(times)), tuple(f"c{k}" for k in range(channels)), **changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,18 @@ def test_what_does_not_fit_is_refused_before_it_begins(tmp_path, monkeypatch):
 
 def test_a_refused_replacement_leaves_the_old_file(tmp_path):
     path = tmp_path / "r.nc"
-    options = ["record", str(path), "--lattice", "1x2", "--horizon", "1", "--dt", "0.1", "--every", "1"]
+    options = [
+        "record",
+        str(path),
+        "--lattice",
+        "1x2",
+        "--horizon",
+        "1",
+        "--dt",
+        "0.1",
+        "--every",
+        "1",
+    ]
     assert CliRunner().invoke(app, [*options, "--trajectories", "2"]).exit_code == 0
     done = CliRunner().invoke(app, [*options, "--trajectories", "100000000000000", "--replace"])
     assert done.exit_code == 2
@@ -67,16 +80,17 @@ def test_a_refused_replacement_leaves_the_old_file(tmp_path):
     assert CliRunner().invoke(app, [*options, "--trajectories", "3", "--replace"]).exit_code == 0
 
 
-# ------------------------------------------------------------------------------------------ power cuts
+# --------------------------------------------------------------------------------------- power cuts
 
 PAGE = 4096
 
 
 def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypatch):
-    """A cut leaves any mixture of the pages at the last sync and of those written since; what counts must be whole.
+    """A cut leaves any mixture of the pages at the last sync and of those written since; what
+    counts must be whole.
 
-    From the first trajectory on: before it there is nothing to lose, and the file may be one that cannot be opened.
-    """
+    From the first trajectory on: before it there is nothing to lose, and the file may be one that
+    cannot be opened."""
     description, rng = head(60, 6, dtype="complex64"), np.random.default_rng(0)
     path, syncs = tmp_path / "r.nc", []
     value = lambda n: np.full((60, 6), n + 1.0)
@@ -95,7 +109,9 @@ def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypat
     for (before, safe), (after, _) in itertools.pairwise(syncs):
         if not safe:
             continue
-        pages = [k for k in range(0, len(after), PAGE) if before[k : k + PAGE] != after[k : k + PAGE]]
+        pages = [
+            k for k in range(0, len(after), PAGE) if before[k : k + PAGE] != after[k : k + PAGE]
+        ]
         for _ in range(3):
             cut = bytearray(after)
             for k in pages:

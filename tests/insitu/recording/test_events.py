@@ -1,4 +1,6 @@
-"""Events of jump processes in recordings: what is read is what was written, to the bit, and damage is named."""
+"""Events of jump processes in recordings: what is read is what was written, to the bit, and
+damage is named.
+"""
 
 import json
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.processes.jumps import Events, Jumps, Sized
+from fluctua.processes.jumps import Events, Jumps, RandomJump
 
 T = np.linspace(0.0, 2.0, 11)
 MODEL = """
@@ -35,7 +37,9 @@ def head(**changed):
 
 
 def ensemble(count=60, key=7):
-    return fl.simulator(BIRTH_DEATH, jnp.array([3.0]), jnp.asarray(T))(jax.random.key(key), RATES, count)
+    return fl.simulator(BIRTH_DEATH, jnp.array([3.0]), jnp.asarray(T))(
+        jax.random.key(key), RATES, count
+    )
 
 
 def of(events, j):
@@ -58,7 +62,9 @@ def test_the_gradient_of_the_file_is_that_of_memory_to_the_bit(path, data, basel
     memory = fl.gradient(BIRTH_DEATH, COUNT, RATES, data, baseline=baseline)
     with insitu.open_recording(path) as recording:
         file = fl.gradient(BIRTH_DEATH, COUNT, RATES, recording.trajectories(), baseline=baseline)
-        small = fl.gradient(BIRTH_DEATH, COUNT, RATES, recording.trajectories(), baseline=baseline, block_bytes=500)
+        small = fl.gradient(
+            BIRTH_DEATH, COUNT, RATES, recording.trajectories(), baseline=baseline, block_bytes=500
+        )
     for name in RATES:
         assert file.gradient[name] == memory.gradient[name]
         np.testing.assert_allclose(small.gradient[name], memory.gradient[name], rtol=1e-9)
@@ -100,20 +106,28 @@ def test_a_killed_writer_loses_one_trajectory_at_most(tmp_path, data):
             writer.append(data.x[j], None, of(data.events, j))
     with insitu.open_recording(path) as recording:
         channel = recording.trajectories(load=True).events.channel
-        np.testing.assert_array_equal(channel, np.asarray(data.events.channel)[:8, :, : channel.shape[2]])
+        np.testing.assert_array_equal(
+            channel, np.asarray(data.events.channel)[:8, :, : channel.shape[2]]
+        )
         assert channel.shape[2] == np.max(np.sum(np.asarray(data.events.channel)[:8] >= 0, axis=2))
 
 
 def test_random_sizes_between_which_the_state_moves(tmp_path, key):
-    size = Sized(
+    size = RandomJump(
         sample=lambda key, th, x, t, c, i: th["m"] + jax.random.normal(key, (1,)),
         log_density=lambda th, change, x, t, c, i: -jnp.sum((change - th["m"]) ** 2) / 2,
     )
-    process = Jumps(lambda th, x: jnp.array([1.5]), size, fl.Process(lambda th, x: -x, lambda th, x: 0.5 * jnp.ones(1)))
+    process = Jumps(
+        lambda th, x: jnp.array([1.5]),
+        size,
+        fl.Process(lambda th, x: -x, lambda th, x: 0.5 * jnp.ones(1)),
+    )
     theta = {"m": jnp.array(0.4)}
     data = fl.simulator(process, jnp.array([1.0]), jnp.asarray(T))(key, theta, 30)
     kinds = insitu.EventKinds(("kick",), still=False)
-    insitu.save(tmp_path / "r.nc", head(events=kinds, parameters={"m": 0.4}), data.x, events=data.events)
+    insitu.save(
+        tmp_path / "r.nc", head(events=kinds, parameters={"m": 0.4}), data.x, events=data.events
+    )
     square = fl.Objective(terminal=lambda th, x: x[0] ** 2)
     with insitu.open_recording(tmp_path / "r.nc") as recording:
         file = insitu.estimate(recording, process, square, theta).estimate
@@ -122,7 +136,11 @@ def test_random_sizes_between_which_the_state_moves(tmp_path, key):
 
 def test_other_programs_read_it(path, data):
     with xr.open_dataset(path, engine="h5netcdf", group="events") as events:
-        assert int(events["count"].sum()) == len(events["after"]) == int((data.events.channel >= 0).sum())
+        assert (
+            int(events["count"].sum())
+            == len(events["after"])
+            == int((data.events.channel >= 0).sum())
+        )
 
 
 # ------------------------------------------------------------------------------------------- damage
@@ -136,7 +154,9 @@ def damaged(path, name, place, value):
         group = file["events"]
         group[name][place] = value
         begin, count = 0, int(group["count"][0])
-        rows = event_rows.Rows(*(group[n][begin:count] for n in ("step", "after", "channel")), np.zeros((count, 1)))
+        rows = event_rows.Rows(
+            *(group[n][begin:count] for n in ("step", "after", "channel")), np.zeros((count, 1))
+        )
         group["checksum"][0] = event_rows.crc(rows, has_change=False)
 
 
@@ -166,14 +186,21 @@ def test_events_that_cannot_be_are_named(path, name, place, value, message):
 def test_a_flipped_bit_and_a_short_column_are_named(path, tmp_path):
     with h5py.File(path, "r+") as file:
         file["events/after"][3] *= 1 + 1e-9
-    with insitu.open_recording(path) as recording, pytest.raises(ValueError, match="trajectory 0.*checksum"):
+    with (
+        insitu.open_recording(path) as recording,
+        pytest.raises(ValueError, match="trajectory 0.*checksum"),
+    ):
         recording.trajectories(0, 2)
     with insitu.open_recording(path, damaged=True) as recording:
         assert insitu.convert(recording, tmp_path / "saved.nc").lost == (0,)
-        assert any("trajectory 0" in f.text for f in insitu.inspect(recording).findings if f.serious)
+        assert any(
+            "trajectory 0" in f.text for f in insitu.inspect(recording).findings if f.serious
+        )
     with h5py.File(path, "r+") as file:
         file["events/channel"].resize(10, axis=0)
-    with pytest.raises(ValueError, match="/events/channel has 10 entries, and 60 trajectories count"):
+    with pytest.raises(
+        ValueError, match="/events/channel has 10 entries, and 60 trajectories count"
+    ):
         insitu.open_recording(path)
 
 
@@ -182,7 +209,9 @@ def test_what_is_written_must_belong_together(tmp_path, data):
         with pytest.raises(ValueError, match="comes with its events"):
             writer.append(data.x[0])
         after, channel, change = of(data.events, 0)
-        with pytest.raises(ValueError, match=r"\(10, K\).*got \(10, \d+\), \(10, \d+\) and \(10, \d+, 2\)"):
+        with pytest.raises(
+            ValueError, match=r"\(10, K\).*got \(10, \d+\), \(10, \d+\) and \(10, \d+, 2\)"
+        ):
             writer.append(data.x[0], None, (after, channel, np.repeat(change, 2, axis=-1)))
         with pytest.raises(ValueError, match="n moves by"):
             writer.append(data.x[0], None, of(data.events, 1))
@@ -196,7 +225,7 @@ def test_what_is_written_must_belong_together(tmp_path, data):
         head(events=insitu.EventKinds(("birth", "death"), [[1.0, -1.0]]))
 
 
-# ----------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +246,9 @@ def command(name, *options):
 @pytest.mark.long
 def test_inspect_counts_the_events(folder):
     done = command("inspect", folder / "r.nc")
-    assert done.exit_code == 0, done.output  # states that repeat, and zero as an extreme, are no damage here
+    assert done.exit_code == 0, (
+        done.output
+    )  # states that repeat, and zero as an extreme, are no damage here
     assert "events: birth" in done.output
     told = json.loads(command("inspect", folder / "r.nc", "--json").output)["events"]["kinds"]
     assert abs(told["birth"] - 1000 * 5 * 2) < 4 * np.sqrt(10_000)  # Poisson
@@ -225,13 +256,17 @@ def test_inspect_counts_the_events(folder):
 
 def test_estimate_agrees_with_the_exact_answer(folder):
     """E[n_T] = 3e^{−dT} + b/d (1 − e^{−dT})."""
-    told = json.loads(command("estimate", folder / "r.nc", "--model", folder / "model.py", "--json").output)
+    told = json.loads(
+        command("estimate", folder / "r.nc", "--model", folder / "model.py", "--json").output
+    )
     fall = np.exp(-2.0)
     exact = {"birth": 1 - fall, "death": -3 * 2 * fall - 5 * (1 - fall) + 5 * 2 * fall}
     for name, value in exact.items():
         assert abs(told["gradient"][name] - value) < 4 * told["stderr"][name]
     assert told["residuals"]["cause"] == ""
-    np.testing.assert_allclose(told["residuals"]["v"], 1, atol=0.05)  # thousands of events of each kind
+    np.testing.assert_allclose(
+        told["residuals"]["v"], 1, atol=0.05
+    )  # thousands of events of each kind
 
 
 @pytest.mark.parametrize(

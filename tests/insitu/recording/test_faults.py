@@ -1,4 +1,6 @@
-"""Faults on purpose: kills in plain mode, flipped bits, two writers, size limits, files that point elsewhere."""
+"""Faults on purpose: kills in plain mode, flipped bits, two writers, size limits, files that
+point elsewhere.
+"""
 
 import os
 import re
@@ -19,7 +21,11 @@ T = np.arange(5.0)
 X = np.random.default_rng(0).normal(size=(20, 5, 2))
 PHASE = np.linspace(1.0, 2.0, 20)
 HEAD = insitu.Description(
-    T, ("a", "b"), context={"phase": ()}, parameters={"omega": [0.25, 0.75]}, settings={"heater": 1.23456}
+    T,
+    ("a", "b"),
+    context={"phase": ()},
+    parameters={"omega": [0.25, 0.75]},
+    settings={"heater": 1.23456},
 )
 
 
@@ -32,11 +38,15 @@ def path(tmp_path):
 def python(code, *arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
-# --------------------------------------------------------------------------------------------- kills
+# -------------------------------------------------------------------------------------------- kills
 
 DIES = """
 import os, sys
@@ -111,7 +121,9 @@ def test_a_kill_in_plain_mode_locks_nothing(killed, tmp_path, where, door):
 
 
 def test_states_that_were_flushed_without_their_number_are_counted(path):
-    """A kill between the two flushes of an append: states, context and checksum are whole, the number is not there."""
+    """A kill between the two flushes of an append: states, context and checksum are whole, the
+    number is not there.
+    """
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
         file["trajectory"].resize(19, axis=0)
     with insitu.append_to(path) as writer:
@@ -121,7 +133,7 @@ def test_states_that_were_flushed_without_their_number_are_counted(path):
         assert r.count == 21
 
 
-# ------------------------------------------------------------------------------------------- two writers
+# -------------------------------------------------------------------------------------- two writers
 
 HOLDS = """
 import sys
@@ -173,7 +185,9 @@ def test_of_two_that_append_one_is_told(path):
     assert len(answers) == 4, errors
     done = answers.count("appended")
     assert done >= 1
-    assert all(a == "appended" or re.search("written by|open in another", a) for a in answers), answers
+    assert all(a == "appended" or re.search("written by|open in another", a) for a in answers), (
+        answers
+    )
     with insitu.open_recording(path) as r:
         assert r.count == 20 + done
 
@@ -184,7 +198,7 @@ def test_a_file_open_elsewhere_is_named(path):
         assert "open in another program" in child.communicate("")[1]
 
 
-# ------------------------------------------------------------------------------------------ flipped bits
+# ------------------------------------------------------------------------------------- flipped bits
 
 
 def flipped(path, what, at=0, bit=0):
@@ -196,12 +210,17 @@ def flipped(path, what, at=0, bit=0):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("entry", "bit"), [(3, 0), (3, 7), (1, 0), (16, 4), (19, 0), (19, 4), (0, 2)])
+@pytest.mark.parametrize(
+    ("entry", "bit"), [(3, 0), (3, 7), (1, 0), (16, 4), (19, 0), (19, 4), (0, 2)]
+)
 def test_a_flipped_bit_in_the_numbers_deletes_nothing(path, entry, bit):
     flipped(path, np.arange(20).tobytes(), 8 * entry, bit)
     before = path.read_bytes()
     for change in (insitu.append_to, insitu.repair):
-        with pytest.raises(ValueError, match=rf"entry {entry} of /trajectory is {entry ^ (1 << bit)} and not {entry}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"entry {entry} of /trajectory is {entry ^ (1 << bit)} and not {entry}",
+        ):
             change(path)
         assert path.read_bytes() == before
     with insitu.open_recording(path, damaged=True) as r:
@@ -215,7 +234,9 @@ def test_a_flipped_bit_in_the_numbers_deletes_nothing(path, entry, bit):
 
 
 def test_a_last_number_that_became_zero_is_found_by_its_checksum(path):
-    """16 with one bit flipped is 0, as a number that was never written may be; the checksum tells that it was."""
+    """16 with one bit flipped is 0, as a number that was never written may be; the checksum
+    tells that it was.
+    """
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
         for name in ("x", "trajectory", "checksum", "context/phase"):
             file[name].resize(17, axis=0)
@@ -253,10 +274,12 @@ def test_files_without_checksums_still_open(path):
         writer.append(X[3], {"phase": 1.0})
     with insitu.open_recording(path) as r:
         assert r.count == 21
-        assert [(f.what, f.serious) for f in insitu.inspect(r).findings] == [("no checksums", False)]
+        assert [(f.what, f.serious) for f in insitu.inspect(r).findings] == [
+            ("no checksums", False)
+        ]
 
 
-# ------------------------------------------------------------------------------------------- size limits
+# -------------------------------------------------------------------------------------- size limits
 
 LIMITED = """
 import resource, sys
@@ -281,7 +304,9 @@ for limit in range(60_000, 700_000, 79_000):
 
 @pytest.mark.parametrize("how", ["foreseen", "unforeseen"])
 def test_what_is_limited_says_so_and_loses_nothing(tmp_path, how):
-    """`ulimit -f`, seen before a write; and as on file systems where only the write itself fails."""
+    """`ulimit -f`, seen before a write; and as on file systems where only the write itself
+    fails.
+    """
     child = python(LIMITED, tmp_path, how)
     out, errors = child.communicate()
     assert child.returncode == 0, errors
@@ -303,7 +328,7 @@ def test_what_is_limited_says_so_and_loses_nothing(tmp_path, how):
     assert int(answers[-1][1]) > 40
 
 
-# ------------------------------------------------------------------------------- what points elsewhere
+# ---------------------------------------------------------------------------- what points elsewhere
 
 
 def _external(file, name, elsewhere):
@@ -346,7 +371,12 @@ def test_shapes_of_terabytes_are_refused(tmp_path, name):
         for known, value in (("x", X), ("t", T), ("parameters/k", 1.0), ("context/phase", PHASE)):
             if known != name:
                 file[known] = value
-        shape = {"x": (20, 5, 2 * 10**11), "t": (10**12,), "parameters/k": (10**12,), "context/phase": (20, 10**11)}
+        shape = {
+            "x": (20, 5, 2 * 10**11),
+            "t": (10**12,),
+            "parameters/k": (10**12,),
+            "context/phase": (20, 10**11),
+        }
         file.create_dataset(name, shape[name], "f8", chunks=True)
     with pytest.raises(ValueError, match=rf"/{name} declares .* and holds 0"):
         insitu.open_recording(path)
@@ -356,7 +386,11 @@ def test_shapes_of_terabytes_are_refused(tmp_path, name):
 def test_shapes_of_terabytes_in_numpy_files_are_refused(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
     np.save(tmp_path / "x.npy", np.zeros((2, 5, 2)))
-    data = (tmp_path / "x.npy").read_bytes().replace(b"(2, 5, 2), }           ", b"(20000000000, 500, 2), }")
+    data = (
+        (tmp_path / "x.npy")
+        .read_bytes()
+        .replace(b"(2, 5, 2), }           ", b"(20000000000, 500, 2), }")
+    )
     assert b"20000000000" in data
     if ending == "npy":
         path.write_bytes(data)
@@ -387,7 +421,9 @@ except ValueError as error:
 
 
 def test_a_torn_page_of_a_dead_writer_is_named_at_once(tmp_path):
-    """In single-writer mode HDF5 would read the page again for minutes, as if its writer were about to mend it."""
+    """In single-writer mode HDF5 would read the page again for minutes, as if its writer were
+    about to mend it.
+    """
     path = tmp_path / "run.nc"
     assert python(WRITES_AND_DIES, path).wait() == 9
     assert ownership.mark(path) & ownership.SINGLE_WRITER

@@ -1,4 +1,6 @@
-"""Files of usual instruments: without times, in counts, as arrays and tables; and their conversion."""
+"""Files of usual instruments: without times, in counts, as arrays and tables; and their
+conversion.
+"""
 
 import numpy as np
 import pytest
@@ -38,7 +40,9 @@ def test_times_from_an_interval_or_a_rate(tmp_path):
     with pytest.raises(ValueError, match="has times of its own"):
         insitu.open_recording(tmp_path / "b.npz", dt=0.25)
     np.save(tmp_path / "c.npy", X[:, :, 0])
-    with pytest.raises(ValueError, match=r"\(trajectories, times, channels\) .* got \(6, 40\)\. One trajectory"):
+    with pytest.raises(
+        ValueError, match=r"\(trajectories, times, channels\) .* got \(6, 40\)\. One trajectory"
+    ):
         insitu.open_recording(tmp_path / "c.npy", dt=0.25)
 
 
@@ -59,13 +63,18 @@ def test_counts_get_their_units(tmp_path):
 
 
 def test_clipping_is_found_in_counts(tmp_path):
-    """A single sample at the end of the counter's range is clipped; no pile is needed to see that."""
+    """A single sample at the end of the counter's range is clipped; no pile is needed to see
+    that.
+    """
     counts = (X * 1000).astype(np.int16)
     counts[2, 7, 1] = 32767
     np.savez(tmp_path / "a.npz", x=counts, t=T)
     done = run("inspect", tmp_path / "a.npz", "--scale", "0.001")
     assert done.exit_code == 1
-    assert "clipped above: x[1]; worst is x[1], 1 sample at the end of the counter's range" in done.output
+    assert (
+        "clipped above: x[1]; worst is x[1], 1 sample at the end of the counter's range"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize("kind", ["numbered", "restarting", "tabs", "bare"])
@@ -78,7 +87,14 @@ def test_tables_of_numbers(tmp_path, kind):
     if kind == "bare":
         columns, names, options = list(X[0].T), "", {"dt": 0.25}
     tab = "\t" if kind == "tabs" else ","
-    np.savetxt(path, np.column_stack(columns), delimiter=tab, header=names.replace(",", tab), comments="", fmt="%.17g")
+    np.savetxt(
+        path,
+        np.column_stack(columns),
+        delimiter=tab,
+        header=names.replace(",", tab),
+        comments="",
+        fmt="%.17g",
+    )
     if kind == "bare":
         path.write_text(path.read_text().lstrip("\n"))
     description, x = opened(path, **options)
@@ -90,7 +106,9 @@ def test_tables_of_numbers(tmp_path, kind):
 def test_what_is_wrong_with_a_table(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("left,right\n1,2\n3,4\n")
-    with pytest.raises(ValueError, match="no column of times; it has left, right.*--dt or --rate.*--map t=COLUMN"):
+    with pytest.raises(
+        ValueError, match="no column of times; it has left, right.*--dt or --rate.*--map t=COLUMN"
+    ):
         insitu.open_recording(path)
     with pytest.raises(ValueError, match="got t=clock, and it has left, right"):
         insitu.open_recording(path, {"t": "clock"})
@@ -111,7 +129,7 @@ def test_a_cut_npz_is_named(tmp_path):
             insitu.open_recording(tmp_path / "a.npz")
 
 
-# ------------------------------------------------------------------------------------------- conversion
+# --------------------------------------------------------------------------------------- conversion
 
 
 def test_convert_and_drop(tmp_path):
@@ -138,7 +156,9 @@ def test_convert_and_drop(tmp_path):
 
 
 def test_convert_saves_what_is_whole(tmp_path):
-    """A flipped bit in the states of trajectory 3: the other five are copied, and that one is named."""
+    """A flipped bit in the states of trajectory 3: the other five are copied, and that one is
+    named.
+    """
     path = tmp_path / "r.nc"
     insitu.save(path, insitu.Description(T, ("a", "b", "c")), X)
     data = bytearray(path.read_bytes())

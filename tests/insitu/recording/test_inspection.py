@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.insitu.continuing import stretches
+from fluctua.insitu.continuing import split_record
 from fluctua.insitu.recording.digitisation import find_steps
 from fluctua.insitu.recording.trend import find_trend, remove_trend
 
@@ -33,7 +33,9 @@ def save(path, x, **changes):
     """A recording (E, T, M) in units of 0.1 per sample."""
     t = 0.1 * np.arange(x.shape[1])
     names = tuple("abcdefgh"[: x.shape[2]])
-    insitu.save(path, insitu.Description(t, names, x.dtype.name, parameters={"k": 1.0}, **changes), x)
+    insitu.save(
+        path, insitu.Description(t, names, x.dtype.name, parameters={"k": 1.0}, **changes), x
+    )
     return path
 
 
@@ -66,7 +68,9 @@ def test_chance_ties_of_twelve_bits_are_no_dropped_samples(tmp_path):
     assert error < 0.15 * wanted
 
 
-@pytest.mark.parametrize(("bits", "channels", "held"), [(12, 1, 150), (12, 2, 10), (10, 4, 10), (16, 1, 40)])
+@pytest.mark.parametrize(
+    ("bits", "channels", "held"), [(12, 1, 150), (12, 2, 10), (10, 4, 10), (16, 1, 40)]
+)
 def test_held_samples_among_digitised_ones_are_found(tmp_path, bits, channels, held):
     rng = np.random.default_rng(1)
     x = digitised(np.moveaxis(correlated(rng, 1001, 21.6, (40, channels)), 0, 1), bits)
@@ -80,7 +84,9 @@ def test_held_samples_among_digitised_ones_are_found(tmp_path, bits, channels, h
 def test_one_repeat_of_continuous_numbers_is_serious(tmp_path):
     x = np.random.default_rng(2).normal(size=(4, 50, 2))
     x[1, 7] = x[1, 6]
-    assert [(f.what, f.serious) for f in findings(save(tmp_path / "r.nc", x))] == [("dropped samples", True)]
+    assert [(f.what, f.serious) for f in findings(save(tmp_path / "r.nc", x))] == [
+        ("dropped samples", True)
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -89,7 +95,9 @@ def test_steps_are_found_where_there_are_some(dtype):
     smooth = correlated(rng, 5000, 20, (2,)).astype(dtype)
     assert find_steps(smooth) is None
     step = np.array([0.0137, 0.251])
-    np.testing.assert_allclose(find_steps((np.rint(smooth / step) * step + 0.5).astype(dtype)), step, rtol=1e-3)
+    np.testing.assert_allclose(
+        find_steps((np.rint(smooth / step) * step + 0.5).astype(dtype)), step, rtol=1e-3
+    )
     mixed = smooth.copy()
     mixed[:, 0] = np.rint(smooth[:, 0] / 0.01) * 0.01
     assert find_steps(mixed) is None  # one continuous channel: no tie is chance
@@ -97,7 +105,9 @@ def test_steps_are_found_where_there_are_some(dtype):
 
 @pytest.mark.long
 def test_sound_digitised_data_raise_no_alarm(tmp_path):
-    """One to four channels, alike or not, steps from a third of a difference to 100 of them: none of 240 files."""
+    """One to four channels, alike or not, steps from a third of a difference to 100 of them:
+    none of 240 files.
+    """
     rng = np.random.default_rng(4)
     wrong = []
     for channels, alike in ((1, 0.0), (2, 0.0), (2, 0.99), (4, 0.5)):
@@ -106,7 +116,9 @@ def test_sound_digitised_data_raise_no_alarm(tmp_path):
             for k in range(10):
                 x = correlated(rng, 10_000, 50, (channels,)) @ mixing.T
                 counts = np.rint(x * steps / np.sqrt(2 * (1 - np.exp(-1 / 50))))
-                path = save(tmp_path / f"{channels}{alike}{steps}{k}.nc", counts.reshape(10, 1000, channels))
+                path = save(
+                    tmp_path / f"{channels}{alike}{steps}{k}.nc", counts.reshape(10, 1000, channels)
+                )
                 wrong += [f.text for f in findings(path) if f.what == "dropped samples"]
     assert wrong == []
 
@@ -131,7 +143,10 @@ def test_a_slow_drift_of_one_record_is_named(tmp_path):
 
 
 def test_a_variance_that_changes_is_named():
-    x = correlated(np.random.default_rng(6), 20_000, 10, (1,)) * np.linspace(1.0, 1.6, 20_000)[:, None]
+    x = (
+        correlated(np.random.default_rng(6), 20_000, 10, (1,))
+        * np.linspace(1.0, 1.6, 20_000)[:, None]
+    )
     trend = find_trend(x).trend
     assert (trend.what, trend.component) == ("variance", 0)
     assert 0.5 < trend.change < 1.1  # ∫(1 + 0.6u)² du over the halves: 1.97 − 1.33 = 0.78
@@ -156,12 +171,22 @@ def test_steady_records_are_rarely_said_to_drift(times):
 
 @pytest.mark.long
 def test_drifts_of_some_size_are_found():
-    """A mean that moves by 1.5 standard deviations in 1,000 correlation times, and a variance that grows fivefold."""
+    """A mean that moves by 1.5 standard deviations in 1,000 correlation times, and a variance
+    that grows fivefold.
+    """
     rng = np.random.default_rng(9)
     x = correlated(rng, 4000, 4, (50,))
     rise = np.linspace(0, 1, 4000)
-    assert sum(find_trend(x[:, [k]] + 1.5 * rise[:, None]).trend is not None for k in range(50)) >= 45
-    assert sum(find_trend(x[:, [k]] * np.sqrt(1 + 4 * rise)[:, None]).trend is not None for k in range(50)) >= 45
+    assert (
+        sum(find_trend(x[:, [k]] + 1.5 * rise[:, None]).trend is not None for k in range(50)) >= 45
+    )
+    assert (
+        sum(
+            find_trend(x[:, [k]] * np.sqrt(1 + 4 * rise)[:, None]).trend is not None
+            for k in range(50)
+        )
+        >= 45
+    )
 
 
 # ------------------------------------------------------------------------------------- `--detrend`
@@ -174,7 +199,11 @@ def test_a_trend_is_taken_away_and_that_is_noted(tmp_path):
     psi = (steady + offset)[:, 0] + 1j * (steady + offset)[:, 1]
     path = tmp_path / "r.nc"
     t = 0.1 * np.arange(20_000)
-    insitu.save(path, insitu.Description(t, ("psi",), "complex128", parameters={"k": 1.0}), psi[None, :, None])
+    insitu.save(
+        path,
+        insitu.Description(t, ("psi",), "complex128", parameters={"k": 1.0}),
+        psi[None, :, None],
+    )
     copy = tmp_path / "copy.nc"
     done = CliRunner().invoke(app, ["convert", str(path), str(copy), "--detrend", "400"])
     assert done.exit_code == 0, done.output
@@ -184,7 +213,8 @@ def test_a_trend_is_taken_away_and_that_is_noted(tmp_path):
         assert "detrended: what varies more slowly than 400" in recording.description.provenance
         assert insitu.inspect(recording).findings == []
     np.testing.assert_allclose(x.mean(axis=0), (steady + offset).mean(axis=0), atol=1e-9)
-    # ten cosines of variance 2τ each are lost of 20,000: a hundredth; and what a straight line has beyond them
+    # ten cosines of variance 2τ each are lost of 20,000: a hundredth; and what a straight line has
+    # beyond them
     assert np.abs(x - steady).std() < 0.15
     assert findings(path)[0].what == "drift"
 
@@ -200,7 +230,10 @@ def test_a_trend_as_fast_as_the_system_is_not_taken_away():
 @pytest.mark.parametrize("time", [0.0, float("nan"), -1.0])
 def test_the_time_of_a_trend_is_checked(tmp_path, time):
     path = save(tmp_path / "r.nc", np.random.default_rng(0).normal(size=(1, 50, 1)))
-    with insitu.open_recording(path) as recording, pytest.raises(ValueError, match="is a time, above 0"):
+    with (
+        insitu.open_recording(path) as recording,
+        pytest.raises(ValueError, match="is a time, above 0"),
+    ):
         insitu.convert(recording, tmp_path / "copy.nc", detrend=time)
 
 
@@ -215,10 +248,12 @@ def test_a_calibration_names_the_drift_and_advises_no_longer_record(tmp_path):
         with insitu.open_recording(path) as recording:
             model = insitu.model_of(recording, tmp_path / "model.py")
             if size == 0.4:
-                pieces = stretches(recording, model)
+                pieces = split_record(recording, model)
                 assert "the mean of a differs by" in pieces.trend
                 assert "→ not steady: the mean of a" in repr(pieces)
             else:
-                with pytest.raises(ValueError, match="is too short.*because of a drift: the mean of a") as raised:
-                    stretches(recording, model)
+                with pytest.raises(
+                    ValueError, match="is too short.*because of a drift: the mean of a"
+                ) as raised:
+                    split_record(recording, model)
                 assert "Record for longer" not in str(raised.value)

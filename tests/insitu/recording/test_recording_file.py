@@ -25,20 +25,24 @@ def simple(**changes):
     return insitu.Description(**{"t": T, "channels": ("a", "b"), **changes})
 
 
-# ---------------------------------------------------------------------------------------- round trips
+# -------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("step", ["euler", "heun"])
 def test_a_recording_says_by_which_steps_its_network_is_meant(step):
     task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, step=step)
     head = insitu.Description(t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task))
-    assert ("step" in head.network) == (step == "heun")  # files of before say nothing, and are Euler's
+    assert ("step" in head.network) == (
+        step == "heun"
+    )  # files of before say nothing, and are Euler's
     assert task_of(head).process == task.process
     assert task_of(head).objective == task.objective
 
 
 NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+)
 ARRAY = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, max_dims=3, max_side=3))
 TABLE = st.dictionaries(NAME, ARRAY | TEXT, max_size=3)
 
@@ -48,11 +52,18 @@ def recordings(draw):
     times, width, count = draw(st.integers(2, 5)), draw(st.integers(1, 3)), draw(st.integers(0, 4))
     dtype = draw(st.sampled_from(["float32", "float64", "complex64", "complex128"]))
     any_number = {"allow_nan": True, "allow_infinity": True}
-    states = hnp.arrays(dtype, (count, times, width), elements=hnp.from_dtype(np.dtype(dtype), **any_number))
-    shapes = draw(st.none() | st.dictionaries(NAME, hnp.array_shapes(min_dims=0, max_dims=2, max_side=3), max_size=2))
+    states = hnp.arrays(
+        dtype, (count, times, width), elements=hnp.from_dtype(np.dtype(dtype), **any_number)
+    )
+    shapes = draw(
+        st.none()
+        | st.dictionaries(NAME, hnp.array_shapes(min_dims=0, max_dims=2, max_side=3), max_size=2)
+    )
     description = insitu.Description(
         t=np.cumsum(draw(hnp.arrays(np.float64, times, elements=st.floats(1e-3, 10.0)))),
-        channels=tuple(draw(st.lists(TEXT.filter(bool), min_size=width, max_size=width, unique=True))),
+        channels=tuple(
+            draw(st.lists(TEXT.filter(bool), min_size=width, max_size=width, unique=True))
+        ),
         dtype=dtype,
         units=draw(TEXT),
         time_units=draw(TEXT),
@@ -64,12 +75,15 @@ def recordings(draw):
         provenance=draw(TEXT),
     )
     context = {
-        name: np.asarray(draw(hnp.arrays(np.float64, (count, *shape)))) for name, shape in (shapes or {}).items()
+        name: np.asarray(draw(hnp.arrays(np.float64, (count, *shape))))
+        for name, shape in (shapes or {}).items()
     }
     return description, draw(states), context
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(recordings())
 def test_round_trip(tmp_path, recording):
     description, x, context = recording
@@ -77,7 +91,16 @@ def test_round_trip(tmp_path, recording):
     path.unlink(missing_ok=True)
     insitu.save(path, description, x, context)
     with insitu.open_recording(path) as back:
-        for name in ("channels", "dtype", "units", "time_units", "context", "provenance", "software", "created"):
+        for name in (
+            "channels",
+            "dtype",
+            "units",
+            "time_units",
+            "context",
+            "provenance",
+            "software",
+            "created",
+        ):
             assert getattr(back.description, name) == getattr(description, name), name
         np.testing.assert_array_equal(back.t, description.t)
         for table in ("parameters", "settings", "drive", "noise"):
@@ -97,8 +120,14 @@ def test_xarray_and_plain_h5py_read_it(tmp_path):
     x = np.random.default_rng(0).normal(size=(4, 3, 2)) + 1j
     path = tmp_path / "r.nc"
     theta = {"omega": np.arange(5.0), "k": 0.3}
-    insitu.save(path, simple(dtype="complex128", units="V", time_units="s", context={"phase": ()}, parameters=theta), x,
-                {"phase": np.arange(4.0)})  # fmt: skip
+    insitu.save(
+        path,
+        simple(
+            dtype="complex128", units="V", time_units="s", context={"phase": ()}, parameters=theta
+        ),
+        x,
+        {"phase": np.arange(4.0)},
+    )
     with xr.open_dataset(path, engine="h5netcdf") as data:
         assert data.x.dims == ("trajectory", "time", "channel")
         assert data.x.attrs["units"] == "V"
@@ -150,7 +179,7 @@ def test_appending_checks_what_comes(tmp_path):
         assert r.context["phase"].tolist() == [1.0, 2.0]
 
 
-# --------------------------------------------------------------------------------------------- kills
+# -------------------------------------------------------------------------------------------- kills
 
 KILLS = """
 import os, random, signal, struct, sys, time
@@ -201,7 +230,10 @@ print(total)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks writers to kill them")
 def test_killed_writers_lose_nothing_that_was_written(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path / "r.nc"), "25"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", KILLS, str(tmp_path / "r.nc"), "25"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 25  # the kills fell between and within trajectories
@@ -210,7 +242,8 @@ def test_killed_writers_lose_nothing_that_was_written(tmp_path):
 def test_a_live_writer_is_not_repaired_away(tmp_path):
     code = (
         "import sys, numpy as np; from fluctua.insitu.recording.description import Description; "
-        "from fluctua.insitu.recording.writer import create; w = create(sys.argv[1], Description([0, 1], ('a',))); "
+        "from fluctua.insitu.recording.writer import create; w = create(sys.argv[1], "
+        "Description([0, 1], ('a',))); "
         "w.append(np.ones((2, 1))); print('ready', flush=True); sys.stdin.read()"
     )
     path = tmp_path / "r.nc"
@@ -238,16 +271,24 @@ def test_checksum_is_that_of_hdf5(tmp_path):
     assert ownership.lookup3(head[:44]).to_bytes(4, "little") == head[44:]
 
 
-# ----------------------------------------------------------------------------------- foreign and damaged
+# ------------------------------------------------------------------------------ foreign and damaged
 
 
 def test_npz_by_convention_and_by_mapping(tmp_path):
     x = np.random.default_rng(2).normal(size=(4, 3, 2))
     np.savez(
-        tmp_path / "a.npz", x=x, t=T, channels=["u", "v"], **{"parameters.k": 0.5, "context.phase": np.arange(4.0)}
+        tmp_path / "a.npz",
+        x=x,
+        t=T,
+        channels=["u", "v"],
+        **{"parameters.k": 0.5, "context.phase": np.arange(4.0)},
     )
     with insitu.open_recording(tmp_path / "a.npz") as r:
-        assert (r.kind, r.description.channels, float(r.description.parameters["k"])) == ("npz", ("u", "v"), 0.5)
+        assert (r.kind, r.description.channels, float(r.description.parameters["k"])) == (
+            "npz",
+            ("u", "v"),
+            0.5,
+        )
         np.testing.assert_array_equal(r.x[:], x)
         np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
     np.savez(tmp_path / "b.npz", psi=x + 2j, clock=T)
@@ -263,7 +304,9 @@ def test_npz_by_convention_and_by_mapping(tmp_path):
 
 
 def matlab(path, **variables):
-    """A file laid out as MATLAB's save(..., '-v7.3') does: a user block, axes in reverse, structs as groups."""
+    """A file laid out as MATLAB's save(..., '-v7.3') does: a user block, axes in reverse,
+    structs as groups.
+    """
     with h5py.File(path, "w", userblock_size=512) as file:
         for name, value in variables.items():
             value = np.asarray(value)
@@ -276,7 +319,9 @@ def matlab(path, **variables):
             file[name] = value.T
     with open(path, "r+b") as file:
         file.write(
-            b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Jan 1".ljust(116) + b" " * 8 + b"\x00\x02IM"
+            b"MATLAB 7.3 MAT-file, Platform: GLNXA64, Created on: Mon Jan 1".ljust(116)
+            + b" " * 8
+            + b"\x00\x02IM"
         )
 
 
@@ -298,15 +343,28 @@ def test_matlab_v73(tmp_path):
 
 
 def test_matlab_v73_by_another_writer(tmp_path):
-    """hdf5storage writes what MATLAB's own load takes: cells as references, text as UTF-16, row vectors."""
+    """hdf5storage writes what MATLAB's own load takes: cells as references, text as UTF-16, row
+    vectors.
+    """
     x = np.random.default_rng(4).normal(size=(4, 3, 2)) * (1 - 2j)
-    variables = {"x": x, "t": np.asarray(T)[:, None], "channels": np.array([["left", "right"]], dtype=object),
-                 "units": "µV", "parameters": {"omega": np.array([[1.0, 2.0, 3.0]])},
-                 "context": {"phase": np.arange(4.0)[:, None]}}  # fmt: skip
+    variables = {
+        "x": x,
+        "t": np.asarray(T)[:, None],
+        "channels": np.array([["left", "right"]], dtype=object),
+        "units": "µV",
+        "parameters": {"omega": np.array([[1.0, 2.0, 3.0]])},
+        "context": {"phase": np.arange(4.0)[:, None]},
+    }
     path = str(tmp_path / "a.mat")
-    hdf5storage.savemat(path, variables, format="7.3", store_python_metadata=False, matlab_compatible=True)
+    hdf5storage.savemat(
+        path, variables, format="7.3", store_python_metadata=False, matlab_compatible=True
+    )
     with insitu.open_recording(path) as r:
-        assert (r.kind, r.description.units, r.description.channels) == ("MATLAB v7.3", "µV", ("left", "right"))
+        assert (r.kind, r.description.units, r.description.channels) == (
+            "MATLAB v7.3",
+            "µV",
+            ("left", "right"),
+        )
         np.testing.assert_array_equal(r.description.parameters["omega"], [1.0, 2.0, 3.0])
         np.testing.assert_array_equal(r.x[:], np.concatenate([x.real, x.imag], -1))
         np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
@@ -342,7 +400,9 @@ def damaged(path, how):
     return "damaged: x missing"
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "text", "zip", "foreign", "cut", "newer", "no states"])
+@pytest.mark.parametrize(
+    "how", ["missing", "empty", "text", "zip", "foreign", "cut", "newer", "no states"]
+)
 def test_damaged_files_say_so(tmp_path, how):
     path = tmp_path / "r.nc"
     message = damaged(path, how)

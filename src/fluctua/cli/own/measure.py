@@ -1,8 +1,10 @@
-"""`fluctua bench own`: processes that a user writes, with the generated kernel, on JAX, and beside other libraries.
+"""`fluctua bench own`: processes that a user writes, with the generated kernel, on JAX, and beside
+other libraries.
 
-Every competitor of one process and ensemble is called in turn, several times over, so that a busy machine is as busy
-for all of them. Times are of whole calls: estimates with the scores of all parameters for us and for the kernel that
-was written by hand, simulations without scores for diffrax and torchsde.
+Every competitor of one process and ensemble is called in turn, several times over, so that a busy
+machine is as busy for all of them. Times are of whole calls: estimates with the scores of all
+parameters for us and for the kernel that was written by hand, simulations without scores for
+diffrax and torchsde.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ BASELINES = ("time", "optimal", "twin")
 KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"), ("twin", "threefry"))
 """Baselines and noises of the generated kernel. JAX has the noise that is the default, threefry."""
 TWIN_MOST = 2_000
-"""Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each."""
+"""Trajectories of the twin on JAX: it takes 256 at a time, so that more of them cost as much each.
+"""
 CALL_SECONDS = 1.0
 """What a slow call on the CPU may take: it is cut to fewer steps, and the time given by step."""
 
@@ -67,7 +70,10 @@ class Skipped(NamedTuple):
 def measure(
     backend: str, counts: tuple[int, ...], quick: bool, kernels: Path, names: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """All processes. Returns {"machine", "rows", "skipped"}; rows have ns per trajectory and step."""
+    """All processes.
+
+    Returns {"machine", "rows", "skipped"}; rows have ns per trajectory and step.
+    """
     if backend not in ("cpu", "cuda"):
         raise ValueError(f'`backend` must be "cpu" or "cuda"; got {backend!r}.')
     unknown = sorted(set(names) - set(PROCESSES))
@@ -75,8 +81,11 @@ def measure(
         raise ValueError(f"no process {unknown[0]!r}; there are {', '.join(PROCESSES)}.")
     names = names or tuple(PROCESSES)
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
-        starts = dict(zip(names, pool.map(lambda name: starting(name, backend), names), strict=True))
-    rows, skipped = [], {}
+        starts = dict(
+            zip(names, pool.map(lambda name: starting(name, backend), names), strict=True)
+        )
+    rows = []
+    skipped = {}
     for name in names:
         own = PROCESSES[name]()
         for count in counts:
@@ -88,28 +97,42 @@ def measure(
                 else:
                     field.append(entry)
             rows += [{"process": name, **row} for row in race(field, 1 if quick else 3)]
-    return {"machine": machine(backend), "backend": backend, "quick": quick, "rows": rows, "starts": starts,
-            "skipped": skipped}  # fmt: skip
+    return {
+        "machine": machine(backend),
+        "backend": backend,
+        "quick": quick,
+        "rows": rows,
+        "starts": starts,
+        "skipped": skipped,
+    }
 
 
 def starting(name: str, backend: str) -> dict[str, float]:
-    """Seconds of the first call of a process with nothing compiled, of one with the kernel on disk, and of a later one.
+    """Seconds of the first call of a process with nothing compiled, of one with the kernel on disk,
+    and of a later one.
 
     Of two trajectories and ten steps, so that nearly all of it is not the work itself.
     """
     program = (
-        "import time; begun = time.perf_counter(); from fluctua.cli.own.measure import PROCESSES, estimate\n"
-        f"call = estimate(PROCESSES[{name!r}](), 'time', 2, 10, {backend!r}); imported = time.perf_counter()\n"
+        "import time; begun = time.perf_counter(); from fluctua.cli.own.measure import PROCESSES, "
+        "estimate\n"
+        f"call = estimate(PROCESSES[{name!r}](), 'time', 2, 10, {backend!r}); imported = "
+        "time.perf_counter()\n"
         "call(); first = time.perf_counter(); call(); again = time.perf_counter(); call()\n"
         "print(first - imported, time.perf_counter() - again)"
     )
     with tempfile.TemporaryDirectory() as folder:
-        places = {"FLUCTUA_KERNELS": f"{folder}/kernels", "CUPY_CACHE_DIR": f"{folder}/cupy",
-                  "CUDA_CACHE_PATH": f"{folder}/driver"}  # fmt: skip
+        places = {
+            "FLUCTUA_KERNELS": f"{folder}/kernels",
+            "CUPY_CACHE_DIR": f"{folder}/cupy",
+            "CUDA_CACHE_PATH": f"{folder}/driver",
+        }
         times = []
         for _ in range(2):
             run = [sys.executable, "-c", program]
-            done = subprocess.run(run, env={**os.environ, **places}, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                run, env={**os.environ, **places}, capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr.strip().splitlines()[-1])
             times.append([float(v) for v in done.stdout.split()])
@@ -117,18 +140,29 @@ def starting(name: str, backend: str) -> dict[str, float]:
 
 
 def race(field: list[Competitor], rounds: int) -> list[dict[str, Any]]:
-    """Call everyone in turn. first: seconds of the call that compiles; ns: of the best call, median_ns."""
+    """Call everyone in turn. first: seconds of the call that compiles; ns: of the best call,
+    median_ns.
+    """
     first = {c: _seconds(c.call) for c in field}
     times: dict[Competitor, list[float]] = {c: [] for c in field}
     for _ in range(rounds):
         for c in field:
             times[c].append(_seconds(c.call))
-    ns = lambda c, seconds: 1e9 * seconds / (c.trajectories * c.steps)
+
+    def ns(c, seconds):
+        return 1e9 * seconds / (c.trajectories * c.steps)
+
     return [
-        {**c._asdict(), "call": None, "first": first[c], "seconds": min(t), "ns": ns(c, min(t)),
-         "median_ns": ns(c, statistics.median(t))}
+        {
+            **c._asdict(),
+            "call": None,
+            "first": first[c],
+            "seconds": min(t),
+            "ns": ns(c, min(t)),
+            "median_ns": ns(c, statistics.median(t)),
+        }
         for c, t in times.items()
-    ]  # fmt: skip
+    ]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -142,17 +176,28 @@ def competitors(
 ) -> Iterator[Competitor | Skipped]:
     """Everyone who can run this process here."""
     steps = max(2, own.steps // 20) if quick else own.steps
-    affordable = lambda ns, most: steps
+
+    def affordable(ns, most):
+        return steps
+
     if backend == "cpu":
-        affordable = lambda ns, most: int(min(steps, max(10, CALL_SECONDS * 1e9 / (ns * most))))
-    slow, fast = affordable(own.cost, count), affordable(own.cost / 12, count)
+
+        def affordable(ns, most):
+            return int(min(steps, max(10, CALL_SECONDS * 1e9 / (ns * most))))
+
+    slow = affordable(own.cost, count)
+    fast = affordable(own.cost / 12, count)
     for baseline in BASELINES:
         most = min(count, TWIN_MOST) if baseline == "twin" else count
         length = affordable(own.cost, most)
-        yield Competitor("JAX", baseline, most, length, estimate(own, baseline, most, length, "jax"))
+        yield Competitor(
+            "JAX", baseline, most, length, estimate(own, baseline, most, length, "jax")
+        )
     for baseline, noise in KERNEL:
         what = baseline if noise == "threefry" else f"{baseline}, {noise}"
-        yield Competitor("kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise))
+        yield Competitor(
+            "kernel", what, count, fast, estimate(own, baseline, count, fast, backend, noise)
+        )
     simulated = {"diffrax": diffrax_call, "torchsde": torchsde_call}
     for who, make in simulated.items():
         try:
@@ -161,7 +206,9 @@ def competitors(
             yield Skipped(who, f"{error} (pip install 'fluctua[bench]')")
     if name == "pendulum":
         try:
-            yield Competitor("by hand", "time", count, fast, by_hand(own, backend, count, fast, kernels))
+            yield Competitor(
+                "by hand", "time", count, fast, by_hand(own, backend, count, fast, kernels)
+            )
         except (OSError, RuntimeError, ImportError) as error:
             yield Skipped("by hand", str(error))
 
@@ -169,7 +216,9 @@ def competitors(
 def estimate(
     own: Own, baseline: str, count: int, steps: int, backend: str, noise: str = "threefry"
 ) -> Callable[[], Any]:
-    """One estimate as a call; the table of the time-only baseline is known, as it is after a first estimate."""
+    """One estimate as a call; the table of the time-only baseline is known, as it is after a
+    first estimate.
+    """
     wiener = {"threefry": threefry, "philox": philox}[noise]
     t = np.arange(steps + 1) * own.dt
     known: Any = time_only(_table(steps)) if baseline == "time" else baseline
@@ -195,11 +244,21 @@ def diffrax_call(own: Own, backend: str, count: int, steps: int) -> Callable[[],
 
     def one(key: Any) -> Any:
         path = diffrax.UnsafeBrownianPath(own.start.shape, key)
-        sigma = lambda t, y, args: lineax.DiagonalLinearOperator(process.noise(own.theta, y, t, None))
+
+        def sigma(t, y, args):
+            return lineax.DiagonalLinearOperator(process.noise(own.theta, y, t, None))
+
         drift = diffrax.ODETerm(lambda t, y, args: process.drift(own.theta, y, t, None))
         terms: Any = diffrax.MultiTerm(drift, diffrax.ControlTerm(sigma, path))
         return diffrax.diffeqsolve(
-            terms, diffrax.Euler(), 0.0, end, own.dt, own.start, max_steps=None, adjoint=diffrax.ForwardMode()
+            terms,
+            diffrax.Euler(),
+            0.0,
+            end,
+            own.dt,
+            own.start,
+            max_steps=None,
+            adjoint=diffrax.ForwardMode(),
         ).ys
 
     batch = jit(jax.vmap(one))
@@ -212,11 +271,15 @@ def torchsde_call(own: Own, backend: str, count: int, steps: int) -> Callable[[]
     import torchsde
 
     place = "cuda" if backend == "cuda" else "cpu"
-    tensor = lambda v: torch.as_tensor(np.array(v), device=place)
+
+    def tensor(v):
+        return torch.as_tensor(np.array(v), device=place)
+
     theta = jax.tree.map(tensor, own.theta)
 
     class System(torch.nn.Module):
-        noise_type, sde_type = "diagonal", "ito"
+        noise_type = "diagonal"
+        sde_type = "ito"
 
         def f(self, t: Any, y: Any) -> Any:
             return own.torch(torch, theta, y)[0]
@@ -230,7 +293,9 @@ def torchsde_call(own: Own, backend: str, count: int, steps: int) -> Callable[[]
 
     def call() -> None:
         with torch.no_grad():
-            torchsde.sdeint(System(), start, ends, dt=own.dt, method="euler")[-1].sum().item()  # waits for the GPU
+            torchsde.sdeint(System(), start, ends, dt=own.dt, method="euler")[
+                -1
+            ].sum().item()  # waits for the GPU
 
     return call
 
@@ -239,13 +304,17 @@ def torchsde_call(own: Own, backend: str, count: int, steps: int) -> Callable[[]
 
 
 def by_hand(own: Own, backend: str, count: int, steps: int, kernels: Path) -> Callable[[], Any]:
-    """The pendulum of benchmarks/pendulum.cpp or pendulum.cu: gradients and returns of all trajectories, averaged.
+    """The pendulum of benchmarks/pendulum.cpp or pendulum.cu: gradients and returns of all
+    trajectories, averaged.
 
-    Its noise is `philox`, so an estimate of the library with the same key has the same numbers, to rounding.
+    Its noise is `philox`, so an estimate of the library with the same key has the same numbers, to
+    rounding.
     """
     source = kernels / ("pendulum.cu" if backend == "cuda" else "pendulum.cpp")
     if not source.exists():
-        raise FileNotFoundError(f"{source} is not here; it is in the source tree (--kernels says where).")
+        raise FileNotFoundError(
+            f"{source} is not here; it is in the source tree (--kernels says where)."
+        )
     seed, _ = estimate_seeds(jax.random.key(1))
     theta = np.array([own.theta[name] for name in ("friction", "shaking", "stiffness")], np.float32)
     run = _cuda_by_hand if backend == "cuda" else _cpu_by_hand
@@ -263,16 +332,24 @@ def _cpu_by_hand(
         library = Path(folder) / f"pendulum-{tag}.so"
         built = library.with_suffix(".o")
         subprocess.run([compiler, *FAST, "-c", str(source), "-o", str(built)], check=True)
-        # linked without -ffast-math: with it, numbers below 1e-308 would be zero for the whole process from then on
-        subprocess.run([compiler, "-shared", "-pthread", str(built), "-o", str(library), "-lm"], check=True)
+        # linked without -ffast-math: with it, numbers below 1e-308 would be zero for the whole
+        # process from then on
+        subprocess.run(
+            [compiler, "-shared", "-pthread", str(built), "-o", str(library), "-lm"], check=True
+        )
         function = ctypes.CDLL(str(library)).pendulum
     threads = len(os.sched_getaffinity(0))
-    gradient, returns = np.empty((count, 3), np.float32), np.empty(count, np.float32)
-    pointer = lambda array: array.ctypes.data_as(ctypes.c_void_p)
+    gradient = np.empty((count, 3), np.float32)
+    returns = np.empty(count, np.float32)
+
+    def pointer(array):
+        return array.ctypes.data_as(ctypes.c_void_p)
 
     def call() -> Any:
         numbers = (ctypes.c_uint64(seed), ctypes.c_uint32(count), steps, ctypes.c_float(dt))
-        function(*numbers, pointer(theta), pointer(table), threads, pointer(gradient), pointer(returns))
+        function(
+            *numbers, pointer(theta), pointer(table), threads, pointer(gradient), pointer(returns)
+        )
         return gradient.mean(axis=0), returns.mean()
 
     return call
@@ -287,8 +364,18 @@ def _cuda_by_hand(
     values = cp.asarray(table)
 
     def call() -> Any:
-        gradient, returns = cp.empty((3, count), np.float32), cp.empty(count, np.float32)
-        numbers = (np.uint64(seed), np.uint32(count), np.int32(steps), dt, *theta, values, gradient, returns)
+        gradient = cp.empty((3, count), np.float32)
+        returns = cp.empty(count, np.float32)
+        numbers = (
+            np.uint64(seed),
+            np.uint32(count),
+            np.int32(steps),
+            dt,
+            *theta,
+            values,
+            gradient,
+            returns,
+        )
         kernel((-(-count // block),), (block,), numbers)
         return gradient.mean(axis=1).get(), returns.mean().get()
 
@@ -301,13 +388,25 @@ def _cuda_by_hand(
 def report(result: dict[str, Any]) -> str:
     """ns a trajectory and step of everyone, and how many times the kernel's."""
     lines = []
-    for process, count in dict.fromkeys((r["process"], r["group"]) for r in _grouped(result["rows"])):
-        rows = [r for r in _grouped(result["rows"]) if (r["process"], r["group"]) == (process, count)]
+    for process, count in dict.fromkeys(
+        (r["process"], r["group"]) for r in _grouped(result["rows"])
+    ):
+        rows = [
+            r for r in _grouped(result["rows"]) if (r["process"], r["group"]) == (process, count)
+        ]
         lines += [f"{process}, {count:,} trajectories", *_lines(rows), ""]
     for name, start in result["starts"].items():
-        lines.append(f"{name}: " + ", ".join(f"{what} call {seconds:.3g} s" for what, seconds in start.items()))
+        lines.append(
+            f"{name}: "
+            + ", ".join(f"{what} call {seconds:.3g} s" for what, seconds in start.items())
+        )
     lines += [f"{who}: left out, {reason}" for who, reason in result["skipped"].items()]
-    return "\n".join([*lines, result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else "")])
+    return "\n".join(
+        [
+            *lines,
+            result["machine"] + ("; quick: a look, not a measurement" if result["quick"] else ""),
+        ]
+    )
 
 
 def _grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -323,11 +422,15 @@ def _grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     ours = {r["what"]: r["ns"] for r in rows if r["who"] == "kernel"}
-    yield f"  {'':<30} {'trajectories':>12} {'steps':>6} {'ns':>10} {'median':>10} {'first call':>11} {'× kernel':>9}"
+    yield (
+        f"  {'':<30} {'trajectories':>12} {'steps':>6} {'ns':>10} {'median':>10} "
+        f"{'first call':>11} {'× kernel':>9}"
+    )
     for row in rows:
         against = ours.get(row["what"], ours.get("time"))
         ratio = f"{row['ns'] / against:9.3g}" if against else f"{'':>9}"
         yield (
-            f"  {row['who'] + ', ' + row['what']:<30} {row['trajectories']:>12,} {row['steps']:>6,} {row['ns']:>10.3g} "
+            f"  {row['who'] + ', ' + row['what']:<30} {row['trajectories']:>12,} "
+            f"{row['steps']:>6,} {row['ns']:>10.3g} "
             f"{row['median_ns']:>10.3g} {row['first']:>9.2f} s {ratio}"
         )

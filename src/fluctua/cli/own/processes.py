@@ -1,4 +1,6 @@
-"""Five processes as a user writes them, for `fluctua bench own`; and the same drift and noise for torchsde."""
+"""Five processes as a user writes them, for `fluctua bench own`; and the same drift and noise for
+torchsde.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from fluctua.core.types import Array, Objective, Params, Process
 class Own(NamedTuple):
     """A process to measure.
 
-    start: (M,). dt: of a step. steps: of a run. cost: ns a trajectory and step that JAX takes on a core or two, by
-    order of magnitude; slower runs are cut short by it. torch: (torch, theta, y (E, M)) -> drift and noise (E, M).
+    start: (M,). dt: of a step. steps: of a run. cost: ns a trajectory and step that JAX takes on a
+    core or two, by order of magnitude; slower runs are cut short by it. torch: (torch, theta, y (E,
+    M)) -> drift and noise (E, M).
     """
 
     process: Process
@@ -39,34 +42,55 @@ def pendulum() -> Own:
     def of_torch(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
         angle, speed = y.T
         force = -theta["stiffness"] * torch.sin(angle) - theta["friction"] * speed
-        return torch.stack([speed, force], 1), torch.stack([0 * speed, theta["shaking"] + 0 * speed], 1)
+        return torch.stack([speed, force], 1), torch.stack(
+            [0 * speed, theta["shaking"] + 0 * speed], 1
+        )
 
     theta = {"stiffness": jnp.array(2.0), "friction": jnp.array(0.5), "shaking": jnp.array(0.4)}
-    noise = lambda theta, x: jnp.array([0.0, theta["shaking"]])
+
+    def noise(theta, x):
+        return jnp.array([0.0, theta["shaking"]])
+
     energy = Objective(running=lambda theta, x: x[1] ** 2 / 2)
-    return Own(Process(drift, noise), energy, theta, jnp.array([1.0, 0.0]), 0.0025, 2000, 100, of_torch)
+    return Own(
+        Process(drift, noise), energy, theta, jnp.array([1.0, 0.0]), 0.0025, 2000, 100, of_torch
+    )
 
 
 def double_well() -> Own:
     """One state, four parameters: the depth and width of the wells, their tilt, the temperature."""
-    drift = lambda theta, x: theta["a"] * x - theta["b"] * x**3 + theta["tilt"]
-    noise = lambda theta, x: jnp.sqrt(2 * theta["heat"]) * jnp.ones_like(x)
+
+    def drift(theta, x):
+        return theta["a"] * x - theta["b"] * x**3 + theta["tilt"]
+
+    def noise(theta, x):
+        return jnp.sqrt(2 * theta["heat"]) * jnp.ones_like(x)
 
     def of_torch(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
-        return theta["a"] * y - theta["b"] * y**3 + theta["tilt"], torch.sqrt(2 * theta["heat"]) + 0 * y
+        return theta["a"] * y - theta["b"] * y**3 + theta["tilt"], torch.sqrt(
+            2 * theta["heat"]
+        ) + 0 * y
 
-    theta = {"a": jnp.array(1.0), "b": jnp.array(1.0), "tilt": jnp.array(0.1), "heat": jnp.array(0.2)}
+    theta = {
+        "a": jnp.array(1.0),
+        "b": jnp.array(1.0),
+        "tilt": jnp.array(0.1),
+        "heat": jnp.array(0.2),
+    }
     crossed = Objective(terminal=lambda theta, x: jnp.tanh(4 * x[0]))
     return Own(Process(drift, noise), crossed, theta, jnp.array([-1.0]), 0.005, 2000, 80, of_torch)
 
 
 def genes() -> Own:
-    """Three genes that repress each other in a ring: 6 states, 12 parameters, noise that grows with the rates."""
+    """Three genes that repress each other in a ring: 6 states, 12 parameters, noise that grows
+    with the rates.
+    """
 
     def rates(xp: Any, theta: Any, messenger: Any, protein: Any, repressor: Any) -> tuple[Any, Any]:
         """Production and decay of messengers, then of proteins, each of three genes."""
         made = theta["strength"] / (1 + (repressor / theta["threshold"]) ** 2) + 0.05
-        translated, decayed = theta["translation"] * messenger, theta["decay"] * protein
+        translated = theta["translation"] * messenger
+        decayed = theta["decay"] * protein
         return xp.concatenate([made, translated], -1), xp.concatenate([messenger, decayed], -1)
 
     def of_jax(theta: Params, x: Array) -> tuple[Array, Array]:
@@ -85,7 +109,16 @@ def genes() -> Own:
     }
     process = Process(lambda theta, x: of_jax(theta, x)[0], lambda theta, x: of_jax(theta, x)[1])
     expressed = Objective(running=lambda theta, x: x[3])
-    return Own(process, expressed, theta, jnp.array([2.0, 1.0, 0.5, 1.0, 2.0, 3.0]), 0.01, 1000, 500, of_torch)
+    return Own(
+        process,
+        expressed,
+        theta,
+        jnp.array([2.0, 1.0, 0.5, 1.0, 2.0, 3.0]),
+        0.01,
+        1000,
+        500,
+        of_torch,
+    )
 
 
 def kuramoto(sites: int = 16) -> Own:
@@ -99,11 +132,24 @@ def kuramoto(sites: int = 16) -> Own:
         pull = (theta * torch.sin(y[:, None, :] - y[:, :, None])).sum(2)
         return torch.as_tensor(omega, dtype=y.dtype, device=y.device) + pull, 0.3 + 0 * y
 
-    noise = lambda theta, x: 0.3 * jnp.ones_like(x)
-    order = Objective(running=lambda theta, x: jnp.mean(jnp.cos(x)) ** 2 + jnp.mean(jnp.sin(x)) ** 2)
+    def noise(theta, x):
+        return 0.3 * jnp.ones_like(x)
+
+    order = Objective(
+        running=lambda theta, x: jnp.mean(jnp.cos(x)) ** 2 + jnp.mean(jnp.sin(x)) ** 2
+    )
     near = np.exp(-np.abs(np.subtract.outer(np.arange(sites), np.arange(sites))) / 2) / 2
     start = jnp.asarray(np.linspace(0, 3, sites), jnp.float32)
-    return Own(Process(drift, noise), order, jnp.asarray(near, jnp.float32), start, 0.01, 200, 10_000, of_torch)
+    return Own(
+        Process(drift, noise),
+        order,
+        jnp.asarray(near, jnp.float32),
+        start,
+        0.01,
+        200,
+        10_000,
+        of_torch,
+    )
 
 
 def neural(states: int = 4, hidden: int = 10) -> Own:
@@ -113,12 +159,20 @@ def neural(states: int = 4, hidden: int = 10) -> Own:
         return theta["W2"] @ jnp.tanh(theta["W1"] @ x + theta["b1"]) + theta["b2"] - x
 
     def of_torch(torch: Any, theta: Any, y: Any) -> tuple[Any, Any]:
-        return torch.tanh(y @ theta["W1"].T + theta["b1"]) @ theta["W2"].T + theta["b2"] - y, 0.3 + 0 * y
+        return torch.tanh(y @ theta["W1"].T + theta["b1"]) @ theta["W2"].T + theta[
+            "b2"
+        ] - y, 0.3 + 0 * y
 
     keys = jax.random.split(jax.random.key(0), 4)
     shapes = {"W1": (hidden, states), "b1": (hidden,), "W2": (states, hidden), "b2": (states,)}
-    theta = {name: jax.random.normal(k, shape) / 2 for k, (name, shape) in zip(keys, shapes.items(), strict=True)}
-    noise = lambda theta, x: 0.3 * jnp.ones_like(x)
+    theta = {
+        name: jax.random.normal(k, shape) / 2
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+    def noise(theta, x):
+        return 0.3 * jnp.ones_like(x)
+
     target = Objective(running=lambda theta, x: -jnp.sum((x - 0.5) ** 2))
     return Own(Process(drift, noise), target, theta, jnp.zeros(states), 0.01, 500, 2000, of_torch)
 

@@ -1,1 +1,3 @@
-"""Residuals of trajectories against a process: their standardised form, and tests of it against common faults."""
+"""Residuals of trajectories against a process: their standardised form, and tests of it against
+common faults.
+"""

@@ -1,21 +1,24 @@
-"""Tests of standardised residuals against common faults: one sum, its variance, and a name for each.
+"""Tests of standardised residuals against common faults: one sum, its variance, and a name for
+each.
 
-Where the process is right, the standardised residual zₙ of a step is N(0, 1) given all that came before it, so that for
-any function f of the past
+Where the process is right, the standardised residual zₙ of a step is N(0, 1) given all that came
+before it, so that for any function f of the past
 
     T = Σₙ zₙ fₙ,     V = Σₙ fₙ²
 
-is a sum of martingale differences with variance V, and so are Σ (z² − 1) f/√2 and Σ z zₙ₋ₖ. T²/2V is Rao's statistic of
-the alternative "the drift (the variance) also has a term along f": the largest one is the most likely single fault.
+is a sum of martingale differences with variance V, and so are Σ (z² − 1) f/√2 and Σ z zₙ₋ₖ. T²/2V
+is Rao's statistic of the alternative "the drift (the variance) also has a term along f": the
+largest one is the most likely single fault.
 
-    mean        f = 1, xⱼ, xⱼ², xⱼ³, |x|²xⱼ, xⱼ(n) − xⱼ(n − d)     offset, rate, coupling, cubic, delay
-    variance    f = 1, xⱼ, xⱼ²                                    gain of a channel, noise that depends on the state
-    products    zᵢzⱼ, zᵢ(n)zⱼ(n − k)                               crosstalk, readout noise, filter, delay
-    steps       mean and variance over the trajectories, by step  a channel that is held, shifted or clipped
-    pairs       Σ z z' of two trajectories                        a stale buffer
+    mean        f = 1, xⱼ, xⱼ², xⱼ³, |x|²xⱼ, xⱼ(n) − xⱼ(n − d)     offset, rate, coupling, cubic,
+    delay variance    f = 1, xⱼ, xⱼ²                                    gain of a channel, noise
+    that depends on the state products    zᵢzⱼ, zᵢ(n)zⱼ(n − k)
+    crosstalk, readout noise, filter, delay steps       mean and variance over the trajectories, by
+    step  a channel that is held, shifted or clipped pairs       Σ z z' of two trajectories
+    a stale buffer
 
-Sums of batches add up. A deviation counts where chance does not explain it (`CHANCE` for all tests of a batch together)
-and where it matters: `Limits` has how large it must be.
+Sums of batches add up. A deviation counts where chance does not explain it (`CHANCE` for all tests
+of a batch together) and where it matters: `Limits` has how large it must be.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ import numpy as np
 import scipy
 
 CHANCE = 1e-4
-"""False alarms per batch, of all tests together: every family has the same share, every test of it too."""
+"""False alarms per batch, of all tests together: every family has the same share, every test of it
+too.
+"""
 
 FEWEST_STEPS = 200
 """Transitions below which nothing but v is tested."""
@@ -39,7 +44,9 @@ MOST_BINS = 1000
 """Steps or groups of them that are looked at one by one."""
 
 WORK = 1e8
-"""Products of pairs of components that a family may take; of longer records short runs are looked at."""
+"""Products of pairs of components that a family may take; of longer records short runs are looked
+at.
+"""
 
 RUN = 4
 """Neighbouring steps of such a run: as many as the lags need."""
@@ -54,13 +61,16 @@ SKEW_OF_SQUARE = 2**1.5
 """E[((z² − 1)/√2)³]."""
 
 SKEW_OF_KICK = 1.0
-"""Skewness of single kicks that passes where few are averaged: steps of multiplicative noise are not quite Gaussian."""
+"""Skewness of single kicks that passes where few are averaged: steps of multiplicative noise are
+not quite Gaussian.
+"""
 
 
 class Limits(NamedTuple):
     """Deviations that pass however certain they are.
 
-    mean: of the drift, root mean square over that of the drift itself. variance: of v. product: of a correlation.
+    mean: of the drift, root mean square over that of the drift itself. variance: of v. product: of
+    a correlation.
     step: of the mean of one step over its noise, and of its v.
     """
 
@@ -78,7 +88,10 @@ FITTED = Limits(mean=0.01)
 
 
 class Sums(NamedTuple):
-    """T, V, Σ|f|³ times the skewness of its factor, and the number of terms of one family. (rows, columns) each"""
+    """T, V, Σ|f|³ times the skewness of its factor, and the number of terms of one family.
+
+    (rows, columns) each
+    """
 
     total: np.ndarray
     variance: np.ndarray
@@ -94,7 +107,9 @@ Table = dict[str, Sums]
 
 
 class Finding(NamedTuple):
-    """One deviation. family: of the test. row, column: its place in it. statistic: T/√V. effect: how large it is."""
+    """One deviation. family: of the test. row, column: its place in it. statistic: T/√V.
+    effect: how large it is.
+    """
 
     family: str
     row: int
@@ -107,7 +122,8 @@ class Finding(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which steps the residuals are of. steps: their numbers (S,). run: how many of them are neighbours.
+    """Which steps the residuals are of. steps: their numbers (S,). run: how many of them are
+    neighbours.
 
     blurred: whether the samples have noise of a readout, which is in residuals and states at once.
     """
@@ -167,11 +183,13 @@ def _rows(values: np.ndarray) -> np.ndarray:
 
 
 def _folds(count: int, runs: int, length: int) -> list[tuple[Any, Any]]:
-    """Places of (M, E, R, L) to sum over, each with others that say what its features are centred on.
+    """Places of (M, E, R, L) to sum over, each with others that say what its features are centred
+    on.
 
-    A mean of the same trajectories knows their noise, and Σ z(x − x̄) is not zero on average then: for a random walk it
-    is −1 or −2 of its standard deviations, and adds up over batches. The other half of the trajectories knows nothing
-    of it; of one trajectory the first half serves the second.
+    A mean of the same trajectories knows their noise, and Σ z(x − x̄) is not zero on average then:
+    for a random walk it is −1 or −2 of its standard deviations, and adds up over batches. The other
+    half of the trajectories knows nothing of it; of one trajectory the first half serves the
+    second.
     """
     if count > 1:
         return [(np.s_[:, 0::2], np.s_[:, 1::2]), (np.s_[:, 1::2], np.s_[:, 0::2])]
@@ -189,7 +207,9 @@ def _choose_runs(shape: tuple[int, ...], where: Places) -> np.ndarray:
         return np.arange(first, total)[None]
     run = RUN if where.run == total else where.run
     begins = np.arange(first if where.run == total else first * run, total - run + 1, run)
-    chosen = np.unique(np.linspace(0, len(begins) - 1, min(len(begins), max(2, most // run))).astype(int))
+    chosen = np.unique(
+        np.linspace(0, len(begins) - 1, min(len(begins), max(2, most // run))).astype(int)
+    )
     return begins[chosen][:, None] + np.arange(run)
 
 
@@ -206,14 +226,19 @@ def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
 
 def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
     """Sums of every row of a factor (M, n) with the same one of f (M, n). (M, 1)"""
-    multiply = lambda a, b: np.einsum("mn,mn->m", a, b)[:, None]
+
+    def multiply(a, b):
+        return np.einsum("mn,mn->m", a, b)[:, None]
+
     square = f * f
     third = skew * multiply(square, np.abs(f))
     return Sums(multiply(factor, f), multiply(f, f), third, float(f.shape[1]))
 
 
 def _sum_for(size: int) -> Callable[..., Sums]:
-    """Of every component with every other; of large systems with itself alone, where products of all take too long."""
+    """Of every component with every other; of large systems with itself alone, where products
+    of all take too long.
+    """
     return _sum if size <= MOST_CROSSED else _sum_own
 
 
@@ -224,7 +249,9 @@ class _Scale(NamedTuple):
     spread: np.ndarray
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        return np.where(self.spread > 0, (x - self.mean) / np.where(self.spread > 0, self.spread, 1), 0)
+        return np.where(
+            self.spread > 0, (x - self.mean) / np.where(self.spread > 0, self.spread, 1), 0
+        )
 
 
 def _scale(x: np.ndarray) -> _Scale:
@@ -234,7 +261,9 @@ def _scale(x: np.ndarray) -> _Scale:
 def _of_states(
     z: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, Sums]]:
-    """Families of functions of the state, of the rows (M, n) of one half with means of the other."""
+    """Families of functions of the state, of the rows (M, n) of one half with means of the
+    other.
+    """
     scale = _scale(other["now"])
     x = scale(states["now"])
     x_other = scale(other["now"])
@@ -247,7 +276,10 @@ def _of_states(
     yield "square", add_up(z, bend(square, square_other))
     yield "cube", add_up(z, bend(x * square, x_other * square_other))
     if len(x) > 1:
-        yield "radial", add_up(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0)))
+        yield (
+            "radial",
+            add_up(z, bend(x * square.mean(axis=0), x_other * square_other.mean(axis=0))),
+        )
     for name in [name for name in other if name != "now"]:
         of = _scale(other[name])
         yield name, add_up(z, bend(of(states[name]), of(other[name])))
@@ -256,7 +288,9 @@ def _of_states(
 def _of_variance_by_state(
     squares: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, Sums]]:
-    """Families of a variance that depends on the state, of the rows (M, n) of one half with means of the other."""
+    """Families of a variance that depends on the state, of the rows (M, n) of one half with
+    means of the other.
+    """
     x = _scale(other["now"])(states["now"])
     w = (squares - 1) / np.sqrt(2)
     add_up = _sum_for(len(x))
@@ -267,7 +301,10 @@ def _of_variance_by_state(
 def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(f, f of the others) -> f less what is linear in the states, which has tests of its own."""
     if len(x) > MOST_CROSSED:
-        slope = lambda f_other: np.mean(f_other * x_other, axis=1, keepdims=True)  # of rows with unit spread
+
+        def slope(f_other):
+            return np.mean(f_other * x_other, axis=1, keepdims=True)  # of rows with unit spread
+
         return lambda f, f_other: f - f_other.mean(axis=1, keepdims=True) - slope(f_other) * x
     lines = np.concatenate([np.ones((1, x.shape[1])), x])
     lines_other = np.concatenate([np.ones((1, x_other.shape[1])), x_other])
@@ -285,7 +322,9 @@ def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, Sums]]:
 
 def _constant(total: np.ndarray, count: float) -> Sums:
     """Sums of squares without a factor, f = 1."""
-    return Sums(total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count)
+    return Sums(
+        total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count
+    )
 
 
 def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
@@ -302,32 +341,45 @@ def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
 
 
 def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
-    """The sums with the variance that they have where v is not 1, or where the noise of a sample is in two residuals.
+    """The sums with the variance that they have where v is not 1, or where the noise of a sample is
+    in two residuals.
 
-    Residuals that share it have a correlation ρ ≥ −½ with the next, and the variance of a sum of their squares or
-    products is up to 1 + 2ρ² = 1.5 times as large; that of a sum of residuals is smaller.
+    Residuals that share it have a correlation ρ ≥ −½ with the next, and the variance of a sum of
+    their squares or products is up to 1 + 2ρ² = 1.5 times as large; that of a sum of residuals is
+    smaller.
     """
     factor = np.ones(len(sums.total)) if family in ("v", "v of all") else excess
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
 
 
 def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Sums]]:
-    """Mean and variance of every step, or of neighbouring ones together where there are many. (M, bins)
+    """Mean and variance of every step, or of neighbouring ones together where there are many. (M,
+    bins)
 
-    Squares of few are far from Gaussian: (χ²/n)^⅓ is nearly so (Wilson and Hilferty), in both tails.
+    Squares of few are far from Gaussian: (χ²/n)^⅓ is nearly so (Wilson and Hilferty), in both
+    tails.
     """
     count, steps, size = z.shape
     bins = min(steps, MOST_BINS)
     edges = np.linspace(0, steps, bins + 1).round().astype(int)
-    add_up = lambda values: np.add.reduceat(values, edges[:-1], axis=0).T
+
+    def add_up(values):
+        return np.add.reduceat(values, edges[:-1], axis=0).T
+
     each = np.diff(edges) * float(count)
     whole = np.broadcast_to(each, (size, bins)).copy()
     yield "step", Sums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
     v = add_up(square.sum(axis=0)) / each
-    for name, ratio, n in (("step v", v, each), ("step v of all", v.mean(axis=0, keepdims=True), size * each)):
+    for name, ratio, n in (
+        ("step v", v, each),
+        ("step v of all", v.mean(axis=0, keepdims=True), size * each),
+    ):
         score = (np.cbrt(ratio) - (1 - 2 / (9 * n))) / np.sqrt(2 / (9 * n))
         more = np.where(ratio > 1, SKEW_OF_KICK * n, 0)
-        yield name, Sums(score * np.sqrt(n), np.broadcast_to(n, ratio.shape).copy(), more, float(n.mean()))
+        yield (
+            name,
+            Sums(score * np.sqrt(n), np.broadcast_to(n, ratio.shape).copy(), more, float(n.mean())),
+        )
 
 
 def _pairs(z: np.ndarray) -> Sums:
@@ -356,15 +408,21 @@ def judge(table: Table, drift: np.ndarray, limits: Limits) -> list[Finding]:
             skew = np.where(sums.variance > 0, sums.third / sums.variance**1.5, 0)
             needed = _widen_tail(certain, skew)
             effect, limit = _effect(family, sums, statistic, drift, limits)
-            for row, column in zip(*np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True):
+            for row, column in zip(
+                *np.nonzero((np.abs(statistic) > needed) & (effect > limit)), strict=True
+            ):
                 size = (float(statistic[row, column]), float(effect[row, column]))
-                of = row if statistic.shape[1] == 1 else column  # one column: every component with itself
+                of = (
+                    row if statistic.shape[1] == 1 else column
+                )  # one column: every component with itself
                 deviations.append(Finding(family, int(row), int(of), *size))
     return sorted(deviations, key=lambda one: -abs(one.statistic))
 
 
 def _widen_tail(normal: float, skew: np.ndarray) -> np.ndarray:
-    """The quantile of a gamma law (Pearson III) of this skewness where that of a normal one is `normal`."""
+    """The quantile of a gamma law (Pearson III) of this skewness where that of a normal one is
+    `normal`.
+    """
     slight = np.maximum(skew, 1e-6)  # below, the two agree to 1e-5
     return 2 / slight * ((1 + slight * normal / 6 - slight**2 / 36) ** 3 - 1)
 
@@ -382,13 +440,18 @@ def _effect(
         return size * np.sqrt(2), limits.variance
     if family.startswith(("lag", "together")):
         return size, limits.product
-    return np.where(drift[:, None] > 0, size / np.where(drift[:, None] > 0, drift[:, None], 1), np.inf), limits.mean
+    return np.where(
+        drift[:, None] > 0, size / np.where(drift[:, None] > 0, drift[:, None], 1), np.inf
+    ), limits.mean
 
 
 def add(before: Table | None, news: Table, fade: float = 1.0) -> Table:
     """The sums of two batches; those of steps and pairs are of one batch alone and stay out."""
     kept = {name: sums for name, sums in news.items() if not name.startswith(("step", "pairs"))}
-    return {**(before or {}), **{name: _add((before or {}).get(name), sums) for name, sums in kept.items()}}
+    return {
+        **(before or {}),
+        **{name: _add((before or {}).get(name), sums) for name, sums in kept.items()},
+    }
 
 
 def _add(before: Sums | None, news: Sums) -> Sums:
@@ -406,24 +469,31 @@ def fade(table: Table | None, factor: float) -> Table | None:
     """What was summed counts for less."""
     if table is None or factor == 1:
         return table
-    weigh = lambda s: Sums(factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.terms)
+
+    def weigh(s):
+        return Sums(factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.terms)
+
     return {name: weigh(sums) for name, sums in table.items()} if factor else None
 
 
 def leave_unexplained(whole: Table, first: Table, second: Table) -> Table:
-    """The sums as far as neither of two laws accounts for them; zero where a sum changes its sign between the two.
+    """The sums as far as neither of two laws accounts for them; zero where a sum changes its sign
+    between the two.
 
-    first, second: of the same steps by either law. What a law changes in T grows in proportion to V, so that sums over
-    more steps (`whole`, by the first) follow.
+    first, second: of the same steps by either law. What a law changes in T grows in proportion to
+    V, so that sums over more steps (`whole`, by the first) follow.
     """
     made = {}
     for name, sums in whole.items():
-        a, b = first.get(name), second.get(name)
+        a = first.get(name)
+        b = second.get(name)
         if a is None or b is None or a.total.shape != sums.total.shape:
             made[name] = sums
             continue
         share = np.where(a.variance > 0, sums.variance / np.where(a.variance > 0, a.variance, 1), 0)
         other = sums.total + (b.total - a.total) * share
         smaller = np.where(np.abs(other) < np.abs(sums.total), other, sums.total)
-        made[name] = sums._replace(total=np.where(np.sign(other) == np.sign(sums.total), smaller, 0))
+        made[name] = sums._replace(
+            total=np.where(np.sign(other) == np.sign(sums.total), smaller, 0)
+        )
     return made

@@ -22,12 +22,15 @@ def describe(finding: Finding, components: np.ndarray) -> str:
 
 
 def _sized(finding: Finding) -> str:
-    return f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of the drift)"
+    return (
+        f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of the drift)"
+    )
 
 
 def _offset(finding: Finding, i: int, j: int) -> str:
     return (
-        f"The drift of component {i} has a constant part that the process does not have {_sized(finding)}: a force, or "
+        f"The drift of component {i} has a constant part that the process does not have "
+        f"{_sized(finding)}: a force, or "
         "a channel of another gain, sign or offset that it is coupled to."
     )
 
@@ -37,7 +40,8 @@ def _linear(finding: Finding, i: int, j: int) -> str:
         return f"Component {i} returns at another rate than its drift says {_sized(finding)}."
     return (
         f"The drift of component {i} depends on component {j} in another way than the process says "
-        f"{_sized(finding)}: channels that are swapped, rotated, conjugated, of another sign or gain, a delay, or a "
+        f"{_sized(finding)}: channels that are swapped, rotated, conjugated, of another sign or "
+        "gain, a delay, or a "
         "coupling that is missing."
     )
 
@@ -45,7 +49,8 @@ def _linear(finding: Finding, i: int, j: int) -> str:
 def _bent(degree: str) -> Words:
     def words(finding: Finding, i: int, j: int) -> str:
         return (
-            f"The drift of component {i} has a {degree} term in component {j} that the process does not have "
+            f"The drift of component {i} has a {degree} term in component {j} that the process "
+            "does not have "
             f"{_sized(finding)}: the structure of the drift is another."
         )
 
@@ -55,7 +60,8 @@ def _bent(degree: str) -> Words:
 def _moved(finding: Finding, i: int, j: int) -> str:
     own = "its own" if i == j else f"component {j}'s"
     return (
-        f"Component {i} depends on {own} last {finding.family.split(' ')[1]} samples {_sized(finding)}: "
+        f"Component {i} depends on {own} last {finding.family.split(' ')[1]} samples "
+        f"{_sized(finding)}: "
         "a channel is delayed or shifted against the others, or filtered."
     )
 
@@ -65,21 +71,24 @@ def _gain(finding: Finding, i: int, j: int) -> str:
     which = "every component" if finding.family == "v of all" else f"component {i}"
     return (
         f"The noise amplitude of {which} is {np.sqrt(max(v, 0)):.3g} times what `noise` says "
-        f"({abs(finding.statistic):.1f} standard errors): the gain of a detector, a unit, or the noise is another."
+        f"({abs(finding.statistic):.1f} standard errors): the gain of a detector, a unit, or the "
+        "noise is another."
     )
 
 
 def _variance(finding: Finding, i: int, j: int) -> str:
     return (
         f"The noise of component {i} depends on component {j} in another way than `noise` says "
-        f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of its variance): multiplicative "
+        f"({abs(finding.statistic):.1f} standard errors, {100 * finding.effect:.2g} % of its "
+        "variance): multiplicative "
         "noise, or a channel that saturates."
     )
 
 
 def _together(finding: Finding, i: int, j: int) -> str:
     return (
-        f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): crosstalk, rotated "
+        f"The kicks of components {i} and {j} are correlated ({_correlation(finding)}): crosstalk, "
+        "rotated "
         "channels, or noise that they share."
     )
 
@@ -96,18 +105,22 @@ def _lag(finding: Finding, i: int, j: int) -> str:
         if finding.statistic < 0
         else "a filter or an average in the detector, or noise that is not white"
     )
-    return f"Kicks of component {i} repeat after {samples} samples ({_correlation(finding)}): {why}."
+    return (
+        f"Kicks of component {i} repeat after {samples} samples ({_correlation(finding)}): {why}."
+    )
 
 
 def _correlation(finding: Finding) -> str:
     return (
-        f"correlation {np.sign(finding.statistic) * finding.effect:.2g}, {abs(finding.statistic):.1f} standard errors"
+        f"correlation {np.sign(finding.statistic) * finding.effect:.2g}, "
+        f"{abs(finding.statistic):.1f} standard errors"
     )
 
 
 def _step(finding: Finding, i: int, j: int) -> str:
     return (
-        f"Component {i} jumps at step {j} of those looked at, by {finding.effect:.2g} times its noise on average: a "
+        f"Component {i} jumps at step {j} of those looked at, by {finding.effect:.2g} times its "
+        "noise on average: a "
         "record that is shifted or cut together, or a glitch."
     )
 
@@ -116,12 +129,17 @@ def _step_variance(finding: Finding, i: int, j: int) -> str:
     held = finding.statistic < 0
     which = "the states" if finding.family == "step v of all" else f"component {i}"
     return f"The noise of {which} is another at step {j} of those looked at: " + (
-        "a channel that is held, stuck, delayed or clipped." if held else "a glitch, or a record that is cut together."
+        "a channel that is held, stuck, delayed or clipped."
+        if held
+        else "a glitch, or a record that is cut together."
     )
 
 
 def _pairs(finding: Finding, i: int, j: int) -> str:
-    return f"Trajectories {i} and {j} of those looked at have the same noise: a buffer that was read twice."
+    return (
+        f"Trajectories {i} and {j} of those looked at have the same noise: a buffer that was read "
+        "twice."
+    )
 
 
 WORDS: dict[str, Words] = {

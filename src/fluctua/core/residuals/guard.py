@@ -1,20 +1,23 @@
-"""The residual guard: whether trajectories are what the process says, before a gradient is believed.
+"""The residual guard: whether trajectories are what the process says, before a gradient is
+believed.
 
 Given x, the residual r = x' − x − μΔt is Gaussian with covariance 2QΔt, so
 
     vᵢ = E[rᵢ (Q⁻¹r)ᵢ] / 2Δt = 1
 
-for every component i if drift, noise, units, axes and interval are what they are thought to be; the sum over
-components is E[rᵀQ⁻¹r]/2Δt. The score divides by Q, so that v = 100 is a gradient that is wrong by about as much, with
-an error bar that does not show it.
+for every component i if drift, noise, units, axes and interval are what they are thought to be; the
+sum over components is E[rᵀQ⁻¹r]/2Δt. The score divides by Q, so that v = 100 is a gradient that is
+wrong by about as much, with an error bar that does not show it.
 
-A component without noise of its own, ẋ = v, has an identity in the place of a law. Its residual is what an Euler step
-leaves out, with m and C the mean and covariance of the locally linear transition and S the variance of the readout,
+A component without noise of its own, ẋ = v, has an identity in the place of a law. Its residual is
+what an Euler step leaves out, with m and C the mean and covariance of the locally linear transition
+and S the variance of the readout,
 
     d² = (m − x − μΔt)² + C + S + (1 + Δt∂μ)² S,     vᵢ = E[rᵢ²] / E[dᵢ²] ≤ 1,
 
-and less where the states were simulated in coarser steps: nothing, if the steps were the samples. What is below
-`SLACK` counts as 1. With the locally linear transition r = x' − m, and d² has no first term.
+and less where the states were simulated in coarser steps: nothing, if the steps were the samples.
+What is below `SLACK` counts as 1. With the locally linear transition r = x' − m, and d² has no
+first term.
 
 Beside v, residuals are tested against common faults (`fluctua.core.residuals.alternatives`).
 """
@@ -77,8 +80,15 @@ UNKNOWN = 10.0
 
 MOST_FINDINGS = 5
 
-LAWS: dict[Score, Transition] = {full_score: euler, drift_score: euler, local_linear_score: local_linear}
-"""The law of a step that goes with a score. A score of one's own may know another one: it is not examined."""
+LAWS: dict[Score, Transition] = {
+    full_score: euler,
+    drift_score: euler,
+    local_linear_score: local_linear,
+}
+"""The law of a step that goes with a score.
+
+A score of one's own may know another one: it is not examined.
+"""
 
 MOST_BEND = 0.01
 
@@ -97,7 +107,8 @@ def examine(
     Args:
         process: drift and noise.
         theta: the parameters at which the trajectories were taken.
-        trajectories: one record or chunks, of which the first is looked at; arrays may load when sliced.
+        trajectories: one record or chunks, of which the first is looked at; arrays may load when
+            sliced.
         transition: the law of one step, `euler` or `local_linear`.
         readout: variance of the measurement, a number or (M,), which a residual has twice.
         most: transitions to look at, spread over the trajectories.
@@ -105,17 +116,23 @@ def examine(
     Returns: a `Residuals`, whose `cause` is empty if nothing is wrong.
 
     """
-    return examine_batch(process, theta, trajectories, transition=transition, readout=readout, most=most).residuals
+    return examine_batch(
+        process, theta, trajectories, transition=transition, readout=readout, most=most
+    ).residuals
 
 
 class DoubtError(RuntimeError):
-    """A run that stops because its trajectories are not those of its model, or its model is not what is measured."""
+    """A run that stops because its trajectories are not those of its model, or its model is not
+    what is measured.
+    """
 
 
 class Batch(NamedTuple):
-    """What a batch says. sums: of its tests with those of the batches before, for the next; None where there are none.
+    """What a batch says. sums: of its tests with those of the batches before, for the next; None
+    where there are none.
 
-    findings: deviations of the residuals that neither chance nor the interval explains, the most likely first.
+    findings: deviations of the residuals that neither chance nor the interval explains, the most
+    likely first.
     """
 
     residuals: Residuals
@@ -148,13 +165,14 @@ def examine_batch(
         limits: deviations that pass however certain they are.
         earlier: `Batch.sums` of the batches before.
         start: the state (M,) from which every trajectory begins, where there is one.
-        known_noise: whether the amplitude of the noise is what `process` says; else it is that of the trajectories, up
-            to a factor of ten in v.
+        known_noise: whether the amplitude of the noise is what `process` says; else it is that of
+            the trajectories, up to a factor of ten in v.
 
     Returns: a `Batch`.
 
     """
-    process, theta = check.process(process), check.parameters(theta)
+    process = check.process(process)
+    theta = check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     if isinstance(process, Remembering):
         return Batch(_examine_samples(process, theta, data, most), earlier)
@@ -162,9 +180,15 @@ def examine_batch(
         return Batch(_examine_counts(process, theta, data, most), earlier)
     assert isinstance(process, Process)
     sample = take_sample(process, theta, data, transition, readout, most)
-    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond the precision are wrong, and named
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # numbers beyond the precision are wrong, and named
         made = standardise_states(sample, sample.law, sample.x, sample.t)
-        scale = np.ones(sample.x.shape[2]) if known_noise else np.clip(made.v.mean(axis=0), 1 / UNKNOWN, UNKNOWN)
+        scale = (
+            np.ones(sample.x.shape[2])
+            if known_noise
+            else np.clip(made.v.mean(axis=0), 1 / UNKNOWN, UNKNOWN)
+        )
         made = divide_noise(made, scale)
         v, stderr = reduce_squares(sample, made, sample.x, sample.t)
         residuals = Residuals(v, stderr, len(made.v), silent=sample.silent)
@@ -188,25 +212,42 @@ def _find(
     limits: Limits,
     scale: np.ndarray,
 ) -> list[Finding]:
-    """Deviations of a batch (`table`) and of it with those before (`sums`) that the interval does not explain."""
+    """Deviations of a batch (`table`) and of it with those before (`sums`) that the interval
+    does not explain.
+    """
     drift = np.sqrt(np.mean(made.drift[:, sample.components] ** 2, axis=0))
-    find = lambda tables: [one for each in tables for one in alternatives.judge(each, drift, limits)]
+
+    def find(tables):
+        return [one for each in tables for one in alternatives.judge(each, drift, limits)]
+
     tables = (table,) if sums is table else (table, sums)
     deviations = find(tables)
     law = choose_finer_law(sample)
     if deviations and law is not None:
-        other = collect_sums(sample, divide_noise(standardise_states(sample, law, sample.x, sample.t), scale))
+        other = collect_sums(
+            sample, divide_noise(standardise_states(sample, law, sample.x, sample.t), scale)
+        )
         deviations = find([alternatives.leave_unexplained(each, table, other) for each in tables])
     return sorted(deviations, key=lambda one: -abs(one.statistic))
 
 
 def _compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
-    """What is wrong where the first samples are further from the start than the kicks of one step; empty if nothing.
+    """What is wrong where the first samples are further from the start than the kicks of one step;
+    empty if nothing.
 
-    A record of an autonomous process that begins some samples late is one of the same process: nothing else shows it.
+    A record of an autonomous process that begins some samples late is one of the same process:
+    nothing else shows it.
     """
     one = jax.tree.map(lambda leaf: leaf[0], sample.context)
-    q = np.asarray(q_matrix(sample.law.process, sample.theta, put(np.asarray(start, sample.x.dtype)), sample.t[0], one))
+    q = np.asarray(
+        q_matrix(
+            sample.law.process,
+            sample.theta,
+            put(np.asarray(start, sample.x.dtype)),
+            sample.t[0],
+            one,
+        )
+    )
     q = (q if q.ndim == 1 else np.diagonal(q))[sample.components]
     readout = np.asarray(sample.readout, np.float64)[sample.components]
     expected = (2 * q * (sample.t[1] - sample.t[0]) + 2 * readout) * scale[sample.components]
@@ -215,37 +256,52 @@ def _compare_start(sample: Sample, start: Array, scale: np.ndarray) -> str:
     if not square.size:
         return ""
     # noise of the readout is half of what is expected at most: one sample has it once
-    chance = scipy.special.chdtri(square.size, alternatives.CHANCE) / square.size / 2 if readout.any() else 0.0
+    chance = (
+        scipy.special.chdtri(square.size, alternatives.CHANCE) / square.size / 2
+        if readout.any()
+        else 0.0
+    )
     if not square.mean() > max(1.0, chance):
         return ""
     i = int(sample.components[expected > 0][np.argmax(square.mean(axis=0))])
     return (
         f"The trajectories do not begin where the process does: component {i} starts "
-        f"{np.sqrt(square.mean(axis=0).max()):.3g} kicks of one step away. The record begins late or early (a shift of "
+        f"{np.sqrt(square.mean(axis=0).max()):.3g} kicks of one step away. The record begins late "
+        "or early (a shift of "
         "the time axis), or the start is another."
     )
 
 
-def _examine_samples(process: Remembering, theta: Params, data: Trajectories, most: int) -> Residuals:
+def _examine_samples(
+    process: Remembering, theta: Params, data: Trajectories, most: int
+) -> Residuals:
     rows = choose_rows(data, most)
     samples = load_rows(data.x, rows)
     x = jnp.asarray(samples, working_dtype(theta, samples))
     context = jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), data.context)
-    checked: Any = process.check(theta, x[0, 0], jnp.asarray(data.t)[0], jax.tree.map(lambda leaf: leaf[0], context))
+    checked: Any = process.check(
+        theta, x[0, 0], jnp.asarray(data.t)[0], jax.tree.map(lambda leaf: leaf[0], context)
+    )
     each = np.asarray(checked.residuals(theta, check.grid(data.t), x, context), float)
-    v, count = each.mean(axis=(0, 1)), each.shape[0] * each.shape[1]
+    v = each.mean(axis=(0, 1))
+    count = each.shape[0] * each.shape[1]
     residuals = Residuals(v, each.std(axis=(0, 1)) / np.sqrt(count), count)
     if not residuals.wrong.size:
         return residuals
     return residuals._replace(
-        cause=f"The innovations of channel{'s' * (len(residuals.wrong) > 1)} {check.few(residuals.wrong)} have not the "
-        "variance that the filter predicts: the process, its start, what is observed, the readout noise or a unit is "
-        "another one, or the drift bends too much within the uncertainty of the hidden state for an extended filter."
+        cause=f"The innovations of channel{'s' * (len(residuals.wrong) > 1)} "
+        f"{check.few(residuals.wrong)} have not the "
+        "variance that the filter predicts: the process, its start, what is observed, the readout "
+        "noise or a unit is "
+        "another one, or the drift bends too much within the uncertainty of the hidden state for "
+        "an extended filter."
     )
 
 
 def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: int) -> Residuals:
-    """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ± 1/√∫a dt."""
+    """Events of each kind over what their rates expect, v = N/∫a dt, which is Poissonian: ±
+    1/√∫a dt.
+    """
     rows = choose_rows(data, most)
     x, context, events = (
         jax.tree.map(lambda leaf: jnp.asarray(load_rows(leaf, rows)), tree)
@@ -254,19 +310,38 @@ def _examine_counts(process: Counting, theta: Params, data: Trajectories, most: 
     times = check.grid(data.t)
     happened, expected = (
         np.asarray(part, float)
-        for part in _counts(process, theta, x.astype(working_dtype(theta, x)), times.t[:-1], times.dt, context, events)
+        for part in _counts(
+            process,
+            theta,
+            x.astype(working_dtype(theta, x)),
+            times.t[:-1],
+            times.dt,
+            context,
+            events,
+        )
     )
     there = expected > 0
     v = np.where(there, happened / np.where(there, expected, 1), np.where(happened > 0, np.inf, 1))
-    stderr = np.where(there, np.sqrt(np.maximum(happened, expected)) / np.where(there, expected, 1), 1)
+    stderr = np.where(
+        there, np.sqrt(np.maximum(happened, expected)) / np.where(there, expected, 1), 1
+    )
     residuals = Residuals(v, stderr, x.shape[0] * (x.shape[1] - 1), law="events / ∫ rate dt")
     if not residuals.wrong.size:
         return residuals
-    fits = [factor for factor in (*UNITS, 60.0, 1 / 60) if not is_wrong(v / factor, stderr / factor).any()]
+    fits = [
+        factor
+        for factor in (*UNITS, 60.0, 1 / 60)
+        if not is_wrong(v / factor, stderr / factor).any()
+    ]
     i = int(residuals.wrong[0])
-    cause = f"Event {i} happens {v[i]:.3g} times as often as its rate says: a rate, a parameter or a unit is another."
+    cause = (
+        f"Event {i} happens {v[i]:.3g} times as often as its rate says: a rate, a parameter or a "
+        "unit is another."
+    )
     return residuals._replace(
-        cause=f"They fit if the times are multiplied by {fits[0]:g} (another unit)." if fits else cause
+        cause=f"They fit if the times are multiplied by {fits[0]:g} (another unit)."
+        if fits
+        else cause
     )
 
 
@@ -276,7 +351,9 @@ def _counts(
 ) -> tuple[Array, Array]:
     """Sums over trajectories x (E, T+1, M) and steps. (R,) each"""
 
-    def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, events: PyTree) -> tuple[Array, Array]:
+    def one(
+        x: Array, x_next: Array, t: Array, dt: Array, context: PyTree, events: PyTree
+    ) -> tuple[Array, Array]:
         return process.counts(theta, Step(x, x_next, t, dt, context, events))
 
     along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, None, 0)), in_axes=(0, 0, None, None, 0, 0))
@@ -293,19 +370,29 @@ def warn_of_residuals(
     readout: Any = None,
     stacklevel: int = 2,
 ) -> Residuals:
-    """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong. Its arguments."""
+    """`examine`, and a `RuntimeWarning` with the likely cause where something is wrong.
+
+    Its arguments.
+    """
     residuals = examine(process, theta, trajectories, transition=transition, readout=readout)
     if residuals.cause:
-        warnings.warn(f"the trajectories are not those of the process: {residuals!r}", RuntimeWarning, stacklevel + 1)
+        warnings.warn(
+            f"the trajectories are not those of the process: {residuals!r}",
+            RuntimeWarning,
+            stacklevel + 1,
+        )
     return residuals
 
 
-def check_linearisation(process: Process, theta: Params, trajectories: Trajectories | Iterable[Trajectories]) -> None:
+def check_linearisation(
+    process: Process, theta: Params, trajectories: Trajectories | Iterable[Trajectories]
+) -> None:
     """Refuse `local_linear_score` for parameters of the noise where the drift bends within a kick.
 
-    Its law is Gaussian. A drift that is not linear skews the law by about |J(x + k) − J(x)| Δ, with J = ∂μ/∂x and k a
-    kick of one interval, which parameters of the drift bear and those of the noise do not: their gradient is wrong by
-    a tenth at 0.04 in a double well, and has the wrong sign at 1.
+    Its law is Gaussian. A drift that is not linear skews the law by about |J(x + k) − J(x)| Δ, with
+    J = ∂μ/∂x and k a kick of one interval, which parameters of the drift bear and those of the
+    noise do not: their gradient is wrong by a tenth at 0.04 in a double well, and has the wrong
+    sign at 1.
     """
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], data.context)
@@ -316,7 +403,9 @@ def check_linearisation(process: Process, theta: Params, trajectories: Trajector
 
         def noise(v: Array, theta: Params, *state: Any, i: int = i) -> Array:
             others = jax.tree.leaves(theta)
-            return diffusion_matrix(process, jax.tree.unflatten(tree, [*others[:i], v, *others[i + 1 :]]), *state)
+            return diffusion_matrix(
+                process, jax.tree.unflatten(tree, [*others[:i], v, *others[i + 1 :]]), *state
+            )
 
         if depends(noise, leaf, theta, x[0], jnp.asarray(data.t)[0], one, on=0):
             in_noise.append("theta" + jax.tree_util.keystr(path))
@@ -330,20 +419,26 @@ def check_linearisation(process: Process, theta: Params, trajectories: Trajector
     bend = float(_bend(process, theta, some[:, steps], times.t[steps], times.dt[steps], context))
     if bend > MOST_BEND:
         raise ValueError(
-            f"local linearisation is not for {', '.join(in_noise)} here: the parameters enter the noise, and the drift "
-            f"bends within a kick (|J(x + kick) − J(x)| Δ = {bend:.2g}, {MOST_BEND} at most). Sample faster, or keep "
+            f"local linearisation is not for {', '.join(in_noise)} here: the parameters enter the "
+            "noise, and the drift "
+            f"bends within a kick (|J(x + kick) − J(x)| Δ = {bend:.2g}, {MOST_BEND} at most). "
+            "Sample faster, or keep "
             "them fixed: leave them out of theta."
         )
 
 
 @partial(jit, static_argnums=0)
 def _bend(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
-    """Root mean square of |J(x + k) − J(x)| Δ over states x (E, n, M), k of one standard deviation along each axis."""
+    """Root mean square of |J(x + k) − J(x)| Δ over states x (E, n, M), k of one standard
+    deviation along each axis.
+    """
 
     def one(x: Array, t: Array, dt: Array, context: PyTree) -> Array:
         slope = jax.jacfwd(lambda x: process.drift(theta, x, t, context))
         kick = jnp.sqrt(2 * dt * jnp.diagonal(diffusion_matrix(process, theta, x, t, context)))
         return jnp.max(jnp.abs(slope(x + kick) - slope(x))) * dt
 
-    each = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, None)), in_axes=(0, None, None, 0))(x, t, dt, context)
+    each = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, None)), in_axes=(0, None, None, 0))(
+        x, t, dt, context
+    )
     return jnp.sqrt(jnp.mean(each**2))

@@ -1,7 +1,8 @@
 """Residuals of every step in units of their noise, along trajectories.
 
-With C = LLᵀ the covariance of a step, z = L⁻¹r is N(0, 1) in each component where the process is right, and r(C⁻¹r) has
-the mean 1. A component without noise of its own has r² beside what an Euler step leaves out.
+With C = LLᵀ the covariance of a step, z = L⁻¹r is N(0, 1) in each component where the process is
+right, and r(C⁻¹r) has the mean 1. A component without noise of its own has r² beside what an Euler
+step leaves out.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
+from fluctua.core.integrators import mean_rate
 from fluctua.core.scores import Gaussian, euler, local_linear
-from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, Params, Process, PyTree, Step, jit
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 
 
 class Standardised(NamedTuple):
-    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step. (E·S, M) each"""
+    """Of every step: v = r(C⁻¹r), of mean 1; z = L⁻¹r; drift: L⁻¹ times the mean step.
+
+    (E·S, M) each
+    """
 
     v: Array
     z: Array
@@ -44,12 +48,13 @@ def standardise(
     context: PyTree,
     readout: Array,
 ) -> Standardised:
-    """Residuals of steps in units of their noise. transition: None for Euler steps with independent noise.
+    """Residuals of steps in units of their noise. transition: None for Euler steps with independent
+    noise.
 
     now, following: both ends of each (E, S, M); t, dt: their times (S,).
 
-    silent: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of the others is that
-    without them.
+    silent: components without noise, which are left to `leave_out`: v is 1, z is 0, and the law of
+    the others is that without them.
     """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Standardised:
@@ -78,7 +83,10 @@ def standardise(
         v = jnp.where(still, 1, r * jnp.linalg.solve(whole, r))
         both = jnp.stack([r, jnp.where(still, 0, (mean - x)[others])], axis=1)
         z, move = solve_triangular(jnp.linalg.cholesky(whole), both, lower=True).T
-        put = lambda values, rest: jnp.full_like(x, rest).at[others].set(values)
+
+        def put(values, rest):
+            return jnp.full_like(x, rest).at[others].set(values)
+
         return Standardised(put(v, 1), put(z, 0), put(move, 0))
 
     return along(one, now, following, t, dt, context)
@@ -96,12 +104,18 @@ def leave_out(
     context: PyTree,
     readout: Array,
 ) -> tuple[Array, Array]:
-    """r² by the transition that is used, and d² that an Euler step leaves out, of steps (E, S, M). (E·S, M) each"""
+    """r² by the transition that is used, and d² that an Euler step leaves out, of steps (E, S, M).
+
+    (E·S, M) each
+    """
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
         step = Step(x, x_next, t, dt, context)
         mean, covariance = local_linear(process, theta, step)
-        used = lambda x: transition(process, theta, step._replace(x=x)).mean
+
+        def used(x):
+            return transition(process, theta, step._replace(x=x)).mean
+
         blur = readout + jax.jacfwd(used)(x) ** 2 @ readout
         return (x_next - used(x)) ** 2, (used(x) - mean) ** 2 + jnp.diagonal(covariance) + blur
 
@@ -110,7 +124,8 @@ def leave_out(
 
 @partial(jit, static_argnums=0)
 def spread_noise(process: Process, theta: Params, step: Step, readout: Array) -> Array:
-    """L of the correlations LLᵀ that independent noise has after an interval, by the locally linear law. (M, M)
+    """L of the correlations LLᵀ that independent noise has after an interval, by the locally linear
+    law. (M, M)
 
     In units of its amplitudes at the start of the interval, those of the readout included.
     """
@@ -121,7 +136,9 @@ def spread_noise(process: Process, theta: Params, step: Step, readout: Array) ->
 
 
 @partial(jit, static_argnums=0)
-def have_noise(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+def have_noise(
+    process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
     """Components with noise at some state of x (E, T+1, M). (M,)"""
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
@@ -130,16 +147,24 @@ def have_noise(process: Process, theta: Params, x: Array, t: Array, dt: Array, c
     return jnp.any(along(one, x[:, :-1], x[:, 1:], t, dt, context), axis=0)
 
 
-def along(one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree) -> Any:
+def along(
+    one: Callable[..., Any], now: Array, following: Array, t: Array, dt: Array, context: PyTree
+) -> Any:
     """`one(x, x', t, Δt, context)` of every step (E, S, M), a few at a time; leaves (E·S, …)."""
     count, steps, size = now.shape
     each = jax.tree.map(lambda leaf: jnp.repeat(leaf, steps, axis=0), context)
     ends = (now.reshape(-1, size), following.reshape(-1, size))
-    return jax.lax.map(lambda row: one(*row), (*ends, jnp.tile(t, count), jnp.tile(dt, count), each), batch_size=256)
+    return jax.lax.map(
+        lambda row: one(*row),
+        (*ends, jnp.tile(t, count), jnp.tile(dt, count), each),
+        batch_size=256,
+    )
 
 
 def _on_range(covariance: Array, r: Array) -> Array:
-    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that have noise. (M,)"""
+    """rᵢ (C⁺r)ᵢ over its expectation (CC⁺)ᵢᵢ, the share of component i in the directions that
+    have noise. (M,)
+    """
     scale, vectors = jnp.linalg.eigh(covariance)
     there = scale > r.size * jnp.finfo(r.dtype).eps * scale[-1]
     share = jnp.sum(jnp.where(there, vectors**2, 0), axis=1)

@@ -1,4 +1,6 @@
-"""What makes a v fit that is not 1: mistakes undone one after the other, or how it changes with the interval."""
+"""What makes a v fit that is not 1: mistakes undone one after the other, or how it changes with the
+interval.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,22 @@ MOST_SWAPS = 12
 """Components of which every pair is tried."""
 
 
-def explain(residuals: Residuals, sample: Sample, data: Trajectories, findings: list[Finding]) -> Residuals:
-    """The cause of a v that is not 1. findings: what the interval does not account for, the largest first."""
+def explain(
+    residuals: Residuals, sample: Sample, data: Trajectories, findings: list[Finding]
+) -> Residuals:
+    """The cause of a v that is not 1. findings: what the interval does not account for, the
+    largest first.
+    """
     known = np.isfinite(residuals.v) & np.isfinite(residuals.stderr)
     if not known.all():
         which = np.flatnonzero(~known)
         return residuals._replace(
-            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.few(which)} are not finite: the drift or "
+            cause=f"The residuals of component{'s' * (len(which) > 1)} {check.few(which)} are not "
+            "finite: the drift or "
             f"the noise is not, or they exceed what {sample.x.dtype} can hold (a unit)."
         )
-    x, t = sample.x, sample.t
+    x = sample.x
+    t = sample.t
     if x.shape[1] > 2:
         coarse = standardise_states(sample, sample.law, x[:, ::2], t[::2])
         residuals = residuals._replace(doubled=reduce_squares(sample, coarse, x[:, ::2], t[::2])[0])
@@ -48,7 +56,11 @@ def explain(residuals: Residuals, sample: Sample, data: Trajectories, findings: 
     named = [one for one in findings if _accounts(one, v, residuals.steps)]
     if not named and v.max(initial=0) < FEW_TIMES:  # what a gain alone would not leave
         named = [one for one in findings if one.family.startswith(("variance", "lag"))]
-    cause = describe(named[0], sample.components) if named else _describe_growth(residuals, bool(findings))
+    cause = (
+        describe(named[0], sample.components)
+        if named
+        else _describe_growth(residuals, bool(findings))
+    )
     return residuals._replace(cause=cause)
 
 
@@ -62,7 +74,9 @@ def _fits(sample: Sample, change: _Change) -> bool:
 
 
 def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
-    """Whether a term that the drift lacks, or one jump, is most of what makes v too large: T²/V of n(v − 1)."""
+    """Whether a term that the drift lacks, or one jump, is most of what makes v too large: T²/V
+    of n(v − 1).
+    """
     if finding.family not in (*alternatives.OF_MEAN, "step"):
         return False
     excess = v[finding.row] - 1
@@ -72,8 +86,11 @@ def _accounts(finding: Finding, v: np.ndarray, steps: int) -> bool:
 
 
 def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
-    """How v deviates. unexplained: whether residuals deviate in a way that a coarse interval does not account for."""
-    parts, v = residuals.wrong, residuals.v
+    """How v deviates. unexplained: whether residuals deviate in a way that a coarse interval
+    does not account for.
+    """
+    parts = residuals.wrong
+    v = residuals.v
     unmoved = [i for i in parts if i in residuals.silent]
     if unmoved:
         i = unmoved[0]
@@ -81,28 +98,43 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
             residuals.doubled is not None and residuals.doubled[i] < v[i] / 4
         )  # what an Euler step leaves out grows as Δ³
         return (
-            f"Component {i} has no noise of its own and does not move as its drift says: its residual is "
+            f"Component {i} has no noise of its own and does not move as its drift says: its "
+            "residual is "
             f"{np.sqrt(v[i]):.3g} times what the interval explains. "
-            + ("It looks like noise of the readout." if readout else "Its drift, or a unit, is another.")
+            + (
+                "It looks like noise of the readout."
+                if readout
+                else "Its drift, or a unit, is another."
+            )
         )
-    which = "every component" if len(parts) == len(v) else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
+    which = (
+        "every component"
+        if len(parts) == len(v)
+        else f"component{'s' * (len(parts) > 1)} {check.few(parts)}"
+    )
     growth = np.nan
     # twice the interval has half the steps: growth is known to about 2 stderr/|v − 1|
-    if residuals.doubled is not None and np.median(2 * residuals.stderr[parts] / np.abs(v[parts] - 1)) < 0.2:
+    if (
+        residuals.doubled is not None
+        and np.median(2 * residuals.stderr[parts] / np.abs(v[parts] - 1)) < 0.2
+    ):
         growth = float(np.median((residuals.doubled[parts] - 1) / (v[parts] - 1)))
     factor = ", ".join(f"{np.sqrt(v[i]):.3g}" for i in parts[:5])
     if 1.25 < growth < 3 and not unexplained:
         return (
-            f"The deviation of {which} doubles with the interval: the sampling is too coarse for Euler steps (use "
+            f"The deviation of {which} doubles with the interval: the sampling is too coarse for "
+            "Euler steps (use "
             "score=local_linear_score, or sample faster), or the drift is wrong."
         )
     if 0.3 < growth < 0.7:
         return (
-            f"The deviation of {which} halves when the interval doubles: noise of the readout, which is no part of the "
+            f"The deviation of {which} halves when the interval doubles: noise of the readout, "
+            "which is no part of the "
             "process (correct for it, or sample more slowly with score=local_linear_score)."
         )
     return (
-        f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the time is in another "
+        f"The noise amplitude of {which} is {factor} times what `noise` says, or the state or the "
+        "time is in another "
         "unit than the process."
     )
 
@@ -116,7 +148,9 @@ class _Change(NamedTuple):
 
 
 def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Change]:
-    """Mistakes undone: units, axes or components that were swapped, signs, the direction of time."""
+    """Mistakes undone: units, axes or components that were swapped, signs, the direction of
+    time.
+    """
     if turned is not None:
         yield _Change("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
     for factor in UNITS:

@@ -14,10 +14,12 @@ CERTAIN = 5.0
 
 
 class Residuals(NamedTuple):
-    """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there are two steps.
+    """v (M,) with its standard error. doubled: v at twice the interval, where v is not 1 and there
+    are two steps.
 
-    steps: transitions looked at. cause: what is probably wrong, in words; empty where nothing is. silent: components
-    without noise of their own, whose v is 1 where they move as their drift says. law: what v is, for people.
+    steps: transitions looked at. cause: what is probably wrong, in words; empty where nothing is.
+    silent: components without noise of their own, whose v is 1 where they move as their drift says.
+    law: what v is, for people.
     """
 
     v: np.ndarray
@@ -35,10 +37,15 @@ class Residuals(NamedTuple):
 
     def __repr__(self) -> str:
         each = ", ".join(f"{v:.3g}" for v in self.v[:8]) + (", …" if len(self.v) > 8 else "")
-        return f"{self.law} = {each} (1 expected) from {self.steps:,} steps" + (f". {self.cause}" * bool(self.cause))
+        return f"{self.law} = {each} (1 expected) from {self.steps:,} steps" + (
+            f". {self.cause}" * bool(self.cause)
+        )
 
 
 def is_wrong(v: np.ndarray, stderr: np.ndarray) -> np.ndarray:
-    """Components whose v is not 1. What is not finite is wrong, an error too: it excuses nothing."""
+    """Components whose v is not 1.
+
+    What is not finite is wrong, an error too: it excuses nothing.
+    """
     known = np.isfinite(v) & np.isfinite(stderr)
     return ~(known & (np.abs(v - 1) <= np.maximum(TOLERANCE, CERTAIN * np.where(known, stderr, 0))))

@@ -1,4 +1,6 @@
-"""Trajectories under examination: which of them, by what law, and their residuals in units of noise."""
+"""Trajectories under examination: which of them, by what law, and their residuals in units of
+noise.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import q_matrix
+from fluctua.core.integrators import Substeps
 from fluctua.core.residuals import alternatives
 from fluctua.core.residuals.alternatives import RUN
 from fluctua.core.residuals.kicks import (
@@ -21,7 +24,6 @@ from fluctua.core.residuals.kicks import (
     standardise,
 )
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.steps import Substeps
 from fluctua.core.types import (
     Array,
     NoiseProduct,
@@ -49,8 +51,8 @@ MOST_LINEARISED = 16
 class Law(NamedTuple):
     """Of one step. transition: None for Euler steps with independent noise.
 
-    mixed: whether that noise spreads over the components within an interval; its correlations are taken from the
-    locally linear law at the mean state.
+    mixed: whether that noise spreads over the components within an interval; its correlations are
+    taken from the locally linear law at the mean state.
     """
 
     process: Process
@@ -59,10 +61,11 @@ class Law(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what law.
+    """Trajectories that are looked at: rows of the data, states (E, T+1, M), times, and by what
+    law.
 
-    silent: components without noise of their own. last_place: rounding of their states (M,). steps: numbers of the
-    steps that are looked at (S,). run: how many of them are neighbours.
+    silent: components without noise of their own. last_place: rounding of their states (M,). steps:
+    numbers of the steps that are looked at (S,). run: how many of them are neighbours.
     """
 
     law: Law
@@ -89,9 +92,16 @@ class Sample(NamedTuple):
 
 
 def take_sample(
-    process: Process, theta: Params, data: Trajectories, transition: Transition, readout: Any, most: int
+    process: Process,
+    theta: Params,
+    data: Trajectories,
+    transition: Transition,
+    readout: Any,
+    most: int,
 ) -> Sample:
-    """Some trajectories, evenly spread. readout: variance of the measurement. most: transitions to look at."""
+    """Some trajectories, evenly spread. readout: variance of the measurement. most: transitions
+    to look at.
+    """
     plain = transition is euler and _is_diagonal(process, theta, data)
     silent = _silent(process, theta, data)
     if not plain or silent:  # a few solves of M × M matrices a transition
@@ -102,12 +112,18 @@ def take_sample(
     x = np.asarray(raw, working_dtype(theta, raw))
     variance = np.asarray(0.0 if readout is None else readout, float)
     if variance.shape not in ((), x.shape[2:]) or not np.all(variance >= 0):
-        raise ValueError(f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}.")
+        raise ValueError(
+            f"the variance of the readout is one number ≥ 0, or ({x.shape[2]},); got {readout!r}."
+        )
     last_place = np.zeros(x.shape[2])
     if silent:
-        last_place = ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float)
+        last_place = (
+            ROUNDING * float(np.finfo(raw.dtype).eps) * np.abs(x).max(axis=(0, 1)).astype(float)
+        )
     return Sample(
-        law=Law(process, None if plain else transition, plain and isinstance(process.step, Substeps)),
+        law=Law(
+            process, None if plain else transition, plain and isinstance(process.step, Substeps)
+        ),
         theta=theta,
         rows=rows,
         x=x,
@@ -122,7 +138,9 @@ def take_sample(
 
 
 def _choose_steps(total: int, most: int) -> tuple[np.ndarray, int]:
-    """Numbers of the steps to look at, and how many are neighbours: all, or short runs evenly over time."""
+    """Numbers of the steps to look at, and how many are neighbours: all, or short runs evenly
+    over time.
+    """
     if total <= max(most, 2 * RUN):
         return np.arange(total), total
     begins = np.unique(np.linspace(0, total - RUN, max(2, most // RUN)).astype(int) // RUN * RUN)
@@ -157,21 +175,29 @@ def standardise_states(sample: Sample, law: Law, x: np.ndarray, t: np.ndarray) -
         step = Step(middle, middle, ends.t[0], ends.dt[0], context)
         root = np.asarray(spread_noise(law.process, sample.theta, step, sample.readout), np.float64)
         z, drift = (
-            scipy.linalg.solve_triangular(root, each.T, lower=True, check_finite=False).T for each in (z, drift)
+            scipy.linalg.solve_triangular(root, each.T, lower=True, check_finite=False).T
+            for each in (z, drift)
         )
         v = z**2
     # squared here: a residual beyond 1e19 of its noise has no square in single precision
     return Standardised(v if law.transition else np.where(z == 0, v, z**2), z, drift)
 
 
-def reduce_squares(sample: Sample, made: Standardised, x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """v and its standard error; of components without noise by what an Euler step leaves out. (M,) each"""
+def reduce_squares(
+    sample: Sample, made: Standardised, x: np.ndarray, t: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """v and its standard error; of components without noise by what an Euler step leaves out.
+
+    (M,) each
+    """
     v, stderr = _mean(made.v)
     if not sample.silent:
         return v, stderr
     ends = _pick_steps(sample, x, t)
     transition = sample.law.transition or euler
-    left = leave_out(sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout)
+    left = leave_out(
+        sample.law.process, transition, sample.theta, *ends, sample.context, sample.readout
+    )
     square, expected = (np.asarray(part, np.float64) for part in left)
     mean, spread = _mean(square)
     allowed = np.maximum(expected.mean(axis=0) + sample.last_place**2, np.finfo(float).tiny)
@@ -195,27 +221,39 @@ def collect_sums(sample: Sample, made: Standardised) -> alternatives.Table:
     """The sums of a batch; empty where it is too small, or where nothing has noise."""
     there = sample.components
     z = made.z[:, there]
-    if len(z) < alternatives.FEWEST_STEPS or not there.size or not np.isfinite(z).all() or not z.any():
+    if (
+        len(z) < alternatives.FEWEST_STEPS
+        or not there.size
+        or not np.isfinite(z).all()
+        or not z.any()
+    ):
         return {}
     where = alternatives.Places(sample.steps, sample.run, sample.blurred)
-    has_noise = (z != 0) | (made.v[:, there] == 0)  # a component that is held has z = v = 0, one without noise v = 1
+    has_noise = (z != 0) | (
+        made.v[:, there] == 0
+    )  # a component that is held has z = v = 0, one without noise v = 1
     shape = (len(sample.x), len(sample.steps), -1)
     square = np.where(has_noise, z**2, 1)
-    return alternatives.collect(z.reshape(shape), square.reshape(shape), sample.x[..., there], where)
+    return alternatives.collect(
+        z.reshape(shape), square.reshape(shape), sample.x[..., there], where
+    )
 
 
 def choose_finer_law(sample: Sample) -> Law | None:
-    """The law of a process that moves on within an interval, where the one at hand is of a single Euler step.
+    """The law of a process that moves on within an interval, where the one at hand is of a single
+    Euler step.
 
-    A device does, and its residuals against Euler's step deviate by what that leaves out. Locally linear, or for large
-    states the noise-free path with one covariance for all steps.
+    A device does, and its residuals against Euler's step deviate by what that leaves out. Locally
+    linear, or for large states the noise-free path with one covariance for all steps.
     """
     process, transition, _ = sample.law
     if transition not in (None, euler) or process.step != "euler":
         return None
     if sample.x.shape[2] <= MOST_LINEARISED:
         return Law(process, local_linear)
-    return None if sample.silent else Law(process._replace(step="rk4"), transition, transition is None)
+    return (
+        None if sample.silent else Law(process._replace(step="rk4"), transition, transition is None)
+    )
 
 
 def choose_rows(data: Trajectories, most: int) -> np.ndarray:
@@ -232,7 +270,11 @@ def load_rows(x: Array, rows: np.ndarray) -> np.ndarray:
 
 
 def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
-    if process.diffusion is not None or process.noise is None or isinstance(process.noise, NoiseProduct):
+    if (
+        process.diffusion is not None
+        or process.noise is None
+        or isinstance(process.noise, NoiseProduct)
+    ):
         return False
     t, one = check.first((data.t, data.context))
     state = jax.ShapeDtypeStruct(np.shape(data.x)[2:], working_dtype(theta, data.x))
@@ -240,7 +282,9 @@ def _is_diagonal(process: Process, theta: Params, data: Trajectories) -> bool:
 
 
 def _silent(process: Process, theta: Params, data: Trajectories) -> tuple[int, ...]:
-    """Components without noise: at the first two states, and wherever some of the trajectories go."""
+    """Components without noise: at the first two states, and wherever some of the trajectories
+    go.
+    """
     t, one = check.first((data.t, data.context))
     states = np.asarray(load_rows(data.x, np.zeros(1, int))[0, :2], working_dtype(theta, data.x))
     rows = [np.abs(np.asarray(q_matrix(process, theta, x, t, one))) for x in states]

@@ -1,4 +1,5 @@
-"""The box on the virtual bench as it stands there: settings, age, what it acquired last. Nothing of messages.
+"""The box on the virtual bench as it stands there: settings, age, what it acquired last. Nothing of
+messages.
 
 Faults go wrong on purpose: `drop@3` is a dropped connection at the third acquisition.
 
@@ -56,7 +57,9 @@ class Bench:
     def reset(self) -> None:
         """*RST."""
         self._default_settings()
-        self.count, self.points, self.amplitude = 10, 601, 10.0
+        self.count = 10
+        self.points = 601
+        self.amplitude = 10.0
         self.noise = self.sigma_kappa = 0.0
         self.codes: np.ndarray | None = None
         self.played: dict[str, np.ndarray] | None = None
@@ -70,7 +73,9 @@ class Bench:
         size = 4 * self.count * self.points * self.sheet.nominal.sites
         if size > MOST_BYTES:
             raise Problem(-225, f"{size} bytes, at most {MOST_BYTES}; lower ACQ:COUN or ACQ:POIN")
-        before, self.codes, self.fault = self.codes, None, self.faults.next()
+        before = self.codes
+        self.codes = None
+        self.fault = self.faults.next()
         self.played = None
         if self.fault == "reboot":
             self.boot()
@@ -81,13 +86,22 @@ class Bench:
             self.noise = self.sigma_kappa = 0.0
         try:
             codes = measure(
-                self.sheet, self.hidden, self.settings, count=self.count, points=self.points,
-                amplitude=self.amplitude, shots=self.shots, noise=self.noise, sigma_kappa=self.sigma_kappa,
-            )  # fmt: skip
+                self.sheet,
+                self.hidden,
+                self.settings,
+                count=self.count,
+                points=self.points,
+                amplitude=self.amplitude,
+                shots=self.shots,
+                noise=self.noise,
+                sigma_kappa=self.sigma_kappa,
+            )
             if self.sigma_kappa:
                 self.played = played(self.sheet, self.count, self.shots)
         except FloatingPointError:
-            raise Problem(-200, "the network is unstable at these settings; nothing was acquired") from None
+            raise Problem(
+                -200, "the network is unstable at these settings; nothing was acquired"
+            ) from None
         self.shots += self.count
         self.codes = self.faults.spoil(self.fault, codes, before, self.sheet.full_code, INVALID)
 
@@ -103,7 +117,9 @@ SPOILT = 0.3
 
 
 class Fault(NamedTuple):
-    """kind: one of `KINDS`. after: at which acquisition from now, from 1. times: how many in a row."""
+    """kind: one of `KINDS`. after: at which acquisition from now, from 1. times: how many in a
+    row.
+    """
 
     kind: str
     after: int = 1
@@ -122,7 +138,8 @@ def parse(text: str) -> Fault:
     match = re.fullmatch(r"([a-z]+)@(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
     if not match or match[1] not in KINDS or int(match[2]) < 1:
         raise ValueError(
-            f"a fault is KIND@ACQUISITION, such as drop@3, or nan@5x2 for two in a row; KIND is one of "
+            "a fault is KIND@ACQUISITION, such as drop@3, or nan@5x2 for two in a row; KIND is "
+            "one of "
             f"{', '.join(KINDS)}; got {text!r}."
         )
     return Fault(match[1], int(match[2]), int(match[3] or 1))
@@ -142,7 +159,9 @@ class Plan:
         """The fault of the acquisition that begins now, or nothing."""
         due = next((fault.kind for fault in self.pending if fault.after <= 1), "")
         self.pending = [
-            fault._replace(after=fault.after - 1) if fault.after > 1 else fault._replace(times=fault.times - 1)
+            fault._replace(after=fault.after - 1)
+            if fault.after > 1
+            else fault._replace(times=fault.times - 1)
             for fault in self.pending
         ]
         self.pending = [fault for fault in self.pending if fault.times > 0]
@@ -150,7 +169,9 @@ class Plan:
             due = str(self.rng.choice(AT_RANDOM))
         return due
 
-    def spoil(self, kind: str, codes: np.ndarray, before: np.ndarray | None, full: int, invalid: int) -> np.ndarray:
+    def spoil(
+        self, kind: str, codes: np.ndarray, before: np.ndarray | None, full: int, invalid: int
+    ) -> np.ndarray:
         """Codes (E, …) as the fault leaves them.
 
         Args:

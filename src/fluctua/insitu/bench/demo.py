@@ -1,8 +1,8 @@
 """The sim-to-real gap and how it closes, from start to end: a bench, three trainings, one figure.
 
 nominal   trained on the data sheet's network by simulation, then carried over to the bench
-true      trained by simulation with the bench's hidden parameters: what nobody could do in a laboratory
-in situ   calibrated from recordings and trained on the bench over its socket
+true      trained by simulation with the bench's hidden parameters: what nobody could do in a
+laboratory in situ   calibrated from recordings and trained on the bench over its socket
 
 All three start from the same settings and have the same bounds. J is always measured on the bench.
 """
@@ -27,10 +27,11 @@ from fluctua.core.types import Array, Estimate, Params, Trajectories
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration.knobs import parameters
-from fluctua.insitu.instrument.substrate import Incident, Measured, measured
+from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
-from fluctua.insitu.training import Plan, Rows, begin
+from fluctua.insitu.training import Plan, Rows
+from fluctua.insitu.training import run as train_in_situ
 from fluctua.learn.train import box, train
 from fluctua.store.history import Row
 from fluctua.tcmt import exact
@@ -44,7 +45,8 @@ class Level(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Levels of the demonstration. rows: of the in-situ training. discarded: trajectories, by kind of incident.
+    """Levels of the demonstration. rows: of the in-situ training. discarded: trajectories, by kind
+    of incident.
 
     calibration_error: root mean square over the sites or bonds, at the last settings.
     """
@@ -66,7 +68,9 @@ class Result(NamedTuple):
 
 @contextlib.contextmanager
 def bench_processes(devices: int, *options: str) -> Iterator[list[tuple[str, int]]]:
-    """`fluctua virtual-bench` as a process of its own, on ports that the system chose; (host, port) of each box."""
+    """`fluctua virtual-bench` as a process of its own, on ports that the system chose; (host,
+    port) of each box.
+    """
     words = ["--port", "0", "--attached", "--devices", str(devices), *options]
     command = [sys.executable, "-m", "fluctua", "virtual-bench", *words]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -98,7 +102,9 @@ def bench_process(*options: str) -> Iterator[tuple[str, int]]:
 
 
 class Exact(NamedTuple):
-    """J and ∂J/∂u of a known linear network with θ = offset + gain · u, without noise: a yardstick, as an estimator."""
+    """J and ∂J/∂u of a known linear network with θ = offset + gain · u, without noise: a
+    yardstick, as an estimator.
+    """
 
     task: tcmt.Task
     offset: Params
@@ -106,17 +112,35 @@ class Exact(NamedTuple):
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Of the settings; `key` and `count` are not used."""
-        at = {name: self.offset[name] + self.gain[name] * np.asarray(u) for name, u in theta.items()}
+        at = {
+            name: self.offset[name] + self.gain[name] * np.asarray(u) for name, u in theta.items()
+        }
         value, by_theta = exact.value_and_gradient(self.task, at)
-        gradient = {n: jnp.asarray(g * self.gain[n], jnp.asarray(theta[n]).dtype) for n, g in by_theta.items()}
+        gradient = {
+            n: jnp.asarray(g * self.gain[n], jnp.asarray(theta[n]).dtype)
+            for n, g in by_theta.items()
+        }
         zero = jax.tree.map(jnp.zeros_like, gradient)
-        return Estimate(gradient, zero, jax.tree.map(jnp.square, gradient), jnp.asarray(value), jnp.asarray(0.0), count)
+        return Estimate(
+            gradient,
+            zero,
+            jax.tree.map(jnp.square, gradient),
+            jnp.asarray(value),
+            jnp.asarray(0.0),
+            count,
+        )
 
 
 def simulated(
-    sheet: device.Sheet, model: Model, *, hidden: device.Hidden | None, shots: float, iterations: int
+    sheet: device.Sheet,
+    model: Model,
+    *,
+    hidden: device.Hidden | None,
+    shots: float,
+    iterations: int,
 ) -> tuple[Params, float]:
-    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the J it promises.
+    """Settings trained by simulation, with the data sheet's parameters or the hidden ones; and the
+    J it promises.
 
     With exact gradients: the best that a simulation could do.
     """
@@ -128,13 +152,19 @@ def simulated(
         offset = {name: np.zeros(np.shape(v)) for name, v in model.start.items()}
         gain = {name: np.ones(np.shape(v)) for name, v in model.start.items()}
     else:
-        offset, gain = device.offsets(sheet, hidden, shots), hidden.gain
+        offset = device.offsets(sheet, hidden, shots)
+        gain = hidden.gain
     estimator = Exact(task, offset, gain)
     rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
     records = train(
-        jax.random.key(0), model.start, estimator, rule, count=1, iterations=iterations,
+        jax.random.key(0),
+        model.start,
+        estimator,
+        rule,
+        count=1,
+        iterations=iterations,
         project=box(model.lower, model.upper),
-    )  # fmt: skip
+    )
     *_, last = records
     return last.next_theta, float(estimator(jax.random.key(0), last.next_theta, 1).value)
 
@@ -164,12 +194,14 @@ def run(
 ) -> Result:
     """Everything, into a new folder.
 
-    address: (host, port) -> what to connect to. bench_options: further words for `fluctua virtual-bench`. yardstick:
-    iterations of the simulated trainings. measure: trajectories behind every level. show: wraps the rows of the
-    training, for a display.
+    address: (host, port) -> what to connect to. bench_options: further words for `fluctua
+    virtual-bench`. yardstick: iterations of the simulated trainings. measure: trajectories behind
+    every level. show: wraps the rows of the training, for a display.
     """
-    plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
-    points, hidden = plan.points, device.hidden(sheet)
+    plan = plan or Plan()
+    sheet = sheet or device.Sheet(seed=3)
+    points = plan.points
+    hidden = device.hidden(sheet)
     discarded: Counter[str] = Counter()
     calibration: dict[str, Array] = {}
 
@@ -180,21 +212,37 @@ def run(
     with bench_process(*sheet_options(sheet), *bench_options) as (host, port):
         where = f"tcp://{host}:{port}" if address is None else address(host, port)
         say(f"bench      {where}, a process of its own")
-        connect = lambda: VirtualBench(where, points=points, timeout=10.0)
+
+        def connect():
+            return VirtualBench(where, points=points, timeout=10.0)
+
         model = network_model(sheet.nominal, interval=sheet.interval, points=points)
-        levels = measured(connect)
+        levels = instrument_substrate(connect)
         before = power(model, levels, model.start, measure)
-        steps = list(show(begin(connect, _noting(model, calibration), plan, folder, report=note)))
-        rows, settings = [row for row, _ in steps], steps[-1][1].next_theta
+        steps = list(
+            show(train_in_situ(connect, _noting(model, calibration), plan, folder, report=note))
+        )
+        rows = [row for row, _ in steps]
+        settings = steps[-1][1].next_theta
         shots = rows[-1].trajectories
         in_situ = power(model, levels, settings, measure)
-        say(f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations each")
-        at_nominal, promised = simulated(sheet, model, hidden=None, shots=shots, iterations=yardstick)
+        say(
+            f"yardstick  two trainings by simulation with exact gradients, {yardstick} iterations "
+            "each"
+        )
+        at_nominal, promised = simulated(
+            sheet, model, hidden=None, shots=shots, iterations=yardstick
+        )
         at_true, _ = simulated(sheet, model, hidden=hidden, shots=shots, iterations=yardstick)
-        nominal, true = power(model, levels, at_nominal, measure), power(model, levels, at_true, measure)
+        nominal = power(model, levels, at_nominal, measure)
+        true = power(model, levels, at_true, measure)
         levels.close()
-    believed, truth = parameters(calibration, settings), device.parameters(sheet, hidden, settings, shots)
-    error = {name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2))) for name, v in believed.items()}
+    believed = parameters(calibration, settings)
+    truth = device.parameters(sheet, hidden, settings, shots)
+    error = {
+        name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))
+        for name, v in believed.items()
+    }
     return Result(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
 
 
@@ -206,7 +254,9 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
         calibration.update(first.values)
         return first
 
-    def follow(values: dict[str, Array], settings: Params, trajectories: Trajectories) -> dict[str, Array]:
+    def follow(
+        values: dict[str, Array], settings: Params, trajectories: Trajectories
+    ) -> dict[str, Array]:
         assert model.follow is not None
         calibration.update(model.follow(values, settings, trajectories))
         return dict(calibration)
@@ -217,7 +267,18 @@ def _noting(model: Model, calibration: dict[str, Array]) -> Model:
 def sheet_options(sheet: device.Sheet) -> list[str]:
     """The command line of a bench with this sheet."""
     words = ["--lattice", f"{sheet.rows}x{sheet.columns}"]
-    for name in ("seed", "interval", "oversample", "disorder", "kappa_disorder", "gain_error", "ageing",
-                 "ageing_shots", "readout", "adc_range", "bits"):  # fmt: skip
+    for name in (
+        "seed",
+        "interval",
+        "oversample",
+        "disorder",
+        "kappa_disorder",
+        "gain_error",
+        "ageing",
+        "ageing_shots",
+        "readout",
+        "adc_range",
+        "bits",
+    ):
         words += [f"--{name.replace('_', '-')}", str(getattr(sheet, name))]
     return words

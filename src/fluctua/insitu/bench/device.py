@@ -3,10 +3,11 @@
     ω = ω_hidden + g ω_set + ageing(shots),    κ = κ_hidden + g κ_set + δκ(t),    χ = g χ_set,
     γ = γ_nominal (1 + spread),                σ² = σ_W² + injected²
 
-What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow ageing. One generator
-modulates the couplings, δκ, and records what it played (`tcmt.Modulation`); another injects noise into every channel.
-What is sampled is not quite the state: every `oversample`-th step of the simulation, with readout noise, rounded to
-the codes of an analogue-to-digital converter and clipped at its range.
+What it was told is not what it does: fabrication disorder, actuators with gain errors, and slow
+ageing. One generator modulates the couplings, δκ, and records what it played (`tcmt.Modulation`);
+another injects noise into every channel. What is sampled is not quite the state: every
+`oversample`-th step of the simulation, with readout noise, rounded to the codes of an
+analogue-to-digital converter and clipped at its range.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ MODULATION = tcmt.Modulation(0.0)
 class Sheet:
     """The data sheet, and how far the box is from it. Rates are in units of the nominal coupling.
 
-    interval: between two samples. oversample: simulation steps an interval; with 1 a sample is one Euler step.
-    disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of the actuators. loss_spread:
-    relative, of the losses. ageing: amplitude of the slow change of ω. ageing_shots: trajectories in a period of it.
-    readout: standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the converter.
+    interval: between two samples. oversample: simulation steps an interval; with 1 a sample is one
+    Euler step. disorder, kappa_disorder: standard deviations of the hidden offsets. gain_error: of
+    the actuators. loss_spread: relative, of the losses. ageing: amplitude of the slow change of ω.
+    ageing_shots: trajectories in a period of it.
+    readout: standard deviation of the noise on each quadrature. adc_range: full scale. bits: of the
+    converter.
     """
 
     rows: int = 3
@@ -68,15 +71,31 @@ class Sheet:
             ("columns", "1 or more", self.columns >= 1),
             ("interval", "above 0 and below 1000", 0 < self.interval < 1e3),
             ("oversample", "1 to 1000", 1 <= self.oversample <= 1000),
-            *((name, "0 or more", getattr(self, name) >= 0) for name in (
-                "disorder", "kappa_disorder", "gain_error", "loss_spread", "ageing", "readout")),
-            *((name, "positive", getattr(self, name) > 0) for name in ("ageing_shots", "adc_range", "sigma_w")),
+            *(
+                (name, "0 or more", getattr(self, name) >= 0)
+                for name in (
+                    "disorder",
+                    "kappa_disorder",
+                    "gain_error",
+                    "loss_spread",
+                    "ageing",
+                    "readout",
+                )
+            ),
+            *(
+                (name, "positive", getattr(self, name) > 0)
+                for name in ("ageing_shots", "adc_range", "sigma_w")
+            ),
             ("bits", "4 to 16", 4 <= self.bits <= 16),
-        ):  # fmt: skip
+        ):
             if not fits:
-                raise ValueError(f"`{name}` of a bench must be {wanted}; got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"`{name}` of a bench must be {wanted}; got {getattr(self, name)!r}."
+                )
         if not 2 <= self.rows * self.columns <= 400:
-            raise ValueError(f"a bench has 2 to 400 resonators; {self.rows} x {self.columns} was asked for.")
+            raise ValueError(
+                f"a bench has 2 to 400 resonators; {self.rows} x {self.columns} was asked for."
+            )
 
     @cached_property
     def nominal(self) -> tcmt.Network:
@@ -114,12 +133,16 @@ class Hidden(NamedTuple):
 def hidden(sheet: Sheet) -> Hidden:
     """The box that was made from this sheet and seed."""
     rng = np.random.default_rng([sheet.seed, 0])
-    sites, bonds = sheet.nominal.sites, len(sheet.nominal.bonds)
+    sites = sheet.nominal.sites
+    bonds = len(sheet.nominal.bonds)
     offset = {
         "omega": sheet.disorder * rng.normal(size=sites),
         "kappa": sheet.kappa_disorder * rng.normal(size=bonds),
     }
-    gain = {name: np.clip(1 + sheet.gain_error * rng.normal(size=v.size), 0.3, 1.7) for name, v in offset.items()}
+    gain = {
+        name: np.clip(1 + sheet.gain_error * rng.normal(size=v.size), 0.3, 1.7)
+        for name, v in offset.items()
+    }
     gamma = sheet.nominal.gamma * np.clip(1 + sheet.loss_spread * rng.normal(size=sites), 0.2, 2.0)
     phase = rng.uniform(0, 2 * np.pi, sites)
     kerr = np.random.default_rng([sheet.seed, 4]).normal(size=sites)
@@ -127,13 +150,17 @@ def hidden(sheet: Sheet) -> Hidden:
 
 
 def offsets(sheet: Sheet, box: Hidden, shots: float) -> dict[str, np.ndarray]:
-    """The offsets after so many trajectories: the ageing of each site is a sine that begins at zero."""
+    """The offsets after so many trajectories: the ageing of each site is a sine that begins at
+    zero.
+    """
     turn = 2 * np.pi * shots / sheet.ageing_shots
     aged = sheet.ageing * (np.sin(turn + box.phase) - np.sin(box.phase))
     return {**box.offset, "omega": box.offset["omega"] + aged}
 
 
-def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0) -> dict[str, np.ndarray]:
+def parameters(
+    sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots: float = 0.0
+) -> dict[str, np.ndarray]:
     """θ of the network at these settings: what the box truly does."""
     off = offsets(sheet, box, shots)
     linear = {name: off[name] + box.gain[name] * settings[name] for name in off}
@@ -142,7 +169,10 @@ def parameters(sheet: Sheet, box: Hidden, settings: dict[str, np.ndarray], shots
 
 
 def reset_settings(sheet: Sheet) -> dict[str, np.ndarray]:
-    """After switching on: no detuning, every coupling at 1. No Kerr effect, which may be left out."""
+    """After switching on: no detuning, every coupling at 1.
+
+    No Kerr effect, which may be left out.
+    """
     return {"omega": np.zeros(sheet.nominal.sites), "kappa": np.ones(len(sheet.nominal.bonds))}
 
 
@@ -160,33 +190,47 @@ def measure(
 ) -> np.ndarray:
     """Run `count` trajectories from empty resonators: codes (E, points, 2N), int16, [Re ψ, Im ψ].
 
-    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its ageing. noise: that is
-    injected, in units of σ_W. sigma_kappa: of the modulation, which `played` tells.
+    shots: trajectories before these; noise and ageing follow from it. Each call is frozen at its
+    ageing. noise: that is injected, in units of σ_W. sigma_kappa: of the modulation, which `played`
+    tells.
     """
     spec = _unit_spec(sheet, points)
     driven = tcmt.parameters(sheet.nominal, parameters(sheet, box, settings, shots))
     spec = spec.replace(
-        omega=driven["omega"], kappa=driven["kappa"], chi=driven["chi"], drive=amplitude * spec.drive,
+        omega=driven["omega"],
+        kappa=driven["kappa"],
+        chi=driven["chi"],
+        drive=amplitude * spec.drive,
         damping=spec.damping - sheet.nominal.gamma + box.gamma,
         noise=np.sqrt(1 + (noise / sheet.sigma_w) ** 2)
         * np.sqrt(spec.noise**2 + 2 * sheet.nominal.sigma_r**2 * (box.gamma - sheet.nominal.gamma)),
-        sigma_kappa=sigma_kappa, harmonics=MODULATION.harmonics, Omega=MODULATION.omega_max / MODULATION.harmonics,
-    )  # fmt: skip
-    run = kernel.run(spec, _seed(sheet, shots), count, scores=False, record_every=sheet.oversample, threads=1)
+        sigma_kappa=sigma_kappa,
+        harmonics=MODULATION.harmonics,
+        Omega=MODULATION.omega_max / MODULATION.harmonics,
+    )
+    run = kernel.run(
+        spec, _seed(sheet, shots), count, scores=False, record_every=sheet.oversample, threads=1
+    )
     assert run.trajectories is not None
     psi = run.trajectories
     x = np.concatenate([psi.real, psi.imag], axis=-1)
     rng = np.random.default_rng([sheet.seed, 3, shots])
-    full, codes = sheet.full_code, np.empty(x.shape, np.int16)
-    for seen, code in zip(x, codes, strict=True):  # one by one: an acquisition is large, and its copies are larger
+    full = sheet.full_code
+    codes = np.empty(x.shape, np.int16)
+    for seen, code in zip(
+        x, codes, strict=True
+    ):  # one by one: an acquisition is large, and its copies are larger
         seen += sheet.readout * rng.standard_normal(seen.shape, dtype=np.float32)
         code[...] = np.clip(np.rint(seen / np.float32(sheet.scale)), -full, full)
     return codes
 
 
 def played(sheet: Sheet, count: int, shots: int) -> dict[str, np.ndarray]:
-    """What the generator played in those trajectories: quadratures of every bond and harmonic, (E, B, K) each."""
-    draw, seed = Draw(len(sheet.nominal.bonds), MODULATION.harmonics), _seed(sheet, shots)
+    """What the generator played in those trajectories: quadratures of every bond and harmonic,
+    (E, B, K) each.
+    """
+    draw = Draw(len(sheet.nominal.bonds), MODULATION.harmonics)
+    seed = _seed(sheet, shots)
     key = jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFF_FFFF], jnp.uint32))
     each = jax.vmap(lambda j: draw(key, j))(jnp.arange(count))
     return {name: np.asarray(v, np.float32) for name, v in each.items()}

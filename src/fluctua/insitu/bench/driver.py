@@ -1,4 +1,6 @@
-"""The driver of the virtual bench, and a pattern for the driver of a real one: SCPI over any `Transport`."""
+"""The driver of the virtual bench, and a pattern for the driver of a real one: SCPI over any
+`Transport`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,21 @@ import numpy as np
 
 from fluctua.core.types import Params
 from fluctua.insitu.instrument import scpi
-from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import (
+    Batch,
+    CommandRejected,
+    Health,
+    InstrumentError,
+    InvalidReply,
+)
 from fluctua.insitu.instrument.scpi import ScpiError
 from fluctua.insitu.instrument.transport import connect, query_number, query_numbers, query_whole
 
 INVALID = -(2**15)
 PASSING = (-101, -102, -113, -120, -310, -350, -363)
-"""Errors of a message that was garbled on its way, or of a box that stumbled: asking again may help."""
+"""Errors of a message that was garbled on its way, or of a box that stumbled: asking again may
+help.
+"""
 SMALLEST = float(np.finfo(np.float32).tiny)
 SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
@@ -23,7 +33,8 @@ SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 class Description(NamedTuple):
     """What the bench says of itself.
 
-    identity: maker, model and serial number. rows, columns: of its lattice. sigma_w: its noise, by the data sheet.
+    identity: maker, model and serial number. rows, columns: of its lattice. sigma_w: its noise, by
+    the data sheet.
     interval: between two samples. full_scale: of the converter. scale: units a code.
     """
 
@@ -44,7 +55,8 @@ class VirtualBench:
         points: samples a trajectory, or None to leave them as they are.
         timeout: seconds to wait for an answer.
         noise: that is injected into every channel, in units of σ_W: σ² = σ_W² + noise².
-        sigma_kappa: of the modulation of the couplings, which is recorded with every trajectory (`Batch.context`).
+        sigma_kappa: of the modulation of the couplings, which is recorded with every trajectory
+            (`Batch.context`).
 
     >>> with background(Bench()) as port:
     ...     bench = VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
@@ -74,14 +86,24 @@ class VirtualBench:
             self._greet(address)
             rows, columns = map(int, query_numbers(self.line, "NETW:LATT?", 2))
             self.description = Description(
-                self._identity(address), rows, columns, query_number(self.line, "NETW:NOIS?", least=0.0),
-                *(query_number(self.line, q, least=SMALLEST) for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")),
-            )  # fmt: skip
+                self._identity(address),
+                rows,
+                columns,
+                query_number(self.line, "NETW:NOIS?", least=0.0),
+                *(
+                    query_number(self.line, q, least=SMALLEST)
+                    for q in ("ACQ:INT?", "ACQ:RANG?", "ACQ:SCAL?")
+                ),
+            )
             if points is not None:
                 self.line.write(f"ACQ:POIN {points}")
-            self.points, self.count = query_whole(self.line, "ACQ:POIN?"), 1
+            self.points = query_whole(self.line, "ACQ:POIN?")
+            self.count = 1
             if points is not None and self.points != points:
-                raise Garbled(f"{points} samples a trajectory were asked for; the bench reads back {self.points}")
+                raise InvalidReply(
+                    f"{points} samples a trajectory were asked for; the bench reads back "
+                    f"{self.points}"
+                )
             if any(self.generators.values()) or self._played() != self.generators:
                 for name, value in self.generators.items():
                     self.line.write(f"SOUR:{name} {value!r}")
@@ -100,14 +122,23 @@ class VirtualBench:
             raise InstrumentError(f"no connection to {address}: {error}. {SWITCHED_ON}") from error
 
     def _identity(self, address: str) -> str:
-        """Maker, model and serial number of `*IDN?`, without the version of the firmware, which may change."""
-        answer, again = self.line.query("*IDN?"), self.line.query("*IDN?")
+        """Maker, model and serial number of `*IDN?`, without the version of the firmware,
+        which may change.
+        """
+        answer = self.line.query("*IDN?")
+        again = self.line.query("*IDN?")
         parts = answer.split(",")
-        if answer != again or len(parts) != 4:  # noise on the line must not pass for another instrument
+        if (
+            answer != again or len(parts) != 4
+        ):  # noise on the line must not pass for another instrument
             text = f"*IDN? was answered by {answer[:80]!r} and {again[:80]!r}"
-            raise Garbled(f"{text}, where maker,model,serial,version was expected, twice the same")
+            raise InvalidReply(
+                f"{text}, where maker,model,serial,version was expected, twice the same"
+            )
         if parts[1] != "virtual bench":
-            raise Refused(f"{address} is not a virtual bench; it says {answer[:80]!r}. Write a driver for it.")
+            raise CommandRejected(
+                f"{address} is not a virtual bench; it says {answer[:80]!r}. Write a driver for it."
+            )
         return ",".join(parts[:3])
 
     def set(self, settings: Params) -> None:
@@ -127,40 +158,59 @@ class VirtualBench:
         """Run and fetch."""
         self.line.write("INIT")
         self._accepted()
-        d, sites = self.description, self.description.rows * self.description.columns
+        d = self.description
+        sites = self.description.rows * self.description.columns
         shape = (self.count, self.points, 2 * sites)
         expected = 2 * int(np.prod(shape))
         data = self.line.query_block("FETC?", most=expected)
         if len(data) != expected:
-            raise InstrumentError(f"a short block: {len(data):,} bytes where {expected:,} were expected")
+            raise InstrumentError(
+                f"a short block: {len(data):,} bytes where {expected:,} were expected"
+            )
         t = np.arange(self.points) * d.interval
         codes = np.frombuffer(data, "<i2").reshape(shape)
-        return Batch(t, codes, d.scale, d.full_scale, INVALID, self._modulation() if self.generators["MOD"] else None)
+        return Batch(
+            t,
+            codes,
+            d.scale,
+            d.full_scale,
+            INVALID,
+            self._modulation() if self.generators["MOD"] else None,
+        )
 
     def _modulation(self) -> dict[str, np.ndarray]:
         """What was played in the last acquisition: {"sine", "cosine"}, (E, B, K) each."""
-        if (now := self._played()) != self.generators:  # a query for what was not played would not be answered
-            raise InstrumentError(f"the generators were set to {self.generators} and are at {now}: settings were lost")
+        if (
+            now := self._played()
+        ) != self.generators:  # a query for what was not played would not be answered
+            raise InstrumentError(
+                f"the generators were set to {self.generators} and are at {now}: settings were lost"
+            )
         harmonics = int(query_numbers(self.line, "SOUR:MOD:SPEC?", 2)[0])
         bonds = query_numbers(self.line, "NETW:BOND?").size // 2
         shape = (self.count, bonds, 2, harmonics)
         data = self.line.query_block("FETC:MOD?", most=4 * int(np.prod(shape)))
         if len(data) != 4 * int(np.prod(shape)):
             raise InstrumentError(
-                f"a short block: {len(data):,} bytes of modulation, {4 * int(np.prod(shape)):,} expected"
+                f"a short block: {len(data):,} bytes of modulation, {4 * int(np.prod(shape)):,} "
+                "expected"
             )
         both = np.frombuffer(data, "<f4").reshape(shape)
         return {"sine": both[:, :, 0], "cosine": both[:, :, 1]}
 
     def _played(self) -> dict[str, float]:
         """What the generators of noise and modulation are set to."""
-        return {name: query_number(self.line, f"SOUR:{name}?", least=0.0) for name in self.generators}
+        return {
+            name: query_number(self.line, f"SOUR:{name}?", least=0.0) for name in self.generators
+        }
 
     def health(self) -> Health:
         """Settings read back, the power-on bit, and the error queue."""
         settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in self.names}
         rebooted = bool(query_whole(self.line, "*ESR?") & 128) or self._played() != self.generators
-        return Health(settings, rebooted, tuple(map(str, self._errors())), self.description.identity)
+        return Health(
+            settings, rebooted, tuple(map(str, self._errors())), self.description.identity
+        )
 
     def close(self) -> None:
         """Close the line."""
@@ -174,7 +224,10 @@ class VirtualBench:
             answer = self.line.query("SYST:ERR?")
             entry = scpi.parsed_error(answer)
             if entry is None:
-                raise Garbled(f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of an error queue")
+                raise InvalidReply(
+                    f"SYST:ERR? was answered by {answer[:60]!r}, which is no entry of an error "
+                    "queue"
+                )
             if entry.code == 0:
                 break
             errors.append(entry)
@@ -184,7 +237,11 @@ class VirtualBench:
         """Wait for the commands so far, and raise what was wrong with them."""
         answer = self.line.query("*OPC?")
         if answer not in ("1", "+1"):
-            raise Garbled(f"*OPC? was answered by {answer[:60]!r}, where 1 was expected")
+            raise InvalidReply(f"*OPC? was answered by {answer[:60]!r}, where 1 was expected")
         if errors := self._errors():
             text = f"the bench refused: {'; '.join(map(str, errors))}"
-            raise Garbled(text) if all(entry.code in PASSING for entry in errors) else Refused(text)
+            raise (
+                InvalidReply(text)
+                if all(entry.code in PASSING for entry in errors)
+                else CommandRejected(text)
+            )

@@ -2,11 +2,12 @@
 
 one device   the first box is trained, and the others are set as it is
 settings     K boxes are trained together at the same settings: a design for the population
-parameters   K boxes are trained together to do the same, the settings of each corrected by its calibration
-whole range  the same, where settings may go beyond the bounds of the design, to where the knobs end
+parameters   K boxes are trained together to do the same, the settings of each corrected by its
+calibration whole range  the same, where settings may go beyond the bounds of the design, to where
+the knobs end
 
-All spend the same number of trajectories an iteration. For the last two every box, trained or not, is calibrated once
-more before it is set.
+All spend the same number of trajectories an iteration. For the last two every box, trained or not,
+is calibrated once more before it is set.
 """
 
 from __future__ import annotations
@@ -23,18 +24,25 @@ from fluctua.core.types import Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
 from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.instrument.substrate import Incident, Measured, measured
+from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
-from fluctua.insitu.training import Plan, Rows, begin
+from fluctua.insitu.training import Plan, Rows, run
 from fluctua.store import tables
 
-WAYS = {"one device": "settings", "settings": "settings", "parameters": "parameters", "whole range": "parameters"}
+WAYS = {
+    "one device": "settings",
+    "settings": "settings",
+    "parameters": "parameters",
+    "whole range": "parameters",
+}
 """Ways of training, and what the boxes share in each."""
 
 
 class Design(NamedTuple):
-    """What one way of training comes to. levels: of every box, those that took no part last. spent: trajectories."""
+    """What one way of training comes to. levels: of every box, those that took no part last.
+    spent: trajectories.
+    """
 
     name: str
     levels: list[Level]
@@ -43,7 +51,10 @@ class Design(NamedTuple):
     def over(self, boxes: slice) -> Level:
         """The mean over some boxes, with the error between them."""
         each = np.array([level.J for level in self.levels[boxes]])
-        return Level(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else np.nan)
+        return Level(
+            float(each.mean()),
+            float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else np.nan,
+        )
 
 
 class Comparison(NamedTuple):
@@ -54,7 +65,9 @@ class Comparison(NamedTuple):
 
     def save(self, path: Path, header: dict) -> None:
         """One line a design and box."""
-        lines = [(d.name, k, level, d.spent) for d in self.designs for k, level in enumerate(d.levels)]
+        lines = [
+            (d.name, k, level, d.spent) for d in self.designs for k, level in enumerate(d.levels)
+        ]
         columns = {
             "design": [name for name, *_ in lines],
             "box": [k + 1 for _, k, *_ in lines],
@@ -81,8 +94,12 @@ def together(each: Sequence[Comparison]) -> Comparison:
     """Several comparisons as one: all boxes that were trained, then all that took no part."""
     designs = []
     for same in zip(*(one.designs for one in each), strict=True):
-        trained = [level for one, d in zip(each, same, strict=True) for level in d.levels[: one.devices]]
-        others = [level for one, d in zip(each, same, strict=True) for level in d.levels[one.devices :]]
+        trained = [
+            level for one, d in zip(each, same, strict=True) for level in d.levels[: one.devices]
+        ]
+        others = [
+            level for one, d in zip(each, same, strict=True) for level in d.levels[one.devices :]
+        ]
         designs.append(Design(same[0].name, trained + others, sum(d.spent for d in same)))
     return Comparison(sum(one.devices for one in each), designs)
 
@@ -117,27 +134,43 @@ def compare(
         report: is told of incidents.
 
     """
-    plan, sheet = plan or Plan(), sheet or device.Sheet(seed=3)
+    plan = plan or Plan()
+    sheet = sheet or device.Sheet(seed=3)
     model = network_model(sheet.nominal, interval=sheet.interval, points=plan.points)
-    wide = network_model(sheet.nominal, interval=sheet.interval, points=plan.points, reach=device.LIMITS)
+    wide = network_model(
+        sheet.nominal, interval=sheet.interval, points=plan.points, reach=device.LIMITS
+    )
     with bench_processes(devices + held_out, *sheet_options(sheet), *bench_options) as places:
-        connects = [partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0) for h, p in places]
-        boxes = [measured(connect) for connect in connects]
-        say(f"bench      {devices} boxes to train and {held_out} that take no part, each with its own disorder")
+        connects = [
+            partial(VirtualBench, f"tcp://{h}:{p}", points=plan.points, timeout=30.0)
+            for h, p in places
+        ]
+        boxes = [instrument_substrate(connect) for connect in connects]
+        say(
+            f"bench      {devices} boxes to train and {held_out} that take no part, each with its "
+            "own disorder"
+        )
         designs = [Design("before", _levels(model, boxes, [model.start] * len(boxes), measure), 0)]
         for name in ways:
             say(f"training   {name}")
-            own, share = wide if name == "whole range" else model, WAYS[name]
+            own = wide if name == "whole range" else model
+            share = WAYS[name]
             which = connects[0] if name == "one device" else connects[:devices]
             asked = dataclasses.replace(plan, share=share)
-            row, record = list(show(begin(which, own, asked, folder / name.replace(" ", "-"), report=report)))[-1]
+            row, record = list(
+                show(run(which, own, asked, folder / name.replace(" ", "-"), report=report))
+            )[-1]
             theta = record.next_theta
-            settings = [theta if share == "settings" else _corrected(own, box, plan, theta) for box in boxes]
+            settings = [
+                theta if share == "settings" else _corrected(own, box, plan, theta) for box in boxes
+            ]
             designs.append(Design(name, _levels(model, boxes, settings, measure), row.trajectories))
         for box in boxes:
             box.close()
     result = Comparison(devices, designs)
-    result.save(folder / "array.csv", {"devices": devices, "held_out": held_out, "seed": sheet.seed})
+    result.save(
+        folder / "array.csv", {"devices": devices, "held_out": held_out, "seed": sheet.seed}
+    )
     return result
 
 
@@ -146,9 +179,13 @@ def _corrected(model: Model, box: Measured, plan: Plan, theta: Params) -> Params
     assert model.correct is not None
     rng = np.random.default_rng(plan.seed)
     probes = [model.probe(rng) for _ in range(plan.probes)]
-    fit = model.calibrate([(settings, box(None, settings, plan.probe_trajectories)) for settings in probes])
+    fit = model.calibrate(
+        [(settings, box(None, settings, plan.probe_trajectories)) for settings in probes]
+    )
     return {name: np.asarray(v) for name, v in model.correct(theta, fit.values).items()}
 
 
-def _levels(model: Model, boxes: Sequence[Measured], settings: Sequence[Params], count: int) -> list[Level]:
+def _levels(
+    model: Model, boxes: Sequence[Measured], settings: Sequence[Params], count: int
+) -> list[Level]:
     return [power(model, box, at, count) for box, at in zip(boxes, settings, strict=True)]

@@ -1,7 +1,9 @@
-"""The virtual bench on a TCP port. asyncio: one thread for all connections, another for the simulation.
+"""The virtual bench on a TCP port. asyncio: one thread for all connections, another for the
+simulation.
 
-No connection can take it down, make it grow or keep others out: lines, commands per line, answers, connections and
-waiting times are all limited. When all connections are taken, one that floods or is silent makes room.
+No connection can take it down, make it grow or keep others out: lines, commands per line, answers,
+connections and waiting times are all limited. When all connections are taken, one that floods or is
+silent makes room.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ BOOTING = 0.2
 
 @dataclass
 class Client:
-    """A connection. heard: when its last message ended; inf while it is served. spoke: whether it has sent one.
+    """A connection. heard: when its last message ended; inf while it is served. spoke: whether it
+    has sent one.
 
     ahead: messages since it was last answered.
     """
@@ -48,15 +51,21 @@ class Server:
 
     Args:
         idle: seconds after which a silent connection is closed.
-        patience: seconds to wait for a client to collect an answer, and to finish a line that it began. When all
-            connections are taken, one that was silent for longer makes room for a new one; so does one that has sent
-            no message within `GREETING` seconds, or more than `MOST_AHEAD` that need no answer.
+        patience: seconds to wait for a client to collect an answer, and to finish a line that it
+            began. When all connections are taken, one that was silent for longer makes room for a
+            new one; so does one that has sent no message within `GREETING` seconds, or more than
+            `MOST_AHEAD` that need no answer.
         stall: seconds for which a stalled answer keeps its connection.
 
     """
 
-    def __init__(self, bench: Bench, *, idle: float = 3600.0, patience: float = 60.0, stall: float = 3600.0):
-        self.bench, self.idle, self.patience, self.stall = bench, idle, patience, stall
+    def __init__(
+        self, bench: Bench, *, idle: float = 3600.0, patience: float = 60.0, stall: float = 3600.0
+    ):
+        self.bench = bench
+        self.idle = idle
+        self.patience = patience
+        self.stall = stall
         self.clients: dict[asyncio.StreamWriter, Client] = {}
         self.waiting = 0
         self.booting = False
@@ -77,7 +86,10 @@ class Server:
                 client.heard = math.inf
                 client.spoke = True
                 client.ahead += 1
-                if not await self._answer(line, session, reader, writer) or writer not in self.clients:
+                if (
+                    not await self._answer(line, session, reader, writer)
+                    or writer not in self.clients
+                ):
                     break
                 client.heard = time.monotonic()
         except TimeoutError:
@@ -90,11 +102,17 @@ class Server:
                 writer.close()
 
     async def _answer(
-        self, line: bytes, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        line: bytes,
+        session: Session,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         """Carry out one message and send its answer. Returns whether the connection stays."""
         async with self.turn:
-            room = min(MOST_ANSWER, max(LINE_LIMIT, MOST_WAITING - self.waiting))  # a word has always room
+            room = min(
+                MOST_ANSWER, max(LINE_LIMIT, MOST_WAITING - self.waiting)
+            )  # a word has always room
             reply = await asyncio.to_thread(session.execute, line, room)
             self.waiting += len(reply.data)
         try:
@@ -103,7 +121,9 @@ class Server:
             self.waiting -= len(reply.data)
 
     def _has_room(self) -> bool:
-        """Whether one more connection is served; another is closed for it if need be, the longest silent one first."""
+        """Whether one more connection is served; another is closed for it if need be, the
+        longest silent one first.
+        """
         if len(self.clients) < CLIENT_LIMIT:
             return True
         now = time.monotonic()
@@ -116,10 +136,18 @@ class Server:
         return False
 
     async def _lines(self, reader: asyncio.StreamReader, session: Session) -> AsyncIterator[bytes]:
-        """Complete lines. One that is too long is complained about and skipped; a last one without end is dropped."""
-        rest, skipping, begun = b"", False, 0.0
+        """Complete lines.
+
+        One that is too long is complained about and skipped; a last one without end is
+        dropped.
+        """
+        rest = b""
+        skipping = False
+        begun = 0.0
         while True:
-            half = skipping or rest != b""  # waited for from its beginning, whether it comes byte by byte or not at all
+            half = (
+                skipping or rest != b""
+            )  # waited for from its beginning, whether it comes byte by byte or not at all
             left = begun + self.patience - time.monotonic() if half else self.idle
             chunk = await asyncio.wait_for(reader.read(LINE_LIMIT), max(left, 0))
             if not chunk:
@@ -134,9 +162,12 @@ class Server:
             if lines or not half:
                 begun = time.monotonic()
             if len(rest) > LINE_LIMIT:
-                rest, skipping = b"", True
+                rest = b""
+                skipping = True
 
-    async def _deliver(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _deliver(
+        self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Send an answer, or fail to as the fault has it. Returns whether the connection stays."""
         if reply.then == "stall":
             if writer in self.clients:  # the client may be gone: others need not wait for it

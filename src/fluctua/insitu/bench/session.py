@@ -1,8 +1,9 @@
-"""One connection to the virtual bench: SCPI messages in, answers out, nothing of sockets (see `server`).
+"""One connection to the virtual bench: SCPI messages in, answers out, nothing of sockets (see
+`server`).
 
-Each connection has its own error queue and event register, so that one client's mistakes do not show up in another's.
-Every number is checked; nothing that is sent is executed. docs/virtual_bench.md lists the commands, and the tests
-compare the two.
+Each connection has its own error queue and event register, so that one client's mistakes do not
+show up in another's. Every number is checked; nothing that is sent is executed.
+docs/virtual_bench.md lists the commands, and the tests compare the two.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ POWER_ON = 128
 
 
 class Reply(NamedTuple):
-    """The answer to a message, and what the connection does then: "", "drop", "stall" or "reboot"."""
+    """The answer to a message, and what the connection does then: "", "drop", "stall" or
+    "reboot".
+    """
 
     data: bytes = b""
     then: str = ""
@@ -52,8 +55,8 @@ class Session:
 
         Args:
             line: the message without its end.
-            room: bytes that the answer may have. A query whose answer does not fit is not answered, and an error is
-                queued.
+            room: bytes that the answer may have. A query whose answer does not fit is not answered,
+                and an error is queued.
 
         """
         self.then = ""
@@ -77,7 +80,9 @@ class Session:
             except MemoryError:
                 self.complain(error(-225))
                 continue
-            except Exception as bug:  # a mistake of the bench is no reason to leave the others without it
+            except (
+                Exception
+            ) as bug:  # a mistake of the bench is no reason to leave the others without it
                 self.complain(error(-310, f"{type(bug).__name__}: {bug}"))
                 continue
             if answer is not None:
@@ -86,7 +91,11 @@ class Session:
                 if room < 0:
                     answers.pop()
                     self.then = ""
-                    self.complain(error(-430, f"answers of more than {MOST_ANSWER} bytes wait to be collected"))
+                    self.complain(
+                        error(
+                            -430, f"answers of more than {MOST_ANSWER} bytes wait to be collected"
+                        )
+                    )
                     break
             if self.then in ("stall", "reboot"):
                 return Reply(b"", self.then)
@@ -114,7 +123,13 @@ class Session:
 
 
 def _many(least: int, most: int) -> str:
-    return "no parameter" if most == 0 else f"{least} parameters" if least == most else f"{least} to {most} parameters"
+    return (
+        "no parameter"
+        if most == 0
+        else f"{least} parameters"
+        if least == most
+        else f"{least} to {most} parameters"
+    )
 
 
 def _number(text: str, low: float, high: float) -> float:
@@ -133,12 +148,12 @@ def _whole(text: str, low: int, high: int) -> int:
     return int(value)
 
 
-# ------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 
 
 class Command(NamedTuple):
-    """pattern: of the header, with `?` for a query. run: (session, parameters) -> an answer or None.
-    least, most: how many parameters.
+    """pattern: of the header, with `?` for a query. run: (session, parameters) -> an answer or
+    None. least, most: how many parameters.
     """
 
     pattern: re.Pattern[str]
@@ -150,7 +165,9 @@ class Command(NamedTuple):
 COMMANDS: list[Command] = []
 
 
-def _command(form: str, run: Callable[..., str | bytes | None], least: int = 0, most: int | None = None) -> None:
+def _command(
+    form: str, run: Callable[..., str | bytes | None], least: int = 0, most: int | None = None
+) -> None:
     query = r"\?" if form.endswith("?") else ""
     pattern = re.compile(scpi.pattern(form.rstrip("?")).pattern + query)
     COMMANDS.append(Command(pattern, run, least, least if most is None else most))
@@ -167,7 +184,8 @@ def _events(s: Session) -> int:
 
 def _take_events(s: Session) -> str:
     events = _events(s)
-    s.events, s.bench.power_on = 0, False
+    s.events = 0
+    s.bench.power_on = False
     return str(events)
 
 
@@ -253,7 +271,9 @@ _command("SOURce:NOISe:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_NOISE
 _command("SOURce:MODulation", _set_modulation, 1)
 _command("SOURce:MODulation?", lambda s: repr(s.bench.sigma_kappa))
 _command("SOURce:MODulation:RANGe?", lambda s: scpi.numbers(np.array([0.0, MOST_MODULATION])))
-_command("SOURce:MODulation:SPECtrum?", lambda s: f"{MODULATION.harmonics},{MODULATION.omega_max!r}")
+_command(
+    "SOURce:MODulation:SPECtrum?", lambda s: f"{MODULATION.harmonics},{MODULATION.omega_max!r}"
+)
 _command("SOURce:DRIVe", _set_drive, 1)
 _command("SOURce:DRIVe?", lambda s: repr(s.bench.amplitude))
 _command("ACQuire:COUNt", _set_count, 1)
@@ -277,7 +297,8 @@ def _abort(s: Session) -> None:
 
 
 def _fetch(s: Session) -> bytes:
-    codes, fault = s.bench.codes, s.bench.fault
+    codes = s.bench.codes
+    fault = s.bench.fault
     if codes is None:
         raise Problem(-230, "nothing was acquired; INIT first")
     s.bench.fault = ""
@@ -289,7 +310,9 @@ def _fetch(s: Session) -> bytes:
 
 def _fetch_modulation(s: Session) -> bytes:
     if s.bench.played is None:
-        raise Problem(-230, "nothing was modulated in the last acquisition; SOUR:MOD and INIT first")
+        raise Problem(
+            -230, "nothing was modulated in the last acquisition; SOUR:MOD and INIT first"
+        )
     both = np.stack([s.bench.played["sine"], s.bench.played["cosine"]], axis=2)
     return scpi.block(both.astype("<f4", copy=False).tobytes())
 
@@ -299,7 +322,9 @@ def _add_fault(s: Session, kind: str, after: str = "1", times: str = "1") -> Non
         raise Problem(-224, f"one of {' '.join(KINDS)} was expected")
     if len(s.bench.faults.pending) >= 100:
         raise Problem(-223, "a hundred faults are pending")
-    s.bench.faults.pending.append(Fault(kind.lower(), _whole(after, 1, 10**6), _whole(times, 1, 10**6)))
+    s.bench.faults.pending.append(
+        Fault(kind.lower(), _whole(after, 1, 10**6), _whole(times, 1, 10**6))
+    )
 
 
 _command("INITiate[:IMMediate]", _initiate)

@@ -1,7 +1,8 @@
 """Actuator gains dθ/d(setting), from fits at several settings, weighted by the fits' errors.
 
 θ = θ₀ + K(s − s̄)     every actuator may move every parameter (`actuator_gains`)
-θ_p = θ₀_p + k_p s_p    a knob for each parameter, which moves no other (`own_gains`): two settings are enough
+θ_p = θ₀_p + k_p s_p    a knob for each parameter, which moves no other (`own_gains`): two settings
+are enough
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from fluctua.insitu.calibration.drift import DriftFit
 
 
 class Gains(NamedTuple):
-    """gain, stderr: (P, S), dθ_p/ds. parameters: P names. settings: S names. center: s̄ (S,). offset: θ at s̄ (P,).
+    """gain, stderr: (P, S), dθ_p/ds. parameters: P names. settings: S names. center: s̄ (S,).
+    offset: θ at s̄ (P,).
 
-    p_values: (P,), that θ is linear in the settings; NaN where there are no recordings to spare for the test.
+    p_values: (P,), that θ is linear in the settings; NaN where there are no recordings to spare for
+    the test.
     """
 
     gain: np.ndarray
@@ -43,21 +46,29 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
     Returns: gains, with errors, from every setting to every parameter.
     """
     if len(settings) != len(fits):
-        raise ValueError(f"{len(settings)} settings for {len(fits)} fits; each recording has one of both.")
+        raise ValueError(
+            f"{len(settings)} settings for {len(fits)} fits; each recording has one of both."
+        )
     known = tuple(sorted(set().union(*settings)))
     for k, setting in enumerate(settings):
         missing = [name for name in known if name not in setting]
         if missing:
             raise ValueError(f"recording {k} does not say what {', '.join(missing)} was set to.")
-    s = np.array([[float(np.asarray(setting[name])) for name in known] for setting in settings]).reshape(len(fits), -1)
+    s = np.array(
+        [[float(np.asarray(setting[name])) for name in known] for setting in settings]
+    ).reshape(len(fits), -1)
     moved = s - s.mean(axis=0)
     rank = np.linalg.matrix_rank(moved) if known else 0
     if not known or rank < len(known):
         raise ValueError(
-            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more that do not lie on "
+            f"gains of {len(known)} actuators need recordings at {len(known) + 1} settings or more "
+            "that do not lie on "
             f"one line or plane; these {len(fits)} span {rank} dimensions."
         )
-    flat = lambda tree: np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
+    def flat(tree):
+        return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
     values = np.stack([flat(f.theta) for f in fits])
     errors = np.stack([flat(f.stderr) for f in fits])
     design = np.column_stack([np.ones(len(fits)), moved])
@@ -74,7 +85,10 @@ def actuator_gains(settings: Sequence[Mapping[str, float]], fits: Sequence[Drift
 
 
 class OwnGains(NamedTuple):
-    """θ_p = offset + gain · setting_p for one family. (P,) each; p_values: that it is a line, NaN where untested."""
+    """θ_p = offset + gain · setting_p for one family.
+
+    (P,) each; p_values: that it is a line, NaN where untested.
+    """
 
     offset: np.ndarray
     offset_stderr: np.ndarray
@@ -84,7 +98,8 @@ class OwnGains(NamedTuple):
 
 
 def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
-    """Straight lines through values (R, P), found at settings (R, P) with errors (R, P), a knob for each parameter.
+    """Straight lines through values (R, P), found at settings (R, P) with errors (R, P), a knob for
+    each parameter.
 
     >>> own_gains([[0.0], [1.0], [2.0]], [[0.1], [1.3], [2.5]], [[0.1], [0.1], [0.1]]).gain
     """
@@ -92,19 +107,29 @@ def own_gains(settings: Array, values: Array, errors: Array) -> OwnGains:
     if len(s) < 2 or np.any(np.ptp(s, axis=0) == 0):
         raise ValueError("the gain of a knob needs at least two different settings of it.")
     lines = [
-        _line(np.column_stack([np.ones(len(s)), k]), y, e) for k, y, e in zip(s.T, values.T, errors.T, strict=True)
+        _line(np.column_stack([np.ones(len(s)), k]), y, e)
+        for k, y, e in zip(s.T, values.T, errors.T, strict=True)
     ]
     offset, gain = np.array([line.solution for line in lines]).T
     offset_error, gain_error = np.array([line.stderr for line in lines]).T
-    return OwnGains(offset, offset_error, gain, gain_error, np.array([line.p_value for line in lines]))
+    return OwnGains(
+        offset, offset_error, gain, gain_error, np.array([line.p_value for line in lines])
+    )
 
 
-def knob_gains(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -> dict[str, OwnGains]:
+def knob_gains(
+    settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]
+) -> dict[str, OwnGains]:
     """Family by family, what knobs do that are called as the parameters they move, one for each."""
-    stack = lambda rows: np.stack([np.asarray(row, float) for row in rows])
+
+    def stack(rows):
+        return np.stack([np.asarray(row, float) for row in rows])
+
     return {
         name: own_gains(
-            stack(s[name] for s in settings), stack(f.theta[name] for f in fits), stack(f.stderr[name] for f in fits)
+            stack(s[name] for s in settings),
+            stack(f.theta[name] for f in fits),
+            stack(f.stderr[name] for f in fits),
         )
         for name in settings[0]
     }
@@ -115,7 +140,9 @@ def are_knobs(settings: Sequence[Mapping[str, Any]], fits: Sequence[DriftFit]) -
 
     def one(s: Mapping[str, Any], fit: DriftFit) -> bool:
         shapes = {name: np.shape(value) for name, value in fit.theta.items()}
-        return bool(s) and all(np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items())
+        return bool(s) and all(
+            np.ndim(v) > 0 and shapes.get(name) == np.shape(v) for name, v in s.items()
+        )
 
     return all(map(one, settings, fits)) and all(set(s) == set(settings[0]) for s in settings)
 
@@ -127,7 +154,9 @@ class _Line(NamedTuple):
 
 
 def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
-    """Weighted least squares of y (R,) with errors e on design (R, K), and p of χ² if there are values to spare."""
+    """Weighted least squares of y (R,) with errors e on design (R, K), and p of χ² if there are
+    values to spare.
+    """
     if not np.all(np.isfinite(e)):  # not determined by the data of some recording
         unknown = np.full(design.shape[1], np.nan)
         return _Line(unknown, unknown, np.nan)
@@ -137,5 +166,7 @@ def _line(design: np.ndarray, y: np.ndarray, e: np.ndarray) -> _Line:
     spare = len(y) - design.shape[1]
     misfit = float(np.sum(((y - design @ solution) / e) ** 2))
     return _Line(
-        solution, np.sqrt(np.diag(covariance)), float(scipy.stats.chi2.sf(misfit, spare)) if spare > 0 else np.nan
+        solution,
+        np.sqrt(np.diag(covariance)),
+        float(scipy.stats.chi2.sf(misfit, spare)) if spare > 0 else np.nan,
     )

@@ -1,4 +1,6 @@
-"""Noise and drift of trajectories in the order in which they need each other, and a recording's whole calibration."""
+"""Noise and drift of trajectories in the order in which they need each other, and a recording's
+whole calibration.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,13 @@ from fluctua.core.types import Estimate, Params, Process, Trajectories
 from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise
-from fluctua.insitu.calibration.residuals import EulerDefect, ResidualReport, euler_defect, examine_residuals
-from fluctua.insitu.continuing import Stretches, estimate_continuing, long_run, stretches
+from fluctua.insitu.calibration.residuals import (
+    EulerDefect,
+    ResidualReport,
+    euler_defect,
+    examine_residuals,
+)
+from fluctua.insitu.continuing import SplitRecord, estimate_continuing, long_run, split_record
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.hidden import observed_model, visibility
 from fluctua.insitu.recording.model import RecordingModel, task_of
@@ -44,14 +51,17 @@ def fit_system(
     usable: np.ndarray | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SystemFit:
-    """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if channels are hidden.
+    """Drift and noise, starting from `theta`. usable: (M,) components whose residual is known, if
+    channels are hidden.
 
-    A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which tells whether the
-    states carry observation noise; then the drift; then the noise about that drift. Where `theta` was far off, what
-    its drift lacked sat in the rough noise, made weights and errors too large, and hid observation noise: both are then
-    fitted again with the noise that was found.
+    A rough noise first, whose whole variance Q + s²/Δt is the weight of an increment, and which
+    tells whether the states carry observation noise; then the drift; then the noise about that
+    drift. Where `theta` was far off, what its drift lacked sat in the rough noise, made weights and
+    errors too large, and hid observation noise: both are then fitted again with the noise that was
+    found.
 
-    >>> fit_system(recording.trajectories(load=True), model.process, model.theta).drift.theta["omega"]
+    >>> trajectories = recording.trajectories(load=True)
+    >>> fit_system(trajectories, model.process, model.theta).drift.theta["omega"]
     """
     progress("noise")
     noise = fit_noise(source, process, theta, transition=transition, usable=usable)
@@ -59,14 +69,22 @@ def fit_system(
         progress("drift")
         before = noise
         drift = fit_drift(
-            source, process, theta, transition=transition, diffusion=before.quadratic_variation, usable=usable,
+            source,
+            process,
+            theta,
+            transition=transition,
+            diffusion=before.quadratic_variation,
+            usable=usable,
             noisy_states=before.observation_seen,
-        )  # fmt: skip
+        )
         theta = drift.theta
         progress("noise")
-        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole variation
+        # a small sample may leave nothing of Q after s² is taken off; the scale is then the whole
+        # variation
         scale = np.where(before.diffusion > 0, before.diffusion, before.quadratic_variation)
-        noise = fit_noise(source, process, theta, transition=transition, diffusion=scale, usable=usable)
+        noise = fit_noise(
+            source, process, theta, transition=transition, diffusion=scale, usable=usable
+        )
         if _alike(before, noise):
             break
     return SystemFit(drift, noise)
@@ -79,14 +97,15 @@ def _alike(a: NoiseFit, b: NoiseFit) -> bool:
     return a.observation_seen == b.observation_seen and bool(np.all(np.abs(weights - 1) < ALIKE))
 
 
-# -------------------------------------------------------------------------------------- a whole recording
+# -------------------------------------------------------------------------------- a whole recording
 
 
 class Calibration(NamedTuple):
-    """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift. model_diffusion: Q that
-    the model has (M,). residuals: of the model as it was set, None where channels are hidden. estimate: the gradient,
-    beside which its bias is to be read. defect: whether Euler's interval explains the residuals, where it was Euler's
-    transition and all channels are there. guard: whether the residuals are the noise of the model as it was set.
+    """fit: the drift. expected: its parameters as they were set. noise: with the fitted drift.
+    model_diffusion: Q that the model has (M,). residuals: of the model as it was set, None where
+    channels are hidden. estimate: the gradient, beside which its bias is to be read. defect:
+    whether Euler's interval explains the residuals, where it was Euler's transition and all
+    channels are there. guard: whether the residuals are the noise of the model as it was set.
     stretches: of one long record, what its trajectories are.
     """
 
@@ -99,7 +118,7 @@ class Calibration(NamedTuple):
     transition: str = "euler"
     defect: EulerDefect | None = None
     guard: Residuals | None = None
-    stretches: Stretches | None = None
+    stretches: SplitRecord | None = None
 
 
 def calibrate(
@@ -111,16 +130,17 @@ def calibrate(
     continuing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Calibrate from one recording of a network, or of any process of `model_of(recording, source)`.
+    """Calibrate from one recording of a network, or of any process of `model_of(recording,
+    source)`.
 
     Args:
         recording: an open one.
         model: what `model_of(recording)` gives.
         transition: "euler", or "local-linear" for samples far apart.
-        bias: whether to examine the residuals against the state and what they do to the gradient, which takes about as
-            long as the gradient.
-        continuing: one long record of a steady state, or a few, which is cut into stretches; its gradient is that of
-            the long-run average. A recording of one trajectory is always cut.
+        bias: whether to examine the residuals against the state and what they do to the gradient,
+            which takes about as long as the gradient.
+        continuing: one long record of a steady state, or a few, which is cut into stretches; its
+            gradient is that of the long-run average. A recording of one trajectory is always cut.
         progress: (what is being done) -> None.
 
     Returns: drift, noise and residuals.
@@ -133,26 +153,37 @@ def calibrate(
     if transition not in laws:
         raise ValueError(f"`transition` must be one of {', '.join(laws)}; got {transition!r}.")
     if recording.count < 1:
-        raise ValueError(f"{recording.path} has 0 complete trajectories: there is nothing to calibrate from.")
+        raise ValueError(
+            f"{recording.path} has 0 complete trajectories: there is nothing to calibrate from."
+        )
     only_diffusions(model.process, "a calibration measures drift and noise")
     assert isinstance(model.process, Process)
-    law, record, pieces = laws[transition], recording, None
+    law = laws[transition]
+    record = recording
+    pieces = None
     if continuing or recording.count == 1:
-        pieces = stretches(recording, model)
+        pieces = split_record(recording, model)
         recording = pieces.recording
     theta = check.parameters(model.theta)
-    process = check.process(model.process) if model.hidden else with_silent_named(recording, model.process, theta)
-    fitted, start = process, theta
+    process = (
+        check.process(model.process)
+        if model.hidden
+        else with_silent_named(recording, model.process, theta)
+    )
+    fitted = process
+    start = theta
     if record.description.network and model.observed is not None:
         linear = linear_model(task_of(record.description), theta)
-        fitted, start = check.process(linear.process), check.parameters(linear.theta)
+        fitted = check.process(linear.process)
+        start = check.parameters(linear.theta)
     usable = None
     if model.hidden:
         assert model.observed is not None
         assert model.size is not None
         if transition != "euler":
             raise ValueError(
-                "with hidden channels only Euler's transition is known; sample faster, or observe them all."
+                "with hidden channels only Euler's transition is known; sample faster, or observe "
+                "them all."
             )
         one = _first_context(recording)
         view = visibility(fitted, None, start, model.observed, model.size, context=one)
@@ -162,7 +193,12 @@ def calibrate(
     fit, noise = fit_system(recording, fitted, start, transition=law, usable=usable, progress=say)
     expected_q = _model_diffusion(recording, fitted, start)
     report = gradient = defect = None
-    if transition == "euler" and process.step == "euler" and not model.hidden and not noise.observation_seen:
+    if (
+        transition == "euler"
+        and process.step == "euler"
+        and not model.hidden
+        and not noise.observation_seen
+    ):
         defect = euler_defect(recording, process, theta, noise.quadratic_variation)
     guard = None
     blur = np.maximum(noise.observation_variance, 0) if noise.observation_seen else None
@@ -174,28 +210,43 @@ def calibrate(
     elif bias and not model.hidden:
         say("residuals")
         report = examine_residuals(
-            recording, process, model.objective, theta, components=recording.description.components, transition=law,
-            usable=~np.isin(np.arange(recording.x.shape[2]), process.silent), noisy_states=noise.observation_seen,
-        )  # fmt: skip
+            recording,
+            process,
+            model.objective,
+            theta,
+            components=recording.description.components,
+            transition=law,
+            usable=~np.isin(np.arange(recording.x.shape[2]), process.silent),
+            noisy_states=noise.observation_seen,
+        )
         say("gradient")
         with warnings.catch_warnings():  # the report says it in its own words
             warnings.filterwarnings("ignore", "the recording is not of this process")
             gradient = estimate(
-                recording, process, model.objective, theta, score=SCORES[transition], observation_noise=blur
+                recording,
+                process,
+                model.objective,
+                theta,
+                score=SCORES[transition],
+                observation_noise=blur,
             ).estimate
-    return Calibration(fit, start, noise, expected_q, report, gradient, transition, defect, guard, pieces)
+    return Calibration(
+        fit, start, noise, expected_q, report, gradient, transition, defect, guard, pieces
+    )
 
 
 def _of_long_run(
     record: RecordingFile,
-    pieces: Stretches,
+    pieces: SplitRecord,
     process: Process,
     model: RecordingModel,
     transition: str,
     law: Transition,
     blur: np.ndarray | None,
 ) -> tuple[ResidualReport, Estimate]:
-    """Residuals with their bias, and the gradient that it is of: of the long-run average, over the same window."""
+    """Residuals with their bias, and the gradient that it is of: of the long-run average, over
+    the same window.
+    """
     with warnings.catch_warnings():  # the report says it in its own words
         warnings.filterwarnings("ignore", "the trajectories are not those of the process")
         try:
@@ -206,9 +257,15 @@ def _of_long_run(
     window = max(1, round(answer.continuing.window / float(np.mean(np.diff(record.t)))))
     longer = record.cut(max(len(pieces.recording.t) - 1, 4 * window))
     report = examine_residuals(
-        longer, process, long_run(record, model), model.theta, window=window,
-        components=record.description.components, transition=law, noisy_states=blur is not None,
-    )  # fmt: skip
+        longer,
+        process,
+        long_run(record, model),
+        model.theta,
+        window=window,
+        components=record.description.components,
+        transition=law,
+        noisy_states=blur is not None,
+    )
     return report, answer.estimate
 
 
@@ -216,7 +273,8 @@ def only_diffusions(process: Any, what: str) -> None:
     """Refuse a process of another kind."""
     if not isinstance(check.process(process), Process):
         raise ValueError(
-            f"{what} of an Itô process; {type(process).__name__} has neither. `fluctua estimate` takes its events as "
+            f"{what} of an Itô process; {type(process).__name__} has neither. `fluctua estimate` "
+            "takes its events as "
             "they are, with the rates of the model."
         )
 

@@ -1,11 +1,14 @@
 """A network with knobs as a `Process` of its settings, with what is known of the knobs as context.
 
-    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ + δκ(t))ψ − Γψ + f] dt + √(2Q) dW
+    ω = offset + gain · ω_set,    κ = offset + gain · κ_set,    dψ = [−i(ω + κ + δκ(t))ψ − Γψ + f]
+    dt + √(2Q) dW
 
-Where there are knobs for χ, the same of χ|ψ|²ψ; δκ is the modulation that was recorded with a trajectory, if any.
+Where there are knobs for χ, the same of χ|ψ|²ψ; δκ is the modulation that was recorded with a
+trajectory, if any.
 
-These values travel with the trajectories that it belongs to (`context`), so those of a drifting instrument
-can be found anew between two iterations and nothing is compiled again. They are fitted as from any recording (`fit`).
+These values travel with the trajectories that it belongs to (`context`), so those of a drifting
+instrument can be found anew between two iterations and nothing is compiled again. They are fitted
+as from any recording (`fit`).
 """
 
 from __future__ import annotations
@@ -30,16 +33,20 @@ KERR = (*KNOBS, "chi")
 REST = ("decay", "drive_re", "drive_im")
 
 KnobValues = dict[str, Array]
-"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), chi_offset, chi_gain (N,) where χ has knobs, decay: Γ
-(N,), drive_re, drive_im (drives,), diffusion: Q of either quadrature (N,), readout: s² of either (N,), readout_seen: 1
-if it is more than nothing, else 0.
-omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow` does without.
-"""
+"""omega_offset, omega_gain (N,), kappa_offset, kappa_gain (B,), chi_offset, chi_gain (N,) where χ
+has knobs, decay: Γ (N,), drive_re, drive_im (drives,), diffusion: Q of either quadrature (N,),
+readout: s² of either (N,), readout_seen: 1 if it is more than nothing, else 0.
+omega_stderr, … drive_im_stderr: how well all probes together knew ω, κ, Γ and the drive; `follow`
+does without. """
 
 LEAST_GAIN = 0.1
-"""Knobs with less effect are not used to correct: their gain is known too badly, and its inverse is large."""
+"""Knobs with less effect are not used to correct: their gain is known too badly, and its inverse is
+large.
+"""
 TRUST = 3.0
-"""A batch that knows a parameter worse than the probes did by more than this factor is followed more slowly."""
+"""A batch that knows a parameter worse than the probes did by more than this factor is followed
+more slowly.
+"""
 
 
 def families(values: KnobValues) -> tuple[str, ...]:
@@ -49,15 +56,20 @@ def families(values: KnobValues) -> tuple[str, ...]:
 
 def parameters(values: KnobValues, settings: Mapping[str, Array]) -> dict[str, Array]:
     """ω and κ at these settings, and χ where it has knobs."""
-    return {name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name] for name in families(values)}
+    return {
+        name: values[f"{name}_offset"] + values[f"{name}_gain"] * settings[name]
+        for name in families(values)
+    }
 
 
 def settings(
     values: KnobValues, theta: Mapping[str, Array], limits: Mapping[str, tuple[float, float]]
 ) -> dict[str, Array]:
-    """The settings at which ω and κ are θ, as near as the knobs go: u = (θ − offset)/gain within limits.
+    """The settings at which ω and κ are θ, as near as the knobs go: u = (θ − offset)/gain within
+    limits.
 
-    A gain below `LEAST_GAIN` is not divided by: the knob stays where it has no effect worth the noise.
+    A gain below `LEAST_GAIN` is not divided by: the knob stays where it has no effect worth the
+    noise.
     """
 
     def at(name: str) -> Array:
@@ -87,20 +99,30 @@ def _noise(theta: Params, x: Array, t: Array, context: KnobValues) -> Array:
 
 
 def process(task: Task) -> Process:
-    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}, and chi (N,) where it has knobs.
+    """A network with knobs. θ: settings, {"omega": (N,), "kappa": (B,)}, and chi (N,) where it has
+    knobs.
 
     context: `KnobValues`, and of a task with modulation what was recorded of it.
     """
-    return Process(Drift(LinearDrift(task.network, task.drives, task.frame, task.modulation)), _noise)
+    return Process(
+        Drift(LinearDrift(task.network, task.drives, task.frame, task.modulation)), _noise
+    )
 
 
-def fit_runs(task: Task, runs: list[tuple[Params, Trajectories]], *, kerr: bool = False) -> list[SystemFit]:
+def fit_runs(
+    task: Task, runs: list[tuple[Params, Trajectories]], *, kerr: bool = False
+) -> list[SystemFit]:
     """Drift and noise at each of several settings. kerr: whether χ has knobs."""
-    return [fit_system(trajectories, *_model(task, settings, kerr)) for settings, trajectories in runs]
+    return [
+        fit_system(trajectories, *_model(task, settings, kerr)) for settings, trajectories in runs
+    ]
 
 
-def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit] | None = None) -> KnobValues:
-    """What the knobs do, from trajectories at several settings, at least two different ones of every knob.
+def fit_knobs(
+    task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit] | None = None
+) -> KnobValues:
+    """What the knobs do, from trajectories at several settings, at least two different ones of
+    every knob.
 
     fits: of these runs, if there are any yet.
     """
@@ -108,24 +130,40 @@ def fit_knobs(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sy
     lines = gains(runs, fits)
     _determined(lines)
     known = {name: _together(fits, name) for name in (*lines, *REST)}
-    mean = {name: known[name][0] for name in REST} | {f"{name}_stderr": error for name, (_, error) in known.items()}
+    mean = {name: known[name][0] for name in REST} | {
+        f"{name}_stderr": error for name, (_, error) in known.items()
+    }
     mean["diffusion"] = np.mean([_diffusion(f) for f in fits], axis=0)
     each = [f.noise.observation_variance.reshape(2, -1) for f in fits]
-    s2 = np.maximum(np.mean(each, axis=(0, 1)), 0)  # after the mean: chance below zero balances chance above
-    mean |= {"readout": s2, "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits)))}
-    return {f"{name}_{part}": getattr(line, part) for name, line in lines.items() for part in ("offset", "gain")} | mean
+    s2 = np.maximum(
+        np.mean(each, axis=(0, 1)), 0
+    )  # after the mean: chance below zero balances chance above
+    mean |= {
+        "readout": s2,
+        "readout_seen": np.array(float(any(f.noise.observation_seen for f in fits))),
+    }
+    return {
+        f"{name}_{part}": getattr(line, part)
+        for name, line in lines.items()
+        for part in ("offset", "gain")
+    } | mean
 
 
 def _together(fits: list[SystemFit], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted mean of a family over several fits, and its error; what a fit left open weighs nothing."""
+    """The weighted mean of a family over several fits, and its error; what a fit left open
+    weighs nothing.
+    """
     weight = np.stack([np.asarray(f.drift.stderr[name], float) for f in fits]) ** -2
     total = weight.sum(axis=0)
     if not np.all(total > 0):
         raise ValueError(
-            f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: too little light "
+            f"{name}[{int(np.argmin(total))}] is not determined by any of the {len(fits)} probes: "
+            "too little light "
             "reaches it. Raise the drive, or probe at other settings."
         )
-    return np.sum(weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0) / total, total**-0.5
+    return np.sum(
+        weight * np.stack([np.asarray(f.drift.theta[name]) for f in fits]), axis=0
+    ) / total, total**-0.5
 
 
 def _determined(lines: dict[str, OwnGains]) -> None:
@@ -136,25 +174,35 @@ def _determined(lines: dict[str, OwnGains]) -> None:
         if not np.all(np.isfinite(line.gain)) or 2 * clear.sum() < clear.size:
             k = int(np.argmin(np.isfinite(line.gain) & clear))
             raise ValueError(
-                f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is {line.gain[k]:.2g} ± "
-                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more trajectories."
+                f"the probes do not tell what the knobs of {name} do: the gain of knob {k} is "
+                f"{line.gain[k]:.2g} ± "
+                f"{line.gain_stderr[k]:.2g}. Probe at settings further apart, or with more "
+                "trajectories."
             )
 
 
 def gains(runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> dict[str, OwnGains]:
     """What each knob does, family by family."""
     turned = KERR if "chi" in fits[0].drift.theta else KNOBS
-    return knob_gains([{name: s[name] for name in turned} for s, _ in runs], [f.drift for f in fits])
+    return knob_gains(
+        [{name: s[name] for name in turned} for s, _ in runs], [f.drift for f in fits]
+    )
 
 
 def follow(
-    values: KnobValues, task: Task, settings: Params, trajectories: Trajectories, *, rate: float = 0.3
+    values: KnobValues,
+    task: Task,
+    settings: Params,
+    trajectories: Trajectories,
+    *,
+    rate: float = 0.3,
 ) -> KnobValues:
-    """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow drift is followed.
+    """Offsets, loss and drive moved towards what a new batch says, gains and noise kept: a slow
+    drift is followed.
 
-    To be used for the batches after this one. A batch that its own values were moved by is no longer
-    independent of it. What the batch leaves open stays, and what it knows far worse than the probes did (a dark batch)
-    moves by less than `rate`, in proportion to 1/error².
+    To be used for the batches after this one. A batch that its own values were moved by is no
+    longer independent of it. What the batch leaves open stays, and what it knows far worse than the
+    probes did (a dark batch) moves by less than `rate`, in proportion to 1/error².
     """
     turned = families(values)
     model = _model(task, settings, "chi" in turned)
@@ -163,12 +211,16 @@ def follow(
     expected = parameters(values, {name: np.asarray(settings[name]) for name in turned})
     start = {**model.theta, **expected, **{name: np.asarray(values[name]) for name in REST}}
     seen = bool(values["readout_seen"])
-    fit = fit_drift(trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1)
+    fit = fit_drift(
+        trajectories, model.process, start, diffusion=weight, noisy_states=seen, most_passes=1
+    )
 
     def step(name: str) -> np.ndarray:
         error = np.asarray(fit.stderr[name], float)
         trusted = TRUST * np.asarray(values.get(f"{name}_stderr", np.inf))
-        known = np.isfinite(error)  # where not, the batch does not determine it, and its value means nothing
+        known = np.isfinite(
+            error
+        )  # where not, the batch does not determine it, and its value means nothing
         share = np.minimum(1, trusted / np.where(known & (error > 0), error, 1)) ** 2 * known
         return rate * share * (np.asarray(fit.theta[name]) - start[name])
 
@@ -178,13 +230,23 @@ def follow(
 
 
 def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[SystemFit]) -> str:
-    """The calibration for a reader: what each knob does, losses, drive, noise, and what does not fit."""
-    lines = [f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} trajectories"]
+    """The calibration for a reader: what each knob does, losses, drive, noise, and what does
+    not fit.
+    """
+    lines = [
+        f"CALIBRATION   {len(runs)} settings, {sum(f.drift.trajectories for f in fits):,} "
+        "trajectories"
+    ]
     lines += ["", describe_knobs(gains(runs, fits))]
     last = fits[-1]
-    lines += ["", f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}"]
+    lines += [
+        "",
+        f"{'resonator':<10} {'loss':>20} {'diffusion Q':>20} {'readout, rms':>14} {'white? p':>10}",
+    ]
     n = task.network.sites
-    q, q_error = (v.reshape(2, n).mean(axis=0) for v in (last.noise.diffusion, last.noise.diffusion_stderr))
+    q, q_error = (
+        v.reshape(2, n).mean(axis=0) for v in (last.noise.diffusion, last.noise.diffusion_stderr)
+    )
     readout = np.sqrt(np.maximum(last.noise.observation_variance, 0)).reshape(2, n).mean(axis=0)
     white = last.noise.whiteness.reshape(2, n).min(axis=0)
     for k in range(n):
@@ -193,13 +255,20 @@ def describe(task: Task, runs: list[tuple[Params, Trajectories]], fits: list[Sys
         noise = with_error(q[k], q_error[k] / np.sqrt(2))
         lines.append(f"  {k:<8} {loss:>20} {noise:>20} {readout[k]:>14.2g} {white[k]:>10.2g}")
     if white.min() * 2 * n < 1e-3:
-        lines.append("→ residuals have a memory: the interval is too long for the drift, or the noise is not white.")
+        lines.append(
+            "→ residuals have a memory: the interval is too long for the drift, or the noise is "
+            "not white."
+        )
     return "\n".join(lines) + "\n"
 
 
 def _model(task: Task, settings: Params, kerr: bool = False) -> LinearModel:
-    """The network as if the settings were its parameters; without Kerr effect unless that has knobs."""
-    return linear_model(task, {name: np.asarray(settings[name]) for name in (KERR if kerr else KNOBS)}, kerr=kerr)
+    """The network as if the settings were its parameters; without Kerr effect unless that has
+    knobs.
+    """
+    return linear_model(
+        task, {name: np.asarray(settings[name]) for name in (KERR if kerr else KNOBS)}, kerr=kerr
+    )
 
 
 def _diffusion(fitted: SystemFit) -> np.ndarray:
@@ -208,7 +277,8 @@ def _diffusion(fitted: SystemFit) -> np.ndarray:
     if np.any(q <= 0):
         site = int(np.argmin(q))
         raise ValueError(
-            f"resonator {site} shows readout noise and no noise of its own: the score would divide by nothing. Sample "
+            f"resonator {site} shows readout noise and no noise of its own: the score would divide "
+            "by nothing. Sample "
             "less often, lower the readout noise, or inject noise there."
         )
     return q

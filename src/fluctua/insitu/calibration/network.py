@@ -1,17 +1,21 @@
 """A resonator network whose drift is linear in everything that a calibration can find.
 
-    dψ_n/dt = −i ω_n ψ_n − i χ_n |ψ_n|²ψ_n − i Σ_m (κ_nm + δκ_nm) ψ_m − Γ_n ψ_n + Σ_drives d_k f_k(t) [n is its site]
+    dψ_n/dt = −i ω_n ψ_n − i χ_n |ψ_n|²ψ_n − i Σ_m (κ_nm + δκ_nm) ψ_m − Γ_n ψ_n + Σ_drives d_k
+    f_k(t) [n is its site]
 
-θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺ e^{iφ} (drives,)}.
-γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what enters is their sum and their product.
-A θ without chi is of a network without Kerr effect, whose ω is then found several times better.
+θ = {omega (N,), kappa (B,), chi (N,), decay: Γ_n = γ_n + γ_e (N,), drive_re, drive_im: d_k = D s⁺
+e^{iφ} (drives,)}. γ and γ_e are not told apart by the drift of one site, and D not from s⁺: what
+enters is their sum and their product. A θ without chi is of a network without Kerr effect, whose ω
+is then found several times better.
 
-Where a task runs several experiments side by side (isolation: forward and backward), they are copies of one device: ω,
-κ, χ and Γ are shared, and every copy tells about them; the drives are each their own.
+Where a task runs several experiments side by side (isolation: forward and backward), they are
+copies of one device: ω, κ, χ and Γ are shared, and every copy tells about them; the drives are each
+their own.
 
 The drift is linear in features of the state too, which makes a fit quick (`drift.feature_sums`):
 
-    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ, Re f, Im f).
+    ∂μ_i/∂θ_p = Σ_k [i_k = i, p_k = p] v_k φ_{f_k}(x, t),     φ = (Re ψ, Im ψ, |ψ|²Re ψ, |ψ|²Im ψ,
+    Re f, Im f).
 """
 
 from __future__ import annotations
@@ -53,8 +57,14 @@ class LinearDrift:
         """dψ/dt as quadratures. (2CN,)"""
         psi = to_psi(x)
         origin = carrier(self.drives)
-        shared = {name: jnp.tile(theta[name], self.copies) for name in theta if not name.startswith("drive")}
-        kappa = shared["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
+        shared = {
+            name: jnp.tile(theta[name], self.copies)
+            for name in theta
+            if not name.startswith("drive")
+        }
+        kappa = shared["kappa"] + (
+            delta_kappa(self.modulation, context, t) if self.modulation else 0.0
+        )
         frequency = shared["omega"] + (origin if self.frame == "lab" else 0.0)
         if "chi" in shared:
             frequency = frequency + shared["chi"] * abs2(psi)
@@ -66,19 +76,31 @@ class LinearDrift:
 
     def features(self, x: Array, t: Array, context: PyTree) -> Array:
         """φ. (4CN + 2 drives,)"""
-        shapes = jnp.stack([jnp.asarray(s) for s in self._shapes(t)]) if self.drives else jnp.zeros(0, complex)
+        shapes = (
+            jnp.stack([jnp.asarray(s) for s in self._shapes(t)])
+            if self.drives
+            else jnp.zeros(0, complex)
+        )
         bright = jnp.tile(abs2(to_psi(x)), 2) * x
-        return jnp.concatenate([x, bright, shapes.real.astype(x.dtype), shapes.imag.astype(x.dtype)])
+        return jnp.concatenate(
+            [x, bright, shapes.real.astype(x.dtype), shapes.imag.astype(x.dtype)]
+        )
 
     def entries(self, theta: Params) -> Entries:
         """The terms of μ that are linear in θ, p counted as `ravel_pytree` does."""
-        n, (i, j) = self.network.sites, self.network.bonds.T
-        re, im = np.arange(n), np.arange(n) + n  # rows of the drift, and the features Re ψ, Im ψ
-        bright, shape = 2 * n, 4 * n
+        n = self.network.sites
+        (i, j) = self.network.bonds.T
+        re = np.arange(n)  # rows of the drift, and the features Re ψ, Im ψ
+        im = np.arange(n) + n
+        bright = 2 * n
+        shape = 4 * n
         lead = np.array([int(self.network.lead_sites[d.lead]) for d in self.drives], int)
         d = np.arange(len(lead))
+
         # −iψ has the real part Im ψ and the imaginary part −Re ψ
-        turn = lambda site, other, offset=0: [(site, other + n + offset, 1.0), (site + n, other + offset, -1.0)]
+        def turn(site, other, offset=0):
+            return [(site, other + n + offset, 1.0), (site + n, other + offset, -1.0)]
+
         parts = {
             "omega": turn(re, re),
             "chi": turn(re, re, bright),
@@ -87,18 +109,27 @@ class LinearDrift:
             "drive_re": [(lead, shape + d, 1.0), (lead + n, shape + len(d) + d, 1.0)],
             "drive_im": [(lead, shape + len(d) + d, -1.0), (lead + n, shape + d, 1.0)],
         }
-        first, rows = 0, []
+        first = 0
+        rows = []
         for name in sorted(theta):
             size = np.size(theta[name])  # of one device; the copies follow one another
-            rows += [(row, first + np.arange(len(row)) % size, f, np.full(len(row), v)) for row, f, v in parts[name]]
+            rows += [
+                (row, first + np.arange(len(row)) % size, f, np.full(len(row), v))
+                for row, f, v in parts[name]
+            ]
             first += size
         return Entries(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
     def _shapes(self, t: Array) -> list[Array]:
         """f_k(t), complex, in the frame of the drift."""
         origin = carrier(self.drives) if self.frame == "rotating" else 0.0
-        envelope = lambda drive: 1.0 if drive.envelope is None else drive.envelope(t)
-        return [envelope(drive) * jnp.exp(-1j * (drive.frequency - origin) * t) for drive in self.drives]
+
+        def envelope(drive):
+            return 1.0 if drive.envelope is None else drive.envelope(t)
+
+        return [
+            envelope(drive) * jnp.exp(-1j * (drive.frequency - origin) * t) for drive in self.drives
+        ]
 
 
 @dataclass(frozen=True)
@@ -120,12 +151,18 @@ class LinearModel(NamedTuple):
 
 
 def linear_model(task: Task, theta: Params, *, kerr: bool = True) -> LinearModel:
-    """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or zero."""
+    """The calibration's model of a task at θ. kerr: whether χ is among what is to be found, or
+    zero.
+    """
     c = coefficients(task.network, theta)  # refuses leads on several resonators
     coupling = np.tile(c.lead_coupling, task.copies)
     amplitude = [coupling[d.lead] * d.amplitude * np.exp(1j * d.phase) for d in task.drives]
-    values = {"omega": c.omega, "kappa": c.kappa, "decay": c.decay} | ({"chi": c.chi} if kerr else {})
+    values = {"omega": c.omega, "kappa": c.kappa, "decay": c.decay} | (
+        {"chi": c.chi} if kerr else {}
+    )
     values |= {"drive_re": np.real(amplitude), "drive_im": np.imag(amplitude)}
     drift = LinearDrift(task.simulated, task.drives, task.frame, task.modulation, task.copies)
     noise = FixedNoise(tuple(np.tile(c.amplitude**2 / 2, 2 * task.copies).tolist()))
-    return LinearModel(Process(drift, noise), {name: np.asarray(v, float) for name, v in values.items()})
+    return LinearModel(
+        Process(drift, noise), {name: np.asarray(v, float) for name, v in values.items()}
+    )

@@ -1,21 +1,25 @@
 """The diffusion from the quadratic variation, and what else the residuals say about the noise.
 
-r_n = x_{n+1} − E[x_{n+1} | x_n] of a system without observation noise has variance 2QΔt, and no memory. With
-observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε_n, so
+r_n = x_{n+1} − E[x_{n+1} | x_n] of a system without observation noise has variance 2QΔt, and no
+memory. With observation noise of variance s² on each sample, r_n ≈ kick + ε_{n+1} − ε_n, so
 
     E[r_n²] = 2QΔt + 2s²,     E[r_n r_{n+1}] = −s²:
 
-the intercept and the slope of the quadratic variation against the lag. Every number comes with an error from the
-scatter of single trajectories, times Student's factor for their number: ±1.96 of them cover 95 %.
+the intercept and the slope of the quadratic variation against the lag. Every number comes with an
+error from the scatter of single trajectories, times Student's factor for their number: ±1.96 of
+them cover 95 %.
 
-Over an interval Δ that needs local linearisation the kicks of all components reach each other through F(s) = e^{Js},
-J = ∂μ/∂x, and so does the observation noise of the sample before. For a diagonal Q and s²,
+Over an interval Δ that needs local linearisation the kicks of all components reach each other
+through F(s) = e^{Js}, J = ∂μ/∂x, and so does the observation noise of the sample before. For a
+diagonal Q and s²,
 
-    E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i r_i'] = −F_ii s_i²,
+    E[r_i²] = 2Δ Σ_j W_ij Q_j + s_i² + Σ_j F_ij² s_j²,     W_ij = ∫₀^Δ F_ij(s)² ds/Δ,     E[r_i
+    r_i'] = −F_ii s_i²,
 
-which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its residuals say is left to
-the guard (`core.residuals`). Noise of its readout is told by E[r r'] as that of any other. For Euler's transition
-W = F = 1, and a residual tells of its own component alone.
+which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its
+residuals say is left to the guard (`core.residuals`). Noise of its readout is told by E[r r'] as
+that of any other. For Euler's transition W = F = 1, and a residual tells of its own component
+alone.
 """
 
 from __future__ import annotations
@@ -33,7 +37,16 @@ from scipy.linalg import expm, toeplitz
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.scores import euler
-from fluctua.core.types import Array, Params, Process, PyTree, Step, Trajectories, jit, working_dtype
+from fluctua.core.types import (
+    Array,
+    Params,
+    Process,
+    PyTree,
+    Step,
+    Trajectories,
+    jit,
+    working_dtype,
+)
 from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
@@ -43,17 +56,21 @@ CLEAR = 5.0
 """Standard errors beyond which observation noise counts as seen, and is taken off the diffusion."""
 
 DOUBT = 2.0
-"""Standard errors beyond which observation noise that does not count as seen is put into the error of Q."""
+"""Standard errors beyond which observation noise that does not count as seen is put into the error
+of Q.
+"""
 
 
 class NoiseFit(NamedTuple):
     """One entry for each component of the state (M,).
 
-    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`. quadratic_variation: E[r²]/2Δt
-    as it is, with its error. observation_variance, observation_stderr: s². ratio: Q over the process's own.
-    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1 is s²'s).
-    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard deviation of x_i and of
-    x_i², and its z.
+    diffusion, diffusion_stderr: Q, free of observation noise where `observation_seen`.
+    quadratic_variation: E[r²]/2Δt as it is, with its error. observation_variance,
+    observation_stderr: s². ratio: Q over the process's own.
+    correlation: (M, M) of the kicks. whiteness: (M,) p-values of Ljung and Box at lags 2…8 (lag 1
+    is s²'s).
+    autocorrelation: (LAGS, M). state_dependence: (M, 2), the relative change of Q per standard
+    deviation of x_i and of x_i², and its z.
     """
 
     diffusion: np.ndarray
@@ -83,7 +100,8 @@ def fit_noise(
     diffusion: np.ndarray | None = None,
     usable: np.ndarray | None = None,
 ) -> NoiseFit:
-    """Diffusion, observation noise, whiteness and state dependence from the residuals of a known drift.
+    """Diffusion, observation noise, whiteness and state dependence from the residuals of a known
+    drift.
 
     Args:
         source: a recording or trajectories.
@@ -91,8 +109,8 @@ def fit_noise(
         theta: its parameters.
         transition: of the model between two samples.
         diffusion: Q (M,) in place of the process's own, which `ratio` is relative to.
-        usable: (M,) components whose residual is known, if channels are hidden. Of the others nothing is: they get
-            that Q ± all of it, and the mean s².
+        usable: (M,) components whose residual is known, if channels are hidden. Of the others
+            nothing is: they get that Q ± all of it, and the mean s².
 
     Returns: each with its error.
 
@@ -107,15 +125,22 @@ def fit_noise(
         x = jnp.asarray(piece.x, working_dtype(theta, piece.x))
         times = check.grid(piece.t)
         if len(piece.t) < LAGS + 3:
-            raise ValueError(f"the noise is fitted from {LAGS + 3} times a trajectory at least; got {len(piece.t)}.")
-        each, products = _sums(process, transition, theta, x, times.t, times.dt, piece.context, diffusion)
+            raise ValueError(
+                f"the noise is fitted from {LAGS + 3} times a trajectory at least; got "
+                f"{len(piece.t)}."
+            )
+        each, products = _sums(
+            process, transition, theta, x, times.t, times.dt, piece.context, diffusion
+        )
         parts.append(jax.tree.map(lambda v: np.asarray(v, np.float64), each))
         cross = cross + np.asarray(products, np.float64)
         transitions += x.shape[0] * (x.shape[1] - 1)
     sums = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     silent = np.isin(np.arange(sums["rate"].shape[1]), process.silent)
     _noisy(np.where(silent, 1, sums["rate"].mean(axis=0)))
-    sums["e2"] = np.where(silent, 1, sums["e2"])  # which may be nothing at all, and is no unit for the rest
+    sums["e2"] = np.where(
+        silent, 1, sums["e2"]
+    )  # which may be nothing at all, and is no unit for the rest
     mixed = (
         None
         if transition is euler and process.step == "euler"
@@ -128,15 +153,19 @@ def fit_noise(
 
 
 def _noisy(rate: np.ndarray) -> None:
-    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate: E[r²]/2Δt (M,)"""
+    """Refuse residuals that are no fluctuations: overflowed, or zero to the last digit. rate:
+    E[r²]/2Δt (M,)
+    """
     if not np.all(np.isfinite(rate)):
         raise ValueError(
-            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use units in which states are "
+            f"the residuals of component {int(np.argmin(np.isfinite(rate)))} overflowed: use units "
+            "in which states are "
             "of order one, or record in double precision."
         )
     if not np.all(rate > 0):
         raise ValueError(
-            f"component {int(np.argmin(rate))} does not fluctuate: its residuals are zero. Is its channel connected? "
+            f"component {int(np.argmin(rate))} does not fluctuate: its residuals are zero. Is its "
+            "channel connected? "
             "The score divides by the noise."
         )
 
@@ -155,7 +184,9 @@ def _sums(
     """Means over the steps of each trajectory, (E, …), and Σ e eᵀ (M, M)."""
     process = with_diffusion(process, q)
 
-    def residual(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
+    def residual(
+        x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
+    ) -> tuple[Array, Array]:
         mean, covariance = transition(process, theta, Step(x, x_next, t, dt, context))
         return x_next - mean, jnp.diagonal(covariance)
 
@@ -163,7 +194,8 @@ def _sums(
     r, c = jax.vmap(along, in_axes=(0, 0, None, None, 0))(x[:, :-1], x[:, 1:], t[:-1], dt, context)
     if process.silent:
         c = jnp.where(c > 0, c, 1)
-    e, before = r / jnp.sqrt(c), x[:, :-1]
+    e = r / jnp.sqrt(c)
+    before = x[:, :-1]
     lagged = [jnp.mean(e[:, k:] * e[:, :-k], axis=1) for k in range(1, LAGS + 1)]
     scaled = r / jnp.sqrt(dt)[:, None]
     sums = {
@@ -176,12 +208,18 @@ def _sums(
         "e2_next": jnp.mean(r[:, 1:] * r[:, :-1] / jnp.sqrt(c[:, 1:] * c[:, :-1]), axis=1),
     }
     for name, f in (("x", before), ("xx", before**2)):
-        sums |= {name: f.mean(axis=1), f"{name}_2": (f**2).mean(axis=1), f"{name}_e2": (f * e**2).mean(axis=1)}
+        sums |= {
+            name: f.mean(axis=1),
+            f"{name}_2": (f**2).mean(axis=1),
+            f"{name}_e2": (f * e**2).mean(axis=1),
+        }
     return sums, jnp.einsum("eni,enj->ij", e, e)
 
 
 def observation_seen(variance: np.ndarray, stderr: np.ndarray) -> bool:
-    """Whether s² of all components together (M,) stands out from its errors (M,) by more than `CLEAR` of them."""
+    """Whether s² of all components together (M,) stands out from its errors (M,) by more than
+    `CLEAR` of them.
+    """
     return _together(variance, stderr) > CLEAR
 
 
@@ -202,7 +240,8 @@ NOTHING: dict[str, float] = {
     "autocorrelation": 0.0,
     "whiteness": 1.0,
 }
-"""What a fit says of a component that has no noise, but for the rows of `OF_STATE`, which are zero."""
+"""What a fit says of a component that has no noise, but for the rows of `OF_STATE`, which are zero.
+"""
 
 OF_STATE = ("state_dependence", "state_dependence_z")
 
@@ -210,23 +249,37 @@ OF_STATE = ("state_dependence", "state_dependence_z")
 def _only(fit: NoiseFit, usable: np.ndarray, model: np.ndarray) -> NoiseFit:
     """The fit without the residuals that lack what a hidden channel does. model: Q (M,)"""
     weight = usable / fit.observation_stderr**2
-    s2, error = np.sum(weight * fit.observation_variance) / weight.sum(), weight.sum() ** -0.5
-    of_model = ("diffusion", "diffusion_stderr", "quadratic_variation", "quadratic_variation_stderr")
+    s2 = np.sum(weight * fit.observation_variance) / weight.sum()
+    error = weight.sum() ** -0.5
+    of_model = (
+        "diffusion",
+        "diffusion_stderr",
+        "quadratic_variation",
+        "quadratic_variation_stderr",
+    )
     others = NOTHING | dict.fromkeys(of_model, model) | {"ratio_stderr": 1.0}
     return _where(usable, fit, others | {"observation_variance": s2, "observation_stderr": error})
 
 
 def _without(fit: NoiseFit, silent: np.ndarray) -> NoiseFit:
-    """The fit with nothing about noise that components do not have, but for that of their readout."""
+    """The fit with nothing about noise that components do not have, but for that of their
+    readout.
+    """
     return _where(~silent, fit, NOTHING)
 
 
 def _where(keep: np.ndarray, fit: NoiseFit, others: Mapping[str, np.ndarray | float]) -> NoiseFit:
     """The fit with `others` in place of what it says of components that are not kept. keep: (M,)"""
-    replaced: dict[str, Any] = {name: np.where(keep, getattr(fit, name), other) for name, other in others.items()}
+    replaced: dict[str, Any] = {
+        name: np.where(keep, getattr(fit, name), other) for name, other in others.items()
+    }
     pair = keep & keep[:, None]
-    of_state: dict[str, Any] = {name: np.where(keep[:, None], getattr(fit, name), 0.0) for name in OF_STATE}
-    return fit._replace(correlation=np.where(pair, fit.correlation, np.eye(len(keep))), **replaced, **of_state)
+    of_state: dict[str, Any] = {
+        name: np.where(keep[:, None], getattr(fit, name), 0.0) for name in OF_STATE
+    }
+    return fit._replace(
+        correlation=np.where(pair, fit.correlation, np.eye(len(keep))), **replaced, **of_state
+    )
 
 
 def _reduced(
@@ -241,18 +294,31 @@ def _reduced(
     if mixed is None:
         mixed = Spreading(np.eye(size), np.eye(size), np.ones(size))
     steps = transitions / count
-    mean = lambda v: v.mean(axis=0)
+
+    def mean(v):
+        return v.mean(axis=0)
+
     few = student_factor(count - 1)
-    error = lambda v: few * v.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(v.shape[1:], np.nan)
-    s2, s2_error = -mean(sums["next"]) / mixed.own, error(sums["next"] / mixed.own)
+
+    def error(v):
+        return (
+            few * v.std(axis=0, ddof=1) / np.sqrt(count)
+            if count > 1
+            else np.full(v.shape[1:], np.nan)
+        )
+
+    s2 = -mean(sums["next"]) / mixed.own
+    s2_error = error(sums["next"] / mixed.own)
     s2_error = np.where(silent & (s2_error == 0), np.inf, s2_error)
     loud = usable & ~silent
     seen = observation_seen(s2[loud], s2_error[loud])
-    # what an Euler step leaves out of a silent component makes its neighbouring residuals alike: only noise of the
-    # readout makes them opposed
+    # what an Euler step leaves out of a silent component makes its neighbouring residuals alike:
+    # only noise of the readout makes them opposed
     seen = seen or bool(np.any((s2 > CLEAR * s2_error)[usable & silent]))
     if silent.any():  # their Q is zero and known: the others' residuals tell of the others'
-        mixed = mixed._replace(weights=np.where(silent | silent[:, None], np.eye(size), mixed.weights))
+        mixed = mixed._replace(
+            weights=np.where(silent | silent[:, None], np.eye(size), mixed.weights)
+        )
     blur = -sums["next_rate"] / mixed.own if seen else np.zeros_like(sums["rate"])  # s²/Δt
     own = sums["rate"] - (blur + blur @ mixed.squares.T) / 2  # Euler: E[r²]/2Δt + E[r r']/Δt
     corrected = np.linalg.solve(mixed.weights, own.T).T
@@ -262,23 +328,37 @@ def _reduced(
     spread = error(corrected)
     if not seen and _together(s2[loud], s2_error[loud]) > DOUBT:
         # left in Q, because taking it off costs more than it is worth; but the error of Q must tell
-        rate, weight = -mean(sums["next_rate"]) / mixed.own, loud / s2_error**2
+        rate = -mean(sums["next_rate"]) / mixed.own
+        weight = loud / s2_error**2
         left = np.full(size, np.sum(weight * rate) / np.sum(weight))
         spread = np.hypot(spread, np.linalg.solve(mixed.weights, (left + mixed.squares @ left) / 2))
     dependence, z = _dependence(sums, count)
     scale = np.sqrt(np.where(silent, 1, np.diag(cross)))
     return NoiseFit(
-        mean(corrected), spread, mean(sums["rate"]), error(sums["rate"]), s2, s2_error, seen,
-        mean(ratio), error(ratio), cross / scale / scale[:, None], rho, scipy.stats.chi2.sf(box, LAGS - 1), dependence,
-        z, int(count * steps), count,
-    )  # fmt: skip
+        mean(corrected),
+        spread,
+        mean(sums["rate"]),
+        error(sums["rate"]),
+        s2,
+        s2_error,
+        seen,
+        mean(ratio),
+        error(ratio),
+        cross / scale / scale[:, None],
+        rho,
+        scipy.stats.chi2.sf(box, LAGS - 1),
+        dependence,
+        z,
+        int(count * steps),
+        count,
+    )
 
 
 def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
     """χ² of ρ₂…ρ₈ (LAGS, M), each a mean of so many products (LAGS,). (M,)
 
-    The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties neighbours together
-    (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
+    The moving average that ε makes of r, with ρ₁, widens the scatter of every later ρ_k and ties
+    neighbours together (Bartlett): n Cov[ρ_k, ρ_l] = 1 + 2ρ₁², 2ρ₁, ρ₁² for |k − l| = 0, 1, 2.
     """
     statistics = []
     for first, later in zip(rho[0] if seen else np.zeros(rho.shape[1]), rho[1:].T, strict=True):
@@ -290,21 +370,30 @@ def _box(rho: np.ndarray, products: np.ndarray, seen: bool) -> np.ndarray:
 
 
 def _dependence(sums: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slopes of e² against x_i and x_i², in units of Q per standard deviation, and their z. (M, 2) each"""
-    slopes, zs = [], []
+    """Slopes of e² against x_i and x_i², in units of Q per standard deviation, and their z.
+
+    (M, 2) each
+    """
+    slopes = []
+    zs = []
     e2 = sums["e2"].mean(axis=0)
     for name in ("x", "xx"):
         f = sums[name].mean(axis=0)
         spread = np.sqrt(np.maximum(sums[f"{name}_2"].mean(axis=0) - f**2, 1e-300))
-        each = sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f  # mean of (e² − ē²)(f − f̄)
+        each = (
+            sums[f"{name}_e2"] - e2 * sums[name] - f * sums["e2"] + e2 * f
+        )  # mean of (e² − ē²)(f − f̄)
         slope = each.mean(axis=0) / (spread * e2)
         slopes.append(slope)
-        zs.append(slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300) if count > 1
-                  else np.zeros_like(slope))  # fmt: skip
+        zs.append(
+            slope / np.maximum(each.std(axis=0, ddof=1) / np.sqrt(count) / (spread * e2), 1e-300)
+            if count > 1
+            else np.zeros_like(slope)
+        )
     return np.stack(slopes, axis=1), np.stack(zs, axis=1)
 
 
-# ------------------------------------------------------------------------------ spreading within an interval
+# --------------------------------------------------------------------- spreading within an interval
 
 STATES = 12
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -338,19 +427,31 @@ class State(NamedTuple):
 
 def draw_states(data: Trajectories) -> list[State]:
     """`STATES` states of `data`, the same ones at every call."""
-    rng, dtype = np.random.default_rng(0), jnp.result_type(float)
+    rng = np.random.default_rng(0)
+    dtype = jnp.result_type(float)
     states = []
-    for j, n in zip(rng.integers(len(data.x), size=STATES), rng.integers(len(data.t) - 1, size=STATES), strict=True):
+    for j, n in zip(
+        rng.integers(len(data.x), size=STATES),
+        rng.integers(len(data.t) - 1, size=STATES),
+        strict=True,
+    ):
         context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
         x = jnp.asarray(data.x[j, n], dtype)
-        states.append(State(x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context))
+        states.append(
+            State(x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context)
+        )
     return states
 
 
-def jacobians(process: Process, theta: Params, data: Trajectories) -> list[tuple[np.ndarray, float]]:
+def jacobians(
+    process: Process, theta: Params, data: Trajectories
+) -> list[tuple[np.ndarray, float]]:
     """∂μ/∂x (M, M) at `STATES` states drawn from `data`, and the interval after each."""
     states = draw_states(data)
-    return [(np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval) for s in states]
+    return [
+        (np.asarray(_slope(process, theta, s.x, s.t, s.context), np.float64), s.interval)
+        for s in states
+    ]
 
 
 @partial(jit, static_argnums=0)

@@ -21,23 +21,33 @@ ALARM = 1e-3
 SHARED = 0.05
 """Correlation of kicks below which a diagonal Q is good enough."""
 
-FAR_APART = "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
-TOO_FAR = (
-    "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} ± {:.2f}; 1 if so). "
-    "Use --transition local-linear (with --write estimate follows; else --score local-linear), or sample faster."
+FAR_APART = (
+    "Samples too far apart for Euler look like this too; fluctua advise FILE says whether they are."
 )
-NOT_FAR = "It is not Euler's interval: what its step leaves out does not predict the residuals (slope {:.2f} ± {:.2f})."
+TOO_FAR = (
+    "The cause is Euler's interval: what its step leaves out predicts the residuals (slope {:.2f} "
+    "± {:.2f}; 1 if so). "
+    "Use --transition local-linear (with --write estimate follows; else --score local-linear), or "
+    "sample faster."
+)
+NOT_FAR = (
+    "It is not Euler's interval: what its step leaves out does not predict the residuals (slope "
+    "{:.2f} ± {:.2f})."
+)
 
 
 def flat(tree: Any) -> np.ndarray:
     """All numbers of a tree, float64."""
-    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+    return np.concatenate(
+        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
+    )
 
 
 def limit(comparisons: int, freedom: int | None = None) -> float:
     """|z| that the largest of so many standard normals exceeds with probability `ALARM` at most.
 
-    freedom: of errors that are from the scatter of `freedom` + 1 values, and have Student's factor already.
+    freedom: of errors that are from the scatter of `freedom` + 1 values, and have Student's factor
+    already.
     """
     tail = ALARM / (2 * max(1, comparisons))
     if freedom is None or freedom < 1:
@@ -47,42 +57,71 @@ def limit(comparisons: int, freedom: int | None = None) -> float:
 
 def describe(c: Calibration, components: tuple[str, ...]) -> str:
     """The report, section by section; each ends with what it means."""
-    lines = [f"→ this is not the model as it was set: {c.guard!r}", ""] if c.guard is not None and c.guard.cause else []
+    lines = (
+        [f"→ this is not the model as it was set: {c.guard!r}", ""]
+        if c.guard is not None and c.guard.cause
+        else []
+    )
     if c.stretches is not None:
         lines += [f"RECORD   {c.stretches!r}", ""]
     lines += [*_drift(c), "", *_noise(c, components)]
     if c.residuals is not None:
         lines += ["", *_residuals(c, components), "", *_bias(c)]
     else:
-        lines += ["", "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several files, or --no-bias)"]
+        lines += [
+            "",
+            "RESIDUALS, BIAS OF THE GRADIENT   not examined (hidden channels, several files, or "
+            "--no-bias)",
+        ]
     return "\n".join(lines)
 
 
 def _drift(c: Calibration) -> list[str]:
-    value, error, expected = flat(c.fit.theta), flat(c.fit.stderr), flat(c.expected)
+    value = flat(c.fit.theta)
+    error = flat(c.fit.stderr)
+    expected = flat(c.expected)
     robust = flat(c.fit.robust_stderr)
-    known, labels = np.isfinite(error), names(c.fit.theta)
+    known = np.isfinite(error)
+    labels = names(c.fit.theta)
     z = np.where(known, (value - expected) / np.where(known, error, 1), 0)
-    lines = [f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} increments of "
-             f"{c.fit.trajectories:,} {'trajectories' if c.stretches is None else 'stretches'}"]  # fmt: skip
+    lines = [
+        f"DRIFT   {known.sum()} of {len(value)} coefficients, from {c.fit.transitions:,} "
+        "increments of "
+        f"{c.fit.trajectories:,} {'trajectories' if c.stretches is None else 'stretches'}"
+    ]
     lines.append(f"  {'':<12} {'measured':>22} {'as set':>12} {'difference / error':>20}")
     order = np.argsort(-np.abs(z), kind="stable")[: min(MOST, int(known.sum()))]
     for i in order:
-        lines.append(f"  {labels[i]:<12} {with_error(value[i], error[i]):>22} {expected[i]:>12.5g} {z[i]:>20.1f}")
+        lines.append(
+            f"  {labels[i]:<12} {with_error(value[i], error[i]):>22} {expected[i]:>12.5g} "
+            f"{z[i]:>20.1f}"
+        )
     if known.sum() > MOST:
-        lines.append(f"  … the {MOST} that differ most of {known.sum()}; typical errors {_typical(c)}; --json has all")
+        lines.append(
+            f"  … the {MOST} that differ most of {known.sum()}; typical errors {_typical(c)}; "
+            "--json has all"
+        )
     if c.fit.unresolved:
-        lines.append(f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
-                     + (" …" if len(c.fit.unresolved) > 8 else ""))  # fmt: skip
+        lines.append(
+            f"  not determined by these data: {', '.join(c.fit.unresolved[:8])}"
+            + (" …" if len(c.fit.unresolved) > 8 else "")
+        )
     off = int(np.sum(np.abs(z) > limit(int(known.sum()))))
-    lines.append("  the system is what it was set to, within errors." if not off else
-                 f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the measured ones: "
-                 "calibrate --write, then estimate --theta calibrated.")  # fmt: skip
+    lines.append(
+        "  the system is what it was set to, within errors."
+        if not off
+        else f"  → {off} coefficient{'s are' if off > 1 else ' is'} not what was set. Use the "
+        "measured ones: "
+        "calibrate --write, then estimate --theta calibrated."
+    )
     if off and c.transition == "euler":
         lines.append(f"    {_interval(c)}")
     ratio = np.median(robust[known] / error[known]) if known.any() else 1.0
     if not 0.8 < ratio < 1.25 and c.fit.trajectories >= 20:
-        lines.append(f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model is off.")
+        lines.append(
+            f"  → errors from the scatter of trajectories are {ratio:.2g} × these: the noise model "
+            "is off."
+        )
     return lines
 
 
@@ -107,63 +146,97 @@ def _interval(c: Calibration) -> str:
 
 def _noise(c: Calibration, components: tuple[str, ...]) -> list[str]:
     n = c.noise
-    q, error, model = n.diffusion, n.diffusion_stderr, c.model_diffusion
+    q = n.diffusion
+    error = n.diffusion_stderr
+    model = c.model_diffusion
     silent = (q == 0) & (error == 0)
     z = np.where(silent, 0, (q - model) / np.where(silent, 1, error))
-    lines = ["NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
-             f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}"]  # fmt: skip
+    lines = [
+        "NOISE   diffusion Q = E[r²] / 2Δt, r what the drift does not explain of a step",
+        f"  {'':<12} {'measured':>22} {'model':>12} {'difference / error':>20}",
+    ]
     shown = [i for i in np.argsort(-np.abs(z), kind="stable") if not silent[i]]
     for i in shown[:MOST]:
-        lines.append(f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} {z[i]:>20.1f}")
+        lines.append(
+            f"  {components[i]:<12} {with_error(q[i], error[i]):>22} {model[i]:>12.5g} "
+            f"{z[i]:>20.1f}"
+        )
     if len(shown) > MOST:
         lines.append(f"  … the {MOST} that differ most of {len(shown)}")
     worst = int(np.argmax(np.abs(z)))
     if np.abs(z[worst]) > limit(len(shown), n.trajectories - 1):
         lines.append(
-            f"  → the noise is not the model's: {components[worst]} has {q[worst] / model[worst]:.3g} times its Q."
+            f"  → the noise is not the model's: {components[worst]} has "
+            f"{q[worst] / model[worst]:.3g} times its Q."
         )
         if c.defect is not None and c.defect.is_cause:
             lines.append("    Euler's interval makes Q look other than it is, too.")
     else:
         lines.append("  the noise is the model's, within errors.")
     lines += _silent(c, np.flatnonzero(silent), components)
-    s2, e2 = n.observation_variance, n.observation_stderr
+    s2 = n.observation_variance
+    e2 = n.observation_stderr
     if n.observation_seen and silent.any():  # in units of their own each
-        each = ", ".join(f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MOST, len(q))))
+        each = ", ".join(
+            f"{components[i]} {np.sqrt(max(s2[i], 0)):.3g}" for i in range(min(MOST, len(q)))
+        )
         lines.append(f"  observation noise: standard deviations {each}; taken off Q.")
         lines.append(
-            "  → without that the gradient would be too small. calibrate --write: estimate then corrects for it."
+            "  → without that the gradient would be too small. calibrate --write: estimate then "
+            "corrects for it."
         )
     elif n.observation_seen:
         size = np.sqrt(max(np.sum(s2 / e2**2) / np.sum(1 / e2**2), 0))
         share = np.median(n.quadratic_variation / q)
         lines.append(
-            f"  observation noise: standard deviation {size:.3g} (weighted mean over components), taken off Q;"
+            f"  observation noise: standard deviation {size:.3g} (weighted mean over components), "
+            "taken off Q;"
         )
-        lines.append(f"  → without that Q would be {share:.3g} times too large, and the gradient as much too small. "
-                     f"Estimate with --observation-noise {size:.3g}.")  # fmt: skip
+        lines.append(
+            f"  → without that Q would be {share:.3g} times too large, and the gradient "
+            "as much too small. "
+            f"Estimate with --observation-noise {size:.3g}."
+        )
     else:
         bound = np.sqrt(max(np.max((s2 + 2 * e2)[~silent]), 0))
         which = "every component with noise" if silent.any() else "every component"
-        lines.append(f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})")
-    coloured = "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
+        lines.append(
+            f"  observation noise: none seen (standard deviation below {bound:.2g} in {which})"
+        )
+    coloured = (
+        "the kicks remember each other over lags 2 to 8: coloured noise, or a drift that is wrong"
+    )
     lines.append(_verdict("white", n.whiteness, components, coloured))
     zs = n.state_dependence_z
     i, k = np.unravel_index(np.argmax(np.abs(zs)), zs.shape)
-    if np.abs(zs[i, k]) > limit(zs.size, n.trajectories - 1) * student_factor(max(1, n.trajectories - 1)):
+    if np.abs(zs[i, k]) > limit(zs.size, n.trajectories - 1) * student_factor(
+        max(1, n.trajectories - 1)
+    ):
         what = ("x", "x²")[k]
-        lines.append(f"  → Q depends on the state: {components[i]} by {n.state_dependence[i, k]:+.1%} per spread of "
-                     f"{what} ({zs[i, k]:+.1f} errors)")  # fmt: skip
+        lines.append(
+            f"  → Q depends on the state: {components[i]} by "
+            f"{n.state_dependence[i, k]:+.1%} per spread of "
+            f"{what} ({zs[i, k]:+.1f} errors)"
+        )
     else:
-        lines.append(f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} errors)")
+        lines.append(
+            f"  does not depend on the state (largest of {zs.size} slopes: {np.abs(zs[i, k]):.1f} "
+            "errors)"
+        )
     m = len(shown)
     if m > 1:
         off = np.abs(n.correlation - np.eye(len(q)))
         a, b = np.unravel_index(np.argmax(off), off.shape)
         size = off[a, b] * np.sqrt(n.transitions)
-        tail = f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
+        tail = (
+            f"({components[a]} and {components[b]}: {n.correlation[a, b]:+.3f}, {size:.1f} errors)"
+        )
         seen = size > limit(m * (m - 1) // 2)
-        verdict = "→ is shared between components" if seen and off[a, b] > SHARED else "independent in each component"
+        verdict = (
+            "→ is shared between components"
+            if seen and off[a, b] > SHARED
+            else "independent in each component"
+        )
         if seen and off[a, b] <= SHARED:  # an interval that is not short shares that much by itself
             verdict = "nearly independent in each component"
         lines.append(f"  {verdict} {tail}")
@@ -180,7 +253,8 @@ def _silent(c: Calibration, silent: np.ndarray, components: tuple[str, ...]) -> 
         lines.append(
             f"  → {components[i]} has no noise of its own, and does not move as its drift says."
             if off
-            else f"  {components[i]} has no noise of its own, and moves as its drift says, to the interval."
+            else f"  {components[i]} has no noise of its own, and moves as its drift says, to the "
+            "interval."
         )
     return lines
 
@@ -202,8 +276,11 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
     for i in bad[np.argsort(r.p_values[bad])][:MOST]:
         z = r.coefficients[:, i] / np.where(r.stderr[:, i] > 0, r.stderr[:, i], np.inf)
         k = int(np.argmax(np.abs(z)))
-        lines.append(f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by {r.relative[i]:.1%} of "
-                     f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)")  # fmt: skip
+        lines.append(
+            f"  → {components[i]}: no (p = {r.p_values[i]:.1g}). The drift is off by "
+            f"{r.relative[i]:.1%} of "
+            f"its size, most clearly along {r.features[k]} ({z[k]:+.1f} errors)"
+        )
     if bad.size > MOST:
         lines.append(f"  … {bad.size} of {len(r.p_values)} components in all")
     if c.transition == "euler":
@@ -212,7 +289,9 @@ def _residuals(c: Calibration, components: tuple[str, ...]) -> list[str]:
 
 
 def gradient_errors(c: Calibration) -> np.ndarray:
-    """The bias of each component in units of the gradient's own standard error; NaN where it was not examined. (P,)"""
+    """The bias of each component in units of the gradient's own standard error; NaN where it
+    was not examined. (P,)
+    """
     assert c.residuals is not None
     assert c.estimate is not None
     return _ratio(flat(c.residuals.bias), flat(c.estimate.stderr))
@@ -227,19 +306,27 @@ def _bias(c: Calibration) -> list[str]:
     assert c.residuals is not None
     assert c.estimate is not None
     r = c.residuals
-    bias, error, labels = flat(r.bias), flat(r.bias_stderr), names(r.bias)
-    g, ge = flat(c.estimate.gradient), flat(c.estimate.stderr)
-    share, unseen = gradient_errors(c), _ratio(error, ge)
+    bias = flat(r.bias)
+    error = flat(r.bias_stderr)
+    labels = names(r.bias)
+    g = flat(c.estimate.gradient)
+    ge = flat(c.estimate.stderr)
+    share = gradient_errors(c)
+    unseen = _ratio(error, ge)
     examined = np.flatnonzero(r.in_drift)
     z = np.zeros(len(bias))
     z[examined] = np.abs(bias[examined]) / np.where(error[examined] > 0, error[examined], np.inf)
     lines = ["BIAS OF THE GRADIENT   that these residuals make"]
-    lines.append(f"  {'':<12} {'bias':>22} {'gradient':>22} {'bias / its error':>18} {'bias / gradient error':>22}")
+    lines.append(
+        f"  {'':<12} {'bias':>22} {'gradient':>22} {'bias / its error':>18} "
+        f"{'bias / gradient error':>22}"
+    )
     order = [i for i in np.argsort(-z, kind="stable") if r.in_drift[i]]
     for i in order[:MOST]:
         of_drift = "  of its drift alone" if r.in_noise[i] else ""
         lines.append(
-            f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22} {z[i]:>18.1f} "
+            f"  {labels[i]:<12} {with_error(bias[i], error[i]):>22} {with_error(g[i], ge[i]):>22} "
+            f"{z[i]:>18.1f} "
             f"{np.abs(share[i]):>22.2g}{of_drift}"
         )
     if len(order) > MOST:
@@ -252,14 +339,18 @@ def _bias(c: Calibration) -> list[str]:
         worst = max(clear, key=lambda i: np.nan_to_num(np.abs(share[i])))
         many = f"{len(clear)} component{'s' if len(clear) > 1 else ''}"
         lines.append(
-            f"  → {many} of the gradient cannot be trusted with these parameters: {_list([labels[i] for i in clear])}; "
-            f"the worst is {labels[worst]}, biased by {np.abs(share[worst]):.2g} times its own error."
+            f"  → {many} of the gradient cannot be trusted with these parameters: "
+            f"{_list([labels[i] for i in clear])}; "
+            f"the worst is {labels[worst]}, biased by {np.abs(share[worst]):.2g} times its own "
+            "error."
         )
     else:
         worst = max(examined, key=lambda i: np.nan_to_num(unseen[i]))
         lines.append(
-            f"  no bias is seen; one of about {unseen[worst]:.2g} times the gradient's own error would not have been "
-            f"in {labels[worst]}, the worst, and of {np.nanmedian(unseen[examined]):.2g} times in the median one."
+            f"  no bias is seen; one of about {unseen[worst]:.2g} times the gradient's own error "
+            "would not have been "
+            f"in {labels[worst]}, the worst, and of {np.nanmedian(unseen[examined]):.2g} times in "
+            "the median one."
         )
     return lines
 
@@ -284,7 +375,8 @@ def _unexamined(r: ResidualReport, labels: list[str]) -> list[str]:
 
 def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
     """Offset and gain of every knob, family by family, and whether one is not a line."""
-    lines, bent = [], []
+    lines = []
+    bent = []
     for name, g in gains.items():
         lines.append(f"{name:<10} {'offset':>20} {'gain':>20} {'a line? p':>12}")
         for k in range(len(g.gain)):
@@ -296,19 +388,25 @@ def describe_knobs(gains: Mapping[str, OwnGains]) -> str:
             )
         lines.append("")
     if bent:
-        lines.append(f"→ not linear: {', '.join(bent)}. Give it a smaller range, or a model of its curve.\n")
+        lines.append(
+            f"→ not linear: {', '.join(bent)}. Give it a smaller range, or a model of its curve.\n"
+        )
     return "\n".join(lines[:-1] if not bent else lines)
 
 
 def describe_gains(g: Gains, most: int = 16) -> str:
     """dθ/d(setting), the clearest first."""
     z = np.nan_to_num(np.abs(g.gain) / np.where(g.stderr > 0, g.stderr, np.inf))
-    lines = ["ACTUATOR GAINS   dθ / d(setting)", f"  {'':<12} {'setting':<12} {'gain':>22} {'linear? p':>10}"]
+    lines = [
+        "ACTUATOR GAINS   dθ / d(setting)",
+        f"  {'':<12} {'setting':<12} {'gain':>22} {'linear? p':>10}",
+    ]
     order = np.argsort(-z, axis=None, kind="stable")[:most]
     for p, s in zip(*np.unravel_index(order, z.shape), strict=True):
         p_value = "" if np.isnan(g.p_values[p]) else f"{g.p_values[p]:.2g}"
         lines.append(
-            f"  {g.parameters[p]:<12} {g.settings[s]:<12} {with_error(g.gain[p, s], g.stderr[p, s]):>22} {p_value:>10}"
+            f"  {g.parameters[p]:<12} {g.settings[s]:<12} "
+            f"{with_error(g.gain[p, s], g.stderr[p, s]):>22} {p_value:>10}"
         )
     if z.size > most:
         lines.append(f"  … the {most} clearest of {z.size}; --json has all")

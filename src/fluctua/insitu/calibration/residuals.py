@@ -1,14 +1,16 @@
 """Is E[r | x] zero? Where not, and how much bias that puts on the gradient.
 
-The score takes r for noise. If the drift is wrong by b(x), so that E[r | x] = bΔt, the gradient is biased by
+The score takes r for noise. If the drift is wrong by b(x), so that E[r | x] = bΔt, the gradient is
+biased by
 
     B = E[Σ_n (λ̂ₙ₊₁ − λ̄ₙ) ½ b(X_n)ᵀ Q⁻¹ ∂μ/∂θ Δt].
 
-b is regressed on features of the state, r_i/Δt = β_i·φ(x), φ = (1, x, x³) in units of their spread. For B the
-trajectories are dealt into groups; β from one group is put into B on the next, so that the noise in β is independent of
-what it multiplies, and the scatter over the groups is its error: of β and of the average together. A regression of
-increments on the states that they lead to is itself biased by 1/(trajectories of a group), which leaves up to about one
-such error in B with ten trajectories a group, and less with more.
+b is regressed on features of the state, r_i/Δt = β_i·φ(x), φ = (1, x, x³) in units of their spread.
+For B the trajectories are dealt into groups; β from one group is put into B on the next, so that
+the noise in β is independent of what it multiplies, and the scatter over the groups is its error:
+of β and of the average together. A regression of increments on the states that they lead to is
+itself biased by 1/(trajectories of a group), which leaves up to about one such error in B with ten
+trajectories a group, and less with more.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at
+from fluctua.core.integrators import mean_rate
 from fluctua.core.scores import euler
-from fluctua.core.steps import mean_rate
 from fluctua.core.sweep import to_go
 from fluctua.core.types import (
     Array,
@@ -48,11 +50,14 @@ BATCH = 64
 
 
 class ResidualReport(NamedTuple):
-    """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per spread of φ, and errors.
+    """p_values: (M,), of E[r_i | x] = 0. coefficients, stderr: β (K, M) in units of drift per
+    spread of φ, and errors.
 
-    features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr: B with the structure
-    of θ, NaN where it was not examined: B is of the drift, and says nothing of a parameter of the noise alone.
-    groups: how many B was averaged over. in_drift, in_noise: (P,), whether a parameter was seen to act on μ and on Q.
+    features: K names. relative: (M,), the spread of b_i over the spread of μ_i. bias, bias_stderr:
+    B with the structure of θ, NaN where it was not examined: B is of the drift, and says nothing of
+    a parameter of the noise alone.
+    groups: how many B was averaged over. in_drift, in_noise: (P,), whether a parameter was seen to
+    act on μ and on Q.
     """
 
     p_values: np.ndarray
@@ -89,17 +94,19 @@ def examine_residuals(
         components: their names, for the report.
         transition: of the model between two samples.
         usable: (M,) components whose residual is known, if channels are hidden.
-        noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is then taken at the
-            sample before, which shares no noise with r. The p-values are too large then, never too small.
-        window: steps over which a kick is remembered, for the bias of a long-run average; the return of a trajectory if
-            not given.
+        noisy_states: the states carry observation noise, which sits in r and in φ(x) both; φ is
+            then taken at the sample before, which shares no noise with r. The p-values are too
+            large then, never too small.
+        window: steps over which a kick is remembered, for the bias of a long-run average; the
+            return of a trajectory if not given.
 
     Returns: p-values of the components, and the bias of the gradient with its error.
 
     >>> report = examine_residuals(recording, process, objective, theta)
     >>> report.p_values.min(), report.bias["omega"], report.bias_stderr["omega"]
     """
-    rewards, theta = check.objective(objective), check.parameters(theta)
+    rewards = check.objective(objective)
+    theta = check.parameters(theta)
     process = with_silent_named(source, process, theta)
     count, _, width = source.x.shape
     if count < 4:
@@ -110,42 +117,59 @@ def examine_residuals(
     features = ("1", *named, *(f"({name})³" for name in named))
     center, scale = _scales(source)
     size = 1 + 2 * width
-    gram, right = np.zeros((groups, size, size)), np.zeros((groups, size, width))
-    square, drift2, steps = np.zeros(width), np.zeros(width), 0
+    gram = np.zeros((groups, size, size))
+    right = np.zeros((groups, size, width))
+    square = np.zeros(width)
+    drift2 = np.zeros(width)
+    steps = 0
     for first, piece in _numbered(source):
         x, times = _working(piece, theta)
-        sums = _regression(process, transition, noisy_states, theta, x, times, piece.context, center, scale, mask)
+        sums = _regression(
+            process, transition, noisy_states, theta, x, times, piece.context, center, scale, mask
+        )
         a, b, s, d = (np.asarray(v, np.float64) for v in sums)
         np.add.at(gram, (first + np.arange(len(x))) % groups, a)
         np.add.at(right, (first + np.arange(len(x))) % groups, b)
-        square, drift2, steps = (
-            square + s.sum(axis=0),
-            drift2 + d.sum(axis=0),
-            steps + x.shape[0] * (x.shape[1] - 1 - noisy_states),
-        )
-    whole, variance = gram.sum(axis=0), np.maximum(square / steps, 1e-300)
+        square = square + s.sum(axis=0)
+        drift2 = drift2 + d.sum(axis=0)
+        steps = steps + x.shape[0] * (x.shape[1] - 1 - noisy_states)
+    whole = gram.sum(axis=0)
+    variance = np.maximum(square / steps, 1e-300)
     inverse = np.linalg.pinv(whole, rcond=1e-10, hermitian=True)
     beta = inverse @ right.sum(axis=0)
     wald = np.einsum("km,kl,lm->m", beta, whole, beta) / variance
     rank = np.linalg.matrix_rank(whole, rtol=1e-10, hermitian=True)
     # what the noise alone puts into b̂ is taken off before the spread of b is quoted
     spread = np.maximum(np.einsum("km,kl,lm->m", beta, whole, beta) - rank * variance, 0) / steps
-    each = np.stack([np.linalg.pinv(gram[g], rcond=1e-10, hermitian=True) @ right[g] for g in range(groups)])
+    each = np.stack(
+        [np.linalg.pinv(gram[g], rcond=1e-10, hermitian=True) @ right[g] for g in range(groups)]
+    )
     bias = _bias(source, process, rewards, theta, each, center, scale, mask, groups, window)
     unravel = ravel_pytree(theta)[1]
-    put = lambda v: unravel(jnp.asarray(v, jnp.result_type(float)))
+
+    def put(v):
+        return unravel(jnp.asarray(v, jnp.result_type(float)))
+
     error = bias.std(axis=0, ddof=1) / np.sqrt(groups)
     slopes = _find_slopes(source, process, theta)
     in_noise = np.any(np.asarray(slopes.noise) != 0, axis=0)
     # a bias is seen along all trajectories, a slope along the first
     in_drift = np.any(np.asarray(slopes.drift) != 0, axis=0) | np.any(bias != 0, axis=0)
     unknown = in_noise & ~in_drift
-    mean, error = np.where(unknown, np.nan, bias.mean(axis=0)), np.where(unknown, np.nan, error)
+    mean = np.where(unknown, np.nan, bias.mean(axis=0))
+    error = np.where(unknown, np.nan, error)
     return ResidualReport(
-        scipy.stats.chi2.sf(wald, rank), beta, np.sqrt(np.outer(np.diag(inverse), variance)), features,
-        np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)), put(mean), put(error), groups,
-        in_drift, in_noise,
-    )  # fmt: skip
+        scipy.stats.chi2.sf(wald, rank),
+        beta,
+        np.sqrt(np.outer(np.diag(inverse), variance)),
+        features,
+        np.sqrt(spread / np.maximum(drift2 / steps, 1e-300)),
+        put(mean),
+        put(error),
+        groups,
+        in_drift,
+        in_noise,
+    )
 
 
 class Slopes(NamedTuple):
@@ -164,25 +188,38 @@ def _find_slopes(source: Any, process: Process, theta: Params) -> Slopes:
 
 
 @partial(jit, static_argnums=0)
-def _probe(process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array) -> Slopes:
-    """∂θ Σₙ vₙ·μ and ∂θ Σₙ vₙ·Qvₙ of each trajectory, v random: zero only if every term is. (E, P) each"""
+def _probe(
+    process: Process, theta: Params, x: Array, times: Times, context: PyTree, probes: Array
+) -> Slopes:
+    """∂θ Σₙ vₙ·μ and ∂θ Σₙ vₙ·Qvₙ of each trajectory, v random: zero only if every term is.
+
+    (E, P) each
+    """
 
     def one(x: Array, context: PyTree) -> Slopes:
         def drift(th: Params) -> Array:
-            along = lambda v, x, t, dt: v @ mean_rate(process, th, x, t, dt, context)
+            def along(v, x, t, dt):
+                return v @ mean_rate(process, th, x, t, dt, context)
+
             return jax.vmap(along)(probes, x[:-1], times.t[:-1], times.dt).sum()
 
         def noise(th: Params) -> Array:
-            along = lambda v, x, t: v @ diffusion_at(process, theta, x, t, context).apply(th, v)
+            def along(v, x, t):
+                return v @ diffusion_at(process, theta, x, t, context).apply(th, v)
+
             return jax.vmap(along)(probes, x[:-1], times.t[:-1]).sum()
 
-        return Slopes(ravel_pytree(jax.grad(drift)(theta))[0], ravel_pytree(jax.grad(noise)(theta))[0])
+        return Slopes(
+            ravel_pytree(jax.grad(drift)(theta))[0], ravel_pytree(jax.grad(noise)(theta))[0]
+        )
 
     return jax.vmap(one)(x, context)
 
 
 class EulerDefect(NamedTuple):
-    """slope, stderr: of the residuals on what Euler's step leaves out; 1 if that is all that is wrong with them."""
+    """slope, stderr: of the residuals on what Euler's step leaves out; 1 if that is all that is
+    wrong with them.
+    """
 
     slope: float
     stderr: float
@@ -201,7 +238,8 @@ class EulerDefect(NamedTuple):
 def euler_defect(
     source: RecordingFile | Trajectories, process: Process, theta: Params, diffusion: np.ndarray
 ) -> EulerDefect:
-    """Regress r on d = ½Δ²(∂ₓμ μ + ∂ₜμ), the next term of E[x' | x] after Euler's μΔ, weighted by 1/2QΔ.
+    """Regress r on d = ½Δ²(∂ₓμ μ + ∂ₜμ), the next term of E[x' | x] after Euler's μΔ, weighted by
+    1/2QΔ.
 
     Args:
         source: trajectories.
@@ -212,24 +250,33 @@ def euler_defect(
     Returns: an `EulerDefect`.
 
     """
-    process, theta = check.process(process), check.parameters(theta)
-    total, square = 0.0, 0.0
+    process = check.process(process)
+    theta = check.parameters(theta)
+    total = 0.0
+    square = 0.0
     for _, piece in _numbered(source):
         x, times = _working(piece, theta)
         dr, dd = _defects(process, theta, x, times, piece.context, jnp.asarray(diffusion, x.dtype))
-        total, square = total + float(dr), square + float(dd)
+        total = total + float(dr)
+        square = square + float(dd)
     return EulerDefect(total / square, square**-0.5) if square > 0 else EulerDefect(0.0, np.inf)
 
 
 @partial(jit, static_argnums=0)
-def _defects(process: Process, theta: Params, x: Array, times: Times, context: PyTree, q: Array) -> tuple[Array, Array]:
+def _defects(
+    process: Process, theta: Params, x: Array, times: Times, context: PyTree, q: Array
+) -> tuple[Array, Array]:
     """Σ dᵀr/2QΔ and Σ dᵀd/2QΔ."""
 
     def one(x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array]:
-        drift = lambda x, t: process.drift(theta, x, t, context)
+        def drift(x, t):
+            return process.drift(theta, x, t, context)
+
         mu = drift(x, t)
         d = jax.jvp(drift, (x, t), (mu, jnp.ones_like(t)))[1] * dt**2 / 2
-        weighted = jnp.where(q > 0, d / (2 * jnp.where(q > 0, q, 1) * dt), 0)  # nothing is weighed without noise
+        weighted = jnp.where(
+            q > 0, d / (2 * jnp.where(q > 0, q, 1) * dt), 0
+        )  # nothing is weighed without noise
         return weighted @ (x_next - x - mu * dt), weighted @ d
 
     along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, None)), in_axes=(0, 0, None, None, 0))
@@ -249,7 +296,9 @@ def _working(piece: Trajectories, theta: Params) -> tuple[Array, Times]:
 
 
 def _scales(source: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and spread of every component, from the first trajectories: units for φ, nothing else."""
+    """Mean and spread of every component, from the first trajectories: units for φ, nothing
+    else.
+    """
     some = np.asarray(next(pieces(source, BATCH)).x, np.float64)[:, 1:]
     spread = some.std(axis=(0, 1))
     return some.mean(axis=(0, 1)), np.where(spread > 0, spread, 1.0)
@@ -263,40 +312,81 @@ def _features(x: Array, center: Array, scale: Array) -> Array:
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _regression(
-    process: Process, transition: Transition, lagged: bool, theta: Params, x: Array, times: Times, context: PyTree,
-    center: Array, scale: Array, mask: Array,
-) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    process: Process,
+    transition: Transition,
+    lagged: bool,
+    theta: Params,
+    x: Array,
+    times: Times,
+    context: PyTree,
+    center: Array,
+    scale: Array,
+    mask: Array,
+) -> tuple[Array, Array, Array, Array]:
     """Σφφᵀ (E, K, K), Σφ rᵀ/Δt (E, K, M), Σ(r/Δt)² (E, M) and Σμ² (E, M) of each trajectory."""
 
-    def one(seen: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> tuple[Array, Array, Array]:
+    def one(
+        seen: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
+    ) -> tuple[Array, Array, Array]:
         mean = transition(process, theta, Step(x, x_next, t, dt, context)).mean
-        return _features(seen, center, scale), (x_next - mean) / dt * mask, process.drift(theta, x, t, context)
+        return (
+            _features(seen, center, scale),
+            (x_next - mean) / dt * mask,
+            process.drift(theta, x, t, context),
+        )
 
-    k, steps = int(lagged), x.shape[1] - 1
+    k = int(lagged)
+    steps = x.shape[1] - 1
     along = jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None)), in_axes=(0, 0, 0, None, None, 0))
-    phi, r, mu = along(x[:, : steps - k], x[:, k:-1], x[:, k + 1 :], times.t[k:-1], times.dt[k:], context)
+    phi, r, mu = along(
+        x[:, : steps - k], x[:, k:-1], x[:, k + 1 :], times.t[k:-1], times.dt[k:], context
+    )
     gram = jnp.einsum("enk,enl->ekl", phi, phi)
     return gram, jnp.einsum("enk,enm->ekm", phi, r), (r**2).sum(axis=1), (mu**2).sum(axis=1)
 
 
 def _bias(
-    source: Any, process: Process, rewards: Rewards, theta: Params, beta: np.ndarray, center: np.ndarray,
-    scale: np.ndarray, mask: Array, groups: int, window: int | None,
-) -> np.ndarray:  # fmt: skip
+    source: Any,
+    process: Process,
+    rewards: Rewards,
+    theta: Params,
+    beta: np.ndarray,
+    center: np.ndarray,
+    scale: np.ndarray,
+    mask: Array,
+    groups: int,
+    window: int | None,
+) -> np.ndarray:
     """B of every group, with the coefficients of the one before. (groups, P)"""
     table: Any = 0.0
     count = 0
     for _, piece in _numbered(source):
         x, times = _working(piece, theta)
-        table = table + np.asarray(_to_go(rewards, theta, times, x, piece.context), np.float64).sum(axis=0)
+        table = table + np.asarray(_to_go(rewards, theta, times, x, piece.context), np.float64).sum(
+            axis=0
+        )
         count += len(x)
     table = jnp.asarray(table / count)
-    total, members = np.zeros((groups, ravel_pytree(theta)[0].size)), np.zeros(groups)
+    total = np.zeros((groups, ravel_pytree(theta)[0].size))
+    members = np.zeros(groups)
     for first, piece in _numbered(source):
         x, times = _working(piece, theta)
         group = (first + np.arange(len(x))) % groups
         used = jnp.asarray(beta[group - 1], x.dtype)
-        rows = _biases(process, rewards, window, theta, x, times, piece.context, used, center, scale, mask, table)
+        rows = _biases(
+            process,
+            rewards,
+            window,
+            theta,
+            x,
+            times,
+            piece.context,
+            used,
+            center,
+            scale,
+            mask,
+            table,
+        )
         np.add.at(total, group, np.asarray(rows, np.float64))
         np.add.at(members, group, 1)
     return total / members[:, None]
@@ -306,7 +396,9 @@ _to_go = partial(jit, static_argnums=0)(to_go)
 
 
 def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:
-    """Σ_{k=1}^w (gₙ₊ₖ − ḡ), over the number of kicks with so many rewards after them; zero for the others. (E, T)"""
+    """Σ_{k=1}^w (gₙ₊ₖ − ḡ), over the number of kicks with so many rewards after them; zero for
+    the others. (E, T)
+    """
     steps = times.dt.shape[0]
     level = table[0] - table[-1]  # Σ g Δt of a trajectory on average
     centred = returns - level * jnp.flip(jnp.arange(steps + 1)) / steps
@@ -316,10 +408,22 @@ def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _biases(
-    process: Process, rewards: Rewards, window: int | None, theta: Params, x: Array, times: Times, context: PyTree,
-    beta: Array, center: Array, scale: Array, mask: Array, table: Array,
-) -> Array:  # fmt: skip
-    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory, or its mean over n with rewards of a window. (E, P)"""
+    process: Process,
+    rewards: Rewards,
+    window: int | None,
+    theta: Params,
+    x: Array,
+    times: Times,
+    context: PyTree,
+    beta: Array,
+    center: Array,
+    scale: Array,
+    mask: Array,
+    table: Array,
+) -> Array:
+    """Σ_n (λ̂ₙ₊₁ − λ̄ₙ₊₁) ½ bᵀQ⁻¹ ∂μ Δt of each trajectory, or its mean over n with rewards of
+    a window. (E, P)
+    """
     ahead = _to_go(rewards, theta, times, x, context)
     weight = (ahead - table)[:, 1:] if window is None else _windowed(ahead, table, times, window)
 
@@ -329,8 +433,13 @@ def _biases(
             return w * dt * diffusion_at(process, theta, x, t, context).solve(b.astype(x.dtype)) / 2
 
         cotangent = jax.vmap(push)(x[:-1], times.t[:-1], times.dt, weight)
-        rate = lambda th: lambda x, t, dt: mean_rate(process, th, x, t, dt, context)
-        mu = lambda th: jax.vmap(rate(th))(x[:-1], times.t[:-1], times.dt)
+
+        def rate(th):
+            return lambda x, t, dt: mean_rate(process, th, x, t, dt, context)
+
+        def mu(th):
+            return jax.vmap(rate(th))(x[:-1], times.t[:-1], times.dt)
+
         return ravel_pytree(jax.grad(lambda th: jnp.sum(cotangent * mu(th)))(theta))[0]
 
     return jax.vmap(one)(x, context, beta, weight)

@@ -1,19 +1,20 @@
 """A calibration as the `noise` table of its recording, and back.
 
-`fluctua calibrate --write` puts it there and `fluctua estimate` takes it from there, so that a file carries what is
-known of its noise and of its drift with it. A table that somebody else wrote, with a `diffusion` from another
-measurement, will do as well; only that entry is needed.
+`fluctua calibrate --write` puts it there and `fluctua estimate` takes it from there, so that a file
+carries what is known of its noise and of its drift with it. A table that somebody else wrote, with
+a `diffusion` from another measurement, will do as well; only that entry is needed.
 
-The score divides by Q, so a Q that is off by a factor c puts the whole gradient off by 1/c: the calibrated one is used
-wherever a file has it. It enters as a factor on each component's noise,
+The score divides by Q, so a Q that is off by a factor c puts the whole gradient off by 1/c: the
+calibrated one is used wherever a file has it. It enters as a factor on each component's noise,
 
-    σ_i(θ, x, t) → σ_i(θ, x, t) √(Q̂_i / Q_i),     Q_i the model's own, averaged over recorded states,
+    σ_i(θ, x, t) → σ_i(θ, x, t) √(Q̂_i / Q_i),     Q_i the model's own, averaged over recorded
+    states,
 
 so that what the model says about how σ depends on θ and on the state stays.
 
-The score also needs the drift at the parameters that the system really had. `theta="calibrated"` puts the fitted ones
-in the place of those that were set, and adds to a network's drift what was fitted and is not in θ, the total decay and
-the drive: μ → μ − (Γ̂ − Γ)ψ + (d̂ − d) f(t).
+The score also needs the drift at the parameters that the system really had. `theta="calibrated"`
+puts the fitted ones in the place of those that were set, and adds to a network's drift what was
+fitted and is not in θ, the total decay and the drive: μ → μ − (Γ̂ − Γ)ψ + (d̂ − d) f(t).
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ from fluctua.insitu.recording.model import RecordingModel, task_of
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.tcmt.coupled_modes import carrier
 
-DRIFT, ERROR = "drift_", "_stderr"
+DRIFT = "drift_"
+ERROR = "_stderr"
 
 
 class NoiseTable(NamedTuple):
-    """diffusion, diffusion_stderr: Q (M,), the error NaN if it is not known. observation_variance: s² (M,), None where
-    none was seen. drift, drift_stderr: {name: fitted coefficients}, infinite errors for what the data left open.
+    """diffusion, diffusion_stderr: Q (M,), the error NaN if it is not known. observation_variance:
+    s² (M,), None where none was seen. drift, drift_stderr: {name: fitted coefficients}, infinite
+    errors for what the data left open.
     origin: date, transition and trajectories, for people.
     """
 
@@ -83,7 +86,8 @@ def read_noise(description: Description) -> NoiseTable | None:
     >>> with open_recording("run.nc") as recording:
     ...     read_noise(recording.description).diffusion
     """
-    table, size = description.noise, len(description.components)
+    table = description.noise
+    size = len(description.components)
     if "diffusion" not in table:
         return None
     q = _vector(table, "diffusion", size)
@@ -94,17 +98,27 @@ def read_noise(description: Description) -> NoiseTable | None:
         s2 = s2 if int(table["observation_seen"]) else None
     elif s2 is not None and "observation_stderr" in table:
         s2 = s2 if observation_seen(s2, _vector(table, "observation_stderr", size)) else None
-    error = _vector(table, f"diffusion{ERROR}", size) if f"diffusion{ERROR}" in table else np.full(size, np.nan)
+    error = (
+        _vector(table, f"diffusion{ERROR}", size)
+        if f"diffusion{ERROR}" in table
+        else np.full(size, np.nan)
+    )
     fitted = [n.removeprefix(DRIFT) for n in table if n.startswith(DRIFT) and not n.endswith(ERROR)]
     drift = {n: np.asarray(table[DRIFT + n], float) for n in fitted}
-    errors = {n: np.asarray(table.get(DRIFT + n + ERROR, np.zeros_like(v)), float) for n, v in drift.items()}
-    return NoiseTable(q, error, None if s2 is None else np.maximum(s2, 0), drift, errors, _origin(table))
+    errors = {
+        n: np.asarray(table.get(DRIFT + n + ERROR, np.zeros_like(v)), float)
+        for n, v in drift.items()
+    }
+    return NoiseTable(
+        q, error, None if s2 is None else np.maximum(s2, 0), drift, errors, _origin(table)
+    )
 
 
 def _refuse_diffusion(q: np.ndarray, components: tuple[str, ...]) -> None:
     bad = int(np.argmin(q))
     raise ValueError(
-        f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must be positive. Calibrate "
+        f"the file's noise table has a diffusion of {q[bad]:.3g} for {components[bad]}; it must be "
+        "positive. Calibrate "
         "with more trajectories (fluctua calibrate --write), or use --noise nominal."
     )
 
@@ -114,7 +128,8 @@ def _vector(table: Any, name: str, size: int) -> np.ndarray:
     value = np.asarray(table[name], float)
     if value.shape not in ((), (1,), (size,)) or not np.all(np.isfinite(value)):
         raise ValueError(
-            f"`noise.{name}` must be a finite number for each of the {size} components, or one for all; got shape "
+            f"`noise.{name}` must be a finite number for each of the {size} components, or one for "
+            "all; got shape "
             f"{value.shape}. Calibrate again (fluctua calibrate --write), or use --noise nominal."
         )
     return np.broadcast_to(value, (size,)).copy()
@@ -129,23 +144,27 @@ def _origin(table: Any) -> str:
 
 def _flat(theta: Any, stderr: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The entries of a θ that is a table; of any other, none: a file has no names for them."""
-    if not isinstance(theta, dict) or not all(str(n).isidentifier() and np.ndim(v) >= 0 for n, v in theta.items()):
+    if not isinstance(theta, dict) or not all(
+        str(n).isidentifier() and np.ndim(v) >= 0 for n, v in theta.items()
+    ):
         return []
     if any(isinstance(v, dict | list | tuple) for v in theta.values()):
         return []
     return [(str(n), np.asarray(v, float), np.asarray(stderr[n], float)) for n, v in theta.items()]
 
 
-# ---------------------------------------------------------------------------------------- applied to a model
+# ------------------------------------------------------------------------------- applied to a model
 
-NOISES, THETAS = ("auto", "file", "nominal"), ("set", "calibrated")
+NOISES = ("auto", "file", "nominal")
+THETAS = ("set", "calibrated")
 SAMPLES = 256
 """Recorded states over which a model's Q is averaged; where it is constant, one would do."""
 
 
-class Applied(NamedTuple):
-    """model: as it is to be used. observation_variance: s² (M,) to correct for, or None. ratio: Q̂/Q (M,) of the file's
-    calibration, None if the model's noise was left alone. notes: what was used, a line each, for people.
+class CalibratedModel(NamedTuple):
+    """model: as it is to be used. observation_variance: s² (M,) to correct for, or None. ratio:
+    Q̂/Q (M,) of the file's calibration, None if the model's noise was left alone. notes: what was
+    used, a line each, for people.
     """
 
     model: RecordingModel
@@ -156,7 +175,7 @@ class Applied(NamedTuple):
 
 def apply_calibration(
     recording: RecordingFile, model: RecordingModel, *, noise: str = "auto", theta: str = "set"
-) -> Applied:
+) -> CalibratedModel:
     """The model with what the recording's `noise` table says.
 
     Args:
@@ -170,7 +189,8 @@ def apply_calibration(
 
     >>> applied = apply_calibration(recording, model_of(recording))
     >>> m = applied.model
-    >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=applied.observation_variance)
+    >>> variance = applied.observation_variance
+    >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=variance)
     """
     for name, choice, known in (("noise", noise, NOISES), ("theta", theta, THETAS)):
         if choice not in known:
@@ -178,11 +198,14 @@ def apply_calibration(
     if not isinstance(check.process(model.process), Process):
         if noise == "file" or theta == "calibrated":
             only_diffusions(model.process, "a calibration in the file is")
-        return Applied(model, None, None, ("rates: the model's own",))
-    table = read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
+        return CalibratedModel(model, None, None, ("rates: the model's own",))
+    table = (
+        read_noise(recording.description) if noise != "nominal" or theta == "calibrated" else None
+    )
     if table is None and (noise == "file" or theta == "calibrated"):
         raise ValueError(
-            f"{recording.path} has no calibration in it. Make one: fluctua calibrate {recording.path} --write"
+            f"{recording.path} has no calibration in it. Make one: fluctua calibrate "
+            f"{recording.path} --write"
         )
     notes = []
     ratio = variance = None
@@ -191,16 +214,20 @@ def apply_calibration(
         model, line = _with_drift(recording, model, table)
         notes.append(line)
     if table is None or noise == "nominal":
-        notes.insert(0, "noise: the model's own Q" + ("" if noise == "nominal" else "; the file has no calibration"))
+        notes.insert(
+            0,
+            "noise: the model's own Q"
+            + ("" if noise == "nominal" else "; the file has no calibration"),
+        )
     else:
         model, ratio = _with_noise(recording, model, table.diffusion)
         variance = table.observation_variance
         notes.insert(0, _noise_line(table, ratio, variance))
         notes += _off(recording, model, table) if theta == "set" else []
-    return Applied(model, variance, ratio, tuple(notes))
+    return CalibratedModel(model, variance, ratio, tuple(notes))
 
 
-# ------------------------------------------------------------------------------------------- the noise
+# ---------------------------------------------------------------------------------------- the noise
 
 
 @dataclass(frozen=True)
@@ -231,7 +258,9 @@ class ScaledDiffusion:
 
 
 def scaled(process: Process, scale: np.ndarray) -> Process:
-    """The process with the noise of component i times scale_i, in whichever form it is given. scale: (M,)"""
+    """The process with the noise of component i times scale_i, in whichever form it is given.
+    scale: (M,)
+    """
     by = tuple(np.asarray(scale, float).tolist())
     noise: Any = process.noise
     if isinstance(noise, NoiseProduct):
@@ -255,8 +284,12 @@ def _with_noise(
         _refuse_diffusion(np.where(own > 0, diffusion, np.inf), components)
     if np.any((own <= 0) & (diffusion > 0)):
         bad = components[int(np.argmax((own <= 0) & (diffusion > 0)))]
-        raise ValueError(f"the model has no noise on {bad}, so its calibrated diffusion has nothing to scale.")
-    ratio = np.where(own > 0, diffusion / np.where(own > 0, own, 1), 1.0)  # no noise in either: it stays so
+        raise ValueError(
+            f"the model has no noise on {bad}, so its calibrated diffusion has nothing to scale."
+        )
+    ratio = np.where(
+        own > 0, diffusion / np.where(own > 0, own, 1), 1.0
+    )  # no noise in either: it stays so
     scale = np.ones(size)
     scale[seen] = np.sqrt(ratio)
     return model._replace(process=scaled(process, scale)), ratio
@@ -277,7 +310,9 @@ def _mean_diffusion(
     times = jnp.asarray(data.t[n], dtype)
 
     def of_one(x: Array, context: PyTree) -> Array:
-        at = lambda pair: jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
+        def at(pair):
+            return jnp.diagonal(diffusion_matrix(process, theta, pair[0], pair[1], context))
+
         return jax.lax.map(at, (x, times)).mean(axis=0)
 
     each = [
@@ -287,12 +322,14 @@ def _mean_diffusion(
     return np.mean(np.asarray(each, np.float64), axis=0)
 
 
-# ------------------------------------------------------------------------------------------- the drift
+# ---------------------------------------------------------------------------------------- the drift
 
 
 @dataclass(frozen=True)
 class CorrectedDrift:
-    """μ plus what a calibration found besides θ: a linear model at differences of coefficients, `rest`, as pairs."""
+    """μ plus what a calibration found besides θ: a linear model at differences of coefficients,
+    `rest`, as pairs.
+    """
 
     f: Callable[..., Array]
     linear: LinearDrift
@@ -304,17 +341,24 @@ class CorrectedDrift:
         return self.f(theta, x, t, context) + self.linear(known, x, t, None)
 
 
-def _with_drift(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> tuple[RecordingModel, str]:
+def _with_drift(
+    recording: RecordingFile, model: RecordingModel, table: NoiseTable
+) -> tuple[RecordingModel, str]:
     if not table.drift:
         raise ValueError(
-            f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua calibrate "
+            f"the calibration in {recording.path} has no fitted drift. Calibrate it anew: fluctua "
+            "calibrate "
             f"{recording.path} --write"
         )
     if not isinstance(model.theta, dict) or not set(model.theta) & set(table.drift):
         raise ValueError(
-            f"the calibration in {recording.path} is of {', '.join(table.drift)}, and this model has other parameters."
+            f"the calibration in {recording.path} is of {', '.join(table.drift)}, and this model "
+            "has other parameters."
         )
-    theta = {name: _where_known(table, name, np.asarray(value, float)) for name, value in model.theta.items()}
+    theta = {
+        name: _where_known(table, name, np.asarray(value, float))
+        for name, value in model.theta.items()
+    }
     line = f"parameters: as calibrated ({table.origin}); {_furthest(table, model.theta, theta)}"
     if model.observed is None:  # the user's own process: all of its drift is in θ
         return model._replace(theta=theta), line
@@ -329,16 +373,23 @@ def _with_drift(recording: RecordingFile, model: RecordingModel, table: NoiseTab
     fixed = tuple((name, tuple(np.asarray(v, float).tolist())) for name, v in rest.items())
     process = check.process(model.process)
     drift = CorrectedDrift(process.drift, linear, fixed)
-    return model._replace(process=process._replace(drift=drift), theta=theta), f"{line}; decay and drive too"
+    return model._replace(
+        process=process._replace(drift=drift), theta=theta
+    ), f"{line}; decay and drive too"
 
 
 def _furthest(table: NoiseTable, before: Params, theta: Params) -> str:
     """Which parameter the calibration moved by most of its errors, and by how much."""
     moved = np.abs(flat(theta) - flat(before))
-    errors = flat({name: table.drift_stderr.get(name, np.zeros_like(value)) for name, value in theta.items()})
+    errors = flat(
+        {name: table.drift_stderr.get(name, np.zeros_like(value)) for name, value in theta.items()}
+    )
     z = moved / np.where(errors > 0, errors, np.inf)
     worst = int(np.argmax(z))
-    return f"{names(theta)[worst]} is furthest from where it was set, by {moved[worst]:.3g} or {z[worst]:.1f} errors"
+    return (
+        f"{names(theta)[worst]} is furthest from where it was set, by {moved[worst]:.3g} or "
+        f"{z[worst]:.1f} errors"
+    )
 
 
 def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndarray:
@@ -347,30 +398,40 @@ def _where_known(table: NoiseTable, name: str, otherwise: np.ndarray) -> np.ndar
         return otherwise
     if table.drift[name].shape != otherwise.shape:
         raise ValueError(
-            f"`noise.drift_{name}` has shape {table.drift[name].shape}, the model's {name} {otherwise.shape}: the "
+            f"`noise.drift_{name}` has shape {table.drift[name].shape}, the model's {name} "
+            f"{otherwise.shape}: the "
             "calibration is of another system."
         )
     return np.where(np.isfinite(table.drift_stderr[name]), table.drift[name], otherwise)
 
 
-# --------------------------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------------------- in words
 
 
 def _noise_line(table: NoiseTable, ratio: np.ndarray, variance: np.ndarray | None) -> str:
     known = (
-        np.nanmedian(table.diffusion_stderr / np.where(table.diffusion > 0, table.diffusion, np.nan))
+        np.nanmedian(
+            table.diffusion_stderr / np.where(table.diffusion > 0, table.diffusion, np.nan)
+        )
         if np.isfinite(table.diffusion_stderr).any()
         else None
     )
     ratio = ratio[table.diffusion > 0]
-    spread = f"{np.median(ratio):.3g} times the model's (median; {ratio.min():.3g} to {ratio.max():.3g})"
+    spread = (
+        f"{np.median(ratio):.3g} times the model's (median; {ratio.min():.3g} to {ratio.max():.3g})"
+    )
     line = f"noise: Q as calibrated in the file ({table.origin}), {spread}"
     line += f", each known to {known:.1%}" if known is not None else ""
     if variance is None:
         return line + "; no observation noise"
     deviation = np.sqrt(variance)
-    size = f"{deviation.min():.3g}" + (f" to {deviation.max():.3g}" if np.ptp(deviation) > 0 else "")
-    return line + f"; observation noise of {size} (standard deviation), corrected for in J and its gradient"
+    size = f"{deviation.min():.3g}" + (
+        f" to {deviation.max():.3g}" if np.ptp(deviation) > 0 else ""
+    )
+    return (
+        line
+        + f"; observation noise of {size} (standard deviation), corrected for in J and its gradient"
+    )
 
 
 def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> list[str]:
@@ -387,6 +448,8 @@ def _off(recording: RecordingFile, model: RecordingModel, table: NoiseTable) -> 
     if not off:
         return []
     return [
-        f"parameters: as set, but the calibration found {off} of {every.size} elsewhere, by {every.max():.0f} standard "
-        "errors at most. A gradient with a wrong drift is biased: --theta calibrated uses the measured ones."
+        f"parameters: as set, but the calibration found {off} of {every.size} elsewhere, by "
+        f"{every.max():.0f} standard "
+        "errors at most. A gradient with a wrong drift is biased: --theta calibrated uses the "
+        "measured ones."
     ]

@@ -37,7 +37,10 @@ class Connection:
         threading.Thread(target=self._serve, name="instrument", daemon=True).start()
 
     def use(self, act: Callable[[Instrument], Answer], seconds: float) -> Answer:
-        """Return act(instrument), which is opened first if need be. Raises `Hung` after so many seconds."""
+        """Return act(instrument), which is opened first if need be.
+
+        Raises `Hung` after so many seconds.
+        """
         answer: Future[Answer] = Future()
         self._calls.put((act, answer))
         wait([answer], min(seconds, threading.TIMEOUT_MAX))
@@ -54,7 +57,9 @@ class Connection:
                 with suppress(Exception):
                     self.use(_close, CLOSING)
             if self._hung:
-                threading.Thread(target=_close, args=(self._instrument,), name="closing", daemon=True).start()
+                threading.Thread(
+                    target=_close, args=(self._instrument,), name="closing", daemon=True
+                ).start()
         self._calls.put(None)
 
     def _serve(self) -> None:

@@ -1,14 +1,18 @@
-"""Whether trajectories can be what a calibrated instrument measured: fresh, and with the noise of the calibration.
+"""Whether trajectories can be what a calibrated instrument measured: fresh, and with the noise of
+the calibration.
 
 With r = x' − x − μΔt, the kicks of component i are compared with the diffusion of the model,
 
     ν = ⟨(r − median r)²⟩ / 2QᵢᵢΔt,
 
-the median over the trajectories of a batch, the mean over its steps, and less what is linear in the states: ν is the
-noise of a trajectory whatever the calibrated drift misses. A dead channel has ν = 0, a random one a large ν.
+the median over the trajectories of a batch, the mean over its steps, and less what is linear in the
+states: ν is the noise of a trajectory whatever the calibrated drift misses. A dead channel has ν =
+0, a random one a large ν.
 
-Beside that, the residuals of a batch are tested against common faults (`core.residuals`), with the noise of the
-calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from diffusion by that,
+Beside that, the residuals of a batch are tested against common faults (`core.residuals`), with the
+noise of the
+calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from
+diffusion by that,
 
     ⟨rₙ rₙ₊₁⟩ = −S,     E[r²] = c 2QΔt + 2S.
 """
@@ -29,14 +33,16 @@ import scipy
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.integrators import mean_rate
 from fluctua.core.residuals.alternatives import FEWEST_STEPS, Limits
 from fluctua.core.residuals.guard import Batch, examine_batch
 from fluctua.core.residuals.report import TOLERANCE
-from fluctua.core.steps import mean_rate
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, jit
 
 SLACK = 2.0
-"""Noise within this factor of that at calibration is the noise: calibrations are good to some per cent, drifts slow."""
+"""Noise within this factor of that at calibration is the noise: calibrations are good to some per
+cent, drifts slow.
+"""
 CHANCE = 1e-9
 """That a good trajectory is taken for a bad one by the scatter of its own sum of squares."""
 SLACK_OF_FEW = 100.0
@@ -44,7 +50,9 @@ SLACK_OF_FEW = 100.0
 MOST_STEPS = 200
 """Steps of a trajectory that are looked at, evenly over its time."""
 FEWEST_FOR_MEDIAN = 3
-"""Of fewer trajectories the median is one of them; their noise is then measured with what the drift misses."""
+"""Of fewer trajectories the median is one of them; their noise is then measured with what the drift
+misses.
+"""
 FEWEST_SAMPLES = 64
 """Shorter trajectories may repeat by chance where the converter is coarse."""
 REMEMBERED = 2**16
@@ -52,20 +60,28 @@ REMEMBERED = 2**16
 RECENT = 2**10
 """Trajectories that a new one is compared with, sample by sample."""
 ALIKE = 0.01
-"""Of the root mean square step of a channel: samples that are closer are the same ones with a little noise."""
+"""Of the root mean square step of a channel: samples that are closer are the same ones with a
+little noise.
+"""
 CERTAIN = 4.0
 """Standard errors of ⟨rₙ rₙ₊₁⟩ beyond which there is noise of a readout."""
 DOUBTFUL = Limits(variance=0.1)
-"""Deviations that pass in a laboratory: a tenth of the drift, and of the noise, which is calibrated and may age."""
+"""Deviations that pass in a laboratory: a tenth of the drift, and of the noise, which is calibrated
+and may age.
+"""
 MOST_EXAMINED = 6000
 """Steps of a batch that are tested against common faults, of which drifts are no part."""
 LEVERAGE = 30.0
-"""Standard errors of the calibration by which a drift may be off between its probes: 26 at most in 400 settings of 10
-devices."""
+"""Standard errors of the calibration by which a drift may be off between its probes: 26 at most in
+400 settings of 10 devices."""
 PER_CALIBRATED = 100
-"""Steps that calibrated for each at which the drift is tested: 3 standard errors of a test are the calibration's."""
+"""Steps that calibrated for each at which the drift is tested: 3 standard errors of a test are the
+calibration's.
+"""
 WHITE = 0.2
-"""Correlation of neighbouring samples below which a channel has no memory: it is not the state of anything."""
+"""Correlation of neighbouring samples below which a channel has no memory: it is not the state of
+anything.
+"""
 
 
 class Verdict(NamedTuple):
@@ -76,10 +92,11 @@ class Verdict(NamedTuple):
 
 
 class Repeats:
-    """Remembers trajectories, and knows one that comes again: noise does not repeat itself, a full buffer does.
+    """Remembers trajectories, and knows one that comes again: noise does not repeat itself, a full
+    buffer does.
 
-    Bit for bit, or with a little noise on top: `FEWEST_SAMPLES` samples, evenly over times and channels, are all within
-    `ALIKE` of those of a recent one.
+    Bit for bit, or with a little noise on top: `FEWEST_SAMPLES` samples, evenly over times and
+    channels, are all within `ALIKE` of those of a recent one.
     """
 
     def __init__(self, marks: Iterable[int] = ()) -> None:
@@ -87,12 +104,16 @@ class Repeats:
         self.recent = np.zeros((0, FEWEST_SAMPLES))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Which trajectories came before, in this batch or an earlier one. x: (E, T+1, M) -> (E,)"""
+        """Which trajectories came before, in this batch or an earlier one. x: (E, T+1, M)
+        -> (E,)
+        """
         repeated = np.zeros(len(x), bool)
         if x[0].size < FEWEST_SAMPLES:
             return repeated
         for i, one in enumerate(x):
-            mark = int.from_bytes(hashlib.blake2b(np.ascontiguousarray(one).tobytes(), digest_size=8).digest(), "big")
+            mark = int.from_bytes(
+                hashlib.blake2b(np.ascontiguousarray(one).tobytes(), digest_size=8).digest(), "big"
+            )
             repeated[i] = mark in self.seen
             self.seen[mark] = None
         repeated |= self._alike(x)
@@ -111,7 +132,9 @@ class Repeats:
         for i, one in enumerate(samples):
             left = known[: len(self.recent) + i]
             for k in range(0, FEWEST_SAMPLES, 8):  # the first few places tell nearly all apart
-                left = left[np.all(np.abs(left[:, k : k + 8] - one[k : k + 8]) <= near[k : k + 8], axis=1)]
+                left = left[
+                    np.all(np.abs(left[:, k : k + 8] - one[k : k + 8]) <= near[k : k + 8], axis=1)
+                ]
             alike[i] = len(left) > 0
         self.recent = known[-RECENT:]
         return alike
@@ -126,20 +149,25 @@ class ResidualGuard:
 
     Args:
         process: the model, with the calibration as its context.
-        noise: ν of each component at calibration (M,); 1 where diffusion is all that moves a sample, more with readout
-            noise. `calibrate` measures it; without it every trajectory passes.
+        noise: ν of each component at calibration (M,); 1 where diffusion is all that moves a
+            sample, more with readout noise. `calibrate` measures it; without it every trajectory
+            passes.
 
     """
 
     def __init__(self, process: Process, noise: np.ndarray | None = None):
         self.noise = None if noise is None else np.asarray(noise, float)
-        self.start: np.ndarray | None = None  # the state that every trajectory of the calibration begins from
+        self.start: np.ndarray | None = (
+            None  # the state that every trajectory of the calibration begins from
+        )
         self.scale: np.ndarray | None = None  # c of each component (M,)
         self.readout: np.ndarray | None = None  # S of each component (M,)
         self.steps: np.ndarray | None = None  # that calibrated
         self.process = check.process(process)
         self.scaled = scale_noise(self.process)
-        self.reading = np.nan  # noise of the last batch in units of the calibration's, of the component furthest off
+        self.reading = (
+            np.nan
+        )  # noise of the last batch in units of the calibration's, of the component furthest off
         step = partial(_residual, self.process)
         steps = jax.vmap(step, in_axes=(None, 0, 0, 0, 0, None))
         self._residuals = jit(jax.vmap(steps, in_axes=(None, 0, 0, None, None, 0)))
@@ -159,7 +187,8 @@ class ResidualGuard:
             context: what they calibrated, without the axis of trajectories.
 
         """
-        each, kicks = [], []
+        each = []
+        kicks = []
         for settings, (t, x, recorded, *_) in probes:
             known = jax.tree.map(partial(_rows, len(x)), context)
             whole = Trajectories(t, x, {**known, **recorded} if recorded else known)
@@ -169,13 +198,16 @@ class ResidualGuard:
         diffusion, product, error = np.mean(kicks, axis=0)
         self.readout = np.where(-product > CERTAIN * error / np.sqrt(len(probes)), -product, 0.0)
         there = np.where(diffusion > 0, diffusion, 1)
-        self.scale = np.where(diffusion > 0, np.maximum(self.noise - 2 * self.readout / there, 1e-3 * self.noise), 1.0)
+        self.scale = np.where(
+            diffusion > 0, np.maximum(self.noise - 2 * self.readout / there, 1e-3 * self.noise), 1.0
+        )
         self.steps = np.array(sum(len(x) * (len(t) - 1) for _, (t, x, *_) in probes))
         self.start = _common_start([trajectories.x for _, trajectories in probes])
 
     def __call__(self, settings: Params, trajectories: Trajectories) -> Verdict:
         """Which trajectories are not the calibrated noise."""
-        count, steps = len(trajectories.x), min(len(trajectories.t) - 1, MOST_STEPS)
+        count = len(trajectories.x)
+        steps = min(len(trajectories.t) - 1, MOST_STEPS)
         if self.noise is None or count == 0:
             return Verdict(np.zeros(count, bool), "")
         unlike = self.measure(settings, trajectories) / self.noise
@@ -183,8 +215,12 @@ class ResidualGuard:
         bad = ~_within(unlike, steps, most)
         level = np.median(unlike, axis=0)
         if count >= FEWEST_FOR_MEDIAN:  # the noise of fewer is not told from what the drift misses
-            self.reading = float(level[np.argmax(np.abs(np.log(np.maximum(level, np.finfo(float).tiny))))])
-        off = ~_within(level, steps * count * 2 / np.pi, most)  # a median knows as much as 2/π of the values
+            self.reading = float(
+                level[np.argmax(np.abs(np.log(np.maximum(level, np.finfo(float).tiny))))]
+            )
+        off = ~_within(
+            level, steps * count * 2 / np.pi, most
+        )  # a median knows as much as 2/π of the values
         if not (bad.any() or off.any()):
             return Verdict(np.zeros(count, bool), "")
         i = int(np.argmax(off)) if off.any() else int(np.argmax(bad.sum(axis=0)))
@@ -193,14 +229,21 @@ class ResidualGuard:
         return Verdict(np.logical_or(bad.any(axis=1), off.any()), reason)
 
     def examine(self, settings: Params, trajectories: Trajectories) -> str:
-        """Why the trajectories are not those of the calibrated process; empty if they may be, or if it is not known."""
+        """Why the trajectories are not those of the calibrated process; empty if they may
+        be, or if it is not known.
+        """
         if self.noise is None or not len(trajectories.x):
             return ""
         t, x, context, *_ = trajectories
         scale = self.noise if self.scale is None else self.scale
         within = {CALIBRATION: context, ROOT: _rows(len(x), np.sqrt(scale))}
         look = partial(
-            examine_batch, self.scaled, settings, Trajectories(t, x, within), readout=self.readout, start=self.start
+            examine_batch,
+            self.scaled,
+            settings,
+            Trajectories(t, x, within),
+            readout=self.readout,
+            start=self.start,
         )
         steps = PER_CALIBRATED * MOST_EXAMINED if self.steps is None else int(self.steps)
         missed = _missed(steps, x.shape[2])
@@ -214,19 +257,23 @@ class ResidualGuard:
             mean=np.inf,
             variance=DOUBTFUL.variance + missed,
             product=DOUBTFUL.product + missed,
-            step=DOUBTFUL.step + 3 * np.sqrt(missed),  # of a single step, three times the root mean square
+            step=DOUBTFUL.step
+            + 3 * np.sqrt(missed),  # of a single step, three times the root mean square
         )
         return _judge(look(limits=limits, most=MOST_EXAMINED), missed)
 
     def _neighbours(self, settings: Params, trajectories: Trajectories) -> np.ndarray:
         """2QΔt, and ⟨rₙ rₙ₊₁⟩ with its standard error, of each component. (3, M)"""
         t, x, context, *_ = trajectories
-        t, x = np.asarray(t, float), np.asarray(x, jnp.result_type(float))
+        t = np.asarray(t, float)
+        x = np.asarray(x, jnp.result_type(float))
         if len(t) < 3:
             return np.zeros((3, x.shape[2]))
         n = np.linspace(0, len(t) - 3, min(len(t) - 2, MOST_STEPS)).round().astype(int)
         r, variance = self._residuals(settings, x[:, n], x[:, n + 1], t[n], np.diff(t)[n], context)
-        later, _ = self._residuals(settings, x[:, n + 1], x[:, n + 2], t[n + 1], np.diff(t)[n + 1], context)
+        later, _ = self._residuals(
+            settings, x[:, n + 1], x[:, n + 2], t[n + 1], np.diff(t)[n + 1], context
+        )
         r, later = (np.asarray(part) - np.median(part, axis=0) for part in (r, later))
         product = r * later
         error = product.std(axis=(0, 1)) / np.sqrt(product.shape[0] * product.shape[1])
@@ -234,7 +281,9 @@ class ResidualGuard:
 
     def measure(self, settings: Params, trajectories: Trajectories) -> np.ndarray:
         """ν of each trajectory; 1 for components that have no noise by the model. (E, M)"""
-        t, x, context = np.asarray(trajectories.t, float), np.asarray(trajectories.x), trajectories.context
+        t = np.asarray(trajectories.t, float)
+        x = np.asarray(trajectories.x)
+        context = trajectories.context
         count = len(x)
         n = np.linspace(0, len(t) - 2, min(len(t) - 1, MOST_STEPS)).round().astype(int)
         size = max(8, 1 << (count - 1).bit_length())  # few sizes, so that few are compiled
@@ -243,17 +292,25 @@ class ResidualGuard:
             v = np.asarray(v)
             return np.concatenate([v, np.broadcast_to(v[-1:], (size - count, *v.shape[1:]))])
 
-        x, context = filled(x).astype(jnp.result_type(float)), jax.tree.map(filled, context)
+        x = filled(x).astype(jnp.result_type(float))
+        context = jax.tree.map(filled, context)
         r, variance = self._residuals(settings, x[:, n], x[:, n + 1], t[n], np.diff(t)[n], context)
-        r, variance = np.asarray(r)[:count], np.asarray(variance)[:count]
+        r = np.asarray(r)[:count]
+        variance = np.asarray(variance)[:count]
         scaled = r / np.sqrt(np.where(variance > 0, variance, np.inf))
-        centre = np.median(scaled, axis=0) if count >= FEWEST_FOR_MEDIAN else np.zeros(scaled.shape[1:])
+        centre = (
+            np.median(scaled, axis=0) if count >= FEWEST_FOR_MEDIAN else np.zeros(scaled.shape[1:])
+        )
         silent = (variance == 0).all(axis=(0, 1))
-        return np.where(silent, 1.0, np.mean(_unexplained(scaled - centre, x[:count, n]) ** 2, axis=1))
+        return np.where(
+            silent, 1.0, np.mean(_unexplained(scaled - centre, x[:count, n]) ** 2, axis=1)
+        )
 
 
 def _judge(batch: Batch, missed: float) -> str:
-    """The cause of a doubt; none where kicks are larger than they should be by what the drift may miss alone."""
+    """The cause of a doubt; none where kicks are larger than they should be by what the drift
+    may miss alone.
+    """
     wrong = batch.residuals.v[batch.residuals.wrong]
     if wrong.size and not batch.findings and np.all((wrong > 1) & (wrong < 1 + TOLERANCE + missed)):
         return ""
@@ -269,13 +326,16 @@ def _missed(steps: int, size: int) -> float:
     return missed if missed < 1 else np.inf
 
 
-CALIBRATION, ROOT = "calibration", "root of the noise's scale"
+CALIBRATION = "calibration"
+ROOT = "root of the noise's scale"
 """Entries of the context of a scaled process."""
 
 
 @dataclass(frozen=True)
 class _Within:
-    """A function of the calibration as one of a context that holds it. power: of √c that multiplies its rows."""
+    """A function of the calibration as one of a context that holds it. power: of √c that
+    multiplies its rows.
+    """
 
     function: Callable[..., Array]
     power: int = 0
@@ -291,7 +351,9 @@ class _Within:
 
 
 def scale_noise(process: Process) -> Process:
-    """The process with √c times the noise in component i, both given by its context; that of a product is left."""
+    """The process with √c times the noise in component i, both given by its context; that of a
+    product is left.
+    """
     noise = process.noise
     if isinstance(noise, NoiseProduct):
         noise = noise._replace(product=_Within(noise.product))
@@ -302,10 +364,12 @@ def scale_noise(process: Process) -> Process:
 
 
 def find_dead(x: np.ndarray) -> list[int]:
-    """Components that are no signal: constant, or noise without memory about a constant. x: (E, T+1, M)
+    """Components that are no signal: constant, or noise without memory about a constant. x: (E,
+    T+1, M)
 
-    The state of a process that is sampled often enough for Euler's steps remembers the sample before; a channel that is
-    not connected does not, and its mean over the trajectories does not move.
+    The state of a process that is sampled often enough for Euler's steps remembers the sample
+    before; a channel that is not connected does not, and its mean over the trajectories does not
+    move.
     """
     count, times, _ = x.shape
     x = x.astype(float)
@@ -323,21 +387,32 @@ def find_dead(x: np.ndarray) -> list[int]:
 
 
 def _common_start(each: list[np.ndarray]) -> np.ndarray | None:
-    """The first sample of all trajectories, if they agree within the steps that follow. x: (E, T+1, M) -> (M,)"""
+    """The first sample of all trajectories, if they agree within the steps that follow. x: (E,
+    T+1, M) -> (M,)
+    """
     first = np.concatenate([np.asarray(x, float)[:, 0] for x in each])
-    steps = np.concatenate([np.diff(np.asarray(x, float), axis=1).reshape(-1, x.shape[2]) for x in each])
-    scatter, step = first.std(axis=0), steps.std(axis=0)
+    steps = np.concatenate(
+        [np.diff(np.asarray(x, float), axis=1).reshape(-1, x.shape[2]) for x in each]
+    )
+    scatter = first.std(axis=0)
+    step = steps.std(axis=0)
     return first.mean(axis=0) if np.all(scatter <= step) else None
 
 
 def _unexplained(kick: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Kicks less what is linear in the states: an error of the calibrated rates is no noise. (E, T, M)"""
-    rows, size = kick.shape[0] * kick.shape[1], kick.shape[2]
+    """Kicks less what is linear in the states: an error of the calibrated rates is no noise.
+
+    (E, T, M)
+    """
+    rows = kick.shape[0] * kick.shape[1]
+    size = kick.shape[2]
     if kick.shape[0] < FEWEST_FOR_MEDIAN or rows < 4 * size:
         return kick
     states = (x - np.median(x, axis=0)).reshape(rows, size)
     slope = np.linalg.lstsq(states.T @ states, states.T @ kick.reshape(rows, size), rcond=None)[0]
-    return (kick.reshape(rows, size) - states @ slope).reshape(kick.shape) * np.sqrt(rows / (rows - size))
+    return (kick.reshape(rows, size) - states @ slope).reshape(kick.shape) * np.sqrt(
+        rows / (rows - size)
+    )
 
 
 def _within(ratio: np.ndarray, degrees: float, most: float) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""What an instrument is: something that takes settings, runs, and hands back a batch of trajectories.
+"""What an instrument is: something that takes settings, runs, and hands back a batch of
+trajectories.
 
-A driver for one's own box is a class with five short methods; docs/laboratory.md shows one. Nothing here retries or
-judges data: a method either does what it says or raises, and `measured` decides what happens next.
+A driver for one's own box is a class with five short methods; docs/laboratory.md shows one. Nothing
+here retries or judges data: a method either does what it says or raises, and `measured` decides
+what happens next.
 """
 
 from __future__ import annotations
@@ -15,24 +17,32 @@ from fluctua.core.types import Array, Params
 
 
 class InstrumentError(RuntimeError):
-    """Something that may pass: a dropped line, a time-out, a short answer. The request is made again."""
+    """Something that may pass: a dropped line, a time-out, a short answer.
+
+    The request is made again.
+    """
 
 
-class Garbled(InstrumentError):
+class InvalidReply(InstrumentError):
     """An answer that makes no sense where one came. The request is made again on a new line."""
 
 
-class Refused(InstrumentError):
-    """The instrument understood and said no (a setting out of range). Asking again would not help."""
+class CommandRejected(InstrumentError):
+    """The instrument understood and said no (a setting out of range).
+
+    Asking again would not help.
+    """
 
 
 class Batch(NamedTuple):
     """One acquisition as it came, before anybody judged it.
 
-    t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or floating point.
-    scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a sample that reaches
-    it was clipped. Samples that the instrument marks as invalid are NaN in x: `invalid` is their code. context: what
-    was recorded besides once a trajectory, {name: (E, ...)}, such as a modulation that was played; else None.
+    t: (T+1,) sampling times. samples: (E, T+1, M), codes of an analogue-to-digital converter or
+    floating point.
+    scale: units a code; x = scale · samples. full_scale: the largest magnitude that can be told; a
+    sample that reaches it was clipped. Samples that the instrument marks as invalid are NaN in x:
+    `invalid` is their code. context: what was recorded besides once a trajectory, {name: (E, ...)},
+    such as a modulation that was played; else None.
 
     >>> Batch(t, np.zeros((4, 3, 2), np.int16), scale=5e-4, full_scale=16.0, invalid=-32768).x.dtype
     dtype('float32')
@@ -60,9 +70,11 @@ class Batch(NamedTuple):
 class Health(NamedTuple):
     """What an instrument says of itself.
 
-    settings: as it holds them now, read back, or None if it cannot tell. rebooted: since it was last asked.
-    errors: what it complains about, in its own words; asking clears them. identity: maker, model and serial number, or
-    "" if it cannot tell. A training holds on to one instrument: another identity ends it.
+    settings: as it holds them now, read back, or None if it cannot tell. rebooted: since it was
+    last asked.
+    errors: what it complains about, in its own words; asking clears them. identity: maker, model
+    and serial number, or "" if it cannot tell. A training holds on to one instrument: another
+    identity ends it.
     """
 
     settings: Params | None = None
@@ -80,8 +92,8 @@ class Health(NamedTuple):
 class Instrument(Protocol):
     """A physical system with knobs and a digitiser.
 
-    Any method may raise `InstrumentError` (or OSError) when the line or the box fails; the caller then closes the
-    instrument, opens a new one, and sets, arms and acquires again.
+    Any method may raise `InstrumentError` (or OSError) when the line or the box fails; the caller
+    then closes the instrument, opens a new one, and sets, arms and acquires again.
     """
 
     def set(self, settings: Params) -> None:

@@ -1,4 +1,5 @@
-"""IEEE 488.2 on the wire: definite-length blocks, decimal numbers, messages. Used by drivers and by the bench.
+"""IEEE 488.2 on the wire: definite-length blocks, decimal numbers, messages. Used by drivers and by
+the bench.
 
 #<n><length in n digits><bytes>         #3256…  is a block of 256 bytes
 """
@@ -26,27 +27,37 @@ def block(data: bytes) -> bytes:
     """
     length = str(len(data))
     if len(length) > MOST_DIGITS:
-        raise ValueError(f"a definite-length block holds less than a gigabyte; got {len(data):,} bytes. Send parts.")
+        raise ValueError(
+            f"a definite-length block holds less than a gigabyte; got {len(data):,} bytes. Send "
+            "parts."
+        )
     return f"#{len(length)}{length}".encode() + data
 
 
 def read_block(read: Callable[[int], bytes], most: int) -> bytes:
-    """The bytes of a block; `read(k)` returns exactly k bytes or raises. most: refuse to believe in more.
+    """The bytes of a block; `read(k)` returns exactly k bytes or raises. most: refuse to believe in
+    more.
 
     >>> read_block(io.BytesIO(block(b"abc")).read, most=100)
     b'abc'
     """
     mark = read(1)
     if mark != b"#":
-        raise ValueError(f"a block must begin with '#'; got {mark!r}. Is an error message in its place?")
+        raise ValueError(
+            f"a block must begin with '#'; got {mark!r}. Is an error message in its place?"
+        )
     digits = read(1)
     if not b"1" <= digits <= b"9":
-        raise ValueError(f"after '#' a block says how many digits its length has, 1 to 9; got {digits!r}.")
+        raise ValueError(
+            f"after '#' a block says how many digits its length has, 1 to 9; got {digits!r}."
+        )
     length = read(int(digits))
     if not length.isdigit():
         raise ValueError(f"the length of a block must be decimal digits; got {length!r}.")
     if int(length) > most:
-        raise ValueError(f"a block announces {int(length):,} bytes where at most {most:,} were expected.")
+        raise ValueError(
+            f"a block announces {int(length):,} bytes where at most {most:,} were expected."
+        )
     return read(int(length))
 
 
@@ -64,7 +75,9 @@ def number(text: str) -> float | None:
 
 
 class Unit(NamedTuple):
-    """One command of a message: `SOURce:OMEGa 0.1,0.2` is header ("SOURCE:OMEGA"), not a query, two arguments."""
+    """One command of a message: `SOURce:OMEGa 0.1,0.2` is header ("SOURCE:OMEGA"), not a query,
+    two arguments.
+    """
 
     header: str
     query: bool
@@ -103,7 +116,8 @@ def pattern(command: str) -> re.Pattern[str]:
 
 
 def _either(word: re.Match[str]) -> str:
-    short, rest = re.escape(word[1]), word[2].upper()
+    short = re.escape(word[1])
+    rest = word[2].upper()
     return f"{short}(?:{rest})?" if rest else short
 
 
@@ -147,7 +161,9 @@ def error(code: int, detail: str = "") -> ScpiError:
 
 
 def event_bit(code: int) -> int:
-    """The bit of the standard event register that an error sets: command, execution, device or query error."""
+    """The bit of the standard event register that an error sets: command, execution, device or
+    query error.
+    """
     return {1: 32, 2: 16, 3: 8, 4: 4}[-code // 100]
 
 

@@ -1,18 +1,21 @@
-"""An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument does meanwhile.
+"""An instrument as a `Substrate`: (key, settings, count) -> Trajectories, whatever the instrument
+does meanwhile.
 
-Lines fail, boxes restart, samples are missing, data lie. A failed acquisition is made again after a pause that doubles,
-on a new connection, with the settings sent afresh. Trajectories with missing or clipped samples, that came before, or
-that are not the calibrated noise, and whole batches that were not run at the settings that were asked for, are counted,
-kept on disk, and never averaged. If nothing else comes, the run ends.
+Lines fail, boxes restart, samples are missing, data lie. A failed acquisition is made again after a
+pause that doubles, on a new connection, with the settings sent afresh. Trajectories with missing or
+clipped samples, that came before, or that are not the calibrated noise, and whole batches that were
+not run at the settings that were asked for, are counted, kept on disk, and never averaged. If
+nothing else comes, the run ends.
 
-A batch that is not what the calibrated process does is in doubt: it is marked, and the run stops or goes on with it, as
-was asked for. Nothing is left out on account of its values without an incident.
+A batch that is not what the calibrated process does is in doubt: it is marked, and the run stops or
+goes on with it, as was asked for. Nothing is left out on account of its values without an incident.
 
-The `Archive` keeps every acquisition on disk, the bad ones too: one recording a batch, numbered, never overwritten.
+The `Archive` keeps every acquisition on disk, the bad ones too: one recording a batch, numbered,
+never overwritten.
 
-They are recordings like any other (docs/recordings.md): `fluctua inspect`, xarray and h5py read them, and those of a
-network `fluctua calibrate` and `estimate` too. Trajectories that must not be averaged are in files of their own,
-batch-000007-left-out.nc, with the reason in their provenance.
+They are recordings like any other (docs/recordings.md): `fluctua inspect`, xarray and h5py read
+them, and those of a network `fluctua calibrate` and `estimate` too. Trajectories that must not be
+averaged are in files of their own, batch-000007-left-out.nc, with the reason in their provenance.
 """
 
 from __future__ import annotations
@@ -34,30 +37,51 @@ from fluctua.core.residuals.guard import DoubtError
 from fluctua.core.types import Array, Params, Trajectories
 from fluctua.insitu.instrument.connection import Connection, Hung
 from fluctua.insitu.instrument.guard import Repeats, ResidualGuard, find_dead
-from fluctua.insitu.instrument.protocol import Batch, Garbled, Health, Instrument, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import (
+    Batch,
+    CommandRejected,
+    Health,
+    Instrument,
+    InstrumentError,
+    InvalidReply,
+)
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import open_recording
 from fluctua.insitu.recording.writer import save
 
 SELECTION_WARNING = 0.01
-"""Share of clipped or odd trajectories above which their removal is a selection that biases the estimate."""
-CLIPPED, REPEATED, UNLIKE = "clipped", "repeated", "unlike the calibration"
-DOUBT, DEAD = "doubt", "dead"
+"""Share of clipped or odd trajectories above which their removal is a selection that biases the
+estimate.
+"""
+CLIPPED = "clipped"
+REPEATED = "repeated"
+UNLIKE = "unlike the calibration"
+DOUBT = "doubt"
+DEAD = "dead"
 ON_DOUBT = ("stop", "continue")
 EXAMINED = ("start", "scale", "readout", "steps")
 """What the guard remembers of the calibration besides its noise."""
 HANGS = 2
-"""Acquisitions in a row that may hang before an instrument is given up: each has cost the whole time limit."""
-IDENTITY, REPEATS, NOISE = "instrument/identity", "instrument/repeats", "instrument/noise"
+"""Acquisitions in a row that may hang before an instrument is given up: each has cost the whole
+time limit.
+"""
+IDENTITY = "instrument/identity"
+REPEATS = "instrument/repeats"
+NOISE = "instrument/noise"
 ADVICE = {
-    CLIPPED: "Leaving them out prefers runs with small amplitudes, which biases J and its gradient: raise the range of "
+    CLIPPED: "Leaving them out prefers runs with small amplitudes, which biases J and its "
+    "gradient: raise the range of "
     "the digitiser.",
-    UNLIKE: "Leaving them out biases J and its gradient if they belong to the physics: look at them, calibrate anew.",
+    UNLIKE: "Leaving them out biases J and its gradient if they belong to the physics: look at "
+    "them, calibrate anew.",
 }
 
 
-class Doubt(Refused, DoubtError):
-    """A batch that is not what the calibrated process does. It is kept and not averaged; asking again does not help."""
+class Doubt(CommandRejected, DoubtError):
+    """A batch that is not what the calibrated process does.
+
+    It is kept and not averaged; asking again does not help.
+    """
 
 
 class Incident(NamedTuple):
@@ -69,10 +93,12 @@ class Incident(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles the last.
+    """attempts: failures in a row before giving up. first, longest: pauses in seconds; each doubles
+    the last.
 
-    limit: seconds that one acquisition may take, from setting to reading back, opening included. A driver that has not
-    returned by then is left behind and opened anew; after `HANGS` such in a row it is given up.
+    limit: seconds that one acquisition may take, from setting to reading back, opening included. A
+    driver that has not returned by then is left behind and opened anew; after `HANGS` such in a row
+    it is given up.
     """
 
     attempts: int = 8
@@ -88,8 +114,8 @@ class Retry(NamedTuple):
 class Measured:
     """The substrate made by `measured`.
 
-    `counts`: trajectories by verdict, and failures by kind. `identity`: of the instrument, once it is known; another
-    one is refused. `last`: settings and trajectories of the last call.
+    `counts`: trajectories by verdict, and failures by kind. `identity`: of the instrument, once it
+    is known; another one is refused. `last`: settings and trajectories of the last call.
     """
 
     def __init__(
@@ -109,8 +135,14 @@ class Measured:
         self.channels = channels
         self.on_doubt = on_doubt
         self.is_fresh = True  # nothing was acquired yet
-        self.connect, self.batch, self.retry, self.archive = connect, batch, retry, archive
-        self.context, self.guard, self.report, self.sleep = context, guard, report, sleep
+        self.connect = connect
+        self.batch = batch
+        self.retry = retry
+        self.archive = archive
+        self.context = context
+        self.guard = guard
+        self.report = report
+        self.sleep = sleep
         self.counts: Counter[str] = Counter()
         self.connection: Connection | None = None
         self.identity = ""
@@ -118,7 +150,10 @@ class Measured:
         self.warned: set[str] = set()
         self.last: tuple[Params, Trajectories] | None = None
         self.reason = ""
-        self.seconds = {"visit": 0.0, "run": 0.0}  # setting, arming and reading back; running and fetching
+        self.seconds = {
+            "visit": 0.0,
+            "run": 0.0,
+        }  # setting, arming and reading back; running and fetching
         self.visits = self.ran = 0
 
     def __call__(self, key: Array, theta: Params, count: int) -> Trajectories:
@@ -129,17 +164,26 @@ class Measured:
         assert trajectories is not None
         return trajectories
 
-    def gather(self, settings: Params, count: int) -> tuple[Trajectories | None, InstrumentError | None]:
-        """As many good trajectories as came, up to `count`, and what kept the others from coming."""
-        t, good, beside, have, wasted = None, [], [], 0, 0
+    def gather(
+        self, settings: Params, count: int
+    ) -> tuple[Trajectories | None, InstrumentError | None]:
+        """As many good trajectories as came, up to `count`, and what kept the others from
+        coming.
+        """
+        t = None
+        good = []
+        beside = []
+        have = 0
+        wasted = 0
         failure: InstrumentError | None = None
         while have < count and failure is None:
             size = min(self.batch, count - have)
             try:
                 taken, usable = self._acquire(settings, size)
                 if t is not None and not np.array_equal(t, taken.t):
-                    raise Refused(
-                        f"the sampling times changed within one ensemble: {len(t)} times at first, {len(taken.t)} now. "
+                    raise CommandRejected(
+                        f"the sampling times changed within one ensemble: {len(t)} times at first, "
+                        f"{len(taken.t)} now. "
                         "Set the number of points and the interval when the driver connects."
                     )
             except InstrumentError as error:
@@ -152,9 +196,14 @@ class Measured:
             wasted = 0 if usable.any() else wasted + 1
             if wasted >= self.retry.attempts:
                 failure = InstrumentError(
-                    f"{wasted} acquisitions in a row held no usable trajectory ({self.describe()}). Of the last one "
+                    f"{wasted} acquisitions in a row held no usable trajectory "
+                    f"({self.describe()}). Of the last one "
                     f"{self.reason}. Look at them"
-                    + (f" in {self.archive.folder}." if self.archive else "; `archive=` keeps them.")
+                    + (
+                        f" in {self.archive.folder}."
+                        if self.archive
+                        else "; `archive=` keeps them."
+                    )
                 )
         if not have:
             return None, failure
@@ -170,7 +219,10 @@ class Measured:
         if not recorded:
             return known
         if known is not None and not isinstance(known, Mapping):
-            raise TypeError(f"`context` must be a dictionary beside {', '.join(recorded)}; got {type(known).__name__}.")
+            raise TypeError(
+                f"`context` must be a dictionary beside {', '.join(recorded)}; got "
+                f"{type(known).__name__}."
+            )
         return {**(known or {}), **recorded}
 
     def describe(self) -> str:
@@ -179,11 +231,15 @@ class Measured:
         text = f"{self.counts['good']:,} trajectories averaged; discarded: "
         text += ", ".join(f"{n:,} {k}" for k, n in lost.items()) or "none"
         failures = self.counts["failures"]
-        return text + (f"; {failures} failure{'s' if failures > 1 else ''} retried" if failures else "")
+        return text + (
+            f"; {failures} failure{'s' if failures > 1 else ''} retried" if failures else ""
+        )
 
     @property
     def examines(self) -> bool:
-        """Whether the residuals of what it returns have been looked at: an estimator need not do so again."""
+        """Whether the residuals of what it returns have been looked at: an estimator need
+        not do so again.
+        """
         return self.guard is not None and self.guard.noise is not None and self.on_doubt is not None
 
     def close(self) -> None:
@@ -193,7 +249,9 @@ class Measured:
             self.connection = None
 
     def _acquire(self, settings: Params, size: int) -> tuple[Batch, np.ndarray]:
-        """One batch and which of its trajectories are usable (E,), after as many attempts as it takes."""
+        """One batch and which of its trajectories are usable (E,), after as many attempts
+        as it takes.
+        """
         failures = hangs = 0
         while True:
             try:
@@ -202,9 +260,10 @@ class Measured:
                 visit = self.connection.use(partial(_visit, settings, size), self.retry.limit)
                 self.seconds["run"] += visit.ran
                 self.seconds["visit"] += visit.took - visit.ran
-                self.visits, self.ran = self.visits + 1, self.ran + size
+                self.visits = self.visits + 1
+                self.ran = self.ran + size
                 return visit.batch, self._judge(visit.batch, settings, size, visit.health)
-            except Refused:
+            except CommandRejected:
                 self.close()
                 raise
             except (InstrumentError, OSError) as error:
@@ -215,9 +274,14 @@ class Measured:
                 self.report(Incident("failure", 0, str(error)))
                 if failures >= self.retry.attempts or hangs >= HANGS:
                     raise InstrumentError(
-                        f"the instrument failed {failures} times in a row, at last with: {error}. Everything "
+                        f"the instrument failed {failures} times in a row, at last with: {error}. "
+                        "Everything "
                         "acquired so far is kept; mend it and go on with the run."
-                        + (" If an acquisition may take that long, raise the time limit." if hangs else "")
+                        + (
+                            " If an acquisition may take that long, raise the time limit."
+                            if hangs
+                            else ""
+                        )
                     ) from error
                 self.sleep(self.retry.pause(failures))
 
@@ -234,7 +298,9 @@ class Measured:
             good &= ~bad
             if lost:
                 self.counts[kind] += lost
-                self.reason = f"{lost} of {size} trajectories {kind}" + (f": {detail}" if detail else "")
+                self.reason = f"{lost} of {size} trajectories {kind}" + (
+                    f": {detail}" if detail else ""
+                )
                 self.report(Incident(kind, lost, self.reason))
                 reasons.append(f"{kind} ({detail})" if detail else kind)
         doubt = self._examine(batch, x, settings, good)
@@ -254,13 +320,17 @@ class Measured:
         if stops:
             where = f" in {self.archive.folder}" if self.archive else ""
             raise Doubt(
-                f"{doubt} The batch is kept{where} and not averaged. Mend the instrument or its model and go on with "
-                'the run (--resume), or use such batches too: on_doubt="continue" (--on-doubt continue).'
+                f"{doubt} The batch is kept{where} and not averaged. Mend the instrument or its "
+                "model and go on with "
+                'the run (--resume), or use such batches too: on_doubt="continue" (--on-doubt '
+                "continue)."
             )
         return good
 
     def _examine(self, batch: Batch, x: np.ndarray, settings: Params, good: np.ndarray) -> str:
-        """What is wrong with the trajectories that may be averaged, taken together; empty if nothing."""
+        """What is wrong with the trajectories that may be averaged, taken together; empty
+        if nothing.
+        """
         if self.guard is None or not good.any():
             return ""
         if self.is_fresh:
@@ -274,15 +344,18 @@ class Measured:
         return f"The trajectories are not those of the calibrated model. {cause}" if cause else ""
 
     def _refuse_dead(self, x: np.ndarray) -> None:
-        """Refuse an instrument of which a channel measures nothing: it would be calibrated as if it did."""
+        """Refuse an instrument of which a channel measures nothing: it would be calibrated
+        as if it did.
+        """
         dead = find_dead(x)
         if dead:
             text = (
-                f"component{'s' * (len(dead) > 1)} {check.few(dead)} of the samples measure{'s' * (len(dead) == 1)} "
+                f"component{'s' * (len(dead) > 1)} {check.few(dead)} of the samples "
+                f"measure{'s' * (len(dead) == 1)} "
                 "nothing: constant, or noise without memory about a constant"
             )
             self.report(Incident(DEAD, len(x), text))
-            raise Refused(f"{text}. Look at the channel, and begin again.")
+            raise CommandRejected(f"{text}. Look at the channel, and begin again.")
 
     def _verdicts(
         self, batch: Batch, x: np.ndarray, settings: Params, health: Health
@@ -311,8 +384,9 @@ class Measured:
     def _recognise(self, identity: str) -> None:
         """Hold on to the instrument that was met first."""
         if self.identity and identity and identity != self.identity:
-            raise Refused(
-                f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, which was calibrated. "
+            raise CommandRejected(
+                f"this is the instrument {identity!r}, and the run belongs to {self.identity!r}, "
+                "which was calibrated. "
                 "Connect that one, or begin another run."
             )
         self.identity = self.identity or identity
@@ -320,7 +394,11 @@ class Measured:
     def _watch_selection(self) -> None:
         for kind, advice in ADVICE.items():
             seen = self.counts["good"] + self.counts[kind]
-            if kind not in self.warned and seen >= 200 and self.counts[kind] > SELECTION_WARNING * seen:
+            if (
+                kind not in self.warned
+                and seen >= 200
+                and self.counts[kind] > SELECTION_WARNING * seen
+            ):
                 self.warned.add(kind)
                 warnings.warn(
                     f"{self.counts[kind]:,} of {seen:,} trajectories were {kind}. {advice}",
@@ -329,7 +407,9 @@ class Measured:
                 )
 
     def memory(self) -> dict[str, np.ndarray]:
-        """What has to outlive the process: the instrument's identity, its noise at calibration, what came already."""
+        """What has to outlive the process: the instrument's identity, its noise at
+        calibration, what came already.
+        """
         arrays = {IDENTITY: np.array(self.identity), REPEATS: self.repeats.marks()}
         if self.guard is not None and self.guard.noise is not None:
             arrays[NOISE] = self.guard.noise
@@ -349,7 +429,7 @@ class Measured:
             self.channels = len(arrays[NOISE])
 
 
-def measured(
+def instrument_substrate(
     connect: Callable[[], Instrument],
     *,
     batch: int = 100,
@@ -367,33 +447,49 @@ def measured(
     Args:
         connect: opens it; called again after every failure.
         batch: trajectories an acquisition, all that a failure can cost.
-        retry: how often and after which pauses a failed acquisition is made again, and how long one may take.
+        retry: how often and after which pauses a failed acquisition is made again, and how long one
+            may take.
         archive: where everything acquired is kept.
         context: E -> the context of E trajectories, such as the calibration of the day.
         guard: sets aside what is not the calibrated noise, and examines the rest.
         channels: components of a sample; those of the first batch if not given.
-        on_doubt: "stop" raises `Doubt` at a batch that is not what the calibrated process does, "continue" uses it and
-            reports it; None does not examine.
+        on_doubt: "stop" raises `Doubt` at a batch that is not what the calibrated process does,
+            "continue" uses it and reports it; None does not examine.
         report: told of every incident.
         sleep: waits for so many seconds.
     Returns: the substrate, which is closed with its `close`.
 
     >>> with background(Bench()) as port:
-    ...     substrate = measured(lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11))
+    ...     connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=11)
+    ...     substrate = instrument_substrate(connect)
     ...     substrate(None, settings, 20).x.shape
 
     """
     if batch < 1:
-        raise ValueError(f"`batch` must be a whole number of trajectories, at least 1; got {batch}.")
+        raise ValueError(
+            f"`batch` must be a whole number of trajectories, at least 1; got {batch}."
+        )
     retry = retry or Retry()
     if not retry.limit > 0:
-        raise ValueError(f"`limit` of a `Retry` must be a positive number of seconds; got {retry.limit!r}.")
+        raise ValueError(
+            f"`limit` of a `Retry` must be a positive number of seconds; got {retry.limit!r}."
+        )
     if on_doubt not in (*ON_DOUBT, None):
-        raise ValueError(f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}, or None; got {on_doubt!r}.")
+        raise ValueError(
+            f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}, or None; got {on_doubt!r}."
+        )
     return Measured(
-        connect, batch=batch, retry=retry, archive=archive, context=context, guard=guard, channels=channels,
-        on_doubt=on_doubt, report=report, sleep=sleep,
-    )  # fmt: skip
+        connect,
+        batch=batch,
+        retry=retry,
+        archive=archive,
+        context=context,
+        guard=guard,
+        channels=channels,
+        on_doubt=on_doubt,
+        report=report,
+        sleep=sleep,
+    )
 
 
 class _Visit(NamedTuple):
@@ -422,30 +518,43 @@ def _check_answers(batch: Batch, health: Health, size: int, channels: int | None
     for method, expected, answer in (("acquire", Batch, batch), ("health", Health, health)):
         if not isinstance(answer, expected):
             came = "None" if answer is None else f"a {type(answer).__name__}"
-            raise Garbled(f"`{method}` of the driver returned {came}, where a `{expected.__name__}` was expected")
+            raise InvalidReply(
+                f"`{method}` of the driver returned {came}, where a `{expected.__name__}` was "
+                "expected"
+            )
     samples = np.asarray(batch.samples)
     if samples.dtype.kind not in "fiu":
-        raise Garbled(f"the samples of a batch must be real numbers; their type is {samples.dtype}")
+        raise InvalidReply(
+            f"the samples of a batch must be real numbers; their type is {samples.dtype}"
+        )
     times = np.shape(batch.t)
     if len(times) != 1 or samples.ndim != 3 or samples.shape[:2] != (size, *times):
-        raise Garbled(
-            f"samples must be ({size} trajectories, times, channels); samples of shape {samples.shape} came, and times "
+        raise InvalidReply(
+            f"samples must be ({size} trajectories, times, channels); samples of shape "
+            f"{samples.shape} came, and times "
             f"of shape {times}"
         )
     if samples.shape[2] != (channels or samples.shape[2]):
-        raise Garbled(f"a sample has {channels} channels; {samples.shape[2]} came")
+        raise InvalidReply(f"a sample has {channels} channels; {samples.shape[2]} came")
     for name, values in (batch.context or {}).items():
         if np.shape(values)[:1] != (size,):
-            raise Garbled(f"the context {name!r} must have {size} rows, one per trajectory; got {np.shape(values)}")
+            raise InvalidReply(
+                f"the context {name!r} must have {size} rows, one per trajectory; got "
+                f"{np.shape(values)}"
+            )
     if not batch.full_scale > 0:
-        raise Refused(f"`full_scale` of a batch must be positive (np.inf if unknown); got {batch.full_scale!r}")
+        raise CommandRejected(
+            "`full_scale` of a batch must be positive (np.inf if unknown); got "
+            f"{batch.full_scale!r}"
+        )
 
 
 def _same(asked: Params, answered: Params | None) -> bool:
     """Settings read back are those that were sent, to the rounding of a decimal number."""
     if answered is None:
         return True
-    sent, read = jax.tree.leaves(asked), jax.tree.leaves(answered)
+    sent = jax.tree.leaves(asked)
+    read = jax.tree.leaves(answered)
     pairs = zip(sent, read, strict=False)
     return len(sent) == len(read) and all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in pairs
@@ -460,14 +569,21 @@ Head = Callable[[Batch, Params], Description]
 
 
 class Archive:
-    """A folder of batches. head: what their files say of the system; without one, states and settings only."""
+    """A folder of batches. head: what their files say of the system; without one, states and
+    settings only.
+    """
 
     def __init__(self, folder: str | Path, head: Head | None = None):
-        self.folder, self.head = Path(folder), head or _plain
+        self.folder = Path(folder)
+        self.head = head or _plain
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.number = 1 + max((_number(path) for path in self.folder.glob("batch-*.nc")), default=-1)
+        self.number = 1 + max(
+            (_number(path) for path in self.folder.glob("batch-*.nc")), default=-1
+        )
 
-    def add(self, batch: Batch, settings: Params, good: np.ndarray, verdict: str, doubt: str = "") -> None:
+    def add(
+        self, batch: Batch, settings: Params, good: np.ndarray, verdict: str, doubt: str = ""
+    ) -> None:
         """Write one batch.
 
         Args:
@@ -486,7 +602,12 @@ class Archive:
             if which.any():
                 path = self.folder / f"batch-{self.number:06d}{end}.nc"
                 context = {name: v[which] for name, v in (batch.context or {}).items()}
-                save(path, dataclasses.replace(head, provenance=provenance), batch.x[which], context or None)
+                save(
+                    path,
+                    dataclasses.replace(head, provenance=provenance),
+                    batch.x[which],
+                    context or None,
+                )
         self.number += 1
 
     def trajectories_since(self, number: int) -> int:

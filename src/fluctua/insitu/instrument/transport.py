@@ -1,8 +1,9 @@
-"""A line to an instrument: write a message, ask for text, ask for a block. Over a bare socket, or through VISA.
+"""A line to an instrument: write a message, ask for text, ask for a block. Over a bare socket, or
+through VISA.
 
-`connect("TCPIP::127.0.0.1::5025::SOCKET")` goes through PyVISA (`pip install 'fluctua[lab]'`), as would a GPIB or
-USB address; `connect("tcp://127.0.0.1:5025")` needs nothing but Python. Without a vendor's VISA library PyVISA's
-pure-Python backend is used.
+`connect("TCPIP::127.0.0.1::5025::SOCKET")` goes through PyVISA (`pip install 'fluctua[lab]'`), as
+would a GPIB or USB address; `connect("tcp://127.0.0.1:5025")` needs nothing but Python. Without a
+vendor's VISA library PyVISA's pure-Python backend is used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fluctua.insitu.instrument import scpi
-from fluctua.insitu.instrument.protocol import Garbled, InstrumentError, Refused
+from fluctua.insitu.instrument.protocol import CommandRejected, InstrumentError, InvalidReply
 from fluctua.insitu.instrument.scpi import read_block
 
 
@@ -29,7 +30,9 @@ class Transport(Protocol):
         """Send one message and return the answer, without the end of its line."""
 
     def query_block(self, message: str, most: int) -> bytes:
-        """Send one message and return the definite-length block that answers it, of at most so many bytes."""
+        """Send one message and return the definite-length block that answers it, of at most
+        so many bytes.
+        """
 
     def close(self) -> None:
         """Let go; does not raise."""
@@ -42,7 +45,8 @@ NOT_A_NUMBER = 9.9e37
 def query_numbers(line: Transport, message: str, count: int | None = None) -> np.ndarray:
     """The comma-separated numbers that answer a message.
 
-    Raises `Garbled` where the answer is no such list, `Refused` where the instrument has no value (nan, inf, 9.91e37).
+    Raises `InvalidReply` where the answer is no such list, `CommandRejected` where the instrument
+    has no value (nan, inf, 9.91e37).
 
     Args:
         line: to the instrument.
@@ -55,13 +59,21 @@ def query_numbers(line: Transport, message: str, count: int | None = None) -> np
     values = []
     for text in answer.split(","):
         value = scpi.number(text.strip())
-        if text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity") or (value and abs(value) >= NOT_A_NUMBER):
-            raise Refused(f"{message} was answered by {answer[:60]!r}: the instrument has no value for it")
+        if text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity") or (
+            value and abs(value) >= NOT_A_NUMBER
+        ):
+            raise CommandRejected(
+                f"{message} was answered by {answer[:60]!r}: the instrument has no value for it"
+            )
         if value is None:
-            raise Garbled(f"{message} was answered by {answer[:60]!r}, where decimal numbers were expected")
+            raise InvalidReply(
+                f"{message} was answered by {answer[:60]!r}, where decimal numbers were expected"
+            )
         values.append(value)
     if count is not None and len(values) != count:
-        raise Garbled(f"{message} was answered by {len(values)} numbers, where {count} were expected")
+        raise InvalidReply(
+            f"{message} was answered by {len(values)} numbers, where {count} were expected"
+        )
     return np.array(values)
 
 
@@ -77,7 +89,9 @@ def query_number(line: Transport, message: str, *, least: float = -np.inf) -> fl
     """
     value = float(query_numbers(line, message, 1)[0])
     if value < least:
-        raise Refused(f"{message} was answered by {value:g}, where {least:g} or more was expected")
+        raise CommandRejected(
+            f"{message} was answered by {value:g}, where {least:g} or more was expected"
+        )
     return value
 
 
@@ -92,7 +106,9 @@ def query_whole(line: Transport, message: str) -> int:
     """
     value = query_number(line, message)
     if value != int(value):
-        raise Garbled(f"{message} was answered by {value:g}, where a whole number was expected")
+        raise InvalidReply(
+            f"{message} was answered by {value:g}, where a whole number was expected"
+        )
     return int(value)
 
 
@@ -109,7 +125,8 @@ def connect(address: str, *, timeout: float = 30.0) -> Transport:
         return Socket(address, timeout=timeout)
     if "::" not in address:
         raise ValueError(
-            "an address is tcp://HOST:PORT, or a VISA resource such as TCPIP::192.168.0.7::5025::SOCKET or "
+            "an address is tcp://HOST:PORT, or a VISA resource such as "
+            "TCPIP::192.168.0.7::5025::SOCKET or "
             f"GPIB0::12::INSTR; got {address!r}."
         )
     return Visa(address, timeout=timeout)
@@ -121,7 +138,9 @@ class Socket:
     def __init__(self, address: str, *, timeout: float = 30.0):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdigit() or len(port) > 5 or int(port) >= 2**16:
-            raise ValueError(f"an address is tcp://HOST:PORT, such as tcp://127.0.0.1:5025; got {address!r}.")
+            raise ValueError(
+                f"an address is tcp://HOST:PORT, such as tcp://127.0.0.1:5025; got {address!r}."
+            )
         try:
             self._socket = socket.create_connection((host, int(port)), timeout=timeout)
         except OSError as error:
@@ -133,7 +152,9 @@ class Socket:
         try:
             self._socket.sendall(message.encode("ascii") + b"\n")
         except OSError as error:
-            raise InstrumentError(f"the line failed while {message[:40]!r} was sent: {error}") from error
+            raise InstrumentError(
+                f"the line failed while {message[:40]!r} was sent: {error}"
+            ) from error
 
     def query(self, message: str) -> str:
         """One line."""
@@ -145,7 +166,9 @@ class Socket:
         if not line.endswith(b"\n"):
             raise InstrumentError(f"the connection was closed before {message[:40]!r} was answered")
         if not line.isascii():
-            raise Garbled(f"{message[:40]!r} was answered by bytes that are not ASCII: {line[:40]!r}")
+            raise InvalidReply(
+                f"{message[:40]!r} was answered by bytes that are not ASCII: {line[:40]!r}"
+            )
         return line.decode("ascii").strip()
 
     def query_block(self, message: str, most: int) -> bytes:
@@ -155,13 +178,17 @@ class Socket:
             data = read_block(self._exactly, most)
             self._exactly(1)
         except (OSError, ValueError) as error:
-            raise InstrumentError(f"{message[:40]!r} was not answered by a whole block: {error}") from error
+            raise InstrumentError(
+                f"{message[:40]!r} was not answered by a whole block: {error}"
+            ) from error
         return data
 
     def _exactly(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) < count:
-            raise ValueError(f"the connection was closed {count - len(data):,} bytes before the end.")
+            raise ValueError(
+                f"the connection was closed {count - len(data):,} bytes before the end."
+            )
         return data
 
     def close(self) -> None:
@@ -182,13 +209,17 @@ class Visa:
             import pyvisa
         except ImportError:
             raise ImportError(
-                f"{address} is a VISA resource, and PyVISA is not installed. Do: pip install 'fluctua[lab]'; or, for a "
+                f"{address} is a VISA resource, and PyVISA is not installed. Do: pip install "
+                "'fluctua[lab]'; or, for a "
                 "SCPI socket, give the address as tcp://HOST:PORT."
             ) from None
-        # a closed line shows as a VISA error, as an OSError, or (while connecting) as a plain Exception
+        # a closed line shows as a VISA error, as an OSError, or (while connecting) as a plain
+        # Exception
         self._failures = (pyvisa.errors.Error, OSError, ValueError)
         try:
-            resource: Any = pyvisa.ResourceManager(backend).open_resource(address, open_timeout=int(1000 * timeout))
+            resource: Any = pyvisa.ResourceManager(backend).open_resource(
+                address, open_timeout=int(1000 * timeout)
+            )
         except Exception as error:
             message = " ".join(str(error).split())  # some are of several lines
             raise InstrumentError(f"no connection to {address}: {message}") from error

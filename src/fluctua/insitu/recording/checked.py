@@ -28,7 +28,9 @@ class CheckedStates:
     """
 
     def __init__(self, data: Any, checksums: np.ndarray | None, path: Path, *, numbers: bool):
-        """numbers: compare the upper half too, which is that of the number where there is no context."""
+        """numbers: compare the upper half too, which is that of the number where there is
+        no context.
+        """
         self.shape = data.shape
         self.dtype = data.dtype
         self._data = data
@@ -48,7 +50,9 @@ class CheckedStates:
             return self._read(key, rows)
         raw = self._read(key, rows)
         each = raw if raw.ndim == 3 else raw[None]
-        self._compare({n: _crc(one) for n, one in zip(rows, each, strict=True) if not self._passed[n]})
+        self._compare(
+            {n: _crc(one) for n, one in zip(rows, each, strict=True) if not self._passed[n]}
+        )
         return raw
 
     def _check_from_file(self, rows: Sequence[int]) -> None:
@@ -77,7 +81,9 @@ class CheckedStates:
         return True
 
     def _compare(self, crcs: dict[int, int]) -> None:
-        """Mark trajectories {number: CRC-32} as passed; raise with the numbers of those that differ."""
+        """Mark trajectories {number: CRC-32} as passed; raise with the numbers of those
+        that differ.
+        """
         assert self._checksums is not None
         wrong = []
         for n, crc in crcs.items():
@@ -93,8 +99,10 @@ class CheckedStates:
 
     def _describe(self, wrong: Sequence[int]) -> str:
         return (
-            f"{self._path} is damaged: the states of {layout.name_trajectories(wrong)} are not what was "
-            f"written (their checksum differs). `fluctua inspect {self._path}` lists all of them, and "
+            f"{self._path} is damaged: the states of {layout.name_trajectories(wrong)} are not "
+            "what was "
+            f"written (their checksum differs). `fluctua inspect {self._path}` lists all of them, "
+            "and "
             f"`fluctua convert {self._path} OUT.nc` copies the others."
         )
 

@@ -16,7 +16,9 @@ from fluctua.insitu.recording.writer import Writer, create
 
 
 class Converted(NamedTuple):
-    """kept: trajectories in the copy. dropped: numbers of those with states that are not finite. lost: unreadable."""
+    """kept: trajectories in the copy. dropped: numbers of those with states that are not
+    finite. lost: unreadable.
+    """
 
     kept: int
     dropped: tuple[int, ...]
@@ -35,12 +37,14 @@ def convert(
     """Copy trajectories, one at a time, into a new recording.
 
     Args:
-        recording: as `open_recording` gives it, with `damaged=True` to save what is whole of a damaged one.
+        recording: as `open_recording` gives it, with `damaged=True` to save what is whole of a
+            damaged one.
         path: the recording to write; it must not exist.
         drop: leave out trajectories with states that are not finite, which are refused otherwise.
         parameters: θ as it was set, added to what the file says.
-        detrend: take away what varies more slowly than this time, an offset of the detector that drifts; for long
-            records of a steady state (see `trend.remove_trend`). It is noted in the copy's `provenance`.
+        detrend: take away what varies more slowly than this time, an offset of the detector that
+            drifts; for long records of a steady state (see `trend.remove_trend`). It is noted in
+            the copy's `provenance`.
         progress: called with (done, total).
     Returns: a `Converted`, how many were kept and which were not.
 
@@ -66,7 +70,9 @@ def convert(
     writer = create(path, head, trajectories=recording.count)
     try:
         with writer:
-            dropped, lost = _copied(recording, writer, drop, samples, progress or (lambda done, total: None))
+            dropped, lost = _copied(
+                recording, writer, drop, samples, progress or (lambda done, total: None)
+            )
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -78,7 +84,10 @@ def _in_samples(recording: RecordingFile, detrend: float) -> float:
     if not (np.isfinite(detrend) and detrend > 0):
         raise ValueError(f"`detrend` (--detrend) is a time, above 0; got {detrend:g}.")
     if recording.description.events is not None:
-        raise ValueError(f"{recording.path} has events, whose changes add up to its states: no trend is taken from it.")
+        raise ValueError(
+            f"{recording.path} has events, whose changes add up to its states: no trend is taken "
+            "from it."
+        )
     return detrend / float(np.median(np.diff(recording.t)))
 
 
@@ -91,7 +100,8 @@ def _copied(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers of the trajectories that were dropped, and of those that were lost."""
     d = recording.description
-    dropped, lost = [], []
+    dropped = []
+    lost = []
     for n in range(recording.count):
         progress(n, recording.count)
         try:
@@ -105,7 +115,8 @@ def _copied(
         if not np.isfinite(x).all():
             if not drop:
                 raise ValueError(
-                    f"trajectory {n} of {recording.path} has states that are not finite; --drop leaves it out."
+                    f"trajectory {n} of {recording.path} has states that are not finite; --drop "
+                    "leaves it out."
                 )
             dropped.append(n)
             continue
@@ -113,7 +124,9 @@ def _copied(
             x = remove_trend(x, samples, f"trajectory {n} of {recording.path}")
         if d.is_complex:
             x = x[:, : len(d.channels)] + 1j * x[:, len(d.channels) :]
-        known = None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()}
+        known = (
+            None if one.context is None else {name: leaf[0] for name, leaf in one.context.items()}
+        )
         events = None if one.events is None else [leaf[0] for leaf in one.events]
         writer.append(x, known, events)
     return tuple(dropped), tuple(lost)

@@ -1,4 +1,6 @@
-"""What a recording says about itself, apart from the states: channels, times, units, θ, settings, drive, noise."""
+"""What a recording says about itself, apart from the states: channels, times, units, θ, settings,
+drive, noise.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import numpy as np
 from fluctua.core import check
 
 GROUPS = ("parameters", "settings", "drive", "noise", "network", "simulation")
-"""The named tables of a recording: θ, what the actuators were set to, the drive, the calibration, the
-graph; and where nothing was measured, how it was simulated."""
+"""The named tables of a recording: θ, what the actuators were set to, the drive, the calibration,
+the graph; and where nothing was measured, how it was simulated."""
 
 Table = Mapping[str, Any]
 
@@ -22,8 +24,9 @@ Table = Mapping[str, Any]
 class EventKinds(NamedTuple):
     """The events of a jump process that a recording keeps (`fluctua.Jumps`).
 
-    names: what they are called, R of them. changes: (R, M), what each adds to the state; None where sizes are random,
-    and are kept with every event. still: whether the state stays as it is between events.
+    names: what they are called, R of them. changes: (R, M), what each adds to the state; None where
+    sizes are random, and are kept with every event. still: whether the state stays as it is between
+    events.
     """
 
     names: tuple[str, ...]
@@ -35,15 +38,19 @@ class EventKinds(NamedTuple):
 class Description:
     """The head of a recording, written before its first trajectory.
 
-    t: (T+1,) strictly increasing. channels: C names. dtype: of the states, float32, float64, complex64 or
-    complex128; a complex channel is two components of the state x = [Re, Im]. context: {name: shape of one
-    trajectory's value}, what is known of each trajectory (its modulation, the phase of its drive); None if nothing.
-    events: the `EventKinds` of a jump process, whose times and marks come with every trajectory; None if it has none.
+    t: (T+1,) strictly increasing. channels: C names. dtype: of the states, float32, float64,
+    complex64 or complex128; a complex channel is two components of the state x = [Re, Im]. context:
+    {name: shape of one trajectory's value}, what is known of each trajectory (its modulation, the
+    phase of its drive); None if nothing.
+    events: the `EventKinds` of a jump process, whose times and marks come with every trajectory;
+    None if it has none.
 
-    parameters: θ as it was set. settings: what the actuators were told, in their own units. drive, noise,
-    network, simulation: see docs/recordings.md. Each is a table {name: array, number or text}.
+    parameters: θ as it was set. settings: what the actuators were told, in their own units. drive,
+    noise, network, simulation: see docs/recordings.md. Each is a table {name: array, number or
+    text}.
 
-    >>> Description(t, ("psi[0]", "psi[1]"), "complex64", time_units="1/kappa", parameters={"omega": omega})
+    >>> theta = {"omega": omega}
+    >>> Description(t, ("psi[0]", "psi[1]"), "complex64", time_units="1/kappa", parameters=theta)
     """
 
     t: np.ndarray
@@ -64,17 +71,31 @@ class Description:
     events: EventKinds | None = None
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)
+        def put(name, value):
+            return object.__setattr__(self, name, value)
+
         put("t", np.asarray(check.times(self.t), np.float64))
         put("channels", names_of(self.channels))
         kind = np.dtype(self.dtype)
         if kind.name not in ("float32", "float64", "complex64", "complex128"):
-            raise ValueError(f"`dtype` must be float32, float64, complex64 or complex128; got {kind.name}.")
+            raise ValueError(
+                f"`dtype` must be float32, float64, complex64 or complex128; got {kind.name}."
+            )
         put("dtype", kind.name)
         if self.context is not None:
-            put("context", {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()} or None)
+            put(
+                "context",
+                {plain_name(k, "context"): tuple(map(int, v)) for k, v in self.context.items()}
+                or None,
+            )
         for group in GROUPS:
-            put(group, {plain_name(k, group): table_value(k, v, group) for k, v in getattr(self, group).items()})
+            put(
+                group,
+                {
+                    plain_name(k, group): table_value(k, v, group)
+                    for k, v in getattr(self, group).items()
+                },
+            )
         if self.events is not None:
             put("events", _kinds(self.events, len(self.components)))
         put("software", self.software or software_name())
@@ -87,7 +108,9 @@ class Description:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Names of the M components of the state: the channels, or `Re …` of all and then `Im …`."""
+        """Names of the M components of the state: the channels, or `Re …` of all and then
+        `Im …`.
+        """
         if not self.is_complex:
             return self.channels
         return tuple(f"{part} {name}" for part in ("Re", "Im") for name in self.channels)
@@ -106,7 +129,8 @@ def _kinds(kinds: EventKinds, width: int) -> EventKinds:
     changes = np.asarray(kinds.changes, np.float64)
     if changes.shape != (len(names), width) or not np.isfinite(changes).all():
         raise ValueError(
-            f"`events.changes` must be finite numbers ({len(names)}, {width}), one row an event and one column a "
+            f"`events.changes` must be finite numbers ({len(names)}, {width}), one row an event "
+            "and one column a "
             f"component; got shape {changes.shape}."
         )
     return EventKinds(names, changes, bool(kinds.still))
@@ -119,14 +143,18 @@ def names_of(channels: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"`channels` must be one name or more, each a text; got {names!r}.")
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"channels must have names of their own; {', '.join(twice)} appears more than once.")
+        raise ValueError(
+            f"channels must have names of their own; {', '.join(twice)} appears more than once."
+        )
     return names
 
 
 def plain_name(name: Any, group: str) -> str:
     """A name that can be a variable of netCDF, and a name in MATLAB and Python."""
     if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
-        raise ValueError(f"names in `{group}` must be like omega or gain_2 (letters, digits, _); got {name!r}.")
+        raise ValueError(
+            f"names in `{group}` must be like omega or gain_2 (letters, digits, _); got {name!r}."
+        )
     return name
 
 
@@ -136,7 +164,9 @@ def table_value(name: str, value: Any, group: str) -> Any:
         return value
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"`{group}` holds real numbers, arrays of them, and texts; `{name}` is {array.dtype}.")
+        raise TypeError(
+            f"`{group}` holds real numbers, arrays of them, and texts; `{name}` is {array.dtype}."
+        )
     return array
 
 

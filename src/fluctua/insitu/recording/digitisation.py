@@ -1,12 +1,13 @@
-"""Samples that repeat the one before: by chance, because they were rounded to steps, or held by the instrument.
+"""Samples that repeat the one before: by chance, because they were rounded to steps, or held by the
+instrument.
 
 A tie is a sample that equals the one before in every channel. Two things tell chance from holding.
 
 How many: let Nₘ be the ties if the steps were m times as wide, which the differences k of samples,
-counted in steps, give: N_m = N₁ + S_m with S_m = Σ_{k≠0} Πᵢ max(0, 1 − |kᵢ|/m). Chance grows with the
-width as a power, N_m = N₁ m^d, so that S₂ and S₄ predict N₁ = S₂² / (S₄ − 2S₂), whatever the
-correlation of the channels. Where differences are a few steps the growth is slower, and the prediction
-too large: an alarm is missed, not false. Ties of held samples are in N₁ and not in S_m.
+counted in steps, give: N_m = N₁ + S_m with S_m = Σ_{k≠0} Πᵢ max(0, 1 − |kᵢ|/m). Chance grows with
+the width as a power, N_m = N₁ m^d, so that S₂ and S₄ predict N₁ = S₂² / (S₄ − 2S₂), whatever the
+correlation of the channels. Where differences are a few steps the growth is slower, and the
+prediction too large: an alarm is missed, not false. Ties of held samples are in N₁ and not in S_m.
 
 What follows: the sample after a held one makes up for two intervals. Its difference has twice the
 variance of the others, after a chance tie it has the same.
@@ -24,14 +25,20 @@ SAMPLES = 20_000
 INEXACT = 0.05
 """Part of a step by which differences may miss a multiple of it."""
 ENOUGH = 20
-"""Ties from which the differences that follow them are judged, and near misses a prediction rests on."""
+"""Ties from which the differences that follow them are judged, and near misses a prediction rests
+on.
+"""
 
 COARSE = 0.2
-"""Share of ties above which what follows them is not judged: differences are then of a step or less."""
+"""Share of ties above which what follows them is not judged: differences are then of a step or
+less.
+"""
 
 
 def find_steps(x: np.ndarray) -> np.ndarray | None:
-    """The steps that samples (n, M) were rounded to, (M,); None if a channel has none, as of continuous numbers."""
+    """The steps that samples (n, M) were rounded to, (M,); None if a channel has none, as of
+    continuous numbers.
+    """
     steps = [_find_step(np.asarray(x[:SAMPLES, i], np.float64), x.dtype) for i in range(x.shape[1])]
     return np.array(steps) if all(steps) else None
 
@@ -56,7 +63,9 @@ def _find_step(values: np.ndarray, dtype: np.dtype) -> float:
 
 
 class Judgement(NamedTuple):
-    """expected: ties by chance. error: of that. held: whether there are more, or what follows them is too large."""
+    """expected: ties by chance. error: of that. held: whether there are more, or what follows
+    them is too large.
+    """
 
     expected: float
     error: float
@@ -106,11 +115,17 @@ class TieCounter:
         uncertain = np.sqrt(max(squares / count - (total / count) ** 2, 0) / count)
         larger = (total / count - usual) / max(uncertain, np.finfo(float).tiny)
         # much smaller ones follow where a system hardly moves at times, which makes ties too
-        held = larger > limit or (excess + larger) / np.sqrt(2) > limit or (excess > limit and larger > -limit)
+        held = (
+            larger > limit
+            or (excess + larger) / np.sqrt(2) > limit
+            or (excess > limit and larger > -limit)
+        )
         return Judgement(expected, error, bool(held))
 
     def _dimension(self) -> float:
-        """How many channels move by themselves: (Σλ)² / Σλ² of their correlations, 1 if all move together."""
+        """How many channels move by themselves: (Σλ)² / Σλ² of their correlations, 1 if all
+        move together.
+        """
         scale = np.sqrt(np.maximum(np.diag(self._products), np.finfo(float).tiny))
         correlations = self._products / np.outer(scale, scale)
         return max(1.0, float(np.trace(correlations) ** 2 / np.sum(correlations**2)))
@@ -129,7 +144,9 @@ class TieCounter:
 
 
 def _excess(ties: int, expected: float, error: float) -> float:
-    """Standard deviations by which a count is above a prediction, of Poisson's distribution where it is small."""
+    """Standard deviations by which a count is above a prediction, of Poisson's distribution
+    where it is small.
+    """
     if not np.isfinite(expected):
         return 0.0
     if expected > ENOUGH:

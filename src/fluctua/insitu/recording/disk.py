@@ -1,11 +1,12 @@
 """Will it fit? How large a recording becomes, and how much room there is for it.
 
-A measurement that fills the disk after a night has lost the night; it is better refused before it begins. The size is
-known beforehand, because the states are not compressed:
+A measurement that fills the disk after a night has lost the night; it is better refused before it
+begins. The size is known beforehand, because the states are not compressed:
 
     bytes ≈ E · (chunks · (rows · C · itemsize + 40) + context + 64) + head
 
-with the last chunk of a trajectory stored whole, and a checksum and an entry in the index for each chunk.
+with the last chunk of a trajectory stored whole, and a checksum and an entry in the index for each
+chunk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fluctua.insitu.recording.description import GROUPS, Description
 from fluctua.insitu.recording.layout import PAGE, chunk_rows
 
 HEAD = 44 * 2**10
-"""Bytes of an empty recording and of the first chunks of its numbers; measured 10 to 20 kB, and 8 kB each."""
+"""Bytes of an empty recording and of the first chunks of its numbers; measured 10 to 20 kB, and 8
+kB each.
+"""
 KEPT = 0.01
 """Share of the disk's free space that is left to others."""
 
@@ -36,7 +39,12 @@ def expected_bytes(description: Description, count: int, *, aligned: bool = Fals
     >>> expected_bytes(Description(np.arange(1001.0), ("a", "b"), "complex64"), 1000)
     """
     d = description
-    tables = sum(np.asarray(v).nbytes for group in GROUPS for v in getattr(d, group).values() if not isinstance(v, str))
+    tables = sum(
+        np.asarray(v).nbytes
+        for group in GROUPS
+        for v in getattr(d, group).values()
+        if not isinstance(v, str)
+    )
     return count * trajectory_bytes(d, aligned=aligned) + HEAD + 2 * tables + d.t.nbytes
 
 
@@ -62,14 +70,16 @@ def free_bytes(path: str | Path) -> int:
 
 
 def check_room(path: str | Path, needed: int, advice: str, *, freed: int = 0) -> None:
-    """Raise if `needed` more bytes do not fit. freed: bytes that writing will set free. advice: what to do.
+    """Raise if `needed` more bytes do not fit. freed: bytes that writing will set free. advice:
+    what to do.
 
     >>> check_room("run.nc", expected_bytes(description, 500), "Record fewer trajectories.")
     """
     free = free_bytes(path) + freed
     if needed > (1 - KEPT) * free:
         raise ValueError(
-            f"{path} would not fit: {_size(needed)} are needed and {_size(free)} are free on its disk. {advice}"
+            f"{path} would not fit: {_size(needed)} are needed and {_size(free)} are free on its "
+            f"disk. {advice}"
         )
 
 
@@ -78,13 +88,15 @@ def check_limit(path: str | Path, size: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and size > limit:
         raise ValueError(
-            f"{path} cannot become {_size(size)} large: files are limited to {_size(limit)} here (ulimit -f). Raise "
+            f"{path} cannot become {_size(size)} large: files are limited to {_size(limit)} here "
+            "(ulimit -f). Raise "
             "that, or record less."
         )
 
 
 def reserve(descriptor: int, start: int, size: int) -> None:
-    """Take room on the disk for bytes that are to come, without making the file longer; OSError where there is none.
+    """Take room on the disk for bytes that are to come, without making the file longer; OSError
+    where there is none.
 
     Where the system or the file system cannot do that, nothing is done.
     """
@@ -104,7 +116,9 @@ def make_folder(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{path.parent} is a file, not a folder that could hold {path.name}.") from None
+        raise ValueError(
+            f"{path.parent} is a file, not a folder that could hold {path.name}."
+        ) from None
     except OSError as error:
         raise ValueError(f"{path.parent} cannot be made: {error.strerror}.") from None
 

@@ -9,8 +9,8 @@
 /events/name      (kind)              what the R events are called
 /events/changes   (kind, component)   what each adds to the state, where that is fixed
 
-Those of a trajectory follow those of the one before. An event happened at time[step] + after; that sum is not kept,
-because it would round, and the score with it.
+Those of a trajectory follow those of the one before. An event happened at time[step] + after; that
+sum is not kept, because it would round, and the score with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from fluctua.processes.jumps import Events
 CHUNK = 1024
 KINDS = {"step": "<i4", "after": "<f8", "channel": "<i4", "change": "<f8"}
 ROUNDING = 8
-"""Units in the last place by which the states about a step may differ from the sum of its changes, for each event."""
+"""Units in the last place by which the states about a step may differ from the sum of its changes,
+for each event.
+"""
 
 
 class Rows(NamedTuple):
@@ -42,28 +44,48 @@ class Rows(NamedTuple):
 
 
 def rows_of(d: Description, events: Any) -> Rows | None:
-    """The events of one trajectory, leaves (T, K, …), as rows; refused where they are not of this recording."""
+    """The events of one trajectory, leaves (T, K, …), as rows; refused where they are not of
+    this recording.
+    """
     if d.events is None:
         if events is not None:
-            raise ValueError("this recording keeps no events: say so in its head, Description(..., events=...).")
+            raise ValueError(
+                "this recording keeps no events: say so in its head, Description(..., events=...)."
+            )
         return None
     if events is None:
-        raise ValueError("every trajectory of this recording comes with its events: append(x, context, events).")
-    after, channel, change = (np.asarray(leaf) for leaf in Events(*events))
-    steps, width = len(d.t) - 1, len(d.components)
-    if after.ndim != 2 or after.shape != channel.shape or change.shape != (*after.shape, width) or len(after) != steps:
         raise ValueError(
-            f"the events of one trajectory are `Events` with leaves ({steps}, K), ({steps}, K) and ({steps}, K, "
+            "every trajectory of this recording comes with its events: append(x, context, events)."
+        )
+    after, channel, change = (np.asarray(leaf) for leaf in Events(*events))
+    steps = len(d.t) - 1
+    width = len(d.components)
+    if (
+        after.ndim != 2
+        or after.shape != channel.shape
+        or change.shape != (*after.shape, width)
+        or len(after) != steps
+    ):
+        raise ValueError(
+            f"the events of one trajectory are `Events` with leaves ({steps}, K), ({steps}, K) and "
+            f"({steps}, K, "
             f"{width}); got {after.shape}, {channel.shape} and {change.shape}."
         )
     step, place = np.nonzero(channel >= 0)
-    return Rows(step, after[step, place].astype(float), channel[step, place], change[step, place].astype(float))
+    return Rows(
+        step,
+        after[step, place].astype(float),
+        channel[step, place],
+        change[step, place].astype(float),
+    )
 
 
 def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
     """What is wrong with the events of a trajectory x (T+1, M), in words; "" if nothing is."""
     assert d.events is not None
-    kinds, steps, dt = len(d.events.names), len(d.t) - 1, np.diff(d.t)
+    kinds = len(d.events.names)
+    steps = len(d.t) - 1
+    dt = np.diff(d.t)
     step, after, channel, change = rows
     outside = np.flatnonzero((step < 0) | (step >= steps))
     if outside.size:
@@ -72,7 +94,10 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
     late = np.flatnonzero(~((after >= 0) & (after <= dt[step] * (1 + 1e-6))))
     if late.size:
         n = step[late[0]]
-        return f"event {late[0]} is {after[late[0]]:g} after t = {d.t[n]:g}, outside its step of {dt[n]:g}"
+        return (
+            f"event {late[0]} is {after[late[0]]:g} after t = {d.t[n]:g}, outside its step of "
+            f"{dt[n]:g}"
+        )
     back = np.flatnonzero((np.diff(step) < 0) | ((np.diff(step) == 0) & (np.diff(after) < 0)))
     if back.size:
         return f"event {back[0] + 1} is before event {back[0]}"
@@ -80,24 +105,30 @@ def check_rows(d: Description, rows: Rows, x: np.ndarray) -> str:
     if unknown.size:
         return f"event {unknown[0]} is of kind {channel[unknown[0]]}, and there are {kinds}"
     if d.events.changes is not None:
-        other = np.flatnonzero((change != d.events.changes[channel].astype(change.dtype)).any(axis=1))
+        other = np.flatnonzero(
+            (change != d.events.changes[channel].astype(change.dtype)).any(axis=1)
+        )
         if other.size:
             kind = channel[other[0]]
             return (
-                f"event {other[0]}, {d.events.names[kind]}, adds {change[other[0]].tolist()} to the state, and "
+                f"event {other[0]}, {d.events.names[kind]}, adds {change[other[0]].tolist()} to "
+                "the state, and "
                 f"`changes` says {d.events.changes[kind].tolist()}"
             )
     if d.events.still:
         total = np.zeros((steps, x.shape[1]))
         np.add.at(total, step, change)
         moved = np.diff(x.astype(float), axis=0)
-        unit = np.finfo(x.dtype).eps * (np.abs(x[1:]) + np.abs(x[:-1]) + np.abs(total)).astype(float)
+        unit = np.finfo(x.dtype).eps * (np.abs(x[1:]) + np.abs(x[:-1]) + np.abs(total)).astype(
+            float
+        )
         count = 1 + np.bincount(step, minlength=steps)[:, None]
         off = np.argwhere(~(np.abs(moved - total) <= ROUNDING * count * unit))
         if off.size:
             n, i = off[0]
             return (
-                f"{d.components[i]} moves by {moved[n, i]:g} in step {n}, and its events there add up to "
+                f"{d.components[i]} moves by {moved[n, i]:g} in step {n}, and its events there add "
+                "up to "
                 f"{total[n, i]:g}"
             )
     return ""
@@ -112,10 +143,12 @@ def crc(rows: Rows, has_change: bool) -> int:
     return total
 
 
-# ------------------------------------------------------------------------------------------------ in the file
+# -------------------------------------------------------------------------------------- in the file
 
 
-def create_group(file: h5py.File, d: Description, attach: Callable[..., None], dimension: str) -> None:
+def create_group(
+    file: h5py.File, d: Description, attach: Callable[..., None], dimension: str
+) -> None:
     """The group without events. attach: gives the axes of a data set their netCDF dimensions."""
     assert d.events is not None
     group = file.create_group("events")
@@ -132,8 +165,11 @@ def create_group(file: h5py.File, d: Description, attach: Callable[..., None], d
         if name == "change" and d.events.changes is not None:
             continue
         width = (len(d.components),) if name == "change" else ()
-        # no checksum of HDF5's own: a chunk is written again with every trajectory that it has a part of
-        data = group.create_dataset(name, (0, *width), maxshape=(None, *width), chunks=(CHUNK, *width), dtype=kind)
+        # no checksum of HDF5's own: a chunk is written again with every trajectory that it has a
+        # part of
+        data = group.create_dataset(
+            name, (0, *width), maxshape=(None, *width), chunks=(CHUNK, *width), dtype=kind
+        )
         data.dims[0].attach_scale(event)
         attach(group, data, 1)
 
@@ -144,7 +180,9 @@ def flat_names(group: h5py.Group) -> list[str]:
 
 
 def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
-    """Write the events of trajectory n behind the `begin` that are there; how many there are then."""
+    """Write the events of trajectory n behind the `begin` that are there; how many there are
+    then.
+    """
     end = begin + len(rows.step)
     for name in flat_names(group):
         data = group[name]
@@ -152,7 +190,10 @@ def put(group: h5py.Group, n: int, begin: int, rows: Rows) -> int:
             data.resize(end, axis=0)
         if name != "event" and end > begin:
             data[begin:end] = getattr(rows, name)
-    for name, value in (("count", end - begin), ("checksum", np.uint64(crc(rows, "change" in group)))):
+    for name, value in (
+        ("count", end - begin),
+        ("checksum", np.uint64(crc(rows, "change" in group))),
+    ):
         if group[name].shape[0] <= n:
             group[name].resize(n + 1, axis=0)
         group[name][n] = value
@@ -174,10 +215,13 @@ def total(group: h5py.Group, count: int) -> int:
 
 def whole(group: h5py.Group, n: int) -> bool:
     """Whether the events of trajectory n are as their checksum says."""
-    begin, end = total(group, n), total(group, n + 1)
+    begin = total(group, n)
+    end = total(group, n + 1)
     columns = {name: group[name][begin:end] for name in KINDS if name in group}
     rows = Rows(**{"change": np.zeros((0, 1)), **columns})
-    return len(rows.step) == end - begin and crc(rows, "change" in group) == int(group["checksum"][n])
+    return len(rows.step) == end - begin and crc(rows, "change" in group) == int(
+        group["checksum"][n]
+    )
 
 
 def bytes_of(rows: Rows | None) -> int:
@@ -189,7 +233,10 @@ class EventReader:
     """The events of an open recording. Trajectories are checked once, when they are first read."""
 
     def __init__(self, group: h5py.Group, d: Description, count: int, states: Any, path: Any):
-        self._group, self._d, self._states, self._path = group, d, states, path
+        self._group = group
+        self._d = d
+        self._states = states
+        self._path = path
         self.counts = np.asarray(group["count"][:count])
         self._ends = np.concatenate([[0], np.cumsum(self.counts)])
         self._checked = np.zeros(count, bool)
@@ -203,7 +250,11 @@ class EventReader:
             most = 1
             for j in range(len(self.counts)):
                 step = self._group["step"][self._ends[j] : self._ends[j + 1]]
-                most = max(most, int(np.bincount(step[step >= 0]).max(initial=0))) if len(step) else most
+                most = (
+                    max(most, int(np.bincount(step[step >= 0]).max(initial=0)))
+                    if len(step)
+                    else most
+                )
             self._most = most
         return self._most
 
@@ -223,12 +274,20 @@ class EventReader:
         """As the library takes them, leaves (E, T, K, …), of some trajectories and steps."""
         low, high, _ = steps.indices(len(self._d.t) - 1)
         shape = (stop - first, max(0, high - low), self.most)
-        after, channel, change = np.zeros(shape), np.full(shape, -1), np.zeros((*shape, len(self._d.components)))
+        after = np.zeros(shape)
+        channel = np.full(shape, -1)
+        change = np.zeros((*shape, len(self._d.components)))
         for j, rows in enumerate(self.rows(first, stop)):
             here = slice(*np.searchsorted(rows.step, (low, high)))
             step = rows.step[here] - low
-            rank = np.arange(len(step)) - np.searchsorted(step, step)  # first, second, … of its step
-            for leaf, values in ((after, rows.after), (channel, rows.channel), (change, rows.change)):
+            rank = np.arange(len(step)) - np.searchsorted(
+                step, step
+            )  # first, second, … of its step
+            for leaf, values in (
+                (after, rows.after),
+                (channel, rows.channel),
+                (change, rows.change),
+            ):
                 leaf[j, step, rank] = values[here]
         return Events(after, channel, change)
 
@@ -237,7 +296,9 @@ class EventReader:
         return Events(*(_Leaf(self, name) for name in Events._fields))
 
     def _row(self, j: int) -> Rows:
-        d, group, part = self._d, self._group, slice(self._ends[j], self._ends[j + 1])
+        d = self._d
+        group = self._group
+        part = slice(self._ends[j], self._ends[j + 1])
         assert d.events is not None
         columns = {name: np.asarray(group[name][part]) for name in KINDS if name in group}
         if "change" not in columns:
@@ -258,10 +319,13 @@ class EventReader:
 
 
 class _Leaf:
-    """One leaf of the `Events` of a recording, (E, T, K, …), loaded when sliced by trajectory and step."""
+    """One leaf of the `Events` of a recording, (E, T, K, …), loaded when sliced by trajectory
+    and step.
+    """
 
     def __init__(self, reader: EventReader, name: str):
-        self._reader, self._name = reader, name
+        self._reader = reader
+        self._name = name
         d = reader._d
         width = (len(d.components),) if name == "change" else ()
         self.shape = (len(reader.counts), len(d.t) - 1, reader.most, *width)
@@ -277,7 +341,9 @@ class _Leaf:
     def __getitem__(self, key: Any) -> np.ndarray:
         keys = key if isinstance(key, tuple) else (key,)
         if not all(isinstance(k, slice) and k.step in (None, 1) for k in keys) or len(keys) > 2:
-            raise TypeError("the events of a recording are sliced by trajectory and step: v[a:b], v[:, n:m].")
+            raise TypeError(
+                "the events of a recording are sliced by trajectory and step: v[a:b], v[:, n:m]."
+            )
         first, stop, _ = keys[0].indices(self.shape[0])
         steps = keys[1] if len(keys) > 1 else slice(None)
         return getattr(self._reader.dense(first, max(first, stop), steps), self._name)

@@ -1,12 +1,15 @@
-"""Trajectories that other programs saved: .npz, .npy, CSV and MATLAB v7.3, by a naming convention or by a mapping.
+"""Trajectories that other programs saved: .npz, .npy, CSV and MATLAB v7.3, by a naming convention
+or by a mapping.
 
-Names: `x` (trajectory, time, channel), real or complex; `t` (time); and, if there, `channels`, `units`, `time_units`,
-`provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`, `drive.NAME`, `noise.NAME`. In an .npz the
-dot is part of the name. In MATLAB a table is a struct, and size(x) is [trajectory, time, channel]. A mapping
-{"x": "psi", "parameters.omega": "w0"} says where things are instead. A CSV file has a row a sample: a column `t` or
-`time`, a column `trajectory` or `run` if there are several, and a column for each channel.
+Names: `x` (trajectory, time, channel), real or complex; `t` (time); and, if there, `channels`,
+`units`, `time_units`, `provenance`, and tables `parameters.NAME`, `settings.NAME`, `context.NAME`,
+`drive.NAME`, `noise.NAME`. In an .npz the dot is part of the name. In MATLAB a table is a struct,
+and size(x) is [trajectory, time, channel]. A mapping {"x": "psi", "parameters.omega": "w0"} says
+where things are instead. A CSV file has a row a sample: a column `t` or `time`, a column
+`trajectory` or `run` if there are several, and a column for each channel.
 
-A file without times needs `dt`. Samples as an instrument counted them, integers, need `scale`, units a count.
+A file without times needs `dt`. Samples as an instrument counted them, integers, need `scale`,
+units a count.
 """
 
 from __future__ import annotations
@@ -32,18 +35,22 @@ KNOWN = ("x", "t", "channels", *TEXTS)
 
 
 TEXT_FILES = (".csv", ".tsv", ".txt", ".dat")
-TIMES, NUMBERS = ("t", "time"), ("trajectory", "run")
+TIMES = ("t", "time")
+NUMBERS = ("trajectory", "run")
 
 
 class Units(NamedTuple):
-    """What a file does not say of its numbers. dt: interval of its samples. scale: units a count, one or (C,)."""
+    """What a file does not say of its numbers. dt: interval of its samples. scale: units a
+    count, one or (C,).
+    """
 
     dt: float | None = None
     scale: Any = None
 
 
 class Contents(NamedTuple):
-    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context: {name: (E, …)}.
+    """What a file of another program holds. x: states (E, T+1, C), loaded when sliced. context:
+    {name: (E, …)}.
 
     rails: (2, C), the ends of the range of samples that were counted; None where they were not.
     """
@@ -69,22 +76,33 @@ def read_npz(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
 
 
 def _check_members(path: Path) -> None:
-    """The shapes that an .npz declares against the bytes that it has, before memory is taken for them."""
+    """The shapes that an .npz declares against the bytes that it has, before memory is taken
+    for them.
+    """
     whole = 0
     with zipfile.ZipFile(path) as file:
         for member in file.infolist():
             with file.open(member) as stream:
                 version = np.lib.format.read_magic(stream)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
                 shape, _, dtype = read(stream)
             declared = math.prod(shape) * dtype.itemsize
             if declared > member.file_size:
-                raise ValueError(f"{member.filename} declares {shape} numbers, {declared:.3g} bytes, and has "
-                                 f"{member.file_size:,}")  # fmt: skip
+                raise ValueError(
+                    f"{member.filename} declares {shape} numbers, {declared:.3g} "
+                    "bytes, and has "
+                    f"{member.file_size:,}"
+                )
             whole += declared
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if whole > memory:
-        raise ValueError(f"it is loaded whole, and {whole:.3g} bytes are more than the memory, {memory:.3g}")
+        raise ValueError(
+            f"it is loaded whole, and {whole:.3g} bytes are more than the memory, {memory:.3g}"
+        )
 
 
 def read_npy(path: Path, units: Units) -> Contents:
@@ -94,7 +112,9 @@ def read_npy(path: Path, units: Units) -> Contents:
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as an .npy of numbers ({error}).") from None
     if units.dt is None:
-        raise ValueError(f"{path} is an array without times: give the interval of its samples, --dt or --rate.")
+        raise ValueError(
+            f"{path} is an array without times: give the interval of its samples, --dt or --rate."
+        )
     return _contents(path, "npy", {}, x, units)
 
 
@@ -106,23 +126,37 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     words = [word.strip().strip('"') for word in first.lstrip("#").split(delimiter)]
     headed = not all(map(_is_number, words))
     try:
-        rows = np.loadtxt(path, delimiter=delimiter, skiprows=int(headed and not first.startswith("#")), ndmin=2)
+        rows = np.loadtxt(
+            path, delimiter=delimiter, skiprows=int(headed and not first.startswith("#")), ndmin=2
+        )
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a table of numbers, a row a sample ({error}).") from None
+        raise ValueError(
+            f"{path} cannot be read as a table of numbers, a row a sample ({error})."
+        ) from None
     names = words if headed else [f"x[{k}]" for k in range(rows.shape[1])]
     if len(names) != rows.shape[1]:
         raise ValueError(f"{path} names {len(names)} columns and has {rows.shape[1]}.")
     columns = dict(zip(names, rows.T, strict=True))
     for name, where in mapping.items():
         if name not in ("t", "trajectory") or where not in columns:
-            raise ValueError(f"of a table --map says t=COLUMN and trajectory=COLUMN; got {name}={where}, and it has "
-                             f"{_few(names)}.")  # fmt: skip
-    pick = lambda name, usual: mapping.get(name) or next((n for n in names if n.lower() in usual), None)
-    time, number = pick("t", TIMES), pick("trajectory", NUMBERS)
+            raise ValueError(
+                "of a table --map says t=COLUMN and trajectory=COLUMN; got "
+                f"{name}={where}, and it has "
+                f"{_few(names)}."
+            )
+
+    def pick(name, usual):
+        return mapping.get(name) or next((n for n in names if n.lower() in usual), None)
+
+    time = pick("t", TIMES)
+    number = pick("trajectory", NUMBERS)
     channels = [name for name in names if name not in (time, number)]
     if time is None and units.dt is None:
-        raise ValueError(f"{path} has no column of times; it has {_few(names)}. Give the interval, --dt or --rate, or "
-                         "say which it is, --map t=COLUMN.")  # fmt: skip
+        raise ValueError(
+            f"{path} has no column of times; it has {_few(names)}. Give the interval, "
+            "--dt or --rate, or "
+            "say which it is, --map t=COLUMN."
+        )
     if number is not None:
         new = np.flatnonzero(np.diff(columns[number])) + 1
     else:  # times that begin again are another trajectory
@@ -130,8 +164,11 @@ def read_text(path: Path, mapping: Mapping[str, str], units: Units) -> Contents:
     lengths = np.diff([0, *new, len(rows)])
     if not np.all(lengths == lengths[0]):
         odd = int(np.argmax(lengths != lengths[0]))
-        raise ValueError(f"{path}: trajectory {odd} has {lengths[odd]} rows and the first {lengths[0]}; all must be of "
-                         "one length.")  # fmt: skip
+        raise ValueError(
+            f"{path}: trajectory {odd} has {lengths[odd]} rows and the first "
+            f"{lengths[0]}; all must be of "
+            "one length."
+        )
     shape = (len(lengths), lengths[0])
     values: dict[str, Any] = {"channels": channels}
     if time is not None:
@@ -152,7 +189,11 @@ def _is_number(word: str) -> bool:
 
 
 def read_hdf5(
-    path: Path, file: h5py.File, mapping: Mapping[str, str], units: Units, unreadable: Sequence[str] = ()
+    path: Path,
+    file: h5py.File,
+    mapping: Mapping[str, str],
+    units: Units,
+    unreadable: Sequence[str] = (),
 ) -> Contents:
     """MATLAB v7.3, whose arrays have their axes in reverse, or any HDF5 file through a mapping.
 
@@ -162,7 +203,11 @@ def read_hdf5(
     places: list[str] = []
 
     def collect(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and f"/{name}" not in unreadable and not texts.is_dimension(item):
+        if (
+            isinstance(item, h5py.Dataset)
+            and f"/{name}" not in unreadable
+            and not texts.is_dimension(item)
+        ):
             places.append(name)
 
     file.visititems(collect)
@@ -217,7 +262,8 @@ class _Scaled:
     """Counts in their units when sliced. scale: a number or (C,)"""
 
     def __init__(self, data: Any, scale: np.ndarray):
-        self._data, self._scale = data, scale
+        self._data = data
+        self._scale = scale
         self.dtype = np.result_type(data.dtype, np.float32)
         self.shape = data.shape
 
@@ -226,28 +272,42 @@ class _Scaled:
 
 
 def _find(
-    path: Path, places: list[str], mapping: Mapping[str, str], separator: str = ".", *, needs_times: bool = True
+    path: Path,
+    places: list[str],
+    mapping: Mapping[str, str],
+    separator: str = ".",
+    *,
+    needs_times: bool = True,
 ) -> dict[str, str]:
     """{our name: place in the file}."""
     for name, where in mapping.items():
         if name not in KNOWN and name.split(".")[0] not in TABLES:
             raise ValueError(
-                f"a mapping names {', '.join(KNOWN)} or TABLE.NAME with TABLE one of {', '.join(TABLES)}; got {name!r}."
+                f"a mapping names {', '.join(KNOWN)} or TABLE.NAME with TABLE one of "
+                f"{', '.join(TABLES)}; got {name!r}."
                 f"{close_match(name, KNOWN)}"
             )
         if where.strip("/") not in places:
-            raise ValueError(f"{path} has no {where!r} for {name}; it has {_few(places)}.{close_match(where, places)}")
+            raise ValueError(
+                f"{path} has no {where!r} for {name}; it has "
+                f"{_few(places)}.{close_match(where, places)}"
+            )
     mapped = {name: where.strip("/") for name, where in mapping.items()}
     for place in places:
         name = place.replace(separator, ".") if separator != "." else place
-        if name not in mapped and (name in KNOWN or (name.count(".") == 1 and name.split(".")[0] in TABLES)):
+        if name not in mapped and (
+            name in KNOWN or (name.count(".") == 1 and name.split(".")[0] in TABLES)
+        ):
             mapped[name] = place
     wanted = [("x", "the states (trajectory, time, channel)")] + [("t", "the times")] * needs_times
     for name, meaning in wanted:
         if name not in mapped:
-            interval = ", or give the interval of the samples, --dt or --rate" if name == "t" else ""
+            interval = (
+                ", or give the interval of the samples, --dt or --rate" if name == "t" else ""
+            )
             raise ValueError(
-                f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: --map {name}=PLACE "
+                f"{path} has no `{name}`, {meaning}; it has {_few(places)}. Say where they are: "
+                f"--map {name}=PLACE "
                 f"(in Python, mapping={{{name!r}: ...}}){interval}."
             )
     return mapped
@@ -263,7 +323,10 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     if len(x.shape) != 3 or x.shape[1] != len(t):
         hint = " One trajectory is x[None], one channel x[..., None]." if len(x.shape) == 2 else ""
         times = len(t) if len(t) and "t" in values else "times"
-        raise ValueError(f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got {x.shape}.{hint}")
+        raise ValueError(
+            f"{path}: `x` must be (trajectories, {times}, channels) to match `t`; got "
+            f"{x.shape}.{hint}"
+        )
     x, rails = _scaled(path, x, units.scale)
     names = values.get("channels")
     if names is None:
@@ -280,7 +343,8 @@ def _contents(path: Path, kind: str, values: dict[str, Any], x: Any, units: Unit
     for name, value in (context or {}).items():
         if value.shape[:1] != (x.shape[0],):
             raise ValueError(
-                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a trajectory; got {value.shape}."
+                f"{path}: `context.{name}` must be ({x.shape[0]}, ...), a row a trajectory; got "
+                f"{value.shape}."
             )
     dtype = np.result_type(x.dtype, np.float32).name
     texts: dict[str, Any] = {name: str(values[name]) for name in TEXTS if name in values}
@@ -304,13 +368,17 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
     if scale is None:
         if x.dtype.kind in "iu":
             raise ValueError(
-                f"{path}: `x` are counts ({x.dtype}); say how many units one is: --scale 0.01, or one a channel."
+                f"{path}: `x` are counts ({x.dtype}); say how many units one is: --scale 0.01, or "
+                "one a channel."
             )
         return x, None
     each = np.asarray(scale, float)
     if each.shape not in ((), (1,), (x.shape[2],)) or not np.all(np.isfinite(each) & (each != 0)):
-        raise ValueError(f"{path}: `scale` is a number that is not 0, or one for each of {x.shape[2]} channels; got "
-                         f"{scale}.")  # fmt: skip
+        raise ValueError(
+            f"{path}: `scale` is a number that is not 0, or one for each of "
+            f"{x.shape[2]} channels; got "
+            f"{scale}."
+        )
     each = np.broadcast_to(each, (x.shape[2],))
     scaled = _Scaled(x, each)
     if x.dtype.kind not in "iu":
@@ -322,13 +390,18 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
 def _squeezed(name: str, value: np.ndarray) -> np.ndarray:
     """MATLAB has no vectors and no scalars: a 1×N or N×1 matrix is a vector, 1×1 a number."""
     if name.startswith("context."):
-        return value.reshape(value.shape[0] if value.shape[0] > 1 else -1, *(n for n in value.shape[1:] if n > 1))
+        return value.reshape(
+            value.shape[0] if value.shape[0] > 1 else -1, *(n for n in value.shape[1:] if n > 1)
+        )
     return value.squeeze()
 
 
 def _matlab_text(file: h5py.File, data: h5py.Dataset) -> Any:
     """A char array, or a cell array of them."""
-    char = lambda d: "".join(map(chr, np.ravel(np.asarray(d).T)))
+
+    def char(d):
+        return "".join(map(chr, np.ravel(np.asarray(d).T)))
+
     if h5py.check_ref_dtype(data.dtype):
         return [char(file[ref]) for ref in np.ravel(np.asarray(data).T)]
     return char(data)

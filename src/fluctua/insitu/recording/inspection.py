@@ -1,7 +1,8 @@
 """What is wrong with a recording, if anything: one pass over the file, in chunks.
 
-Serious is what makes a gradient wrong: numbers that are not finite, samples that are missing, repeated or
-clipped, channels that never move, a mean that wanders while the measurement runs. The rest are cautions.
+Serious is what makes a gradient wrong: numbers that are not finite, samples that are missing,
+repeated or clipped, channels that never move, a mean that wanders while the measurement runs. The
+rest are cautions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CLIPPED = 5
 
 
 class Finding(NamedTuple):
-    """what: a word. serious: whether a gradient would be wrong. text: for people, with what to do."""
+    """what: a word. serious: whether a gradient would be wrong. text: for people, with what to
+    do.
+    """
 
     what: str
     serious: bool
@@ -35,7 +38,9 @@ class Finding(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A summary and the findings. mean, spread, lowest, highest: (M,) over all samples but the first of each."""
+    """A summary and the findings. mean, spread, lowest, highest: (M,) over all samples but the
+    first of each.
+    """
 
     summary: dict[str, Any]
     findings: list[Finding]
@@ -72,13 +77,16 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
             findings += _slow(x[0], d)
     if lost:
         text = (
-            f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what follows is of the "
+            f"{counted(len(lost), 'trajectory')} of {recording.count:,} cannot be used, and what "
+            "follows is of the "
             f"others: {layout.name_trajectories(list(lost))} ({next(iter(lost.values()))})"
         )
         findings.append(Finding("damaged", True, text))
     if seen.count:
         findings += [*_finite(seen), *_stuck(seen, d.components)]
-        if d.events is None or not d.events.still:  # a state that only events change repeats itself, and its extremes
+        if (
+            d.events is None or not d.events.still
+        ):  # a state that only events change repeats itself, and its extremes
             findings += [*_clipping(seen, d.components), *_repeats(seen, d)]
         findings += [*_drift(seen, d.components), *_twice(seen, d.components)]
     summary = {
@@ -98,7 +106,9 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
         "settings": sorted(d.settings),
         "context": sorted(d.context or {}),
         "events": _events(recording),
-        "tables": [name for name in ("drive", "noise", "network", "simulation") if getattr(d, name)],
+        "tables": [
+            name for name in ("drive", "noise", "network", "simulation") if getattr(d, name)
+        ],
         "software": d.software,
         "created": d.created,
         "provenance": d.provenance,
@@ -106,10 +116,13 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
     return Inspection(summary, findings, *seen.moments())
 
 
-def _read_sound(recording: RecordingFile, chunk_bytes: int, lost: dict[int, str]) -> Iterator[tuple[int, np.ndarray]]:
+def _read_sound(
+    recording: RecordingFile, chunk_bytes: int, lost: dict[int, str]
+) -> Iterator[tuple[int, np.ndarray]]:
     """Chunks of states with the number of their first trajectory.
 
-    A chunk that cannot be read is tried trajectory by trajectory; those that cannot are added to `lost`, with why.
+    A chunk that cannot be read is tried trajectory by trajectory; those that cannot are added to
+    `lost`, with why.
     """
     size = recording.chunk_size(chunk_bytes)
     for first in range(0, recording.count, size):
@@ -127,7 +140,8 @@ def _read_sound(recording: RecordingFile, chunk_bytes: int, lost: dict[int, str]
 
 def _events(recording: RecordingFile) -> dict[str, Any] | None:
     """How many of each kind."""
-    kinds, reader = recording.description.events, recording.events
+    kinds = recording.description.events
+    reader = recording.events
     if kinds is None or reader is None:
         return None
     each = dict(zip(kinds.names, reader.of_kinds().tolist(), strict=False))
@@ -138,16 +152,20 @@ class _Seen:
     """What is gathered chunk by chunk, per component (M,) or per trajectory (E, …)."""
 
     def __init__(self, size: int, rails: np.ndarray | None = None):
-        self.count, self.samples = 0, 0
-        self.rails, self.railed = rails, np.zeros((2, size), int)
+        self.count = 0
+        self.samples = 0
+        self.rails = rails
+        self.railed = np.zeros((2, size), int)
         self.hashes = [hashlib.blake2b(digest_size=16) for _ in range(size)]
-        self.sum, self.square = np.zeros(size), np.zeros(size)
+        self.sum = np.zeros(size)
+        self.square = np.zeros(size)
         self.shift: np.ndarray | None = None
         self.bad: list[tuple[int, int, int]] = []  # trajectory, time, component
         self.bad_count = 0
         self.repeats: list[tuple[int, int]] = []  # trajectory, how many
         self.means: list[np.ndarray] = []
-        self.top, self.bottom = _Extreme(size), _Extreme(size)
+        self.top = _Extreme(size)
+        self.bottom = _Extreme(size)
         self.counter: TieCounter | None = None
 
     def add(self, x: np.ndarray, first: int) -> None:
@@ -166,7 +184,9 @@ class _Seen:
         if self.counter is not None:
             self.counter.add(x, ties)
         self.repeats += [(first + int(j), int(held[j])) for j in np.flatnonzero(held)]
-        later = np.where(bad, np.nan, x)[:, 1:].astype(np.float64)  # a prepared start is one value on purpose
+        later = np.where(bad, np.nan, x)[:, 1:].astype(
+            np.float64
+        )  # a prepared start is one value on purpose
         each = later.reshape(-1, x.shape[2])
         if self.shift is None:
             self.shift = np.nan_to_num(_nanmean(each))
@@ -193,7 +213,8 @@ class _Extreme:
     """The largest value of each component, how often it came, and how often the next one did."""
 
     def __init__(self, size: int):
-        self.value, self.times = np.full(size, -np.inf), np.zeros(size, int)
+        self.value = np.full(size, -np.inf)
+        self.times = np.zeros(size, int)
         self.second, self.second_times = np.full(size, -np.inf), np.zeros(size, int)
 
     def add(self, x: np.ndarray) -> None:
@@ -206,8 +227,14 @@ class _Extreme:
         levels = mine + theirs
         first = np.max([v for v, _ in levels], axis=0)
         next_one = np.max([np.where(v < first, v, -np.inf) for v, _ in levels], axis=0)
-        count = lambda level: np.sum([np.where((v == level) & np.isfinite(v), n, 0) for v, n in levels], axis=0)
-        self.value, self.times = first, count(first)
+
+        def count(level):
+            return np.sum(
+                [np.where((v == level) & np.isfinite(v), n, 0) for v, n in levels], axis=0
+            )
+
+        self.value = first
+        self.times = count(first)
         self.second, self.second_times = next_one, count(next_one)
 
 
@@ -216,38 +243,50 @@ def _nanmean(x: np.ndarray) -> np.ndarray:
     return np.where(n > 0, np.nansum(x, axis=0) / np.maximum(n, 1), np.nan)
 
 
-# ----------------------------------------------------------------------------------------- the checks
+# --------------------------------------------------------------------------------------- the checks
 
 
 def _whole(recording: RecordingFile) -> list[Finding]:
     findings = [
-        Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.") for text in recording.damage
+        Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.")
+        for text in recording.damage
     ]
     if recording.count == 0:
-        findings.append(Finding("empty", True, "no trajectory is complete: there is nothing to estimate from."))
+        findings.append(
+            Finding("empty", True, "no trajectory is complete: there is nothing to estimate from.")
+        )
     if recording.interrupted:
         text = (
-            "the file is being written, or its writer was killed: other programs will not open it. Go on with "
+            "the file is being written, or its writer was killed: other programs will not open it. "
+            "Go on with "
             "--append, or make it an ordinary file with fluctua.insitu.repair."
         )
         findings.append(Finding("interrupted", False, text))
     if recording.incomplete:
-        text = f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the others are whole."
+        text = (
+            f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the "
+            "others are whole."
+        )
         findings.append(Finding("incomplete", False, text))
     if recording.kind == "recording" and not recording.has_checksums:
         text = (
-            "the file was written before trajectories had checksums: its states are taken as they are, and damage to "
+            "the file was written before trajectories had checksums: its states are taken as they "
+            "are, and damage to "
             "them may pass. `fluctua convert` makes a copy with checksums."
         )
         findings.append(Finding("no checksums", False, text))
     if not recording.description.parameters:
-        text = "the parameters that were set are not in the file: pass them to `estimate` (--params)."
+        text = (
+            "the parameters that were set are not in the file: pass them to `estimate` (--params)."
+        )
         findings.append(Finding("no parameters", False, text))
     return findings
 
 
 def _grid(t: np.ndarray) -> list[Finding]:
-    """Gaps of two intervals or more are dropped samples; smaller departures are an irregular grid."""
+    """Gaps of two intervals or more are dropped samples; smaller departures are an irregular
+    grid.
+    """
     dt = np.diff(t)
     usual = np.median(dt)
     gaps = np.flatnonzero(dt > 1.5 * usual)
@@ -255,15 +294,19 @@ def _grid(t: np.ndarray) -> list[Finding]:
     if gaps.size and gaps.size <= len(dt) // 10:
         n = int(gaps[0])
         text = (
-            f"about {lost} sample{'s are' if lost > 1 else ' is'} missing from the time grid: {gaps.size} "
-            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), {dt[n] / usual:.1f} "
-            f"intervals long. The score takes each gap for one long step; use --score local-linear, or record again."
+            f"about {lost} sample{'s are' if lost > 1 else ' is'} missing from the time grid: "
+            f"{gaps.size} "
+            f"gap{'s' if gaps.size > 1 else ''}, the first after t = {t[n]:g} (index {n}), "
+            f"{dt[n] / usual:.1f} "
+            "intervals long. The score takes each gap for one long step; use --score "
+            "local-linear, or record again."
         )
         return [Finding("dropped samples", True, text)]
     uneven = np.abs(dt - usual).max() / usual
     if uneven > 1e-3:
         text = (
-            f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is allowed, if the times "
+            f"the time grid is irregular: intervals from {dt.min():g} to {dt.max():g}. That is "
+            "allowed, if the times "
             "are those of the samples and not of their arrival."
         )
         return [Finding("irregular grid", False, text)]
@@ -275,8 +318,10 @@ def _finite(seen: _Seen) -> list[Finding]:
         return []
     j, n, i = seen.bad[0]
     text = (
-        f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not finite (the first in "
-        f"trajectory {j} at time index {n}, component {i}). They are never averaged: `fluctua convert --drop` leaves "
+        f"{seen.bad_count:,} numbers in {len(seen.bad)} of {seen.count} trajectories are not "
+        "finite (the first in "
+        f"trajectory {j} at time index {n}, component {i}). They are never averaged: `fluctua "
+        "convert --drop` leaves "
         "such trajectories out."
     )
     return [Finding("not finite", True, text)]
@@ -292,8 +337,9 @@ def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
 
 
 def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
-    """Clipping piles samples up on one value. A continuous quantity takes its extreme once, and one rounded to steps
-    takes its last step less often than the last but one; so: at least `CLIPPED` samples, and three times the next.
+    """Clipping piles samples up on one value. A continuous quantity takes its extreme once, and one
+    rounded to steps takes its last step less often than the last but one; so: at least `CLIPPED`
+    samples, and three times the next.
     """
     moving = seen.moments()[1] > 0
     findings = []
@@ -303,7 +349,8 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
             worst = which[np.argmax(seen.railed[at][which])]
             text = (
                 f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
-                f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's range. Lower the gain "
+                f"{counted(int(seen.railed[at][worst]), 'sample')} at the end of the counter's "
+                "range. Lower the gain "
                 "and record again."
             )
             findings.append(Finding("clipping", True, text))
@@ -316,8 +363,10 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
             worst = which[np.argmax(end.times[which])]
             share = end.times[worst] / max(1, seen.samples)
             text = (
-                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, {end.times[worst]:,} "
-                f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and record again."
+                f"clipped {side}: {_named(which, components)}; worst is {components[worst]}, "
+                f"{end.times[worst]:,} "
+                f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and "
+                "record again."
             )
             findings.append(Finding("clipping", True, text))
     return findings
@@ -329,14 +378,21 @@ def _repeats(seen: _Seen, d: Description) -> list[Finding]:
     total = sum(n for _, n in seen.repeats)
     where = f"{counted(total, 'sample')} in {len(seen.repeats)} of {seen.count} trajectories"
     chance = None if seen.counter is None else seen.counter.judge(total, ALARM)
-    predicted = "" if chance is None or seen.counter is None else _predicted(chance, seen.counter.steps, d)
+    predicted = (
+        "" if chance is None or seen.counter is None else _predicted(chance, seen.counter.steps, d)
+    )
     if chance is not None and not chance.held:
         return [
-            Finding("ties", False, f"{where} repeat{'s' * (total == 1)} the one before, as chance has it{predicted}.")
+            Finding(
+                "ties",
+                False,
+                f"{where} repeat{'s' * (total == 1)} the one before, as chance has it{predicted}.",
+            )
         ]
     text = (
         f"{where} repeat{'s' * (total == 1)} the one before in every channel (first in trajectory "
-        f"{seen.repeats[0][0]}){predicted}: an instrument that holds its last value when it misses one. A repeated "
+        f"{seen.repeats[0][0]}){predicted}: an instrument that holds its last value when it misses "
+        "one. A repeated "
         "sample is a kick that never was; record again, or drop those trajectories."
     )
     return [Finding("dropped samples", True, text)]
@@ -347,9 +403,13 @@ def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
     widths = ", ".join(f"{step:.3g}" for step in np.unique(np.round(steps, 12))[:4])
     unit = f" {d.units}" if d.units else ""
     if not np.isfinite(chance.expected):
-        return f"; samples are {widths}{unit} apart, which is as much as they change: use a finer range"
+        return (
+            f"; samples are {widths}{unit} apart, which is as much as they change: use a finer "
+            "range"
+        )
     return (
-        f"; steps of {widths}{unit} predict {chance.expected:,.0f} ± {np.hypot(chance.error, chance.expected**0.5):.0f}"
+        f"; steps of {widths}{unit} predict {chance.expected:,.0f} ± "
+        f"{np.hypot(chance.error, chance.expected**0.5):.0f}"
     )
 
 
@@ -359,15 +419,19 @@ def _slow(x: np.ndarray, d: Description) -> list[Finding]:
     time = search.memory * float(np.median(np.diff(d.t)))
     if search.trend is not None:
         text = (
-            f"the record is not in a steady state: {describe_trend(search.trend, d.components)}. If the detector "
-            "drifts and the system does not, `fluctua convert IN OUT.nc --detrend TIME` takes away what varies more "
-            f"slowly than TIME ({2 * time / LOST:.2g} or more). If the system drifts, or began elsewhere, use a part "
+            f"the record is not in a steady state: {describe_trend(search.trend, d.components)}. "
+            "If the detector "
+            "drifts and the system does not, `fluctua convert IN OUT.nc --detrend TIME` takes away "
+            "what varies more "
+            f"slowly than TIME ({2 * time / LOST:.2g} or more). If the system drifts, or began "
+            "elsewhere, use a part "
             "of the record in which it does not."
         )
         return [Finding("drift", True, text)]
     if not search.resolved:
         text = (
-            f"{d.components[search.slowest]} is correlated over {time:.3g}, a {len(x) / search.memory:.0f}th of the "
+            f"{d.components[search.slowest]} is correlated over {time:.3g}, a "
+            f"{len(x) / search.memory:.0f}th of the "
             "record: a drift could not be told from its own fluctuations."
         )
         return [Finding("slow", False, text)]
@@ -375,12 +439,15 @@ def _slow(x: np.ndarray, d: Description) -> list[Finding]:
 
 
 def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
-    """Time averages of the first and of the last quarter of the trajectories, in standard errors."""
+    """Time averages of the first and of the last quarter of the trajectories, in standard
+    errors.
+    """
     means = np.concatenate(seen.means)
     quarter = len(means) // 4
     if quarter < 5:
         return []
-    first, last = means[:quarter], means[-quarter:]
+    first = means[:quarter]
+    last = means[-quarter:]
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.sqrt(first.var(axis=0, ddof=1) / quarter + last.var(axis=0, ddof=1) / quarter)
         z = np.nan_to_num((last.mean(axis=0) - first.mean(axis=0)) / error)
@@ -391,15 +458,19 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     worst = which[np.argmax(np.abs(z[which]))]
     change = last[:, worst].mean() - first[:, worst].mean()
     text = (
-        f"the mean drifts while the measurement runs: {_named(which, components)}; worst is {components[worst]}, by "
-        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} standard errors). "
+        f"the mean drifts while the measurement runs: {_named(which, components)}; worst is "
+        f"{components[worst]}, by "
+        f"{change:.3g} between the first and the last {quarter} trajectories ({abs(z[worst]):.1f} "
+        "standard errors). "
         "The system, or its parameters, were not the same throughout."
     )
     return [Finding("drift", True, text)]
 
 
 def _twice(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
-    """Channels that are the same numbers throughout: their noise is one, and the score counts it twice."""
+    """Channels that are the same numbers throughout: their noise is one, and the score counts
+    it twice.
+    """
     groups: dict[bytes, list[int]] = {}
     for k in np.flatnonzero(seen.moments()[1] > 0):
         groups.setdefault(seen.hashes[k].digest(), []).append(int(k))
@@ -407,7 +478,8 @@ def _twice(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
         Finding(
             "identical channels",
             True,
-            f"{' and '.join(components[k] for k in same)} are the same numbers in every sample: one cable on two "
+            f"{' and '.join(components[k] for k in same)} are the same numbers in every sample: "
+            "one cable on two "
             "inputs? Two components with one noise have no score. Leave one out.",
         )
         for same in groups.values()

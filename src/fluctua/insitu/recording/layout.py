@@ -1,13 +1,15 @@
-"""The file format: how a `Description` and the states lie in HDF5, as netCDF-4 reads it. See docs/recordings.md.
+"""The file format: how a `Description` and the states lie in HDF5, as netCDF-4 reads it. See
+docs/recordings.md.
 
-/x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py writes
-/time        (time)                        with attribute `units`
+/x           (trajectory, time, channel)   the states; complex as the compound {r, i} that h5py
+writes /time        (time)                        with attribute `units`
 /channel     (channel)                     names
-/trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories are complete
-/context/*   (trajectory, …)               what is known of each trajectory
-/checksum    (trajectory)                  CRC-32 of its states, and in the upper half of its number and context
-/events/*    (event, …)                    of jump processes; see `event_rows`
-/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables, each with an attribute `checksum`
+/trajectory  (trajectory)                  0, 1, 2, …: written last, so it says which trajectories
+are complete /context/*   (trajectory, …)               what is known of each trajectory
+/checksum    (trajectory)                  CRC-32 of its states, and in the upper half of its number
+and context /events/*    (event, …)                    of jump processes; see `event_rows`
+/parameters/*, /settings/*, /drive/*, /noise/*, /network/*     tables, each with an attribute
+`checksum`
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from fluctua.insitu.recording.description import GROUPS, Description, EventKinds
 
 FORMAT = "fluctua-recording"
 VERSION = 2
-"""2: texts of fixed length, and checksums always. 1: texts of variable length; the first files had no checksums."""
+"""2: texts of fixed length, and checksums always. 1: texts of variable length; the first files had
+no checksums.
+"""
 WRITING: dict[str, Any] = {"libver": ("v110", "v110")}
-"""HDF5 1.10's format: the first that can be read while it is written, and after its writer was killed."""
+"""HDF5 1.10's format: the first that can be read while it is written, and after its writer was
+killed.
+"""
 PAGE = 4096
 """Bytes that a disk writes whole."""
 ALIGNED: dict[str, Any] = {
@@ -41,10 +47,13 @@ ALIGNED: dict[str, Any] = {
 """The same with no small part of the index across two pages, where a power cut could tear it."""
 CHUNK_BYTES = 64 * 2**10
 CHECKSUM = "checksum"
-DEFLATE, SPARE = 1032, 64 * 2**20
+DEFLATE = 1032
+SPARE = 64 * 2**20
 """As much as compression can shrink data, and bytes that may be declared and not be there."""
 UNWRITTEN = (-1, 0)
-"""In place of a number that was not written: what HDF5 fills with, and a page that a power cut kept from the disk."""
+"""In place of a number that was not written: what HDF5 fills with, and a page that a power cut kept
+from the disk.
+"""
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable. {:10d}"
 
 
@@ -56,10 +65,13 @@ def write_head(file: h5py.File, description: Description) -> None:
     for name, value in attributes.items():
         texts.write_attribute(file, name, value)
     file.attrs["format_version"] = VERSION
-    # No checksum where one chunk holds several trajectories: it is written again with each of them, and a kill in the
-    # middle would leave a wrong one. Without, the bytes of earlier trajectories are the same before and after.
-    # What such chunks hold is checked by `checksum`, an entry a trajectory.
-    trajectory = file.create_dataset("trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1)
+    # No checksum where one chunk holds several trajectories: it is written again with each of them,
+    # and a kill in the middle would leave a wrong one. Without, the bytes of earlier trajectories
+    # are the same before and after. What such chunks hold is checked by `checksum`, an entry a
+    # trajectory.
+    trajectory = file.create_dataset(
+        "trajectory", (0,), maxshape=(None,), chunks=(1024,), dtype="i8", fillvalue=-1
+    )
     checksum = file.create_dataset("checksum", (0,), maxshape=(None,), chunks=(1024,), dtype="u8")
     time = file.create_dataset("time", data=d.t)
     channel = texts.write_texts(file, "channel", d.channels)
@@ -70,10 +82,17 @@ def write_head(file: h5py.File, description: Description) -> None:
     for data in (time, channel):
         values = data.asstr()[:] if data is channel else data[:]
         texts.write_attribute(data, CHECKSUM, digest({data.name: values}))
-    steps, width = len(d.t), len(d.channels)
-    dtype, rows = np.dtype(d.dtype), chunk_rows(d)
+    steps = len(d.t)
+    width = len(d.channels)
+    dtype = np.dtype(d.dtype)
+    rows = chunk_rows(d)
     x = file.create_dataset(
-        "x", (0, steps, width), maxshape=(None, steps, width), chunks=(1, rows, width), dtype=dtype, fletcher32=True
+        "x",
+        (0, steps, width),
+        maxshape=(None, steps, width),
+        chunks=(1, rows, width),
+        dtype=dtype,
+        fletcher32=True,
     )
     texts.write_attribute(x, "units", d.units)
     for axis, scale in enumerate((trajectory, time, channel)):
@@ -83,7 +102,9 @@ def write_head(file: h5py.File, description: Description) -> None:
         for name, shape in d.context.items():
             each = max(1, int(np.prod(shape)))
             block = (max(1, min(1024, CHUNK_BYTES // (8 * each))), *shape)
-            data = group.create_dataset(name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8")
+            data = group.create_dataset(
+                name, (0, *shape), maxshape=(None, *shape), chunks=block, dtype="f8"
+            )
             data.dims[0].attach_scale(trajectory)
             _attach(group, data, 1)
     if d.events is not None:
@@ -111,7 +132,9 @@ def write_table(group: h5py.Group, table: Any) -> None:
 
 
 def _attach(group: h5py.Group, data: h5py.Dataset, first: int) -> None:
-    """Give every axis a netCDF dimension, `size-…` by its length: readers know no anonymous ones."""
+    """Give every axis a netCDF dimension, `size-…` by its length: readers know no anonymous
+    ones.
+    """
     for axis in range(first, data.ndim):
         length = data.shape[axis]
         name = f"size-{length}"  # no name that a table may have
@@ -124,16 +147,23 @@ def read_head(file: h5py.File, path: Path) -> Description:
     """The description in an open file, whose format is checked first."""
     if texts.read_attribute(file, "format") != FORMAT:
         raise ValueError(
-            f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If it holds "
-            "trajectories, say where: --map x=PATH --map t=PATH (in Python, mapping={'x': ..., 't': ...})."
+            f"{path} is an HDF5 file, but not a recording (no attribute format = {FORMAT!r}). If "
+            "it holds "
+            "trajectories, say where: --map x=PATH --map t=PATH (in Python, mapping={'x': ..., "
+            "'t': ...})."
         )
     version = int(file.attrs["format_version"])
     if version > VERSION:
-        raise ValueError(f"{path} has format version {version}; this fluctua reads up to {VERSION}. Update it.")
+        raise ValueError(
+            f"{path} has format version {version}; this fluctua reads up to {VERSION}. Update it."
+        )
     needed = ("x", "time", "channel", "trajectory") + (("checksum",) if version > 1 else ())
     missing = [name for name in needed if name not in file]
     if missing:
-        raise ValueError(f"{path} is damaged: {', '.join(missing)} missing. It was cut short while it was created.")
+        raise ValueError(
+            f"{path} is damaged: {', '.join(missing)} missing. It was cut short while it was "
+            "created."
+        )
     tables = {name: read_table(file[name]) if name in file else {} for name in GROUPS}
     context = None
     if "context" in file:
@@ -176,21 +206,28 @@ def read_table(group: h5py.Group) -> dict[str, Any]:
 
 def _variables(group: h5py.Group) -> dict[str, h5py.Dataset]:
     """Its data sets, without those that are nothing but a dimension."""
-    return {name: d for name, d in group.items() if isinstance(d, h5py.Dataset) and not texts.is_dimension(d)}
+    return {
+        name: d
+        for name, d in group.items()
+        if isinstance(d, h5py.Dataset) and not texts.is_dimension(d)
+    }
 
 
 class Completeness(NamedTuple):
-    """whole: how many trajectories are, the leading ones. damage: what a kill cannot have done, in words."""
+    """whole: how many trajectories are, the leading ones. damage: what a kill cannot have done,
+    in words.
+    """
 
     whole: int
     damage: tuple[str, ...] = ()
 
 
 def complete(file: h5py.File) -> Completeness:
-    """How many trajectories are whole, by the numbers in `trajectory`, which are written last and in order.
+    """How many trajectories are whole, by the numbers in `trajectory`, which are written last and
+    in order.
 
-    A kill leaves one unfinished at most, with -1 in place of its number. Any other wrong number is damage to the
-    numbers, and says nothing against the trajectories that it belongs to.
+    A kill leaves one unfinished at most, with -1 in place of its number. Any other wrong number is
+    damage to the numbers, and says nothing against the trajectories that it belongs to.
     """
     index = file["trajectory"][:]
     right = index == np.arange(len(index))
@@ -199,8 +236,13 @@ def complete(file: h5py.File) -> Completeness:
     wrong = np.flatnonzero(~right[:count])
     damage = [f"entry {n} of /trajectory is {index[n]} and not {n}" for n in wrong[:3]]
     damage += [f"and {len(wrong) - 3} more of its entries"] if len(wrong) > 3 else []
-    lengths = {data.name: data.shape[0] for data in _growing(file) if data.name not in ("/trajectory", "/checksum")}
-    whole, begun = min(lengths.values()), max(len(index), *lengths.values())
+    lengths = {
+        data.name: data.shape[0]
+        for data in _growing(file)
+        if data.name not in ("/trajectory", "/checksum")
+    }
+    whole = min(lengths.values())
+    begun = max(len(index), *lengths.values())
     checks = file["checksum"].shape[0] if "checksum" in file else count
     if checks < count:
         damage.append(f"/trajectory counts {count} trajectories and /checksum has {checks}")
@@ -210,15 +252,20 @@ def complete(file: h5py.File) -> Completeness:
     elif count == whole - 1 and _whole_states(file, count):
         count += 1  # flushed with its checksum; only its number is missing
     if "events" in file:
-        there, group = min(count, whole), file["events"]
+        there = min(count, whole)
+        group = file["events"]
         wanted = event_rows.total(group, there)
         damage += [
-            f"/events/{name} has {group[name].shape[0]} entries, and {there} trajectories count {wanted} events"
+            f"/events/{name} has {group[name].shape[0]} entries, and {there} trajectories count "
+            f"{wanted} events"
             for name in event_rows.flat_names(group)
             if name != "event" and group[name].shape[0] < wanted
         ]
     if begun - count > 1:
-        damage.append(f"{begun - count} trajectories at the end have no number, where a kill leaves one at most")
+        damage.append(
+            f"{begun - count} trajectories at the end have no number, where a kill leaves one at "
+            "most"
+        )
     return Completeness(min(count, whole), tuple(damage))
 
 
@@ -226,7 +273,11 @@ def _whole_states(file: h5py.File, n: int) -> bool:
     """Whether trajectory n is as its checksum says, states and context."""
     if "checksum" not in file or file["checksum"].shape[0] <= n or not file["checksum"][n]:
         return False
-    rows = {name: data[n] for name, data in _variables(file["context"]).items()} if "context" in file else {}
+    rows = (
+        {name: data[n] for name, data in _variables(file["context"]).items()}
+        if "context" in file
+        else {}
+    )
     try:
         if "events" in file and not event_rows.whole(file["events"], n):
             return False
@@ -236,7 +287,10 @@ def _whole_states(file: h5py.File, n: int) -> bool:
 
 
 def read_checksums(file: h5py.File, count: int) -> np.ndarray | None:
-    """Of the first `count` trajectories, 0 where one is missing; None of files without them. (E,)"""
+    """Of the first `count` trajectories, 0 where one is missing; None of files without them.
+
+    (E,)
+    """
     if "checksum" not in file:
         return None
     known = np.zeros(count, np.uint64)
@@ -260,7 +314,9 @@ def context_checksum(number: int, context: Mapping[str, Any]) -> int:
 
 def name_trajectories(numbers: Sequence[int]) -> str:
     """`trajectory 3`, or `trajectories 0, 4, 5`; the first ten."""
-    shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10:,} more" if len(numbers) > 10 else "")
+    shown = ", ".join(map(str, numbers[:10])) + (
+        f" and {len(numbers) - 10:,} more" if len(numbers) > 10 else ""
+    )
     return f"{'trajectory' if len(numbers) == 1 else 'trajectories'} {shown}"
 
 
@@ -271,21 +327,32 @@ def digest(table: Mapping[str, Any]) -> str:
         value = table[name]
         array = np.asarray(value)
         text = array.dtype.kind in "OUS"
-        raw = "\0".join(map(str, array.ravel())).encode() if text else np.ascontiguousarray(array).tobytes()
-        total.update(f"{name} {array.shape} {'text' if text else array.dtype.str} {len(raw)} ".encode() + raw)
+        raw = (
+            "\0".join(map(str, array.ravel())).encode()
+            if text
+            else np.ascontiguousarray(array).tobytes()
+        )
+        total.update(
+            f"{name} {array.shape} {'text' if text else array.dtype.str} {len(raw)} ".encode() + raw
+        )
     return total.hexdigest()
 
 
 def damaged_tables(file: h5py.File) -> list[str]:
-    """The tables and axes that are not as their checksum says; those of files without checksums are not looked at."""
+    """The tables and axes that are not as their checksum says; those of files without checksums
+    are not looked at.
+    """
     values: dict[str, Any] = {name: read_table(file[name]) for name in GROUPS if name in file}
-    values |= {name: {f"/{name}": file[name].asstr()[:] if name == "channel" else file[name][:]}
-               for name in ("time", "channel")}  # fmt: skip
+    values |= {
+        name: {f"/{name}": file[name].asstr()[:] if name == "channel" else file[name][:]}
+        for name in ("time", "channel")
+    }
     values |= {"events": _kinds_table(file["events"])} if "events" in file else {}
     return [
         f"/{name} is not what was written (its checksum differs)"
         for name, table in values.items()
-        if CHECKSUM in file[name].attrs and texts.read_attribute(file[name], CHECKSUM) != digest(table)
+        if CHECKSUM in file[name].attrs
+        and texts.read_attribute(file[name], CHECKSUM) != digest(table)
     ]
 
 
@@ -321,16 +388,18 @@ def _growing(file: h5py.File) -> list[h5py.Dataset]:
     return [file["x"], file["trajectory"], *checks, *context, *happened]
 
 
-# ----------------------------------------------------------------------------------- what a file may point to
+# ------------------------------------------------------------------------- what a file may point to
 
 
 def refuse_elsewhere(file: h5py.File, path: Path) -> None:
-    """Refuse data that lie in another file, and shapes that are far larger than what the file holds.
+    """Refuse data that lie in another file, and shapes that are far larger than what the file
+    holds.
 
-    HDF5 follows external storage, virtual data sets and external links wherever they point. A shape is a mere number:
-    one of terabytes costs a file nothing and its reader all memory.
+    HDF5 follows external storage, virtual data sets and external links wherever they point. A shape
+    is a mere number: one of terabytes costs a file nothing and its reader all memory.
     """
-    groups, seen = [file["/"]], set()
+    groups = [file["/"]]
+    seen = set()
     while groups:
         group = groups.pop()
         address = h5py.h5o.get_info(group.id).addr
@@ -341,7 +410,10 @@ def refuse_elsewhere(file: h5py.File, path: Path) -> None:
             link = group.get(name, getlink=True)
             where = f"{group.name.rstrip('/')}/{name}"
             if not isinstance(link, h5py.HardLink):
-                raise ValueError(f"{path}: {where} is a link to {link.path!r}; a recording holds its data itself.")
+                raise ValueError(
+                    f"{path}: {where} is a link to {link.path!r}; a recording holds its data "
+                    "itself."
+                )
             item = group[name]
             if isinstance(item, h5py.Group):
                 groups.append(item)
@@ -351,10 +423,15 @@ def refuse_elsewhere(file: h5py.File, path: Path) -> None:
 
 def _refuse_data(data: h5py.Dataset, where: str, path: Path) -> None:
     if data.external or data.is_virtual:
-        raise ValueError(f"{path}: {where} lies in another file; a recording holds its data itself. Copy them into it.")
-    declared, held = math.prod(data.shape or ()) * data.dtype.itemsize, data.id.get_storage_size()
+        raise ValueError(
+            f"{path}: {where} lies in another file; a recording holds its data itself. Copy them "
+            "into it."
+        )
+    declared = math.prod(data.shape or ()) * data.dtype.itemsize
+    held = data.id.get_storage_size()
     if declared > SPARE + DEFLATE * held:
         raise ValueError(
-            f"{path}: {where} declares {data.shape} numbers, {declared:.3g} bytes, and holds {held:,}: damaged, or "
+            f"{path}: {where} declares {data.shape} numbers, {declared:.3g} bytes, and holds "
+            f"{held:,}: damaged, or "
             "made to exhaust the memory."
         )

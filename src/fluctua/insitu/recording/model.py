@@ -1,4 +1,6 @@
-"""The model that a recording is read with: the network it carries in its tables, or a Python file of the user's."""
+"""The model that a recording is read with: the network it carries in its tables, or a Python file
+of the user's.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,32 @@ from fluctua.tcmt.tasks import Task, assembled
 def task_tables(task: Task) -> dict[str, dict[str, Any]]:
     """`network` and `drive` of a task whose reward is a weighted sum of output powers.
 
-    drive: lead, amplitude, phase, frequency (drives,), and envelope (drives, T+1) where one has an envelope.
+    drive: lead, amplitude, phase, frequency (drives,), and envelope (drives, T+1) where one has an
+    envelope.
     """
     if task.weights is None:
-        raise ValueError("a recording keeps rewards that are weighted output powers; this task has another one.")
+        raise ValueError(
+            "a recording keeps rewards that are weighted output powers; this task has another one."
+        )
     m = task.modulation or tcmt.Modulation(0.0)
-    network: dict[str, Any] = {f.name: getattr(task.network, f.name) for f in dataclasses.fields(task.network)}
+    network: dict[str, Any] = {
+        f.name: getattr(task.network, f.name) for f in dataclasses.fields(task.network)
+    }
     network |= {"weights": np.asarray(task.weights), "frame": task.frame, "copies": task.copies}
     if task.step != "euler":
         network["step"] = task.step
     network |= {"sigma_kappa": m.sigma_kappa, "harmonics": m.harmonics, "omega_max": m.omega_max}
-    drive = {name: np.array([getattr(d, name) for d in task.drives]) for name in ("lead", "amplitude", "phase")}
+    drive = {
+        name: np.array([getattr(d, name) for d in task.drives])
+        for name in ("lead", "amplitude", "phase")
+    }
     drive["frequency"] = np.array([d.frequency for d in task.drives])
     if any(d.envelope for d in task.drives):
         t = jnp.asarray(task.t)
-        values = [np.ones(len(t)) if d.envelope is None else [float(d.envelope(s)) for s in t] for d in task.drives]
+        values = [
+            np.ones(len(t)) if d.envelope is None else [float(d.envelope(s)) for s in t]
+            for d in task.drives
+        ]
         drive["envelope"] = np.array(values)
     return {"network": network, "drive": drive}
 
@@ -66,22 +79,30 @@ def network_of(description: Description) -> tcmt.Network:
     names = [f.name for f in dataclasses.fields(tcmt.Network)]
     missing = [name for name in names if name not in table]
     if missing:
-        raise ValueError(f"this recording's `network` has no {', '.join(missing)}, so its network cannot be rebuilt.")
+        raise ValueError(
+            f"this recording's `network` has no {', '.join(missing)}, so its network cannot be "
+            "rebuilt."
+        )
     return tcmt.Network(**{name: np.asarray(table[name]) for name in names})
 
 
 def task_of(description: Description) -> Task:
     """The task that a recording was made with, on the recording's own time grid."""
-    d, table = description, description.network
+    d = description
+    table = description.network
     if not table:
         raise ValueError(
-            "this recording does not say what system it is of (no `network`). Give a model: --model FILE.py, with "
+            "this recording does not say what system it is of (no `network`). Give a model: "
+            "--model FILE.py, with "
             "`process` and `objective` (in Python, call fluctua.gradient with yours)."
         )
-    network, count = network_of(d), int(table["copies"])
+    network = network_of(d)
+    count = int(table["copies"])
     simulated = network if count == 1 else copies(network, count)
     drives = _drives(d)
-    modulation = tcmt.Modulation(float(table["sigma_kappa"]), int(table["harmonics"]), float(table["omega_max"]))
+    modulation = tcmt.Modulation(
+        float(table["sigma_kappa"]), int(table["harmonics"]), float(table["omega_max"])
+    )
     frame: Any = str(table["frame"])
     weights = tuple(np.asarray(table["weights"], float).tolist())
     reward = WeightedPower(outputs(simulated, drives, frame=frame), weights)
@@ -95,28 +116,39 @@ def observed_sites(description: Description, sites: int) -> np.ndarray:
         return np.asarray(description.network["observed"], int)
     if len(description.channels) != sites:
         raise ValueError(
-            f"the recording has {len(description.channels)} channels and its network {sites} resonators; `observed` in "
+            f"the recording has {len(description.channels)} channels and its network {sites} "
+            "resonators; `observed` in "
             "its network table must say which ones they are."
         )
     return np.arange(sites)
 
 
 def _drives(d: Description) -> tuple[tcmt.Drive, ...]:
-    table, drives = d.drive, []
+    table = d.drive
+    drives = []
     for k in range(len(np.atleast_1d(table["lead"]))):
-        at = lambda name: float(np.atleast_1d(table[name])[k])  # noqa: B023
+
+        def at(name):
+            return float(np.atleast_1d(table[name])[k])  # noqa: B023
+
         envelope = None
         if "envelope" in table:
-            envelope = SampledEnvelope(tuple(d.t.tolist()), tuple(np.atleast_2d(table["envelope"])[k].tolist()))
-        drives.append(tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope))
+            envelope = SampledEnvelope(
+                tuple(d.t.tolist()), tuple(np.atleast_2d(table["envelope"])[k].tolist())
+            )
+        drives.append(
+            tcmt.Drive(int(at("lead")), at("amplitude"), at("phase"), at("frequency"), envelope)
+        )
     return tuple(drives)
 
 
-# ---------------------------------------------------------------------------------------- any other system
+# --------------------------------------------------------------------------------- any other system
 
 
 class RecordingModel(NamedTuple):
-    """What an estimate or a calibration needs. observed, size: the components in the file, and of the state."""
+    """What an estimate or a calibration needs. observed, size: the components in the file, and
+    of the state.
+    """
 
     process: AnyProcess
     objective: Objective
@@ -127,16 +159,21 @@ class RecordingModel(NamedTuple):
     @property
     def hidden(self) -> bool:
         """Whether components of the state are missing from the file."""
-        return self.observed is not None and self.size is not None and len(self.observed) < self.size
+        return (
+            self.observed is not None and self.size is not None and len(self.observed) < self.size
+        )
 
 
-def model_of(recording: RecordingFile, source: Path | None = None, changes: Params | None = None) -> RecordingModel:
+def model_of(
+    recording: RecordingFile, source: Path | None = None, changes: Params | None = None
+) -> RecordingModel:
     """The model of a recording.
 
     Args:
         recording: an open one.
         source: a Python file with `process`, `objective` and, if the recording has no parameters,
-            `theta`; where both have a parameter, they must agree. Without a file, the recording's own `network`.
+            `theta`; where both have a parameter, they must agree. Without a file, the recording's
+            own `network`.
         changes: parameters that take the place of the recording's.
 
     Returns: process, objective and θ.
@@ -152,10 +189,13 @@ def model_of(recording: RecordingFile, source: Path | None = None, changes: Para
         task = task_of(d)
         sites = task.simulated.sites
         seen = observed_sites(d, sites)
-        model = RecordingModel(task.process, task.objective, theta, np.concatenate([seen, seen + sites]), 2 * sites)
+        model = RecordingModel(
+            task.process, task.objective, theta, np.concatenate([seen, seen + sites]), 2 * sites
+        )
     if not theta:
         raise ValueError(
-            f"{recording.path} does not hold the parameters that were set; give them with --params FILE.npz."
+            f"{recording.path} does not hold the parameters that were set; give them with --params "
+            "FILE.npz."
         )
     if source is not None and recording.count:
         _try(recording, model, source)
@@ -178,13 +218,15 @@ def find_difference(name: str, first: Any, second: Any) -> Difference | None:
     """
     if isinstance(first, str) or isinstance(second, str):
         return None if first == second else Difference(name, repr(first), repr(second))
-    a, b = np.asarray(first), np.asarray(second)
+    a = np.asarray(first)
+    b = np.asarray(second)
     if a.shape != b.shape:
         return Difference(name, f"shape {a.shape}", f"shape {b.shape}")
     # an integer is as exact as float64
     precisions = [v.dtype if v.dtype.kind == "f" else np.dtype(np.float64) for v in (a, b)]
     lower = min(precisions, key=lambda precision: precision.itemsize)
-    a, b = a.astype(lower), b.astype(lower)
+    a = a.astype(lower)
+    b = b.astype(lower)
     differing = np.argwhere(~((a == b) | (np.isnan(a) & np.isnan(b))))
     if not len(differing):
         return None
@@ -204,22 +246,32 @@ def _name_path(path: Any) -> str:
 
 
 def _merge_recorded(recording: RecordingFile, theta: Params, source: Path) -> Params:
-    """θ of a model file with the values in the recording, where it has them. A difference is refused."""
+    """θ of a model file with the values in the recording, where it has them.
+
+    A difference is refused.
+    """
     recorded = recording.description.parameters
     for name, value in name_leaves(theta).items():
         difference = find_difference(name, recorded[name], value) if name in recorded else None
         if difference is not None:
             raise ValueError(
-                f"`{difference.component}` is {difference.first} in {recording.path} and {difference.second} in the "
-                f"`theta` of {source}. The score needs the parameters at which the file was recorded: remove `theta` "
-                "from the model, or, if the file is wrong, give the right ones with --params FILE.npz."
+                f"`{difference.component}` is {difference.first} in {recording.path} and "
+                f"{difference.second} in the "
+                f"`theta` of {source}. The score needs the parameters at which the file was "
+                "recorded: remove `theta` "
+                "from the model, or, if the file is wrong, give the right ones with --params "
+                "FILE.npz."
             )
     known = recording.description.theta
-    return jax.tree_util.tree_map_with_path(lambda path, value: known.get(_name_path(path), value), theta)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, value: known.get(_name_path(path), value), theta
+    )
 
 
 def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
-    """A parameter that the model looks up and nobody gave is named here, not where the drift is differentiated."""
+    """A parameter that the model looks up and nobody gave is named here, not where the drift is
+    differentiated.
+    """
     context = recording.trajectories(0, 1, load=True).context
     one = None if context is None else {name: leaf[0] for name, leaf in context.items()}
     state = jax.ShapeDtypeStruct((len(recording.description.components),), np.float32)
@@ -233,7 +285,8 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
     except KeyError as error:
         there = ", ".join([*model.theta, *(f"context {entry}" for entry in one or {})])
         raise ValueError(
-            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from the recording and from "
+            f"the {name} of {source} looks for {error}; there is {there}. Parameters come from the "
+            "recording and from "
             "--params FILE.npz."
         ) from error
 
@@ -241,30 +294,46 @@ def _try(recording: RecordingFile, model: RecordingModel, source: Path) -> None:
 def _loaded(path: Path) -> Any:
     require_file(path, "a Python file")
     if not path.exists():
-        raise ValueError(f"there is no model file {path}. It is a Python file that defines `process` and `objective`.")
+        raise ValueError(
+            f"there is no model file {path}. It is a Python file that defines `process` and "
+            "`objective`."
+        )
     return _module(path, path.read_bytes())
 
 
 @lru_cache(maxsize=16)
 def _module(path: Path, _content: bytes) -> Any:
-    """One for every content of a file: what JAX compiled for its functions serves all recordings."""
+    """One for every content of a file: what JAX compiled for its functions serves all
+    recordings.
+    """
     spec = importlib.util.spec_from_file_location(f"model_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file: a model is a .py that defines `process` and `objective`.")
+        raise ValueError(
+            f"{path} is not a Python file: a model is a .py that defines `process` and `objective`."
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        lines = [error.lineno] if isinstance(error, SyntaxError) else [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
-        ]  # fmt: skip
+        lines = (
+            [error.lineno]
+            if isinstance(error, SyntaxError)
+            else [
+                frame.lineno
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == str(path.resolve())
+            ]
+        )
         where = f", line {lines[-1]}" if lines else ""
         what = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"the model {path} does not run: {type(error).__name__}{where}: {what}.") from error
+        raise ValueError(
+            f"the model {path} does not run: {type(error).__name__}{where}: {what}."
+        ) from error
     for name, kinds in (("process", (Process, Jumps)), ("objective", (Objective,))):
         if not isinstance(getattr(module, name, None), kinds):
             raise ValueError(
-                f"{path} must define `{name}`, a {' or '.join(f'fluctua.{kind.__name__}' for kind in kinds)}; it has "
+                f"{path} must define `{name}`, a "
+                f"{' or '.join(f'fluctua.{kind.__name__}' for kind in kinds)}; it has "
                 f"{type(getattr(module, name, None)).__name__}."
             )
     return module

@@ -1,17 +1,18 @@
-"""Who writes a file: HDF5's mark in the superblock, how it is taken away, and the claim of a writer that lives.
+"""Who writes a file: HDF5's mark in the superblock, how it is taken away, and the claim of a writer
+that lives.
 
-A file that is being written is marked in its superblock, and HDF5 refuses to open it in the plain way until the writer
-closes it. A killed writer never does. The mark is one byte, 1 for plain writing and 5 for single-writer mode, of which
-HDF5 reads only the second; the superblock ends with a checksum (Bob Jenkins' lookup3) and holds the length of the file,
-so both are brought up to date. This is what HDF5's own `h5clear --status --increment=0` does, without asking anyone to
-install it.
+A file that is being written is marked in its superblock, and HDF5 refuses to open it in the plain
+way until the writer closes it. A killed writer never does. The mark is one byte, 1 for plain
+writing and 5 for single-writer mode, of which HDF5 reads only the second; the superblock ends with
+a checksum (Bob Jenkins' lookup3) and holds the length of the file, so both are brought up to date.
+This is what HDF5's own `h5clear --status --increment=0` does, without asking anyone to install it.
 
     offset  0  signature, 8 bytes        offset 12  base address            offset 28  end of file
     offset  8  version, 3                offset 20  extension               offset 36  root group
     offset  9  sizes, 8 and 8            offset 11  marks                   offset 44  checksum
 
-A writer that lives holds a lock on a file beside the recording, `.NAME.writer`, with its name in it. The lock goes with
-the process, however it ends.
+A writer that lives holds a lock on a file beside the recording, `.NAME.writer`, with its name in
+it. The lock goes with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def unmark(path: Path) -> None:
     """Take the mark away. Only for a file whose writer is gone."""
     head = _head(path)
     if head is None:
-        raise ValueError(f"{path} has no HDF5 superblock of version 3: it was not written by fluctua.")
+        raise ValueError(
+            f"{path} has no HDF5 superblock of version 3: it was not written by fluctua."
+        )
     with open(path, "r+b") as file:
         file.write(_without_mark(head, os.path.getsize(path)))
 
@@ -92,9 +95,11 @@ class Claim:
     def _taken(self, path: Path) -> IO[str]:
         while True:
             try:
-                file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115, held as long as the claim
+                file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115
             except OSError as error:
-                raise ValueError(f"{path} cannot be written: {error.strerror} ({self._lock.parent}).") from None
+                raise ValueError(
+                    f"{path} cannot be written: {error.strerror} ({self._lock.parent})."
+                ) from None
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -103,7 +108,9 @@ class Claim:
                 file.close()
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
-                raise ValueError(f"{path} is being written by {holder}. Wait for it, or stop it first.") from None
+                raise ValueError(
+                    f"{path} is being written by {holder}. Wait for it, or stop it first."
+                ) from None
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(file.fileno()).st_ino == os.stat(self._lock).st_ino:
                     break
@@ -122,9 +129,11 @@ class Claim:
 
 
 def being_written(path: Path) -> bool:
-    """Whether a writer of the file lives, on this machine or, as far as its lock file says, on another."""
+    """Whether a writer of the file lives, on this machine or, as far as its lock file says, on
+    another.
+    """
     try:
-        file = open(path.with_name(f".{path.name}.writer"), encoding="utf-8")  # noqa: SIM115, closed below
+        file = open(path.with_name(f".{path.name}.writer"), encoding="utf-8")  # noqa: SIM115
     except OSError:
         return False
     with file:
@@ -177,12 +186,20 @@ def _head(path: Path) -> bytes | None:
 def lookup3(data: bytes) -> int:
     """hashlittle(data, 0), the checksum of HDF5's metadata. 32 bits."""
     mask = 0xFFFFFFFF
-    rotated = lambda v, k: ((v << k) | (v >> (32 - k))) & mask
+
+    def rotated(v, k):
+        return ((v << k) | (v >> (32 - k))) & mask
+
     a = b = c = (0xDEADBEEF + len(data)) & mask
-    words = lambda part: [int.from_bytes(part[k : k + 4], "little") for k in (0, 4, 8)]
+
+    def words(part):
+        return [int.from_bytes(part[k : k + 4], "little") for k in (0, 4, 8)]
+
     while len(data) > 12:
         x, y, z = words(data[:12])
-        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+        a = (a + x) & mask
+        b = (b + y) & mask
+        c = (c + z) & mask
         for turn in (4, 6, 8, 16, 19, 4):  # the three words take turns in the same three operations
             a = ((a - c) & mask) ^ rotated(c, turn)
             c = (c + b) & mask
@@ -191,7 +208,9 @@ def lookup3(data: bytes) -> int:
     if not data:
         return c
     x, y, z = words(data.ljust(12, b"\0"))
-    a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+    a = (a + x) & mask
+    b = (b + y) & mask
+    c = (c + z) & mask
     for turn in (14, 11, 25, 16, 4, 14, 24):
         c = ((c ^ b) - rotated(b, turn)) & mask
         a, b, c = b, c, a

@@ -26,7 +26,9 @@ from fluctua.store.files import require_file
 
 
 class States:
-    """x (E, T+1, M) real, loaded when sliced along trajectories and times; complex channels as [Re, Im]."""
+    """x (E, T+1, M) real, loaded when sliced along trajectories and times; complex channels as
+    [Re, Im].
+    """
 
     def __init__(self, data: Any, count: int):
         self._data = data
@@ -39,10 +41,15 @@ class States:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """x[trajectories], x[trajectories, times] with slices or numbers; anything after works on the result."""
+        """x[trajectories], x[trajectories, times] with slices or numbers; anything after
+        works on the result.
+        """
         keys = key if isinstance(key, tuple) else (key,)
         if not all(isinstance(k, slice | int | np.integer) for k in keys[:2]):
-            raise TypeError("the states of a recording are sliced by trajectory and time: x[a:b], x[:, n:m], x[j].")
+            raise TypeError(
+                "the states of a recording are sliced by trajectory and time: x[a:b], x[:, n:m], "
+                "x[j]."
+            )
         first = [_bounded(k, size) for k, size in zip(keys[:2], self.shape, strict=False)]
         raw = self._data[tuple(first)]
         x = np.concatenate([raw.real, raw.imag], axis=-1) if raw.dtype.kind == "c" else raw
@@ -53,10 +60,13 @@ class States:
 
 
 class _Cut:
-    """Data (E, T+1, C) as (E·S, length+1, C): S stretches of each trajectory, ends shared, loaded when sliced."""
+    """Data (E, T+1, C) as (E·S, length+1, C): S stretches of each trajectory, ends shared,
+    loaded when sliced.
+    """
 
     def __init__(self, data: Any, count: int, length: int):
-        self._data, self._length = data, length
+        self._data = data
+        self._length = length
         self._each = (data.shape[1] - 1) // length
         self.shape = (count * self._each, length + 1, data.shape[2])
         self.dtype = data.dtype
@@ -83,10 +93,13 @@ def _bounded(key: Any, size: int) -> Any:
 class RecordingFile:
     """An open recording. Made by `open_recording`; use it in a `with`.
 
-    description: the head. count: E, complete trajectories. incomplete: begun and not finished, never shown.
-    kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer was killed,
-    or is writing now. damage: what is not as it was written, in words. events: an `EventReader`, or None.
-    rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where they are not known.
+    description: the head. count: E, complete trajectories. incomplete: begun and not finished,
+    never shown.
+    kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer
+    was killed, or is writing now. damage: what is not as it was written, in words. events: an
+    `EventReader`, or None.
+    rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where
+    they are not known.
     """
 
     def __init__(
@@ -105,11 +118,18 @@ class RecordingFile:
         rails: np.ndarray | None = None,
         file: Any = None,
     ):
-        self.path, self.kind, self.description = path, kind, description
-        self.count, self.incomplete, self.interrupted = count, incomplete, interrupted
-        self.damage, self.rails, self._checksums = damage, rails, checksums
+        self.path = path
+        self.kind = kind
+        self.description = description
+        self.count = count
+        self.incomplete = incomplete
+        self.interrupted = interrupted
+        self.damage = damage
+        self.rails = rails
+        self._checksums = checksums
         self.x = States(data, count)
-        self._context, self._file = context, file
+        self._context = context
+        self._file = file
         self.events: EventReader | None = None
         if description.events is not None:
             self.events = EventReader(file["events"], description, count, self.x, path)
@@ -129,14 +149,18 @@ class RecordingFile:
         """{name: (E, ...)}, loaded."""
         return self._rows(0, self.count)
 
-    def trajectories(self, first: int = 0, last: int | None = None, *, load: bool = False) -> Trajectories:
+    def trajectories(
+        self, first: int = 0, last: int | None = None, *, load: bool = False
+    ) -> Trajectories:
         """Trajectories first … last−1 as the library takes them; `load` reads the states now."""
         stop = self.count if last is None else min(last, self.count)
         whole = (first, stop) == (0, self.count) and not load
         events = None
         if self.events is not None:
             events = self.events.lazy() if whole else self.events.dense(first, stop, slice(None))
-        return Trajectories(self.t, self.x if whole else self.x[first:stop], self._rows(first, stop), events)
+        return Trajectories(
+            self.t, self.x if whole else self.x[first:stop], self._rows(first, stop), events
+        )
 
     def chunks(self, size: int) -> Iterator[Trajectories]:
         """Consecutive pieces of `size` trajectories, loaded one at a time."""
@@ -152,17 +176,23 @@ class RecordingFile:
         if self._context is None:
             return None
         rows = {name: np.asarray(data[first:stop]) for name, data in self._context.items()}
-        for n, known in enumerate([] if self._checksums is None else self._checksums[first:stop], first):
+        for n, known in enumerate(
+            [] if self._checksums is None else self._checksums[first:stop], first
+        ):
             one = {name: values[n - first] for name, values in rows.items()}
             if layout.context_checksum(n, one) != int(known) >> 32:
-                raise ValueError(f"{self.path} is damaged: the context of trajectory {n} is not what was written.")
+                raise ValueError(
+                    f"{self.path} is damaged: the context of trajectory {n} is not what was "
+                    "written."
+                )
         return rows
 
     def cut(self, length: int) -> RecordingFile:
         """The same file as stretches of `length` steps, so that a long trace is many trajectories.
 
-        A stretch begins with the last sample of the one before, so that no step is lost but those after the last whole
-        stretch. Times begin anew in each. The file stays open and is closed by its first owner.
+        A stretch begins with the last sample of the one before, so that no step is lost but those
+        after the last whole stretch. Times begin anew in each. The file stays open and is closed by
+        its first owner.
         """
         steps = len(self.t) - 1
         if not 1 <= length <= steps:
@@ -170,7 +200,9 @@ class RecordingFile:
         each = steps // length
         rows = self.context
         if self.events is not None:
-            raise ValueError(f"{self.path} has events within its steps: such a recording is not cut.")
+            raise ValueError(
+                f"{self.path} has events within its steps: such a recording is not cut."
+            )
         head = dataclasses.replace(self.description, t=self.t[: length + 1])
         return RecordingFile(
             self.path,
@@ -178,7 +210,9 @@ class RecordingFile:
             head,
             _Cut(self.x._data, self.count, length),
             self.count * each,
-            None if rows is None else {name: np.repeat(values, each, axis=0) for name, values in rows.items()},
+            None
+            if rows is None
+            else {name: np.repeat(values, each, axis=0) for name, values in rows.items()},
             interrupted=self.interrupted,
             damage=self.damage,
             rails=self.rails,
@@ -193,14 +227,19 @@ class RecordingFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __repr__(self) -> str:
         e, t, m = self.x.shape
         count = counted(e, "trajectory")
-        return f"RecordingFile({str(self.path)!r}: {count} × {t} times × {m} components, {self.kind})"
+        return (
+            f"RecordingFile({str(self.path)!r}: {count} × {t} times × {m} components, {self.kind})"
+        )
 
 
 def open_recording(
@@ -211,19 +250,22 @@ def open_recording(
     scale: Any = None,
     damaged: bool = False,
 ) -> RecordingFile:
-    """Open a recording, an .npz, .npy or MATLAB v7.3 file whatever its name ends in, or a .csv (.tsv, .txt, .dat).
+    """Open a recording, an .npz, .npy or MATLAB v7.3 file whatever its name ends in, or a .csv
+    (.tsv, .txt, .dat).
 
     Args:
         path: the file.
-        mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time", "parameters.omega": "w0"}; not needed
-            if it follows the naming of docs/recordings.md.
+        mapping: where a foreign file keeps things, {"x": "Data/psi", "t": "time",
+            "parameters.omega": "w0"}; not needed if it follows the naming of docs/recordings.md.
         dt: interval of the samples of a file that has no times.
         scale: units a count, for samples that are integers; a number, or one for each channel.
-        damaged: open a file that is not what was written too; `damage` then says what is wrong. Refused otherwise.
+        damaged: open a file that is not what was written too; `damage` then says what is wrong.
+            refused otherwise.
     Returns: a `RecordingFile`, to be used in a `with`.
 
     >>> with open_recording("run.nc") as recording:
-    ...     fluctua.gradient(process, objective, recording.description.theta, recording.trajectories())
+    ...     theta = recording.description.theta
+    ...     fluctua.gradient(process, objective, theta, recording.trajectories())
 
     """
     path = Path(path)
@@ -246,20 +288,29 @@ def open_recording(
     try:
         layout.refuse_elsewhere(file, path)
         if mapping or texts.read_attribute(file, "format") != layout.FORMAT:
-            return _foreign(path, foreign.read_hdf5(path, file, mapping or {}, units, unreadable.texts), file)
+            return _foreign(
+                path, foreign.read_hdf5(path, file, mapping or {}, units, unreadable.texts), file
+            )
         if units != foreign.Units():
             raise ValueError(
-                f"{path} is a recording, with its own times and units; leave --dt, --rate and --scale out."
+                f"{path} is a recording, with its own times and units; leave --dt, --rate and "
+                "--scale out."
             )
         description = layout.read_head(file, path)
-        (count, damage), begun = layout.complete(file), file["x"].shape[0]
+        (count, damage) = layout.complete(file)
+        begun = file["x"].shape[0]
         damage = (*damage, *layout.damaged_tables(file), *layout.damaged_dimensions(unreadable))
         if damage and not damaged:
             raise ValueError(
-                f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` says what is whole, "
+                f"{path} is damaged: {'; '.join(damage)}. Nothing was changed. `fluctua inspect` "
+                "says what is whole, "
                 f"and `fluctua convert {path} OUT.nc` copies it."
             )
-        context = {name: file["context"][name] for name in description.context} if description.context else None
+        context = (
+            {name: file["context"][name] for name in description.context}
+            if description.context
+            else None
+        )
         checksums = layout.read_checksums(file, count)
         return RecordingFile(
             path,
@@ -283,21 +334,28 @@ def open_recording(
 
 
 def open_hdf5(path: Path) -> tuple[h5py.File, bool]:
-    """The file for reading, and whether it has the mark of a writer; also if that one was killed in plain mode."""
+    """The file for reading, and whether it has the mark of a writer; also if that one was
+    killed in plain mode.
+    """
     waited = time.monotonic() + 1.0
     while True:
         mark = ownership.mark(path)
-        # beside a writer HDF5 asks for minutes for a page that is torn, and where the writer is gone it stays torn
+        # beside a writer HDF5 asks for minutes for a page that is torn, and where the writer is
+        # gone it stays torn
         alone = mark and not (mark & ownership.SINGLE_WRITER and ownership.being_written(path))
         try:
             if alone:
                 return h5py.File(ownership.Unmarked(path), "r"), True
             return h5py.File(path, "r", swmr=bool(mark)), bool(mark)
         except OSError as error:
-            if mark != ownership.mark(path) or (time.monotonic() < waited and ownership.left_behind(path)):
+            if mark != ownership.mark(path) or (
+                time.monotonic() < waited and ownership.left_behind(path)
+            ):
                 time.sleep(0.02)  # a writer is beginning or ending, which takes milliseconds
                 continue
-            raise ValueError(f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short.") from None
+            raise ValueError(
+                f"{path} cannot be opened: {_first_line(error)} It is damaged, or cut short."
+            ) from None
 
 
 def _foreign(path: Path, contents: foreign.Contents, file: Any = None) -> RecordingFile:
@@ -311,13 +369,18 @@ def _plain_file(path: Path, mapping: Mapping[str, str], units: foreign.Units) ->
     if beginning.startswith(b"\x93NUMPY"):
         return foreign.read_npy(path, units)
     if beginning.startswith(b"PK\x03\x04"):
-        raise ValueError(f"{path} is an .npz that was cut short: its end, which lists what is in it, is missing. Copy "
-                         "or save it again.")  # fmt: skip
+        raise ValueError(
+            f"{path} is an .npz that was cut short: its end, which lists what is in "
+            "it, is missing. Copy "
+            "or save it again."
+        )
     if path.suffix.lower() in foreign.TEXT_FILES:
         return foreign.read_text(path, mapping, units)
     raise ValueError(
-        f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {beginning!r}. MATLAB files of older "
-        "versions are saved again with save(..., '-v7.3'); tables of numbers end in .csv, .tsv, .txt or .dat."
+        f"{path} is neither HDF5 (netCDF-4, MATLAB v7.3) nor .npz: it begins with {beginning!r}. "
+        "MATLAB files of older "
+        "versions are saved again with save(..., '-v7.3'); tables of numbers end in .csv, .tsv, "
+        ".txt or .dat."
     )
 
 
@@ -341,8 +404,12 @@ def _first_line(error: BaseException) -> str:
     return (text[0] if text else type(error).__name__).strip("'\"").rstrip(".") + "."
 
 
-def with_silent_named(source: RecordingFile | Trajectories, process: Process, theta: Params) -> Process:
-    """The process, checked, with its silent components named, as they are at the first state that was recorded."""
+def with_silent_named(
+    source: RecordingFile | Trajectories, process: Process, theta: Params
+) -> Process:
+    """The process, checked, with its silent components named, as they are at the first state
+    that was recorded.
+    """
     process = check.process(process)
     if process.silent and process.step == "euler":
         return process
@@ -354,7 +421,9 @@ def with_silent_named(source: RecordingFile | Trajectories, process: Process, th
     return named
 
 
-def pieces(source: RecordingFile | Trajectories, size: int, stop: int | None = None) -> Iterator[Trajectories]:
+def pieces(
+    source: RecordingFile | Trajectories, size: int, stop: int | None = None
+) -> Iterator[Trajectories]:
     """Consecutive pieces of `size` trajectories, loaded; refused if a state is not finite."""
     count = source.count if isinstance(source, RecordingFile) else len(source.x)
     if count == 0:

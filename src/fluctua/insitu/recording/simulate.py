@@ -46,15 +46,19 @@ def describe(
         dtype: of the file.
         provenance: where the data come from, for people.
         settings: of the actuators.
-        settle: time for which the network runs before the first sample, for a record that begins in the steady state.
+        settle: time for which the network runs before the first sample, for a record that begins in
+            the steady state.
 
     Returns: the description that `record` and `create` take.
     """
-    steps, sites = len(task.t) - 1, task.simulated.sites
+    steps = len(task.t) - 1
+    sites = task.simulated.sites
     if every < 1 or steps % every:
         raise ValueError(f"`every` must divide the {steps} steps of the simulation; got {every}.")
     if not (np.isfinite(observation_noise) and observation_noise >= 0):
-        raise ValueError(f"`observation_noise` is a standard deviation, 0 or more; got {observation_noise}.")
+        raise ValueError(
+            f"`observation_noise` is a standard deviation, 0 or more; got {observation_noise}."
+        )
     seen = np.arange(sites) if observe is None else np.array(sorted(set(observe)), int)
     if seen.size == 0 or seen.min() < 0 or seen.max() >= sites:
         raise ValueError(f"`observe` names resonators 0…{sites - 1}; got {list(observe or ())}.")
@@ -85,12 +89,18 @@ def describe(
 
 
 def record(
-    path: str | Path, task: Task, description: Description, count: int, *, append: bool = False, replace: bool = False
+    path: str | Path,
+    task: Task,
+    description: Description,
+    count: int,
+    *,
+    append: bool = False,
+    replace: bool = False,
 ) -> Iterator[int]:
     """Simulate until the recording has `count` trajectories. The file is complete at any moment.
 
-    Trajectory j is the same whether the recording was interrupted before it or not. What would not fit on the disk is
-    refused before it begins.
+    Trajectory j is the same whether the recording was interrupted before it or not. What would not
+    fit on the disk is refused before it begins.
 
     Args:
         path: the file.
@@ -112,8 +122,12 @@ def record(
         writer = create(path, description, replace=replace, trajectories=count)
     how = description.simulation
     key, noise_key = jax.random.split(jax.random.key(int(how["seed"])))
-    theta = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in description.parameters.items()}
-    every, spread = int(how["every"]), float(how["observation_noise"])
+    theta = {
+        name: jnp.asarray(value, jnp.result_type(float))
+        for name, value in description.parameters.items()
+    }
+    every = int(how["every"])
+    spread = float(how["observation_noise"])
     seen = np.asarray(description.network["observed"])
     columns = np.concatenate([seen, seen + task.simulated.sites])
     before = int(how.get("settle", 0))
@@ -122,7 +136,9 @@ def record(
     batch = max(1, min(256, count, BATCH_BYTES // each))
     with writer:
         while writer.count < count:
-            j = jnp.arange(writer.count, writer.count + batch)  # a fixed size compiles once; the rest is left out
+            j = jnp.arange(
+                writer.count, writer.count + batch
+            )  # a fixed size compiles once; the rest is left out
             x, context = sampled(substrate, key, theta, j, every)
             x = x[:, -len(description.t) :]
             check.finite_simulation(x, substrate.t)
@@ -130,7 +146,11 @@ def record(
                 x = x + spread * _standard(noise_key, j, x.shape[1:]).astype(x.dtype)
             states = np.asarray(x)[:, :, columns]
             for k in range(min(batch, count - writer.count)):
-                one = None if context is None else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
+                one = (
+                    None
+                    if context is None
+                    else {name: np.asarray(leaf[k]) for name, leaf in context.items()}
+                )
                 writer.append(states[k], one)
                 yield writer.count
 
@@ -159,7 +179,8 @@ def _same(path: str | Path, there: Description, asked: Description) -> None:
         different.append("time grid or precision")
     if different:
         raise ValueError(
-            f"{path} was recorded with another {', '.join(different)}; trajectories of two experiments do not belong "
+            f"{path} was recorded with another {', '.join(different)}; trajectories of two "
+            "experiments do not belong "
             "in one file. Append with the same options as before, or choose another name."
         )
 

@@ -45,7 +45,9 @@ def read_attribute(where: Any, name: str) -> str:
 def write_texts(group: h5py.Group, name: str, texts: str | Sequence[str]) -> h5py.Dataset:
     """A data set of one text or several, all of the length of the longest."""
     raw = np.char.encode(np.asarray(texts, dtype=np.str_), "utf-8")
-    length = max(2, raw.dtype.itemsize)  # xarray takes texts of one byte for the letters of one text
+    length = max(
+        2, raw.dtype.itemsize
+    )  # xarray takes texts of one byte for the letters of one text
     data = group.create_dataset(name, data=raw.astype(h5py.string_dtype("utf-8", length)))
     write_attribute(data, "_Encoding", "utf-8")
     return data
@@ -60,7 +62,8 @@ def is_dimension(data: h5py.Dataset) -> bool:
 class Unreadable(NamedTuple):
     """What lies in damaged heaps.
 
-    texts: names of attributes and data sets. dimensions: data sets whose axes have lost their names.
+    texts: names of attributes and data sets. dimensions: data sets whose axes have lost their
+    names.
     """
 
     texts: tuple[str, ...]
@@ -76,7 +79,11 @@ def find_unreadable(path: Path) -> Unreadable:
     dimensions: list[str] = []
 
     def look(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and _is_variable(item.id.get_type()) and not _can_read(item, ()):
+        if (
+            isinstance(item, h5py.Dataset)
+            and _is_variable(item.id.get_type())
+            and not _can_read(item, ())
+        ):
             texts.append(f"/{name}")
         for attribute in item.attrs:
             kind = h5py.h5a.open(item.id, attribute.encode()).get_type()
@@ -100,8 +107,10 @@ def refuse_unreadable(unreadable: Unreadable, path: Path) -> None:
     if unreadable.texts:
         shown = ", ".join(unreadable.texts[:3]) + (", …" if len(unreadable.texts) > 3 else "")
         raise ValueError(
-            f"{path} is damaged: {len(unreadable.texts)} of its texts cannot be read ({shown}), because the "
-            "block of the file that holds them was overwritten. Nothing was changed. Take a copy of the "
+            f"{path} is damaged: {len(unreadable.texts)} of its texts cannot be read ({shown}), "
+            "because the "
+            "block of the file that holds them was overwritten. Nothing was changed. Take a copy "
+            "of the "
             "file, or save its numbers without names and checks: "
             f"`fluctua convert {path} OUT.nc --map x=x --map t=time`."
         )

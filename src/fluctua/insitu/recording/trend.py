@@ -19,7 +19,8 @@ import scipy
 from fluctua.processes.stationary import memory_time
 
 ALARM = 1e-4
-"""Probability that a steady record is said to drift, all components, means and variances together."""
+"""Probability that a steady record is said to drift, all components, means and variances together.
+"""
 POINTS = 2**15
 """Means of consecutive samples that a record is reduced to."""
 SLOWEST = 2
@@ -28,7 +29,9 @@ FEWEST = 8
 MOST = 40
 """Half periods per record that it is compared with, K."""
 ASIDE = 4
-"""Half periods that are taken away before the correlation time is measured: a drift would lengthen it."""
+"""Half periods that are taken away before the correlation time is measured: a drift would lengthen
+it.
+"""
 LOST = 0.02
 """Share of the variance of its fluctuations that a record may lose with its trend."""
 
@@ -48,9 +51,11 @@ class Trend(NamedTuple):
 
 
 class TrendSearch(NamedTuple):
-    """trend: the drift that stands out most, or None. memory: 1 + 2Σ|ρ| of the slowest component, in samples.
+    """trend: the drift that stands out most, or None. memory: 1 + 2Σ|ρ| of the slowest component,
+    in samples.
 
-    slowest: its number. resolved: whether the record is long enough to tell its fluctuations from a drift.
+    slowest: its number. resolved: whether the record is long enough to tell its fluctuations from a
+    drift.
     """
 
     trend: Trend | None
@@ -72,7 +77,9 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
     whole = len(x) // group * group
     alarm = ALARM / (2 * x.shape[1] * records)
     trends: list[Trend] = []
-    slowest, memory, resolved = 0, 0.0, True
+    slowest = 0
+    memory = 0.0
+    resolved = True
     for i in range(x.shape[1]):
         series = np.asarray(x[:whole, i], np.float64)
         series = series - series.mean()
@@ -83,7 +90,8 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
         for what, values in (("mean", means), ("variance", squares)):
             tested = _test(values)
             if tested.memory * group > memory and what == "mean":
-                slowest, memory = i, tested.memory * group
+                slowest = i
+                memory = tested.memory * group
                 resolved = tested.resolved
             limit = alarm if tested.resolved else alarm / 10
             if tested.probability < limit:
@@ -95,7 +103,8 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
 def describe_trend(trend: Trend, components: tuple[str, ...]) -> str:
     """What drifts and by how much, without a full stop."""
     return (
-        f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between the halves of the "
+        f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between "
+        "the halves of the "
         f"record, {trend.errors:.1f} standard errors"
     )
 
@@ -123,7 +132,9 @@ def _test(values: np.ndarray) -> _Tested:
         return _Tested(1.0, change, 0.0, memory, flat >= FEWEST)
     statistic = float(np.mean(a[1 : SLOWEST + 1] ** 2)) / level
     probability = float(scipy.stats.f.sf(statistic, SLOWEST, count - SLOWEST))
-    return _Tested(probability, change, abs(change) / (2 * np.sqrt(level / n)), memory, flat >= FEWEST)
+    return _Tested(
+        probability, change, abs(change) / (2 * np.sqrt(level / n)), memory, flat >= FEWEST
+    )
 
 
 def _average(values: np.ndarray, group: int) -> np.ndarray:
@@ -142,8 +153,8 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
     """Take from a record (n, M) what varies more slowly than `samples`; its mean stays.
 
     The trend is taken for an offset of the detector, added to a system that is in a steady state.
-    A system whose parameters drift is not mended by this. The fluctuations lose 2m/`samples` of their
-    variance, m the memory; more than `LOST` is refused.
+    A system whose parameters drift is not mended by this. The fluctuations lose 2m/`samples` of
+    their variance, m the memory; more than `LOST` is refused.
 
     Args:
         x: finite states.
@@ -153,7 +164,8 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
     count = int(2 * len(x) / samples)
     if not count >= 1:
         raise ValueError(
-            f"{name} is {len(x)} samples long, less than half a period of {samples:.4g}: nothing in it varies so "
+            f"{name} is {len(x)} samples long, less than half a period of {samples:.4g}: nothing "
+            "in it varies so "
             "slowly. Give a shorter time to --detrend."
         )
     values = np.asarray(x, np.float64)
@@ -163,7 +175,9 @@ def remove_trend(x: np.ndarray, samples: float, name: Any) -> np.ndarray:
     lost = count * memory / len(x)
     if lost > LOST:
         raise ValueError(
-            f"--detrend would take {lost:.0%} of the fluctuations of {name} away with its trend: they are correlated "
-            f"over {memory:.3g} samples. Give a time of {2 * memory / LOST:.3g} samples or more, or record for longer."
+            f"--detrend would take {lost:.0%} of the fluctuations of {name} away with its trend: "
+            "they are correlated "
+            f"over {memory:.3g} samples. Give a time of {2 * memory / LOST:.3g} samples or more, "
+            "or record for longer."
         )
     return fast.astype(x.dtype)

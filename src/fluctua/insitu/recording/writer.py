@@ -1,14 +1,17 @@
-"""Writing a recording while it is measured: after a kill, every trajectory that `append` returned from is there.
+"""Writing a recording while it is measured: after a kill, every trajectory that `append` returned
+from is there.
 
-What HDF5 promises. Without care a killed writer leaves a file that nobody can open: the index of the data is in
-the memory of the process. In single-writer mode (SWMR) metadata reach the file in an order that keeps it readable at
-every moment, and `flush` hands everything to the operating system, which outlives the process. So a
-trajectory is written and flushed first, and only then its number, which is what counts it. A reader may look at any
-moment. This covers crashes and kills of the program; a power cut may take what the system had not yet put on disk.
+What HDF5 promises. Without care a killed writer leaves a file that nobody can open: the index of
+the data is in the memory of the process. In single-writer mode (SWMR) metadata reach the file in an
+order that keeps it readable at every moment, and `flush` hands everything to the operating system,
+which outlives the process. So a trajectory is written and flushed first, and only then its number,
+which is what counts it. A reader may look at any moment. This covers crashes and kills of the
+program; a power cut may take what the system had not yet put on disk.
 
-`durable` covers power cuts. The states are on the disk itself (fsync) before their number is written, and the number
-is when `append` returns. What a cut then leaves is the file of one moment with some pages of the next: every trajectory
-that counts is whole, which the tests try with such mixtures.
+`durable` covers power cuts. The states are on the disk itself (fsync) before their number is
+written, and the number is when `append` returns. What a cut then leaves is the file of one moment
+with some pages of the next: every trajectory that counts is whole, which the tests try with such
+mixtures.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from fluctua.insitu.recording.ownership import Claim
 from fluctua.insitu.recording.reader import open_hdf5, open_recording
 
 FEWER = (
-    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on another disk; "
+    "Record fewer trajectories, times or channels, in single precision (complex64, float32), or on "
+    "another disk; "
     "or make room."
 )
 GROWTH = 64 * 2**10
@@ -61,48 +65,70 @@ class Writer:
     """
 
     def __init__(
-        self, path: Path, file: h5py.File, description: Description, claim: Claim, durable: bool | float = False
+        self,
+        path: Path,
+        file: h5py.File,
+        description: Description,
+        claim: Claim,
+        durable: bool | float = False,
     ):
-        self.path, self.description, self.durable = path, description, durable
-        self._file, self._claim = file, claim
+        self.path = path
+        self.description = description
+        self.durable = durable
+        self._file = file
+        self._claim = claim
         self._synced = time.monotonic()
         self._reserved = 0
-        # held: HDF5 writes what is left of a data set when the last handle goes, and nobody would hear that it failed
+        # held: HDF5 writes what is left of a data set when the last handle goes, and nobody would
+        # hear that it failed
         self._data = {name: file[name] for name in ("x", "trajectory", "checksum") if name in file}
-        self._data |= {f"context/{name}": file["context"][name] for name in description.context or {}}
+        self._data |= {
+            f"context/{name}": file["context"][name] for name in description.context or {}
+        }
         if description.events is not None:
             self._data |= {"events": file["events"]}
             self._data |= {f"events/{name}": file["events"][name] for name in file["events"]}
         self.count = layout.complete(file).whole
         if (self.count and file["trajectory"].shape[0] < self.count) or (
             self.count and file["trajectory"][self.count - 1] != self.count - 1
-        ):  # fmt: skip
-            layout.write_number(file, self.count - 1)  # of one that was whole when its writer was killed
+        ):
+            layout.write_number(
+                file, self.count - 1
+            )  # of one that was whole when its writer was killed
             file.flush()
-        self._event_count = 0 if description.events is None else event_rows.total(file["events"], self.count)
+        self._event_count = (
+            0 if description.events is None else event_rows.total(file["events"], self.count)
+        )
         if durable:
             self._sync()
             sync(path.parent)
 
     def append(self, x: Any, context: Mapping[str, Any] | None = None, events: Any = None) -> int:
-        """One trajectory x (T+1, C), with its context; returns its number. It is safe when this returns.
+        """One trajectory x (T+1, C), with its context; returns its number. It is safe when this
+        returns.
 
-        A complex recording also takes the state [Re, Im], (T+1, 2C) real. events: the `Events` of the trajectory,
-        leaves (T, K, …), where the recording keeps them.
+        A complex recording also takes the state [Re, Im], (T+1, 2C) real. events: the `Events` of
+        the trajectory, leaves (T, K, …), where the recording keeps them.
         """
-        d, n = self.description, self.count
-        states, known = _states(d, x), _context(d, context)
+        d = self.description
+        n = self.count
+        states = _states(d, x)
+        known = _context(d, context)
         rows = _rows(d, states, events)
         if not self._file:
             raise ValueError(f"{self.path} is closed; append_to goes on with it.")
         self._reserve(event_rows.bytes_of(rows))
         try:
-            due = self.durable is True or (self.durable and time.monotonic() - self._synced >= self.durable)
+            due = self.durable is True or (
+                self.durable and time.monotonic() - self._synced >= self.durable
+            )
             _put(self._data["x"], n, states)
             for name, value in known.items():
                 _put(self._data[f"context/{name}"], n, value)
             end = (
-                self._event_count if rows is None else event_rows.put(self._data["events"], n, self._event_count, rows)
+                self._event_count
+                if rows is None
+                else event_rows.put(self._data["events"], n, self._event_count, rows)
             )
             if "checksum" in self._data:
                 _put(self._data["checksum"], n, np.uint64(layout.checksum(n, known, states)))
@@ -116,10 +142,12 @@ class Writer:
         except (OSError, RuntimeError) as error:
             self._abandon()
             raise ValueError(
-                f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in it; make room and go "
+                f"{self.path} cannot grow: {_reason(error)}. The {n} trajectories before are in "
+                "it; make room and go "
                 "on with append_to (--append)."
             ) from None
-        self.count, self._event_count = n + 1, end
+        self.count = n + 1
+        self._event_count = end
         return n
 
     def close(self) -> None:
@@ -132,7 +160,8 @@ class Writer:
             except (OSError, RuntimeError) as error:
                 self._abandon()
                 raise ValueError(
-                    f"{self.path} could not be closed: {_reason(error)}. Its {self.count} trajectories are in it."
+                    f"{self.path} could not be closed: {_reason(error)}. Its {self.count} "
+                    "trajectories are in it."
                 ) from None
             if self.durable:
                 sync(self.path)
@@ -141,18 +170,25 @@ class Writer:
     def _reserve(self, more: int) -> None:
         """Room for one more trajectory, before HDF5 is asked to write it.
 
-        A write that fails in the middle leaves HDF5 with what it can neither write nor forget, and the file with half
-        an index. Where a file system has no room, or a file may not grow further, it says so here.
+        A write that fails in the middle leaves HDF5 with what it can neither write nor forget, and
+        the file with half an index. Where a file system has no room, or a file may not grow
+        further, it says so here.
         """
         end = self._file.id.get_filesize()
-        each = trajectory_bytes(self.description, aligned=bool(self.durable)) + more + GROWTH + end // 128
+        each = (
+            trajectory_bytes(self.description, aligned=bool(self.durable))
+            + more
+            + GROWTH
+            + end // 128
+        )
         if end + each > self._reserved:
             try:
                 check_limit(self.path, end + each)
                 reserve(self._file.id.get_vfd_handle(), end, each)
             except OSError as error:
                 raise ValueError(
-                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories are safe; make room and "
+                    f"{self.path} cannot grow: {_reason(error)}. Its {self.count} trajectories are "
+                    "safe; make room and "
                     "go on with append_to (--append)."
                 ) from None
             self._reserved = end + each
@@ -177,7 +213,10 @@ class Writer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -196,21 +235,34 @@ def create(
         path: the file.
         description: times, channels, units and parameters.
         replace: an existing file, which is otherwise left alone.
-        trajectories: how many are to come, if known: a recording that would not fit on the disk is then refused.
-        durable: True waits for the disk at every trajectory, which then survives a power cut; a number of seconds waits
-            no more often than that, and a cut may take what came since (see docs/recordings.md).
+        trajectories: how many are to come, if known: a recording that would not fit on the disk is
+            then refused.
+        durable: True waits for the disk at every trajectory, which then survives a power cut; a
+            number of seconds waits no more often than that, and a cut may take what came since (see
+            docs/recordings.md).
 
     Returns: the writer.
     """
     path = Path(path)
     _checked(durable)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; give the name of a file for the recording, such as {path / 'run.nc'}.")
+        raise ValueError(
+            f"{path} is a folder; give the name of a file for the recording, such as "
+            f"{path / 'run.nc'}."
+        )
     if path.exists() and not replace:
-        raise ValueError(f"{path} exists. Append to it (append_to, --append), choose another name, or replace it.")
+        raise ValueError(
+            f"{path} exists. Append to it (append_to, --append), choose another name, or replace "
+            "it."
+        )
     if trajectories is not None:
         freed = path.stat().st_size if path.exists() else 0
-        check_room(path, expected_bytes(description, trajectories, aligned=bool(durable)), FEWER, freed=freed)
+        check_room(
+            path,
+            expected_bytes(description, trajectories, aligned=bool(durable)),
+            FEWER,
+            freed=freed,
+        )
     make_folder(path)
     claim = _claimed(path)
     try:
@@ -235,7 +287,8 @@ def save(
         description: its head.
         x: states (E, T+1, C).
         context: leaves (E, …).
-        events: `Events`, leaves (E, T, K, …), where the recording keeps them: the `events` of `Trajectories`.
+        events: `Events`, leaves (E, T, K, …), where the recording keeps them: the `events` of
+            `Trajectories`.
 
     >>> save("saved.nc", Description(t, ("left", "right")), x)
 
@@ -244,12 +297,26 @@ def save(
     if path.exists():
         raise ValueError(f"{path} exists; choose another name, or remove it.")
     check_room(path, expected_bytes(description, len(x)), FEWER)
-    known = [_context(description, {name: leaf[j] for name, leaf in (context or {}).items()}) for j in range(len(x))]
-    rows = {name: np.array([one[name] for one in known]) for name in (description.context or {} if known else {})}
+    known = [
+        _context(description, {name: leaf[j] for name, leaf in (context or {}).items()})
+        for j in range(len(x))
+    ]
+    rows = {
+        name: np.array([one[name] for one in known])
+        for name in (description.context or {} if known else {})
+    }
     make_folder(path)
     states = [_states(description, one) for one in x]
-    each = [None if events is None else [np.asarray(leaf)[j] for leaf in events] for j in range(len(x))]
-    _begin(path, description, states, rows, [_rows(description, *pair) for pair in zip(states, each, strict=True)])
+    each = [
+        None if events is None else [np.asarray(leaf)[j] for leaf in events] for j in range(len(x))
+    ]
+    _begin(
+        path,
+        description,
+        states,
+        rows,
+        [_rows(description, *pair) for pair in zip(states, each, strict=True)],
+    )
 
 
 def _begin(
@@ -262,17 +329,25 @@ def _begin(
 ) -> None:
     """A closed file with its head and what is given, under another name until it is whole."""
     draft = _draft(path)
-    pairs = [({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)]
+    pairs = [
+        ({name: leaf[j] for name, leaf in context.items()}, one) for j, one in enumerate(states)
+    ]
     try:
-        check_limit(path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened)))
+        check_limit(
+            path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened))
+        )
         with h5py.File(draft, "w", **_options(durable)) as file:
             layout.write_head(file, description)
             texts.write_attribute(file, "writer", ownership.this_process())
             layout.resize(file, len(states))  # which makes room as well
             together = max(1, BLOCK // max(1, states[0].nbytes)) if states else 1
-            for j in range(0, len(states), together):  # a call of HDF5 for each would take longer than all the rest
+            for j in range(
+                0, len(states), together
+            ):  # a call of HDF5 for each would take longer than all the rest
                 file["x"][j : j + together] = np.stack(states[j : j + together])
-            file["checksum"][:] = np.array([layout.checksum(j, *pair) for j, pair in enumerate(pairs)], np.uint64)
+            file["checksum"][:] = np.array(
+                [layout.checksum(j, *pair) for j, pair in enumerate(pairs)], np.uint64
+            )
             for name, leaf in context.items():
                 file["context"][name][:] = leaf
             end = 0
@@ -286,12 +361,15 @@ def _begin(
         draft.unlink(missing_ok=True)
 
 
-def append_to(path: str | Path, *, trajectories: int | None = None, durable: bool | float = False) -> Writer:
+def append_to(
+    path: str | Path, *, trajectories: int | None = None, durable: bool | float = False
+) -> Writer:
     """An existing recording, to go on with. One whose writer was killed is repaired first.
 
     Args:
         path: the file.
-        trajectories: how many it is to have in the end, if known; refused if the rest would not fit on the disk.
+        trajectories: how many it is to have in the end, if known; refused if the rest would not fit
+            on the disk.
         durable: as for `create`.
 
     Returns: the writer.
@@ -302,7 +380,9 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
     try:
         description, count = _trimmed(path)
         more = max(0, (trajectories or 0) - count)
-        check_room(path, expected_bytes(description, more, aligned=bool(durable)) if more else 0, FEWER)
+        check_room(
+            path, expected_bytes(description, more, aligned=bool(durable)) if more else 0, FEWER
+        )
         return _growing(path, description, durable, claim)
     except BaseException:
         claim.release()
@@ -312,8 +392,8 @@ def append_to(path: str | Path, *, trajectories: int | None = None, durable: boo
 def repair(path: str | Path, *, force: bool = False) -> bool:
     """Make a recording whose writer was killed an ordinary file again.
 
-    The trajectory that was being written is dropped. Refuses while the writer is still alive. A file that is damaged in
-    another way is left as it is.
+    The trajectory that was being written is dropped. Refuses while the writer is still alive. A
+    file that is damaged in another way is left as it is.
 
     Args:
         path: the recording.
@@ -332,10 +412,15 @@ def repair(path: str | Path, *, force: bool = False) -> bool:
 
 
 def _claimed(path: Path, *, force: bool = False) -> Claim:
-    """The right to write `path`, which may be there or not. Refused while another writer is alive, unless `force`."""
+    """The right to write `path`, which may be there or not.
+
+    Refused while another writer is alive, unless `force`.
+    """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a file.")
-    killed = ownership.left_behind(path)  # then the lock says whether it lives, and not the name in the file
+    killed = ownership.left_behind(
+        path
+    )  # then the lock says whether it lives, and not the name in the file
     claim = Claim(path)
     try:
         if path.exists() and ownership.mark(path) and not killed and not force:
@@ -344,7 +429,9 @@ def _claimed(path: Path, *, force: bool = False) -> Claim:
             with file:
                 writer = texts.read_attribute(file, "writer")
             if ownership.alive(writer):
-                raise ValueError(f"{path} is being written by {writer}. Wait for it, or stop it first.")
+                raise ValueError(
+                    f"{path} is being written by {writer}. Wait for it, or stop it first."
+                )
     except BaseException as error:
         claim.release()
         if isinstance(error, OSError):
@@ -354,14 +441,19 @@ def _claimed(path: Path, *, force: bool = False) -> Claim:
 
 
 def _trimmed(path: Path) -> tuple[Description, int]:
-    """Take away what a killed writer left, its mark and the trajectory that it was writing; the head and the count.
+    """Take away what a killed writer left, its mark and the trajectory that it was writing; the
+    head and the count.
 
     Looked at first: where something else is wrong nothing is changed.
     """
     with open_recording(path) as recording:
         if recording.kind != "recording":
-            raise ValueError(f"{path} is not a fluctua recording ({recording.kind}); only those can grow.")
-        description, count, left = recording.description, recording.count, recording.incomplete
+            raise ValueError(
+                f"{path} is not a fluctua recording ({recording.kind}); only those can grow."
+            )
+        description = recording.description
+        count = recording.count
+        left = recording.incomplete
     if ownership.mark(path):
         ownership.unmark(path)
     with h5py.File(path, "r") as file:
@@ -383,7 +475,9 @@ def _growing(path: Path, description: Description, durable: bool | float, claim:
     try:
         file = h5py.File(path, "r+", **_options(durable))
     except BlockingIOError:
-        raise ValueError(f"{path} is open in another program. Close it there, or wait for it.") from None
+        raise ValueError(
+            f"{path} is open in another program. Close it there, or wait for it."
+        ) from None
     file.swmr_mode = True
     return Writer(path, file, description, claim, durable)
 
@@ -395,7 +489,9 @@ def _options(durable: bool | float) -> dict[str, Any]:
 
 def _checked(durable: bool | float) -> None:
     if durable is not True and not durable >= 0:
-        raise ValueError(f"`durable` is True, False or the seconds between two syncs; got {durable!r}.")
+        raise ValueError(
+            f"`durable` is True, False or the seconds between two syncs; got {durable!r}."
+        )
 
 
 def _put(data: h5py.Dataset, n: int, value: Any) -> None:
@@ -420,7 +516,9 @@ def _states(d: Description, states: Any) -> np.ndarray:
     if d.is_complex and x.dtype.kind == "f" and x.shape == (want[0], 2 * want[1]):
         x = x[:, : want[1]] + 1j * x[:, want[1] :]
     if x.shape != want:
-        raise ValueError(f"a trajectory of this recording is {want} (times, channels); got {x.shape}.")
+        raise ValueError(
+            f"a trajectory of this recording is {want} (times, channels); got {x.shape}."
+        )
     if x.dtype.kind not in "fiuc" or (x.dtype.kind == "c" and not d.is_complex):
         raise TypeError(f"this recording holds {d.dtype}; got {x.dtype}.")
     return x.astype(d.dtype)
@@ -438,25 +536,30 @@ def _rows(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | 
 
 
 def _context(d: Description, context: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    known, came = dict(d.context or {}), dict(context or {})
+    known = dict(d.context or {})
+    came = dict(context or {})
     if set(known) != set(came):
         raise ValueError(
-            f"the context of every trajectory of this recording is {', '.join(known) or 'empty'}; got "
+            f"the context of every trajectory of this recording is {', '.join(known) or 'empty'}; "
+            "got "
             f"{', '.join(came) or 'nothing'}."
         )
     values = {name: np.asarray(value, np.float64) for name, value in came.items()}
     for name, value in values.items():
         if value.shape != known[name]:
-            raise ValueError(f"`context[{name!r}]` of one trajectory has shape {known[name]}; got {value.shape}.")
+            raise ValueError(
+                f"`context[{name!r}]` of one trajectory has shape {known[name]}; got {value.shape}."
+            )
     return values
 
 
 def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
     """Write or replace one table of a recording: the noise calibration, most often.
 
-    In a copy, which then takes the file's place in one step: HDF5 adds a table by rewriting parts of its index in the
-    place where they are, and a kill in the middle would cost the trajectories. So the file is the old one or the new
-    one at every moment, after a kill and after a power cut; it takes as much room again while it is done.
+    In a copy, which then takes the file's place in one step: HDF5 adds a table by rewriting parts
+    of its index in the place where they are, and a kill in the middle would cost the trajectories.
+    So the file is the old one or the new one at every moment, after a kill and after a power cut;
+    it takes as much room again while it is done.
 
     Args:
         path: the recording.
@@ -469,10 +572,13 @@ def put_table(path: str | Path, name: str, table: Mapping[str, Any]) -> None:
         raise ValueError(f"a recording has the tables {', '.join(GROUPS)}; got {name!r}.")
     values = {k: table_value(k, v, name) for k, v in table.items()}
     path = Path(path).resolve()  # a link stays a link
-    claim, draft = _claimed(path), _draft(path)
+    claim = _claimed(path)
+    draft = _draft(path)
     try:
         size = path.stat().st_size
-        check_room(path, size, "A table is written in a copy of the file; make room, or copy it elsewhere.")
+        check_room(
+            path, size, "A table is written in a copy of the file; make room, or copy it elsewhere."
+        )
         check_limit(path, size + HEAD + 2 * sum(np.asarray(v).nbytes for v in values.values()))
         shutil.copy2(path, draft)
         _trimmed(draft)

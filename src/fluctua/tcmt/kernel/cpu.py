@@ -15,9 +15,10 @@ from fluctua.tcmt.native import _native
 class Sums:
     """What a backend hands back of an ensemble.
 
-    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,). moments: Σv, Σv² and
-    Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients (3, P). samples: the gradients themselves (E, P), and record: states (E, R, N, 2),
-    on request. overflow: the first trajectory that is not finite and the step after which; −1: none, or not known.
+    returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,). moments:
+    Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)² of the gradients (3, P). samples: the gradients themselves (E, P),
+    and record: states (E, R, N, 2), on request. overflow: the first trajectory that is not finite
+    and the step after which; −1: none, or not known.
     """
 
     returns: np.ndarray
@@ -45,7 +46,8 @@ class Sums:
 class TwinSums:
     """The same with the twin correction. moments (3, 3, P): of direct, correction, and both.
 
-    gained: Λ_0 (E,). prefix_sum: Σ over trajectories of Λ_0 − Λ_n (T+1,). direct, correction: (E, P), on request.
+    gained: Λ_0 (E,). prefix_sum: Σ over trajectories of Λ_0 − Λ_n (T+1,). direct, correction: (E,
+    P), on request.
     overflow: the first trajectory that is not finite, and the first whose twin is not; −1: none.
     """
 
@@ -61,7 +63,10 @@ class TwinSums:
     @classmethod
     def empty(cls, e: Ensemble) -> TwinSums:
         """To be filled; sums begin at zero."""
-        each = lambda: np.empty((e.count, e.width), e.options.real) if e.samples else None
+
+        def each():
+            return np.empty((e.count, e.width), e.options.real) if e.samples else None
+
         return cls(
             returns=np.empty(e.count),
             gained=np.empty(e.count),
@@ -76,7 +81,10 @@ class TwinSums:
 
 @dataclass(frozen=True)
 class Pass:
-    """One call of the core: which trajectories, and how. A second pass of the binned baseline has the fields below."""
+    """One call of the core: which trajectories, and how.
+
+    A second pass of the binned baseline has the fields below.
+    """
 
     count: int
     first: int
@@ -102,15 +110,20 @@ class TwinTables:
 
 def run(e: Ensemble) -> Sums:
     """One pass, or two with the binned baseline."""
-    out, plan, o = Sums.empty(e), plan_of(e), e.options
-    double, threads = o.dtype == "float64", o.threads or cores()
+    out = Sums.empty(e)
+    plan = plan_of(e)
+    o = e.options
+    double = o.dtype == "float64"
+    threads = o.threads or cores()
     if e.binned is None:
         once = Pass(e.count, e.first, threads, scores=e.scores, record_every=o.record_every)
         _native.sweep(plan, once, out, double, o.engine)
         return out
     # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
     first = Sums(out.returns, out.reward_sum, np.empty((3, 0)), None, out.record, out.overflow)
-    _native.sweep(plan, Pass(e.count, e.first, threads, record_every=o.record_every), first, double, o.engine)
+    _native.sweep(
+        plan, Pass(e.count, e.first, threads, record_every=o.record_every), first, double, o.engine
+    )
     if out.overflow[0] < 0:
         second = Pass(
             e.count,
@@ -127,9 +140,15 @@ def run(e: Ensemble) -> Sums:
 
 def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
     """One pass with the twin correction."""
-    out, o = TwinSums.empty(e), e.options
-    split = lambda v: None if v is None else pairs(v, o.real)
-    tables = TwinTables(twin.segment, twin.full, twin.rank, split(twin.basis), split(twin.curvature))
+    out = TwinSums.empty(e)
+    o = e.options
+
+    def split(v):
+        return None if v is None else pairs(v, o.real)
+
+    tables = TwinTables(
+        twin.segment, twin.full, twin.rank, split(twin.basis), split(twin.curvature)
+    )
     once = Pass(e.count, e.first, o.threads or cores(), scores=True)
     model = plan_of(e.replace(spec=twin.spec, table=None))
     _native.twin(plan_of(e), once, model, tables, out, o.dtype == "float64", o.engine)
@@ -138,7 +157,9 @@ def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
 
 @dataclass(frozen=True)
 class States:
-    """Measured states for the core. x: (count, samples + 1, 2N). sums: of scores, to be filled (3N + B,)."""
+    """Measured states for the core. x: (count, samples + 1, 2N). sums: of scores, to be filled
+    (3N + B,).
+    """
 
     count: int
     samples: int
@@ -149,12 +170,14 @@ class States:
 
 
 def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
-    """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network: ω, κ, χ, Γ.
+    """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network:
+    ω, κ, χ, Γ.
 
-    Between two samples the noise-free network goes on in its own steps; its features are their means meanwhile.
-    For a constant drive and no modulation. -> (N + B + 2N,)
+    Between two samples the noise-free network goes on in its own steps; its features are their
+    means meanwhile. For a constant drive and no modulation. -> (N + B + 2N,)
     """
-    o, spec = e.options, e.spec
+    o = e.options
+    spec = e.spec
     refuse_step(spec.step, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
@@ -167,5 +190,8 @@ def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
 
 
 def mean_to_go(reward_sum: np.ndarray, count: int) -> np.ndarray:
-    """Mean reward still to come at each time at which there is one, and nothing after the last. (T,) -> (T+1,)"""
+    """Mean reward still to come at each time at which there is one, and nothing after the last.
+
+    (T,) -> (T+1,)
+    """
     return np.append(np.cumsum(reward_sum[::-1])[::-1], 0.0) / count

@@ -1,8 +1,8 @@
 """The one-pass kernel on NVIDIA GPUs: lays out the network, compiles for it at run time, launches.
 
 A trajectory is a block and a site a thread, and a cluster of blocks for more than 1,024 sites; see
-`native/cuda/lattice.cu`. Compilation takes a second and is kept for every shape of network: new parameter values, seeds
-and drives of the same network do not compile again.
+`native/cuda/lattice.cu`. Compilation takes a second and is kept for every shape of network: new
+parameter values, seeds and drives of the same network do not compile again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ def run(e: Ensemble) -> Sums:
     """One pass, on all GPUs that are visible."""
     cp = require_cupy()
     refuse(e)
-    plan, out = plan_of(e), Sums.empty(e)
-    launch = lambda device, begin, end: device.with_moments(device.launch(e.first + begin, end - begin, e.records))
+    plan = plan_of(e)
+    out = Sums.empty(e)
+
+    def launch(device, begin, end):
+        return device.with_moments(device.launch(e.first + begin, end - begin, e.records))
+
     for begin, end, _, part in gpus.in_turn(cp, e.count, lambda: borrowed(cp, e, plan), launch):
         sums = part.sums.get()
         out.returns[begin:end] = sums["returns"]
@@ -72,7 +76,8 @@ class Part(NamedTuple):
 
 _free: dict[Any, list[Device]] = {}
 KEPT_BYTES = 2**24
-"""Devices that no run has at present, by what they are made for, and how much memory one may keep."""
+"""Devices that no run has at present, by what they are made for, and how much memory one may keep.
+"""
 
 
 def borrowed(
@@ -84,12 +89,30 @@ def borrowed(
     layout: Layout | None = None,
     parts: int = 1,
 ) -> Device:
-    """A `Device` with these arguments, for one run; one of the same shape that an earlier run has given back."""
+    """A `Device` with these arguments, for one run; one of the same shape that an earlier run
+    has given back.
+    """
     arrays = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
-    shape = (plan.sites, plan.steps, plan.dt, plan.heun, plan.harmonics, plan.modulation_steps, plan.bar is None)
+    shape = (
+        plan.sites,
+        plan.steps,
+        plan.dt,
+        plan.heun,
+        plan.harmonics,
+        plan.modulation_steps,
+        plan.bar is None,
+    )
     tables = (plan.drive_rows, plan.incoming_rows, e.count, e.options)
     limits = (cp, cp.cuda.Device().id, CHUNK_BYTES, gpus.PIECE)
-    key = (*limits, shape, tables, *(a.tobytes() for a in arrays), sources, tuple((macros or {}).items()), parts)
+    key = (
+        *limits,
+        shape,
+        tables,
+        *(a.tobytes() for a in arrays),
+        sources,
+        tuple((macros or {}).items()),
+        parts,
+    )
     try:
         device = _free[key].pop()
     except (KeyError, IndexError):
@@ -122,12 +145,20 @@ class Device:
         parts: int = 1,
         key: Any = None,
     ) -> None:
-        self.cp, self.ensemble, self.plan, self.parts, self.key = cp, ensemble, plan, parts, key
+        self.cp = cp
+        self.ensemble = ensemble
+        self.plan = plan
+        self.parts = parts
+        self.key = key
         self.real = ensemble.options.real
         self._sent: dict[str, Bundle] = {}
-        for most in [1] if layout or plan.heun else cluster_limits(cp):  # Heun's step knows of one block
+        for most in (
+            [1] if layout or plan.heun else cluster_limits(cp)
+        ):  # Heun's step knows of one block
             self.layout = layout or lay_out(plan, *spread(plan.sites, self.real.itemsize, most))
-            self.kinds = (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
+            self.kinds = (
+                (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
+            )
             per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
             self.chunk = gpus.piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
             if self._compile(SOURCES + sources, macros or {}):
@@ -138,11 +169,14 @@ class Device:
 
     def again(self, ensemble: Ensemble, plan: Plan) -> None:
         """Other numbers in a network of the same shape."""
-        self.ensemble, self.plan = ensemble, plan
+        self.ensemble = ensemble
+        self.plan = plan
         self._upload()
 
     def give_back(self) -> None:
-        """End of a run: another of the same shape may have this, unless it holds too much memory."""
+        """End of a run: another of the same shape may have this, unless it holds too much
+        memory.
+        """
         held = sum(bundle.memory.nbytes for bundle in self._sent.values())
         if self.waves is not None:
             held += self.waves.nbytes
@@ -153,14 +187,17 @@ class Device:
 
     def _compile(self, sources: tuple[str, ...], macros: dict[str, Any]) -> bool:
         """False if the GPU has no room for a cluster of this size."""
-        attributes, item = self.cp.cuda.Device().attributes, self.real.itemsize
+        attributes = self.cp.cuda.Device().attributes
+        item = self.real.itemsize
         self.shared, waves_shared = memory_of(self.plan, self.layout, item, attributes)
         refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
         count = self.chunk * self.layout.cluster
         width = item * self.layout.per
         if self.plan.heun:  # between its stages a thread keeps more
             width = width * 4 // 3
-        self.blocks = blocks_per_multiprocessor(attributes, self.layout.threads, width, self.shared, count)
+        self.blocks = blocks_per_multiprocessor(
+            attributes, self.layout.threads, width, self.shared, count
+        )
         defines = definitions(self.ensemble, self.layout, self.blocks, waves_shared)
         defines += tuple((k, str(v)) for k, v in macros.items())
         self.module = compiled(self.cp.cuda.Device().id, defines, *sources)
@@ -188,7 +225,9 @@ class Device:
         )
 
     def numbers(self, prefix: str, plan: Plan) -> dict[str, np.ndarray]:
-        """Gains, weights, and drives and incoming waves that do not change in time: constants by name."""
+        """Gains, weights, and drives and incoming waves that do not change in time:
+        constants by name.
+        """
         constants = {"gain": plan.gain, "weight": plan.weight}
         if plan.incoming_rows == 1:
             constants["incoming"] = plan.incoming
@@ -196,7 +235,9 @@ class Device:
             constants["force"] = plan.drive
         return {prefix + name: value for name, value in constants.items()}
 
-    def place(self, plan: Plan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray) -> None:
+    def place(
+        self, plan: Plan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray
+    ) -> None:
         """A network's numbers to the device, and constants, in one copy.
 
         inputs: the constant of type `Inputs` that has the addresses of the arrays.
@@ -210,9 +251,15 @@ class Device:
         sent.send()
         self._write(sent, {**constants, inputs: sent.host[inputs]})
 
-    def _room(self, plan: Plan, bars: bool, inputs: str, constants: dict[str, np.ndarray]) -> Bundle:
-        """What `place` needs of the device's memory. sites: a row each for `SITES`, two for the last, pairs."""
-        rows, real, block = self.layout.rows, self.real, blocks()["Inputs"]
+    def _room(
+        self, plan: Plan, bars: bool, inputs: str, constants: dict[str, np.ndarray]
+    ) -> Bundle:
+        """What `place` needs of the device's memory. sites: a row each for `SITES`, two for
+        the last, pairs.
+        """
+        rows = self.layout.rows
+        real = self.real
+        block = blocks()["Inputs"]
         shapes: dict[str, Any] = {"sites": (len(SITES) + 1, rows), "kappa": self.layout.bond.shape}
         if plan.drive_rows > 1:
             shapes["drive"] = (plan.drive_rows, rows, 2)
@@ -229,19 +276,24 @@ class Device:
             **{name: (value.shape, value.dtype) for name, value in constants.items()},
             **{inputs: ((len(block.fields),), np.uint64)},
         )
-        of_sites = {name: room.address("sites") + i * rows * real.itemsize for i, name in enumerate(SITES)}
+        of_sites = {
+            name: room.address("sites") + i * rows * real.itemsize for i, name in enumerate(SITES)
+        }
         others = {name: room.address(name) if name in arrays else 0 for name in NUMBERS}
         room.host[inputs][...] = block.packed(**of_sites, **others, **self.indices.of_inputs)
         return room
 
     def _fill(self, host: dict[str, np.ndarray], plan: Plan, bar: np.ndarray | None) -> None:
         """The numbers of a network, where the device will have them."""
-        n, sites = plan.sites, host["sites"]
+        n = plan.sites
+        sites = host["sites"]
         variance = 2 * LN2 * plan.scale.astype(float) ** 2
         for row, values in enumerate((plan.omega, plan.chi, plan.damping, plan.kick, variance)):
             sites[row, :n] = values
         sites[-2:].reshape(-1, 2)[:n] = plan.start
-        host["kappa"][...] = np.append(plan.kappa, self.real.type(0))[self.layout.bond]  # no bond: the last one, 0
+        host["kappa"][...] = np.append(plan.kappa, self.real.type(0))[
+            self.layout.bond
+        ]  # no bond: the last one, 0
         if plan.drive_rows > 1:
             host["drive"][...] = 0
             for d, site in enumerate(plan.drive_site):
@@ -255,7 +307,11 @@ class Device:
 
     def set_constants(self, **values: np.ndarray) -> None:
         """Write arrays into the module's constant memory."""
-        changed = {name: value for name, value in values.items() if constant(self.module, name).differs(value)}
+        changed = {
+            name: value
+            for name, value in values.items()
+            if constant(self.module, name).differs(value)
+        }
         if changed:
             self._write(Bundle.of(self.cp, changed), changed)
 
@@ -269,7 +325,9 @@ class Device:
 
     def launch(self, first: int, count: int, records: int) -> Part:
         """Run `count` trajectories from `first`; asynchronous."""
-        cp, n, grid = self.cp, self.plan.sites, min(self.grid, count)
+        cp = self.cp
+        n = self.plan.sites
+        grid = min(self.grid, count)
         times = self.ensemble.spec.times
         of_blocks = cp.zeros((grid, times))
         sums = Bundle(
@@ -280,10 +338,14 @@ class Device:
             overflow=((count, self.layout.cluster), np.int32),
         )
         raw = cp.empty((count, self.kinds * n), self.real)
-        part = Part(count, raw, sums, cp.empty((count, records, n, 2), self.real) if records else None)
+        part = Part(
+            count, raw, sums, cp.empty((count, records, n, 2), self.real) if records else None
+        )
         self.set_constants(c_out=self.outputs(part, of_blocks, address(part.record)))
         blocks_ = (grid * self.layout.cluster,)
-        self.kernel(blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared)
+        self.kernel(
+            blocks_, (self.layout.threads,), self.arguments(first, count), shared_mem=self.shared
+        )
         of_blocks.sum(axis=0, out=sums["reward_sum"])
         return part
 
@@ -316,12 +378,18 @@ class Device:
         )
 
     def with_moments(self, part: Part) -> Part:
-        """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request; asynchronous."""
+        """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request;
+        asynchronous.
+        """
         if not self.ensemble.scores:
             return part
-        cp, columns, parts = self.cp, self.parts * self.ensemble.width, min(max(part.trajectories // 16, 1), 64)
+        cp = self.cp
+        columns = self.parts * self.ensemble.width
+        parts = min(max(part.trajectories // 16, 1), 64)
         of_parts = cp.empty((parts, 3, columns))
-        samples = cp.empty((part.trajectories, columns), self.real) if self.ensemble.samples else None
+        samples = (
+            cp.empty((part.trajectories, columns), self.real) if self.ensemble.samples else None
+        )
         self.module.get_function("moments")(
             (-(-columns // 128), parts),
             (128,),
@@ -345,12 +413,17 @@ def address(array: Any) -> int:
     return 0 if array is None else int(array.data.ptr)
 
 
-def blocks_per_multiprocessor(attributes: dict[str, int], threads: int, width: int, shared: int, count: int) -> int:
-    """Blocks to keep resident: enough for all trajectories at once if registers and shared memory allow.
+def blocks_per_multiprocessor(
+    attributes: dict[str, int], threads: int, width: int, shared: int, count: int
+) -> int:
+    """Blocks to keep resident: enough for all trajectories at once if registers and shared memory
+    allow.
 
     width: bytes of a number, times sites a thread.
     """
-    registers = 12 * width  # what the inner loop needs with next to no spilling, for four neighbours
+    registers = (
+        12 * width
+    )  # what the inner loop needs with next to no spilling, for four neighbours
     limits = [
         -(-count // attributes["MultiProcessorCount"]),
         attributes["MaxThreadsPerMultiProcessor"] // threads,
@@ -361,9 +434,12 @@ def blocks_per_multiprocessor(attributes: dict[str, int], threads: int, width: i
     return max(1, min(limits))
 
 
-def definitions(e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool) -> tuple[tuple[str, str], ...]:
+def definitions(
+    e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool
+) -> tuple[tuple[str, str], ...]:
     """The macros that specialise the source for this network."""
-    spec, o = e.spec, e.options
+    spec = e.spec
+    o = e.options
     flags = {
         "SCORES": e.scores,
         "RATES": e.rates,
@@ -392,7 +468,11 @@ def definitions(e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool) -
         **{k: int(v) for k, v in flags.items()},
         **{f"{block.name.upper()}_BYTES": block.size for block in blocks().values()},
     }
-    types = {"Real": "float", "Pair": "float2"} if o.dtype == "float32" else {"Real": "double", "Pair": "double2"}
+    types = (
+        {"Real": "float", "Pair": "float2"}
+        if o.dtype == "float32"
+        else {"Real": "double", "Pair": "double2"}
+    )
     return tuple((k, str(v)) for k, v in {**types, **numbers}.items())
 
 
@@ -407,8 +487,11 @@ def compiled(gpu: int, defines: tuple[tuple[str, str], ...], *names: str) -> Any
 
 def key_schedule(seed: int) -> np.ndarray:
     """k0 and k1 of Philox's ten rounds, (20,)."""
-    low, high = seed & 0xFFFFFFFF, seed >> 32
-    rounds = [(low + i * 0x9E3779B9 & 0xFFFFFFFF, high + i * 0xBB67AE85 & 0xFFFFFFFF) for i in range(10)]
+    low = seed & 0xFFFFFFFF
+    high = seed >> 32
+    rounds = [
+        (low + i * 0x9E3779B9 & 0xFFFFFFFF, high + i * 0xBB67AE85 & 0xFFFFFFFF) for i in range(10)
+    ]
     return np.array(rounds, np.uint32).ravel()
 
 
@@ -416,4 +499,6 @@ def refuse(e: Ensemble) -> None:
     """What the kernels on the GPU cannot do and those on the CPU can."""
     for name, sites in (("drives", e.spec.drive_sites), ("ports", e.spec.port_sites)):
         if e.rates and len(np.unique(sites)) != len(sites):
-            raise ValueError(f"rates=True on the GPU needs the {name} on distinct sites. Use backend='cpu'.")
+            raise ValueError(
+                f"rates=True on the GPU needs the {name} on distinct sites. Use backend='cpu'."
+            )

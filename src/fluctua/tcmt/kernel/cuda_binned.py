@@ -1,8 +1,9 @@
-"""The paper's binned baseline on the GPU: the returns first, then the same noise again, in lockstep.
+"""The paper's binned baseline on the GPU: the returns first, then the same noise again, in
+lockstep.
 
 Some steps at a time, every trajectory is replayed into a buffer [step][site][trajectory]
-(`native/cuda/replay.cu`), and every site with its upper bonds settles those steps against the baseline
-(`native/cuda/columns.cu`). Bins are sorted afresh every `Binned.every` steps.
+(`native/cuda/replay.cu`), and every site with its upper bonds settles those steps against the
+baseline (`native/cuda/columns.cu`). Bins are sorted afresh every `Binned.every` steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from fluctua.tcmt.kernel.options import Binned, Ensemble
 
 BUFFER_BYTES = 128 * 2**20
 MOST_SLOTS = 50
-"""Steps between replay and settling, and the buffer for them. Longer runs cost less than a buffer within L2 saves."""
+"""Steps between replay and settling, and the buffer for them.
+
+Longer runs cost less than a buffer within L2 saves.
+"""
 SHARED_WEIGHTS = 96 * 1024
 SOURCES = ("replay.cu", "columns.cu", "bins.cu")
 MOST_MEMBERS = 8
@@ -32,7 +36,9 @@ SORT_RESERVE = 4096
 
 
 def largest_group(e: Ensemble) -> int:
-    """Most trajectories that share bins on the current GPU: their keys are sorted in the memory of one block."""
+    """Most trajectories that share bins on the current GPU: their keys are sorted in the memory
+    of one block.
+    """
     limit = require_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     keys = (limit - SORT_RESERVE) // e.options.real.itemsize
     power_of_two = 1 << (keys.bit_length() - 1)
@@ -40,7 +46,9 @@ def largest_group(e: Ensemble) -> int:
 
 
 def run(e: Ensemble) -> Sums:
-    """Both passes on the current GPU; groups of trajectories that have bins of their own go to all of them."""
+    """Both passes on the current GPU; groups of trajectories that have bins of their own go to
+    all of them.
+    """
     cp = require_cupy()
     refuse(e)
     second = Second(cp, e)
@@ -58,12 +66,16 @@ class Second:
 
     def __init__(self, cp: Any, ensemble: Ensemble) -> None:
         assert ensemble.binned is not None
-        self.cp, self.ensemble, self.binned = cp, ensemble, ensemble.binned
+        self.cp = cp
+        self.ensemble = ensemble
+        self.binned = ensemble.binned
         self.real = ensemble.options.real
         first_pass = ensemble.replace(scores=False, samples=False, binned=None)
-        plan, bins = plan_of(first_pass), self.binned.bins
+        plan = plan_of(first_pass)
+        bins = self.binned.bins
         self.plan = plan
-        e, n = ensemble.count, plan.sites
+        e = ensemble.count
+        n = plan.sites
         self.size = 1 << (e - 1).bit_length()
         attributes = cp.cuda.Device().attributes
         self.sort_bytes = max(self.size * self.real.itemsize, 32 * bins * 4)
@@ -72,10 +84,17 @@ class Second:
         weights = 4 * e * 2 * self.real.itemsize
         self.weights_shared = weights <= SHARED_WEIGHTS
         per_step = 4 * self.real.itemsize * n * e
-        self.slots = int(np.clip(max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, self.binned.every, plan.steps)))
-        self.copies = int(np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4)))
+        self.slots = int(
+            np.clip(
+                max(BUFFER_BYTES // per_step, 2), 1, min(MOST_SLOTS, self.binned.every, plan.steps)
+            )
+        )
+        self.copies = int(
+            np.clip(-(-3 * attributes["MultiProcessorCount"] // n), 1, max(1, self.slots // 4))
+        )
         self.column_bytes = weights if self.weights_shared else 0
-        # A warp owns a bin: registers for an even share of the trajectories, and a few more for ties.
+        # A warp owns a bin: registers for an even share of the trajectories, and a few more for
+        # ties.
         self.members = -(-(-(-e // bins) + 2) // 32)
         self.batch = int(np.clip(SHARED_SCORES // (5 * e * self.real.itemsize), 1, 4))
         self.score_bytes = self.batch * 5 * e * self.real.itemsize
@@ -120,7 +139,8 @@ class Second:
         bad = np.flatnonzero(sums["overflow"])
         if bad.size:
             out.overflow[0] = e.first + int(bad[0])
-        out.returns, out.reward_sum = sums["returns"], sums["reward_sum"]
+        out.returns = sums["returns"]
+        out.reward_sum = sums["reward_sum"]
         self.centre = mean_to_go(out.reward_sum, e.count)
         if out.record is not None:
             out.record = self.part.record.get()
@@ -129,11 +149,20 @@ class Second:
     def settle(self, general: bool = False) -> bool:
         """Replay, sort into bins and settle, over all steps.
 
-        general: with the kernel that takes bins of any size. False if the faster one met a bin it cannot settle.
+        general: with the kernel that takes bins of any size. False if the faster one met a bin it
+        cannot settle.
         """
-        cp, plan, device, e = self.cp, self.plan, self.device, self.ensemble.count
-        n, b, bins = plan.sites, plan.bonds, self.binned.bins
-        empty = lambda shape, dtype=self.real: cp.empty(shape, dtype)
+        cp = self.cp
+        plan = self.plan
+        device = self.device
+        e = self.ensemble.count
+        n = plan.sites
+        b = plan.bonds
+        bins = self.binned.bins
+
+        def empty(shape, dtype=self.real):
+            return cp.empty(shape, dtype)
+
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
         lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
         tables = Bundle.of(
@@ -164,15 +193,22 @@ class Second:
             "gradient": self.gradient,
             "weights": empty(1 if self.weights_shared else (self.copies * n, 4, e, 2)),
         }
-        places = lambda arrays: {name: address(array) for name, array in arrays.items()}
+
+        def places(arrays):
+            return {name: address(array) for name, array in arrays.items()}
+
         device.set_constants(
             c_replay=blocks()["Replayed"].packed(**places(replayed)),
             c_settled=blocks()["Settled"].packed(**places(settled)),
         )
-        columns, items = tables["columns"], tables["items"]
+        columns = tables["columns"]
+        items = tables["items"]
 
         f = device.module.get_function
-        replay, rebin, by_column, by_bin = f("replay"), f("rebin"), f("columns"), f("settle_bins")
+        replay = f("replay")
+        rebin = f("rebin")
+        by_column = f("columns")
+        by_bin = f("settle_bins")
         limit = cp.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
         sizes = (
             (replay, self.replay_bytes),
@@ -191,7 +227,14 @@ class Second:
             replay(
                 (-(-e // self.together),),
                 (device.layout.threads * self.together,),
-                (np.uint32(self.ensemble.first), np.int32(e), np.int32(begin), np.int32(end), device.piece, scale),
+                (
+                    np.uint32(self.ensemble.first),
+                    np.int32(e),
+                    np.int32(begin),
+                    np.int32(end),
+                    device.piece,
+                    scale,
+                ),
                 shared_mem=self.replay_bytes,
             )
             if begin % every == 0:
@@ -209,10 +252,17 @@ class Second:
                     shared_mem=self.sort_bytes,
                 )
             lengths = (np.int32(e), np.int32(end - begin), np.int32(bins))
-            if general or begin < every:  # at the start all states are equal: one bin holds everything
+            if (
+                general or begin < every
+            ):  # at the start all states are equal: one bin holds everything
                 by_column((n, self.copies), (self.threads,), lengths, shared_mem=self.column_bytes)
             else:
-                by_bin((len(items), self.copies), (32 * bins,), (items, *lengths), shared_mem=self.score_bytes)
+                by_bin(
+                    (len(items), self.copies),
+                    (32 * bins,),
+                    (items, *lengths),
+                    shared_mem=self.score_bytes,
+                )
         return general or not bool(unfit[1:].any())
 
     def moments(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -228,7 +278,9 @@ class Second:
 
 @once_for_a_graph
 def work_items(plan: Plan) -> np.ndarray:
-    """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own parameters are settled."""
+    """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own
+    parameters are settled.
+    """
     items = []
     for site, (begin, end) in enumerate(itertools.pairwise(plan.upper_start)):
         bonds = [*range(begin, end), -1, -1]
@@ -238,11 +290,14 @@ def work_items(plan: Plan) -> np.ndarray:
 
 
 def schedule(steps: int, binned: Binned, slots: int) -> list[tuple[int, int]]:
-    """Runs of at most `slots` steps that never cross a sorting; of even length where that can be."""
+    """Runs of at most `slots` steps that never cross a sorting; of even length where that can
+    be.
+    """
     runs = []
     for first in range(0, steps, binned.every):
         last = min(first + binned.every, steps)
-        length, most = last - first, max(1, slots // 2 * 2)
+        length = last - first
+        most = max(1, slots // 2 * 2)
         parts = -(-length // most)
         run = min(most, -(-length // (2 * parts)) * 2)
         runs += [(begin, min(begin + run, last)) for begin in range(first, last, run)]

@@ -1,8 +1,10 @@
-"""Networks on the device: which sites a block has, what it needs of other blocks, and the memory that takes.
+"""Networks on the device: which sites a block has, what it needs of other blocks, and the memory
+that takes.
 
-A trajectory is a block with a site a thread, if its sites are at most 1,024. More are spread over the blocks of a
-cluster, each on a multiprocessor with its registers (compute capability 9.0 and later). Where there are no clusters,
-and for the twin, the binned baseline and Heun's step, a thread has as many sites as it takes, and sums go to memory.
+A trajectory is a block with a site a thread, if its sites are at most 1,024. More are spread over
+the blocks of a cluster, each on a multiprocessor with its registers (compute capability 9.0 and
+later). Where there are no clusters, and for the twin, the binned baseline and Heun's step, a thread
+has as many sites as it takes, and sums go to memory.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import numpy as np
 from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
 
 CLUSTERS = (1, 2, 3, 4, 5, 8, 16)
-"""Blocks of a trajectory. Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12 and 20 idle, and other
-numbers up to 62: a cluster lies within one of eight groups of multiprocessors."""
+"""Blocks of a trajectory. Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12
+and 20 idle, and other numbers up to 62: a cluster lies within one of eight groups of
+multiprocessors."""
 
 
 class Layout(NamedTuple):
-    """How the sites are spread over the blocks of a trajectory, in their order: `local` to each but the last.
+    """How the sites are spread over the blocks of a trajectory, in their order: `local` to each but
+    the last.
 
-    A block keeps copies of those sites of others that its own are coupled to: mirrors, which follow its own sites. A
-    site has its mirror at the same place in every block that has one.
+    A block keeps copies of those sites of others that its own are coupled to: mirrors, which follow
+    its own sites. A site has its mirror at the same place in every block that has one.
     """
 
     threads: int
@@ -59,27 +63,43 @@ def lay_out(plan: Plan, cluster: int = 1, per: int = 0) -> Layout:
         cluster: blocks of a trajectory, at most.
         per: sites a thread; 0 for as few as can be.
     """
-    sites, lower, upper = plan.sites, plan.lower_start, plan.upper_start
+    sites = plan.sites
+    lower = plan.lower_start
+    upper = plan.upper_start
     per = per or -(-sites // (1024 * cluster))
     threads = 32 * -(-sites // (32 * per * cluster))
     local = threads * per
     cluster = -(-sites // local)
-    below, above = np.diff(lower), np.diff(upper)
+    below = np.diff(lower)
+    above = np.diff(upper)
     degree = max(1, int((below + above).max()))
-    upper_of, lower_of = np.repeat(np.arange(sites), below), np.repeat(np.arange(sites), above)
+    upper_of = np.repeat(np.arange(sites), below)
+    lower_of = np.repeat(np.arange(sites), above)
     slot_below = np.arange(plan.bonds) - lower[upper_of]
     slot_above = below[lower_of] + np.arange(plan.bonds) - upper[lower_of]
     near = np.tile(np.arange(cluster * local, dtype=np.int32), (degree, 1))
     bond = np.full(near.shape, -1, np.int32)
-    near[slot_below, upper_of], bond[slot_below, upper_of] = plan.lower_site, plan.lower_bond
-    near[slot_above, lower_of], bond[slot_above, lower_of] = plan.upper_site, np.arange(plan.bonds)
+    near[slot_below, upper_of] = plan.lower_site
+    bond[slot_below, upper_of] = plan.lower_bond
+    near[slot_above, lower_of] = plan.upper_site
+    bond[slot_above, lower_of] = np.arange(plan.bonds)
     half = np.zeros((plan.bonds, 2), np.int64)
     half[plan.lower_bond, 1] = slot_below * sites + upper_of
     half[:, 0] = slot_above * sites + lower_of
-    return Layout(threads, per, cluster, degree, bond, half, **_between_blocks(plan, cluster, local, near, bond))
+    return Layout(
+        threads,
+        per,
+        cluster,
+        degree,
+        bond,
+        half,
+        **_between_blocks(plan, cluster, local, near, bond),
+    )
 
 
-def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond: np.ndarray) -> dict[str, Any]:
+def _between_blocks(
+    plan: Plan, cluster: int, local: int, near: np.ndarray, bond: np.ndarray
+) -> dict[str, Any]:
     """The fields of `Layout` from `mirrors` on. near: sites that the slots are coupled to."""
     if cluster == 1:
         every = np.arange(plan.bonds, dtype=np.int32)[None]
@@ -89,7 +109,9 @@ def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond
     held = np.zeros((len(block), cluster), bool)
     apart = (bond >= 0) & (block[near] != block)
     held[near[apart], np.broadcast_to(block, near.shape)[apart]] = True
-    for owner in np.unique(block[plan.port_site]):  # of every block a site, by which it is known how far the block is
+    for owner in np.unique(
+        block[plan.port_site]
+    ):  # of every block a site, by which it is known how far the block is
         for other in range(cluster):
             held[other * local, owner] |= other != owner and not held[block == other, owner].any()
     place = np.zeros(len(block), np.uint32)
@@ -97,7 +119,8 @@ def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond
     for site in np.flatnonzero(held.any(axis=1)):
         place[site] = taken[held[site]].max()
         taken[held[site]] = place[site] + 1
-    own, bits = np.arange(len(block)) % local, held @ (1 << np.arange(cluster)) << 16
+    own = np.arange(len(block)) % local
+    bits = held @ (1 << np.arange(cluster)) << 16
     bits[plan.port_site] |= 1 << 15
     lists = [np.unique(mine[mine >= 0]) for mine in np.split(bond, cluster, axis=1)]
     bonds = np.zeros((cluster, max(len(mine) for mine in lists)), np.int32)
@@ -117,18 +140,24 @@ def _between_blocks(plan: Plan, cluster: int, local: int, near: np.ndarray, bond
 
 
 class Memory(NamedTuple):
-    """Shared memory of a block: bytes of states, rewards and modulation, and whether the latter's waves are there."""
+    """Shared memory of a block: bytes of states, rewards and modulation, and whether the
+    latter's waves are there.
+    """
 
     shared: int
     waves_shared: bool
 
 
 def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int]) -> Memory:
-    """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does not suffer."""
+    """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does
+    not suffer.
+    """
     bonds = layout.bonds.shape[1]
     waves = item * 2 * plan.harmonics * bonds
     buffers = 4 if plan.heun else 2  # Heun's: ψ̃ and ζ too
-    state = item * (2 * buffers * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0))
+    state = item * (
+        2 * buffers * (layout.local + layout.mirrors) + 32 + (3 * bonds if plan.harmonics else 0)
+    )
     if layout.cluster > 1:
         state += 16 + 4 * plan.ports * 2 * item  # barriers, and the ports of four steps
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
@@ -138,8 +167,8 @@ def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int])
 def spread(sites: int, item: int, most: int) -> tuple[int, int]:
     """Blocks of a trajectory, at most `most`, and sites a thread. item: bytes of a number.
 
-    As many sites to a multiprocessor as its registers hold: a step's work hides the wait for other blocks. Two a thread
-    share what is the same for all.
+    As many sites to a multiprocessor as its registers hold: a step's work hides the wait for other
+    blocks. Two a thread share what is the same for all.
     """
     if sites <= 1024 or most == 1:
         return 1, -(-sites // 1024)
@@ -150,7 +179,9 @@ def spread(sites: int, item: int, most: int) -> tuple[int, int]:
 
 
 def cluster_limits(cp: Any) -> list[int]:
-    """Blocks of a cluster that the GPU may give, most first. 8 are in every GPU that has clusters; 16 need asking."""
+    """Blocks of a cluster that the GPU may give, most first. 8 are in every GPU that has
+    clusters; 16 need asking.
+    """
     major = int(cp.cuda.Device().compute_capability[:-1])
     return [*([16] if major in (9, 10) else []), *([8] if major >= 9 else []), 1]
 
@@ -173,16 +204,24 @@ class _Launch(ctypes.Structure):
 
 
 def resident_clusters(kernel: Any, layout: Layout, shared: int) -> int:
-    """Clusters that the GPU runs at once, of a kernel of CuPy's; 0 if it cannot run one. Allows more than 8 blocks."""
+    """Clusters that the GPU runs at once, of a kernel of CuPy's; 0 if it cannot run one.
+
+    Allows more than 8 blocks.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:  # not where CuPy has it: no clusters then
         return 0
-    handle, count = ctypes.c_void_p(kernel.kernel.ptr), ctypes.c_int(0)
-    if layout.cluster > 8 and driver.cuFuncSetAttribute(handle, 14, 1):  # NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    handle = ctypes.c_void_p(kernel.kernel.ptr)
+    count = ctypes.c_int(0)
+    if layout.cluster > 8 and driver.cuFuncSetAttribute(
+        handle, 14, 1
+    ):  # NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         return 0
     size = _Attribute(4, 0, (layout.cluster, 1, 1))  # CLUSTER_DIMENSION
-    launch = _Launch((layout.cluster, 1, 1), (layout.threads, 1, 1), shared, None, ctypes.pointer(size), 1)
+    launch = _Launch(
+        (layout.cluster, 1, 1), (layout.threads, 1, 1), shared, None, ctypes.pointer(size), 1
+    )
     failed = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(launch))
     return 0 if failed else count.value
 
@@ -192,5 +231,6 @@ def refuse_beyond(shared: int, what: str, attributes: dict[str, int]) -> None:
     most = attributes["MaxSharedMemoryPerBlockOptin"]
     if shared > most:
         raise ValueError(
-            f"{what} need {shared} bytes of shared memory, more than the {most} of this GPU. Use backend='cpu'."
+            f"{what} need {shared} bytes of shared memory, more than the {most} of this GPU. Use "
+            "backend='cpu'."
         )

@@ -1,6 +1,8 @@
-"""What goes to the device, what stays there, and what comes back: each copy takes as long as a short run.
+"""What goes to the device, what stays there, and what comes back: each copy takes as long as a
+short run.
 
-Arrays travel together (`Bundle`), constants are written when they change, and what a graph decides is sent once.
+Arrays travel together (`Bundle`), constants are written when they change, and what a graph decides
+is sent once.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ class _Place(NamedTuple):
 
 
 class Bundle:
-    """Arrays one after the other in one piece of the device's memory, which lives as long as this object.
+    """Arrays one after the other in one piece of the device's memory, which lives as long as this
+    object.
 
     Args:
         cp: CuPy.
         arrays: shape and type of each, by name.
 
-    `address(name)` is for a kernel that writes there, `get()` brings all of them to the host in one copy.
+    `address(name)` is for a kernel that writes there, `get()` brings all of them to the host in one
+    copy.
     """
 
     def __init__(self, cp: Any, **arrays: tuple[tuple[int, ...], Any]) -> None:
@@ -48,7 +52,9 @@ class Bundle:
         size = 0
         for name, (shape, of) in arrays.items():
             dtype = np.dtype(of)
-            place = self._places[name] = _Place(size, math.prod(shape) * dtype.itemsize, shape, dtype)
+            place = self._places[name] = _Place(
+                size, math.prod(shape) * dtype.itemsize, shape, dtype
+            )
             size += -(-place.size // ALIGNMENT) * ALIGNMENT
         self.memory = cp.empty(size, np.uint8)
         self._begin = int(self.memory.data.ptr)
@@ -90,7 +96,9 @@ class Bundle:
         return {name: place.of(host) for name, place in self._places.items()}
 
     def copy(self, name: str, target: Any) -> None:
-        """Copy an array on to another place on the device, a pointer of CuPy; in the order of the stream."""
+        """Copy an array on to another place on the device, a pointer of CuPy; in the order
+        of the stream.
+        """
         place = self._places[name]
         target.copy_from_device_async(self.memory.data + place.offset, place.size)
 
@@ -99,7 +107,8 @@ class Constant:
     """A module's constant: where it is, and what was last written there."""
 
     def __init__(self, pointer: Any) -> None:
-        self.pointer, self.value = pointer, b""
+        self.pointer = pointer
+        self.value = b""
 
     def differs(self, value: np.ndarray) -> bool:
         """Whether this is another value, so that it has to be written."""
@@ -123,7 +132,9 @@ class Spread:
 
 
 class Indices(NamedTuple):
-    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two lists of raw columns."""
+    """What is on the device of a graph: the fields of `Inputs` that are no numbers, and two
+    lists of raw columns.
+    """
 
     of_inputs: dict[str, int]
     first: int
@@ -132,7 +143,9 @@ class Indices(NamedTuple):
 
 
 @once_for_a_graph
-def index_arrays(plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int) -> Indices:
+def index_arrays(
+    plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int
+) -> Indices:
     """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
     layout = spread_.layout
     first, second = columns(plan, layout, rates, parts)
@@ -149,15 +162,25 @@ def index_arrays(plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, pa
 
 
 def columns(plan: Plan, layout: Layout, rates: bool, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """For every parameter the one or two raw columns that add up to it (−1: none), of so many parts. (parts·P,)"""
-    n, degree = plan.sites, layout.degree
+    """For every parameter the one or two raw columns that add up to it (−1: none), of so many
+    parts. (parts·P,)
+    """
+    n = plan.sites
+    degree = layout.degree
     site = np.arange(n)
     of_one = [site, n + site, 2 * n + layout.half[:, 0]]
     if rates:
         base = (2 + degree) * n
-        of_one += [base + site, base + n + site, base + 2 * n + plan.drive_site, base + 3 * n + plan.port_site]
+        of_one += [
+            base + site,
+            base + n + site,
+            base + 2 * n + plan.drive_site,
+            base + 3 * n + plan.port_site,
+        ]
     a = np.concatenate(of_one)
     b = np.full_like(a, -1)
     b[2 * n : 2 * n + plan.bonds] = 2 * n + layout.half[:, 1]
     part = np.arange(parts)[:, None] * (2 + degree + (4 if rates else 0)) * n
-    return (part + a).ravel().astype(np.int32), np.where(b < 0, -1, part + b).ravel().astype(np.int32)
+    return (part + a).ravel().astype(np.int32), np.where(b < 0, -1, part + b).ravel().astype(
+        np.int32
+    )

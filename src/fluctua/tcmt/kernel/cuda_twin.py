@@ -1,7 +1,9 @@
-"""The twin correction on an NVIDIA GPU: lays out the twin beside the network and launches; see `native/cuda/twin.cu`.
+"""The twin correction on an NVIDIA GPU: lays out the twin beside the network and launches; see
+`native/cuda/twin.cu`.
 
-Where all trajectories share the twin's path, one block tabulates it at every step before the others start. Where each
-has its own, a block keeps its path and adjoint at the ends of segments of about √T steps.
+Where all trajectories share the twin's path, one block tabulates it at every step before the others
+start. Where each has its own, a block keeps its path and adjoint at the ends of segments of about
+√T steps.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ MOST_BYTES = 2**32
 
 
 def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
-    """The twin, if the GPU can run it: drive and incoming wave tabulated in time if those of the network are."""
+    """The twin, if the GPU can run it: drive and incoming wave tabulated in time if those of
+    the network are.
+    """
     cuda.refuse(e)
     same: dict[str, Any] = {}
     for name in ("drive", "incoming"):
-        own, of_twin = getattr(e.spec, name), getattr(twin, name)
+        own = getattr(e.spec, name)
+        of_twin = getattr(twin, name)
         if len(own) < len(of_twin):
-            raise ValueError(f"the twin's `{name}` varies in time and the network's does not. Use backend='cpu'.")
+            raise ValueError(
+                f"the twin's `{name}` varies in time and the network's does not. Use backend='cpu'."
+            )
         if of_twin.shape != own.shape:
             same[name] = np.broadcast_to(of_twin, own.shape)
     return twin.replace(**same) if same else twin
@@ -38,9 +45,15 @@ def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
 def run(e: Ensemble, twin: TwinModel) -> TwinSums:
     """One pass with the twin correction, on all GPUs that are visible."""
     cp = cuda.require_cupy()
-    out, p = TwinSums.empty(e), e.width
-    launch = lambda device, begin, end: device.launch(e.first + begin, end - begin)
-    for begin, end, device, part in gpus.in_turn(cp, e.count, lambda: TwinDevice(cp, e, twin), launch):
+    out = TwinSums.empty(e)
+    p = e.width
+
+    def launch(device, begin, end):
+        return device.launch(e.first + begin, end - begin)
+
+    for begin, end, device, part in gpus.in_turn(
+        cp, e.count, lambda: TwinDevice(cp, e, twin), launch
+    ):
         sums = part.sums.get()
         if not device.tabulated(sums["ends"]):
             out.overflow[1] = e.first
@@ -64,11 +77,16 @@ class TwinDevice:
     """A network and its twin on the device, ready to be launched."""
 
     def __init__(self, cp: Any, e: Ensemble, twin: TwinModel) -> None:
-        self.cp, self.ensemble, self.twin = cp, e, twin
-        self.plan, self.model = plan_of(e), plan_of(e.replace(spec=twin.spec, table=None))
+        self.cp = cp
+        self.ensemble = e
+        self.twin = twin
+        self.plan = plan_of(e)
+        self.model = plan_of(e.replace(spec=twin.spec, table=None))
         self.own = bool(self.model.harmonics)
-        self.real, self.steps = e.options.real, self.plan.steps
-        attributes, item = cp.cuda.Device().attributes, self.real.itemsize
+        self.real = e.options.real
+        self.steps = self.plan.steps
+        attributes = cp.cuda.Device().attributes
+        item = self.real.itemsize
         layout = cuda.lay_out(self.plan)
         before = -(-cuda.memory_of(self.plan, layout, item, attributes).shared // 16) * 16
         self.shared = before + item * (4 * layout.rows + 4 * twin.rank) + 64 * 8
@@ -79,7 +97,9 @@ class TwinDevice:
         blocks = _blocks(attributes, layout.threads, item, self.shared, self.chunk)
         self.segment = self._segment()
         self.segments = -(-self.steps // self.segment)
-        kept = (2 * (self.segment + 1) if self.own or twin.rank else 0) + (2 * (self.segments + 1) if self.own else 0)
+        kept = (2 * (self.segment + 1) if self.own or twin.rank else 0) + (
+            2 * (self.segments + 1) if self.own else 0
+        )
         row = 2 * item * layout.rows
         self.grid = min(self.chunk, blocks * attributes["MultiProcessorCount"])
         if kept:
@@ -92,10 +112,14 @@ class TwinDevice:
             "TWIN_BLOCKS": blocks,
         }
         self.device = cuda.borrowed(cp, e, self.plan, SOURCES, macros, layout, parts=3)
-        self.pass_, self.kinds, self.rows = self.device.module.get_function("twin_pass"), kinds, layout.rows
+        self.pass_ = self.device.module.get_function("twin_pass")
+        self.kinds = kinds
+        self.rows = layout.rows
         self.tabulate = self.device.module.get_function("tabulate")
         if self.shared > 48 * 1024:
-            self.pass_.max_dynamic_shared_size_bytes = self.tabulate.max_dynamic_shared_size_bytes = self.shared
+            self.pass_.max_dynamic_shared_size_bytes = (
+                self.tabulate.max_dynamic_shared_size_bytes
+            ) = self.shared
         self._upload(kept)
         self._tabulate()
 
@@ -112,17 +136,22 @@ class TwinDevice:
         return int(piece * max(1, round(np.sqrt(self.steps) / piece)))
 
     def _upload(self, kept: int) -> None:
-        cp, twin, device, real = self.cp, self.twin, self.device, self.real
+        cp = self.cp
+        twin = self.twin
+        device = self.device
+        real = self.real
         device.place(self.model, None, "c_twin", **device.numbers("c_twin_", self.model))
         self.path = self.adjoint = self.kept = None
         if not self.own:
             size = (self.steps + 1, self.rows, 2)
             if 2 * np.prod(size, dtype=np.int64) * real.itemsize > MOST_BYTES:
                 raise ValueError(
-                    f"{self.steps} steps of the twin's path do not fit the {MOST_BYTES >> 30} GiB that are set aside "
+                    f"{self.steps} steps of the twin's path do not fit the {MOST_BYTES >> 30} GiB "
+                    "that are set aside "
                     "for it. Use backend='cpu'."
                 )
-            self.path, self.adjoint = cp.empty(size, real), cp.empty(size, real)
+            self.path = cp.empty(size, real)
+            self.adjoint = cp.empty(size, real)
         if kept:
             self.kept = cp.empty((self.grid, kept, self.rows, 2), real)
         self.quadratic = {"basis": 0, "curvature": 0}
@@ -131,7 +160,9 @@ class TwinDevice:
             assert twin.curvature is not None
             basis = np.zeros((twin.rank, self.rows), complex)
             basis[:, : len(twin.basis)] = twin.basis.T
-            self.tables = Bundle.of(cp, {"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)})
+            self.tables = Bundle.of(
+                cp, {"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)}
+            )
             self.quadratic = {name: self.tables.address(name) for name in self.quadratic}
         self.value = cp.zeros(self.segments + 1)
 
@@ -148,7 +179,9 @@ class TwinDevice:
         )
 
     def tabulated(self, ends: np.ndarray) -> bool:
-        """Whether the table of path and adjoint is finite, by the last state and the first adjoint in it."""
+        """Whether the table of path and adjoint is finite, by the last state and the first
+        adjoint in it.
+        """
         return self.own or bool(np.isfinite(ends).all())
 
     def _tabulate(self) -> None:
@@ -156,21 +189,29 @@ class TwinDevice:
         if self.own:
             return
         self.device.set_constants(c_trail=self._trail())
-        self.tabulate((1,), (self.device.layout.threads,), (np.int32(self.steps),), shared_mem=self.shared)
+        self.tabulate(
+            (1,), (self.device.layout.threads,), (np.int32(self.steps),), shared_mem=self.shared
+        )
         if self.twin.rank:
             assert self.path is not None
             twin = self.twin.spec
-            out = np.stack([self.path[:-1, site].get().astype(float) for site in twin.port_sites], axis=1)
+            out = np.stack(
+                [self.path[:-1, site].get().astype(float) for site in twin.port_sites], axis=1
+            )
             if not np.isfinite(out).all():
                 return  # `tabulated` will say so
             s = twin.port_gain * (out[..., 0] + 1j * out[..., 1]) - twin.incoming
-            to_go = np.append(np.cumsum(((np.abs(s) ** 2) @ twin.port_weight)[::-1])[::-1] * twin.dt, 0.0)
+            to_go = np.append(
+                np.cumsum(((np.abs(s) ** 2) @ twin.port_weight)[::-1])[::-1] * twin.dt, 0.0
+            )
             ends = np.minimum(np.arange(self.segments + 1) * self.segment, self.steps)
             self.value.set(to_go[ends])
 
     def launch(self, first: int, count: int) -> Part:
         """Run `count` trajectories from `first`, and reduce; asynchronous."""
-        cp, grid, n = self.cp, min(self.grid, count), self.plan.sites
+        cp = self.cp
+        grid = min(self.grid, count)
+        n = self.plan.sites
         sums = Bundle(
             cp,
             returns=((count,), np.float64),
@@ -182,7 +223,8 @@ class TwinDevice:
             overflow=((count,), np.int32),
         )
         part = Part(count, cp.empty((count, 3 * self.kinds * n), self.real), sums)
-        rewards, prefixes = cp.zeros((grid, self.steps)), cp.zeros((grid, self.steps + 1))
+        rewards = cp.zeros((grid, self.steps))
+        prefixes = cp.zeros((grid, self.steps + 1))
         self.device.set_constants(
             c_out=self.device.outputs(part, rewards, record=0),
             c_trail=self._trail(address(prefixes), sums.address("gained")),
@@ -210,7 +252,9 @@ class TwinDevice:
 
 
 def _blocks(attributes: dict[str, int], threads: int, item: int, shared: int, count: int) -> int:
-    """Blocks to keep resident on a multiprocessor; a third sum and a held score take half as many registers again."""
+    """Blocks to keep resident on a multiprocessor; a third sum and a held score take half as
+    many registers again.
+    """
     most = cuda.blocks_per_multiprocessor(attributes, threads, item, shared, count)
     registers = 80 if item == 4 else 128
     return max(1, min(most, attributes["MaxRegistersPerMultiprocessor"] // (registers * threads)))

@@ -1,7 +1,8 @@
 """Several GPUs at once.
 
-A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the number of GPUs, and
-what they leave is added in their order on the host: one GPU and eight give the same bits, if they are of one kind.
+A large ensemble goes in pieces, to all GPUs that are visible in turn. Pieces do not depend on the
+number of GPUs, and what they leave is added in their order on the host: one GPU and eight give the
+same bits, if they are of one kind.
 """
 
 from __future__ import annotations
@@ -14,24 +15,31 @@ from typing import Any
 from fluctua.compiled.cuda import require_cupy
 
 PIECE = 2**15
-"""Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to share out."""
+"""Trajectories of one launch at most: enough to fill a GPU many times over, and several pieces to
+share out.
+"""
 
 
 def visible(cp: Any) -> list[int]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, the current one first."""
-    count, current = cp.cuda.runtime.getDeviceCount(), cp.cuda.Device().id
+    count = cp.cuda.runtime.getDeviceCount()
+    current = cp.cuda.Device().id
     return [(current + i) % count for i in range(count)]
 
 
 def in_turn(
     cp: Any, count: int, make: Callable[[], Any], launch: Callable[[Any, int, int], Any]
 ) -> Iterator[tuple[int, int, Any, Any]]:
-    """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in order.
+    """Pieces of an ensemble on the visible GPUs in turn: (begin, end, device, what it left), in
+    order.
 
-    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`; given back at the end.
-    launch: (device, begin, end), asynchronous. What follows is done with the GPU of the piece as the current one.
+    make: lays out the network on the current GPU, and knows the size of a piece as `chunk`; given
+    back at the end.
+    launch: (device, begin, end), asynchronous. What follows is done with the GPU of the piece as
+    the current one.
     """
-    gpus, made = visible(cp), [make()]
+    gpus = visible(cp)
+    made = [make()]
     edges = [*range(0, count, made[0].chunk), count]
     pieces = list(itertools.pairwise(edges))
     try:
@@ -51,7 +59,9 @@ def in_turn(
 
 
 def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """function(item) of every item, on all visible GPUs at once; results in the order of the items."""
+    """function(item) of every item, on all visible GPUs at once; results in the order of the
+    items.
+    """
     cp = require_cupy()
     gpus = visible(cp)[: len(items)]
     if len(gpus) < 2:
@@ -67,7 +77,9 @@ def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]
 
 
 def piece_of(count: int, most: int) -> int:
-    """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number of GPUs."""
+    """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number
+    of GPUs.
+    """
     if min(count, most) > PIECE:
         many = -(-count // PIECE)
         most = min(most, -(-count // many) + 1)

@@ -1,8 +1,10 @@
-"""An ensemble as the arrays that the kernels read: in their precision, times Δt, bonds in the kernels' order.
+"""An ensemble as the arrays that the kernels read: in their precision, times Δt, bonds in the
+kernels' order.
 
-The fields of `Plan` are those of the C++ struct of that name (`native/cpu/plan.hpp`), which reads them by name and
-checks type and length of each; that the two lists are one is checked on import. The device's blocks of addresses are
-declared in `native/cuda/blocks.cuh` and filled from it by name: `Block`.
+The fields of `Plan` are those of the C++ struct of that name (`native/cpu/plan.hpp`), which reads
+them by name and checks type and length of each; that the two lists are one is checked on import.
+The device's blocks of addresses are declared in `native/cuda/blocks.cuh` and filled from it by
+name: `Block`.
 """
 
 from __future__ import annotations
@@ -72,18 +74,24 @@ class Plan:
 
 if getattr(_native, "plan_fields", list)() != [field.name for field in dataclasses.fields(Plan)]:
     raise ImportError(
-        "fluctua's compiled core is not of the version of its Python files. Build it again: pip install "
+        "fluctua's compiled core is not of the version of its Python files. Build it again: pip "
+        "install "
         "--no-build-isolation --no-deps --editable . in a checkout, or install fluctua anew."
     )
 
 
 def plan_of(ensemble: Ensemble) -> Plan:
     """The arrays of an ensemble's network."""
-    spec, o = ensemble.spec, ensemble.options
-    cast = lambda v: np.ascontiguousarray(v, o.real)
+    spec = ensemble.spec
+    o = ensemble.options
+
+    def cast(v):
+        return np.ascontiguousarray(v, o.real)
+
     graph = neighbours(spec.sites, spec.bonds)
     noise = spec.noise if o.noise else np.zeros_like(spec.noise)
-    pieces, table = (1, np.zeros((1, 3, 0)))
+    pieces = 1
+    table = np.zeros((1, 3, 0))
     if spec.waves:
         pieces, table = modulation_pieces(spec, tolerance(o))
     assert spec.start is not None
@@ -124,7 +132,9 @@ def plan_of(ensemble: Ensemble) -> Plan:
         gain=cast(spec.port_gain),
         weight=cast(spec.port_weight * spec.dt),
         incoming=pairs(spec.incoming, o.real),
-        bar=None if ensemble.table is None else ensemble.table[1:],  # n+1: the reward at n precedes the kick
+        bar=None
+        if ensemble.table is None
+        else ensemble.table[1:],  # n+1: the reward at n precedes the kick
         modulation=cast(table),
     )
 
@@ -136,7 +146,9 @@ def pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
 
 
 class Graph(NamedTuple):
-    """Neighbours of each site, below and above it. order: the given bond at each place of the upper lists."""
+    """Neighbours of each site, below and above it. order: the given bond at each place of the
+    upper lists.
+    """
 
     lower_start: np.ndarray
     lower_site: np.ndarray
@@ -147,7 +159,10 @@ class Graph(NamedTuple):
 
 
 def neighbours(sites: int, bonds: np.ndarray) -> Graph:
-    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site. Made once for a graph."""
+    """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site.
+
+    Made once for a graph.
+    """
     return _neighbours(sites, np.ascontiguousarray(bonds, np.int32).tobytes())
 
 
@@ -156,9 +171,13 @@ def _neighbours(sites: int, pairs: bytes) -> Graph:
     bonds = np.frombuffer(pairs, np.int32).reshape(-1, 2)
     low, high = np.sort(bonds, axis=1).T if len(bonds) else (np.zeros(0, int), np.zeros(0, int))
     order = np.lexsort((high, low))
-    low, high = low[order], high[order]
+    low = low[order]
+    high = high[order]
     seen_from_above = np.lexsort((low, high))
-    count = lambda of: np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
+
+    def count(of):
+        return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
+
     arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
     graph = Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
     for array in graph:
@@ -167,12 +186,20 @@ def _neighbours(sites: int, pairs: bytes) -> Graph:
 
 
 def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
-    """Keep what `make(plan, *how)` makes of a plan's sites, bonds, drives and ports alone, for up to 64 of them."""
+    """Keep what `make(plan, *how)` makes of a plan's sites, bonds, drives and ports alone, for
+    up to 64 of them.
+    """
     kept: dict[Any, T] = {}
 
     @functools.wraps(make)
     def once(plan: Plan, *how: Any) -> T:
-        parts = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
+        parts = (
+            plan.upper_start,
+            plan.upper_site,
+            plan.bond_given,
+            plan.drive_site,
+            plan.port_site,
+        )
         key = plan.sites, *(part.tobytes() for part in parts), how
         made = kept.get(key)
         if made is None:
@@ -192,14 +219,15 @@ def tolerance(options: Options) -> float:
 def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarray]:
     """δκ as quadratics in time: (steps a piece, coefficients (pieces, 3, 2·harmonics)).
 
-    The polynomial in τ ∈ [−1, 1] interpolates sin(kΩt) and cos(kΩt) at the three Chebyshev nodes of each
-    piece of duration h. Its error is at most (ωh/2)³/(3!·2²) for an angular frequency ω = kΩ, so that of
-    δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest h that keeps this
-    below `tolerance` is taken, up to 32 steps, and an even number, since noise comes in pairs of steps.
-    Pieces of two steps have their nodes on the steps and no error: a tolerance of 0 gives those.
+    The polynomial in τ ∈ [−1, 1] interpolates sin(kΩt) and cos(kΩt) at the three Chebyshev nodes of
+    each piece of duration h. Its error is at most (ωh/2)³/(3!·2²) for an angular frequency ω = kΩ,
+    so that of δκ/σ_κ is at most √N_dyn (N_dyn Ω h/2)³/24 (Cauchy–Schwarz with Σã² = 1). The longest
+    h that keeps this below `tolerance` is taken, up to 32 steps, and an even number, since noise
+    comes in pairs of steps. Pieces of two steps have their nodes on the steps and no error: a
+    tolerance of 0 gives those.
 
-    Heun's step asks for δκ at both of its ends. The nodes of a piece are then spread from its first step to the end of
-    its last, τ ∈ [−1, 1] + 1/steps.
+    Heun's step asks for δκ at both of its ends. The nodes of a piece are then spread from its first
+    step to the end of its last, τ ∈ [−1, 1] + 1/steps.
     """
     fastest = abs(spec.Omega) * spec.harmonics * spec.dt
     half = (24 * tolerance / np.sqrt(spec.harmonics)) ** (1 / 3)
@@ -225,7 +253,9 @@ def source(*names: str) -> str:
 
 
 class Block(NamedTuple):
-    """A struct of addresses in the device's constant memory, as `native/cuda/blocks.cuh` declares it."""
+    """A struct of addresses in the device's constant memory, as `native/cuda/blocks.cuh`
+    declares it.
+    """
 
     name: str
     fields: tuple[str, ...]
@@ -239,7 +269,9 @@ class Block(NamedTuple):
         """The block's bytes. Every field is named, in any order; 0 is nothing."""
         if addresses.keys() != set(self.fields):
             wrong = sorted(addresses.keys() ^ set(self.fields))
-            raise TypeError(f"struct {self.name} of the device has the fields {self.fields}; check {wrong}.")
+            raise TypeError(
+                f"struct {self.name} of the device has the fields {self.fields}; check {wrong}."
+            )
         return np.array([addresses[name] for name in self.fields], np.uint64)
 
 
@@ -247,5 +279,9 @@ class Block(NamedTuple):
 def blocks() -> dict[str, Block]:
     """The blocks by name."""
     text = re.sub(r"//.*", "", source("blocks.cuh"))
-    declared = re.findall(r"struct (\w+) \{([^}]*)\};\s*static_assert\(sizeof\(\1\) == (\w+)_BYTES", text)
-    return {name: Block(name, tuple(re.findall(r"\*\s*(\w+)\s*;", body))) for name, body, _ in declared}
+    declared = re.findall(
+        r"struct (\w+) \{([^}]*)\};\s*static_assert\(sizeof\(\1\) == (\w+)_BYTES", text
+    )
+    return {
+        name: Block(name, tuple(re.findall(r"\*\s*(\w+)\s*;", body))) for name, body, _ in declared
+    }

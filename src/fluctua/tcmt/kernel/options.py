@@ -1,11 +1,13 @@
-"""What a fused kernel runs, in records that are right once they are made: a network, options, an ensemble.
+"""What a fused kernel runs, in records that are right once they are made: a network, options, an
+ensemble.
 
     ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ_m(κ + δκ)ψ_m − Γψ + f] + a√Δt z,          a = √(2Q)
     g = Σ_p w_p |−s⁺_p + √(2γ_e,p) ψ_p|²
 
-N sites, B bonds, T steps, E trajectories. The frame is in the numbers: in the frame of the drive `omega` is the
-detuning and `drive` is constant; in the lab frame `drive` is a table of T rows. With Heun's step the drift is asked for
-at T + 1 times, and the rewards are counted at as many, by the trapezoid rule.
+N sites, B bonds, T steps, E trajectories. The frame is in the numbers: in the frame of the drive
+`omega` is the detuning and `drive` is constant; in the lab frame `drive` is a table of T rows. With
+Heun's step the drift is asked for at T + 1 times, and the rewards are counted at as many, by the
+trapezoid rule.
 """
 
 from __future__ import annotations
@@ -78,9 +80,12 @@ class KernelSpec:
         n = omega.size
         if n == 0:
             raise ValueError("`omega` is empty: a network needs at least one resonator.")
-        steps, dt = int(self.steps), float(self.dt)
+        steps = int(self.steps)
+        dt = float(self.dt)
         if steps < 1 or steps >= 2**31 or not (dt > 0 and np.isfinite(dt)):
-            raise ValueError(f"`steps` must be 1 to 2³¹ − 1 and `dt` positive; got {self.steps} and {self.dt}.")
+            raise ValueError(
+                f"`steps` must be 1 to 2³¹ − 1 and `dt` positive; got {self.steps} and {self.dt}."
+            )
         bonds = _bonds(self.bonds, n)
         noise = _array("noise", self.noise, (n,))
         if (noise < 0).any():
@@ -104,7 +109,9 @@ class KernelSpec:
             port_sites=port_sites,
             port_gain=_array("port_gain", self.port_gain, (port_sites.size,)),
             port_weight=_array("port_weight", self.port_weight, (port_sites.size,)),
-            incoming=_table("incoming", self.incoming, steps + (self.step == "heun"), port_sites.size),
+            incoming=_table(
+                "incoming", self.incoming, steps + (self.step == "heun"), port_sites.size
+            ),
             sigma_kappa=_number("sigma_kappa", self.sigma_kappa),
             Omega=_number("Omega", self.Omega),
             harmonics=int(self.harmonics),
@@ -122,7 +129,9 @@ class KernelSpec:
 
     @property
     def times(self) -> int:
-        """How often drift and reward are asked for: at the start of every step, with Heun's also at the end."""
+        """How often drift and reward are asked for: at the start of every step, with Heun's
+        also at the end.
+        """
         return self.steps + (self.step == "heun")
 
     @property
@@ -135,20 +144,27 @@ class KernelSpec:
         if not values.keys() <= {"omega", "kappa", "chi"}:
             return dataclasses.replace(self, **values)
         made = copy.copy(self)  # nothing else depends on these, so nothing else is checked again
-        made._set(**{name: _array(name, value, getattr(self, name).shape) for name, value in values.items()})
+        made._set(
+            **{
+                name: _array(name, value, getattr(self, name).shape)
+                for name, value in values.items()
+            }
+        )
         return made
 
 
 @dataclass(frozen=True)
 class Binned:
-    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|² (`fluctua.core.baselines.binned`).
+    """The paper's baseline: leave-one-out optimal within quantile bins of |ψ|²
+    (`fluctua.core.baselines.binned`).
 
     Args:
         bins: K, 1 to 256.
-        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps old is as
-            independent of the kick as a fresh one, so the estimate stays unbiased.
-        group: a larger ensemble is split into groups of at most so many, each with bins of its own; with 200 in a bin
-            the baseline is as good as with more, and the cost stays linear. `group` ≥ count is the paper's.
+        every: steps between two sortings into bins; 1 is the paper's. Membership that is some steps
+            old is as independent of the kick as a fresh one, so the estimate stays unbiased.
+        group: a larger ensemble is split into groups of at most so many, each with bins of its own;
+            with 200 in a bin the baseline is as good as with more, and the cost stays linear.
+            `group` ≥ count is the paper's.
 
     """
 
@@ -159,7 +175,8 @@ class Binned:
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= 256 or self.every < 1 or self.group < 2:
             raise ValueError(
-                "`Binned` needs 1 to 256 bins, at least 1 step between sortings and 2 trajectories a group; "
+                "`Binned` needs 1 to 256 bins, at least 1 step between sortings and 2 trajectories "
+                "a group; "
                 f"got {self}."
             )
 
@@ -196,17 +213,24 @@ class Options:
     def __post_init__(self) -> None:
         for name, words in (("backend", BACKENDS), ("dtype", PRECISIONS)):
             if getattr(self, name) not in words:
-                raise ValueError(f"`{name}` must be {words[0]!r} or {words[1]!r}; got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"`{name}` must be {words[0]!r} or {words[1]!r}; got {getattr(self, name)!r}."
+                )
         for name in ("antithetic", "noise", "scores", "rates", "samples"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"`{name}` must be True or False; got {getattr(self, name)!r}.")
         if self.threads is not None and not (_whole(self.threads) and 1 <= self.threads <= 4096):
-            raise ValueError(f"`threads` must be a whole number from 1 to 4096, or None; got {self.threads!r}.")
+            raise ValueError(
+                f"`threads` must be a whole number from 1 to 4096, or None; got {self.threads!r}."
+            )
         if not (_whole(self.record_every) and self.record_every >= 0):
-            raise ValueError(f"`record_every` is a number of steps, or 0 for none; got {self.record_every!r}.")
+            raise ValueError(
+                f"`record_every` is a number of steps, or 0 for none; got {self.record_every!r}."
+            )
         if self.engine and self.engine not in _native.engines():
             raise ValueError(
-                f"`engine` must be one of {', '.join(_native.engines())} on this processor; got {self.engine!r}."
+                f"`engine` must be one of {', '.join(_native.engines())} on this processor; got "
+                f"{self.engine!r}."
             )
 
     @property
@@ -236,17 +260,25 @@ class Ensemble:
     copies_of_samples: int = 1
 
     def __post_init__(self) -> None:
-        first, count, o = self.first, self.count, self.options
+        first = self.first
+        count = self.count
+        o = self.options
         if count < 1 or first < 0 or first + count > 2**32:
-            raise ValueError(f"trajectories {first} … {first + count - 1} must lie in 0 … 2³² − 1, at least one.")
+            raise ValueError(
+                f"trajectories {first} … {first + count - 1} must lie in 0 … 2³² − 1, at least one."
+            )
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"`seed` must fit 64 bits; got {self.seed}.")
         if o.antithetic and (count % 2 or first % 2):
-            raise ValueError("antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be even.")
+            raise ValueError(
+                "antithetic trajectories come in pairs (2j, 2j+1): `count` and the first must be "
+                "even."
+            )
         if self.scores and not (self.spec.noise > 0).all():
             site = int(np.argmin(self.spec.noise > 0))
             raise ValueError(
-                f"the diffusion is singular: site {site} has no noise, and the score divides by it. "
+                f"the diffusion is singular: site {site} has no noise, and the score divides by "
+                "it. "
                 "Give it some, or pass scores=False to simulate only."
             )
         if self.binned is not None:
@@ -255,11 +287,14 @@ class Ensemble:
             table = np.ascontiguousarray(self.table, float)
             if table.shape != (self.spec.steps + 1,):
                 raise ValueError(
-                    f"a time-only `baseline` is the mean return-to-go at each time, ({self.spec.steps + 1},); "
+                    "a time-only `baseline` is the mean return-to-go at each time, "
+                    f"({self.spec.steps + 1},); "
                     f"got {table.shape}."
                 )
             if not np.isfinite(table).all():
-                raise ValueError(f"the time-only `baseline` is not finite at time {_first_bad(table)[0]}.")
+                raise ValueError(
+                    f"the time-only `baseline` is not finite at time {_first_bad(table)[0]}."
+                )
             object.__setattr__(self, "table", table)
         self._check_memory()
 
@@ -269,21 +304,32 @@ class Ensemble:
             raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
         if self.options.antithetic:
             raise ValueError(
-                "a leave-one-out baseline is not independent of a trajectory whose twin with opposite noise it "
+                "a leave-one-out baseline is not independent of a trajectory whose twin with "
+                "opposite noise it "
                 "contains: antithetic pairs go with a time-only baseline, or with none."
             )
         if self.options.rates:
-            raise ValueError("the kernels' binned baseline covers ω, χ and κ. Rates need a time-only one, or none.")
+            raise ValueError(
+                "the kernels' binned baseline covers ω, χ and κ. Rates need a time-only one, or "
+                "none."
+            )
 
     def _check_memory(self) -> None:
-        item, n = self.options.real.itemsize, self.spec.sites
+        item = self.options.real.itemsize
+        n = self.spec.sites
         kept = self.copies_of_samples * self.width * item if self.samples else 0
         each = 8 * (2 + self.copies_of_samples) + kept + 2 * n * item * self.records
-        sums = 8 * GROUPS * (9 * self.width + 2 * self.spec.times) if self.options.backend == "cpu" else 0
-        needed, there = self.count * each + sums, memory()
+        sums = (
+            8 * GROUPS * (9 * self.width + 2 * self.spec.times)
+            if self.options.backend == "cpu"
+            else 0
+        )
+        needed = self.count * each + sums
+        there = memory()
         if needed > there:
             raise ValueError(
-                f"{self.count:,} trajectories of {self.spec.steps:,} steps need {needed / 2**30:,.0f} GiB of memory, "
+                f"{self.count:,} trajectories of {self.spec.steps:,} steps need "
+                f"{needed / 2**30:,.0f} GiB of memory, "
                 f"and this machine has {there / 2**30:,.0f} GiB. Run fewer at a time"
                 + (", or record less often." if self.records else ".")
             )
@@ -333,7 +379,8 @@ class TwinModel:
         segment: steps that path and adjoint are made ahead.
         full: whether all trajectories share one path, which is tabulated at every step.
         rank: of the quadratic term ½d†BC_kB†d; 0 is none.
-        basis, curvature: B (N, rank) and C at the end of each segment (segments, rank, rank), complex.
+        basis, curvature: B (N, rank) and C at the end of each segment (segments, rank, rank),
+            complex.
 
     """
 
@@ -348,15 +395,19 @@ class TwinModel:
 def check_step(step: str) -> None:
     """Raise for a step that the kernels do not take."""
     if step not in STEPS:
-        raise ValueError(f'the fused kernels step by "euler" or "heun"; got step={step!r}. Use backend="jax".')
+        raise ValueError(
+            f'the fused kernels step by "euler" or "heun"; got step={step!r}. Use backend="jax".'
+        )
 
 
 def refuse_step(step: str, what: str) -> None:
     """Raise where a kernel knows Euler's step alone."""
     if step != "euler":
         raise ValueError(
-            f'{what} has no step="{step}". The kernels have it without a baseline and with a time-only one ("time", '
-            '"carried"), those of the CPU with a twin too; backend="jax" has it with every baseline.'
+            f'{what} has no step="{step}". The kernels have it without a baseline and with a '
+            'time-only one ("time", '
+            '"carried"), those of the CPU with a twin too; backend="jax" has it with every '
+            "baseline."
         )
 
 
@@ -373,7 +424,7 @@ def memory() -> int:
         return 2**62
 
 
-# --------------------------------------------------------------------------------------- the boundary
+# ------------------------------------------------------------------------------------- the boundary
 
 
 def _bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
@@ -384,21 +435,31 @@ def _bonds(pairs: np.ndarray, sites: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _check_bonds(of: bytes) -> None:
-    """Once for a graph: to look for pairs that are named twice takes longer than all else that is checked."""
+    """Once for a graph: to look for pairs that are named twice takes longer than all else that
+    is checked.
+    """
     bonds = np.frombuffer(of, np.int32).reshape(-1, 2)
     if bonds.size and (bonds[:, 0] == bonds[:, 1]).any():
-        raise ValueError(f"bond {int(np.argmax(bonds[:, 0] == bonds[:, 1]))} connects a site with itself.")
+        raise ValueError(
+            f"bond {int(np.argmax(bonds[:, 0] == bonds[:, 1]))} connects a site with itself."
+        )
     pairs = np.sort(bonds, axis=1)
     if len(np.unique(pairs, axis=0)) != len(pairs):
-        raise ValueError("`bonds` names a pair of sites twice. Couplings are symmetric: give each pair once.")
+        raise ValueError(
+            "`bonds` names a pair of sites twice. Couplings are symmetric: give each pair once."
+        )
 
 
 def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: type = float) -> np.ndarray:
     array: np.ndarray = np.ascontiguousarray(value, dtype)
-    if array.ndim != len(shape) or any(want not in (-1, have) for want, have in zip(shape, array.shape, strict=True)):
+    if array.ndim != len(shape) or any(
+        want not in (-1, have) for want, have in zip(shape, array.shape, strict=True)
+    ):
         raise ValueError(f"`{name}` must have shape {shape}; got {array.shape}.")
     if not np.isfinite(array).all():
-        raise ValueError(f"`{name}` holds a value that is not finite, first at index {_first_bad(array)}.")
+        raise ValueError(
+            f"`{name}` holds a value that is not finite, first at index {_first_bad(array)}."
+        )
     return array
 
 
@@ -412,7 +473,9 @@ def _table(name: str, value: np.ndarray, times: int, width: int) -> np.ndarray:
     if array.ndim == 1:
         array = array[None]
     if array.shape not in ((1, width), (times, width)):
-        raise ValueError(f"`{name}` must have shape ({width},) or ({times}, {width}); got {np.shape(value)}.")
+        raise ValueError(
+            f"`{name}` must have shape ({width},) or ({times}, {width}); got {np.shape(value)}."
+        )
     return _array(name, array, array.shape, complex)
 
 
@@ -421,7 +484,10 @@ def _indices(name: str, value: np.ndarray, sites: int) -> np.ndarray:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"`{name}` must hold site indices (integers); got {array.dtype}.")
     if array.size and (array.min() < 0 or array.max() >= sites):
-        raise ValueError(f"`{name}` must hold site indices from 0 to {sites - 1}; got {array.min()} to {array.max()}.")
+        raise ValueError(
+            f"`{name}` must hold site indices from 0 to {sites - 1}; got {array.min()} to "
+            f"{array.max()}."
+        )
     return np.ascontiguousarray(array, np.int32)
 
 

@@ -2,8 +2,8 @@
 
     G = Σ_n (λ̂ₙ₊₁ − λ̄ₙ)Uₙ,  λ̂ₙ₊₁ = R − Cₙ₊₁
 
-Same noise as `fluctua.core.draws.philox`, trajectory by trajectory, so any run can be compared with the JAX
-reference step by step. Nothing of size E·T is stored unless trajectories are asked for.
+Same noise as `fluctua.core.draws.philox`, trajectory by trajectory, so any run can be compared with
+the JAX reference step by step. Nothing of size E·T is stored unless trajectories are asked for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fluctua.tcmt.kernel.options import Binned, Ensemble, KernelSpec, Options
 class Families(NamedTuple):
     """One array per family of parameters, each (N,), (B,) or per trajectory (E, ·).
 
-    With `rates`: damping is the derivative by Γ_n at fixed Q, log_diffusion by ln Q_n, drive by a factor
-    on each drive's f, gain by each port's √(2γ_e) in the reward alone. A rate that enters several of them
-    is put together by the chain rule, sample by sample.
+    With `rates`: damping is the derivative by Γ_n at fixed Q, log_diffusion by ln Q_n, drive by a
+    factor on each drive's f, gain by each port's √(2γ_e) in the reward alone. A rate that enters
+    several of them is put together by the chain rule, sample by sample.
     """
 
     omega: np.ndarray
@@ -39,10 +39,11 @@ class Families(NamedTuple):
 class KernelResult(NamedTuple):
     """An estimate of ∇J and what it came from.
 
-    returns: R (E,). value, value_stderr: their mean and its standard error. gradient, stderr, second_moment:
-    over trajectories (errors over pairs if antithetic), None without scores. mean_return_to_go: (T+1,), the
-    `baseline` of a next run. samples: the gradient of each trajectory, on request. trajectories: complex
-    (E, R, N), every `record_every` steps from 0, on request.
+    returns: R (E,). value, value_stderr: their mean and its standard error. gradient, stderr,
+    second_moment: over trajectories (errors over pairs if antithetic), None without scores.
+    mean_return_to_go: (T+1,), the `baseline` of a next run. samples: the gradient of each
+    trajectory, on request. trajectories: complex (E, R, N), every `record_every` steps from 0, on
+    request.
     """
 
     returns: np.ndarray
@@ -71,8 +72,8 @@ def run(
         spec: the network.
         seed: of the noise, 64 bits.
         count: E; trajectories first_trajectory … first_trajectory + count − 1.
-        baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n meets
-            `baseline[n+1]`), or `Binned()`, which runs everything twice.
+        baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n
+            meets `baseline[n+1]`), or `Binned()`, which runs everything twice.
         first_trajectory: where to begin.
         options: those of `Options`.
 
@@ -88,13 +89,20 @@ def run(
     if not ensemble.scores:
         ensemble = ensemble.replace(binned=None)
     groups = _groups(ensemble)
-    of_group = lambda part: result(part, _sums(part))
+
+    def of_group(part):
+        return result(part, _sums(part))
+
     on_gpus = ensemble.options.backend == "cuda" and len(groups) > 1
-    return _combined(gpus.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups])
+    return _combined(
+        gpus.over_gpus(of_group, groups) if on_gpus else [of_group(part) for part in groups]
+    )
 
 
 def _groups(e: Ensemble) -> list[Ensemble]:
-    """Parts that have bins of their own, of at most `Binned.group` trajectories and as many as the GPU can sort."""
+    """Parts that have bins of their own, of at most `Binned.group` trajectories and as many as
+    the GPU can sort.
+    """
     if e.binned is None:
         return [e]
     group = e.binned.group
@@ -104,7 +112,10 @@ def _groups(e: Ensemble) -> list[Ensemble]:
     if groups == 1:
         return [e]
     edges = np.linspace(0, e.count, groups + 1).astype(int).tolist()
-    return [e.replace(first=e.first + begin, count=end - begin) for begin, end in itertools.pairwise(edges)]
+    return [
+        e.replace(first=e.first + begin, count=end - begin)
+        for begin, end in itertools.pairwise(edges)
+    ]
 
 
 def _sums(e: Ensemble) -> Sums:
@@ -118,11 +129,14 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
     if len(parts) == 1:
         return parts[0]
     sizes = np.array([len(part.returns) for part in parts])
-    count, share = sizes.sum(), sizes / sizes.sum()
+    count = sizes.sum()
+    share = sizes / sizes.sum()
 
     def mean(name: str) -> Families:
         each = zip(*(getattr(part, name) for part in parts), strict=True)
-        of_all: list[Any] = [None if of[0] is None else np.tensordot(share, np.array(of), 1) for of in each]
+        of_all: list[Any] = [
+            None if of[0] is None else np.tensordot(share, np.array(of), 1) for of in each
+        ]
         return Families(*of_all)
 
     def joined(name: str) -> Any:
@@ -131,10 +145,13 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
             return None
         if isinstance(each[0], np.ndarray):
             return np.concatenate(each)
-        of_all: list[Any] = [None if of[0] is None else np.concatenate(of) for of in zip(*each, strict=True)]
+        of_all: list[Any] = [
+            None if of[0] is None else np.concatenate(of) for of in zip(*each, strict=True)
+        ]
         return Families(*of_all)
 
-    gradient, second = mean("gradient"), mean("second_moment")
+    gradient = mean("gradient")
+    second = mean("second_moment")
     spread: list[Any] = [
         None if g is None or s is None else np.sqrt(np.maximum(s - g**2, 0) / (count - 1))
         for g, s in zip(gradient, second, strict=True)
@@ -183,11 +200,14 @@ def explain_overflow(e: Ensemble, trajectory: int, step: int) -> None:
     if step < 0:
         first = trajectory & ~1 if e.options.antithetic else trajectory
         count = 2 if e.options.antithetic else 1
-        alone = e.replace(first=first, count=count, binned=None, record_every=0, samples=False, backend="cpu")
+        alone = e.replace(
+            first=first, count=count, binned=None, record_every=0, samples=False, backend="cpu"
+        )
         step = int(cpu.run(alone).overflow[1])
     when = f"after step {step} (t = {step * e.spec.dt:g})" if step >= 0 else "at the end of the run"
     raise FloatingPointError(
-        f"the state of trajectory {trajectory} is no longer finite {when}. Lower `dt`, or look for gain: negative "
+        f"the state of trajectory {trajectory} is no longer finite {when}. Lower `dt`, or look for "
+        "gain: negative "
         "damping, or Kerr shifts and couplings too large for this step."
     )
 
@@ -205,7 +225,8 @@ def value_of(e: Ensemble, returns: np.ndarray) -> tuple[float, float]:
 def statistics(e: Ensemble, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, mean square and standard error of the mean from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
     antithetic = e.options.antithetic
-    mean, second = moments[0] / e.count, moments[1] / e.count
+    mean = moments[0] / e.count
+    second = moments[1] / e.count
     units = e.count // 2 if antithetic else e.count  # the two of a pair are not independent
     square = moments[2] / 4 / max(units, 1) if antithetic else second
     if units < 2:
@@ -214,9 +235,14 @@ def statistics(e: Ensemble, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def families(e: Ensemble, columns: np.ndarray) -> Families:
-    """Split the kernels' columns (..., P), and put the bonds back into the order they were given in."""
+    """Split the kernels' columns (..., P), and put the bonds back into the order they were
+    given in.
+    """
     spec = e.spec
-    n, b, d, m = spec.sites, len(spec.bonds), spec.drive_sites.size, spec.port_sites.size
+    n = spec.sites
+    b = len(spec.bonds)
+    d = spec.drive_sites.size
+    m = spec.port_sites.size
     edges = itertools.accumulate([0, n, n, b] + ([n, n, d, m] if e.rates else []))
     omega, chi, kappa, *rest = (columns[..., begin:end] for begin, end in itertools.pairwise(edges))
     in_order = np.empty_like(kappa)

@@ -1,19 +1,23 @@
-"""The twin correction on the fused kernels: the paper's estimator with far less variance, and no other mean.
+"""The twin correction on the fused kernels: the paper's estimator with far less variance, and no
+other mean.
 
     G = Σ_n q_{n+1}·∂μ(X_n)Δt + Σ_n (Λ_{n+1} − λ̄_n)U_n
     Λ_{n+1} = λ̂_{n+1} − V_{n+1}(X_{n+1}) − Σ_{k>n} q_{k+1}·r_k,     V_k(x) = ν_k + q_k·(x − x̄_k)
 
-x̄ is a twin's noise-free path, ν its remaining return and q the gradient of that (one reverse sweep); r the residual
-that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin costs variance and no bias as long as μ and Q
-of the score are right. The first sum is `direct`, the second `correction`.
+x̄ is a twin's noise-free path, ν its remaining return and q the gradient of that (one reverse
+sweep); r the residual that the score uses. q_{k+1}·r_k has mean zero given X_k, so a wrong twin
+costs variance and no bias as long as μ and Q of the score are right. The first sum is `direct`, the
+second `correction`.
 
-A linear twin knows its own noise: how a kick spreads to the output (`responses`), and how much power it adds there.
+A linear twin knows its own noise: how a kick spreads to the output (`responses`), and how much
+power it adds there.
 
     h_s = (F†)^s e_port,     F = 1 − Δt(iω + iκ + Γ),     P_s = Σ_ports w·gain²Δt h_s† 4QΔt h_s
 
-A kick d at step k leaves the output h_s†d at step k + s, so that the twin's return-to-go is quadratic in d with
-½d†S_k d, S_k = 2Σ_ports w·gain²Δt Σ_{s<T−k} h_s h_s†, of which a few directions B carry almost all. Modulation and Kerr
-effect are left out: whatever stands in for S and for the mean of Λ costs variance at worst.
+A kick d at step k leaves the output h_s†d at step k + s, so that the twin's return-to-go is
+quadratic in d with ½d†S_k d, S_k = 2Σ_ports w·gain²Δt Σ_{s<T−k} h_s h_s†, of which a few directions
+B carry almost all. Modulation and Kerr effect are left out: whatever stands in for S and for the
+mean of Λ costs variance at worst.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from fluctua.tcmt.kernel.run import Families, explain_overflow, families, run, s
 TABLE_BYTES = 2**29
 """A path and adjoint that all trajectories share are tabulated at every step up to this size."""
 SEGMENT = 32
-"""Steps that a trajectory's own path and adjoint are made ahead, if nothing else decides: they stay in the cache."""
+"""Steps that a trajectory's own path and adjoint are made ahead, if nothing else decides: they stay
+in the cache.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class KernelTwin:
         theta: the twin's parameters as a function of θ; None takes θ itself.
         rank, knows_modulation, table, segment: those of `run_twin`.
 
-    >>> task.estimator("cpu", baseline=KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]}))
+    >>> twin = KernelTwin(theta=lambda th: {**th, "kappa": 0.95 * th["kappa"]})
+    >>> task.estimator("cpu", baseline=twin)
 
     """
 
@@ -57,7 +64,9 @@ class KernelTwin:
 
     def __post_init__(self) -> None:
         if self.rank < 0:
-            raise ValueError(f"`rank` is a number of directions, 0 for no quadratic term; got {self.rank}.")
+            raise ValueError(
+                f"`rank` is a number of directions, 0 for no quadratic term; got {self.rank}."
+            )
         if self.segment is not None and self.segment < 1:
             raise ValueError(f"`segment` is a number of steps, at least 1; got {self.segment}.")
 
@@ -65,9 +74,10 @@ class KernelTwin:
 class TwinResult(NamedTuple):
     """An estimate of ∇J by the twin correction, and its two parts.
 
-    The first fields are those of `kernel.KernelResult`; gradient, stderr and second_moment are of direct + correction.
-    direct, correction and their errors: means over trajectories. direct_samples, correction_samples: of each
-    trajectory (E, ·), on request. mean_lambda: the mean of Λ at each time (T+1,), the `table` of a next run.
+    The first fields are those of `kernel.KernelResult`; gradient, stderr and second_moment are of
+    direct + correction. direct, correction and their errors: means over trajectories.
+    direct_samples, correction_samples: of each trajectory (E, ·), on request. mean_lambda: the mean
+    of Λ at each time (T+1,), the `table` of a next run.
     table: the λ̄ that was used.
     """
 
@@ -109,12 +119,15 @@ def run_twin(
         spec: the network.
         seed: of the noise, 64 bits.
         count: E; trajectories first_trajectory … first_trajectory + count − 1.
-        twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None is the network itself.
-        rank: of the quadratic term of V, for a twin without modulation; 0 is none. A twin with one starts afresh from
-            X every `segment` steps, and what is left of Λ is the noise of a segment instead of the run's.
-        knows_modulation: each trajectory's twin has that trajectory's δκ; False leaves it without any.
-        table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; the score of step n meets table[n+1]. None computes
-            that of a linear twin.
+        twin: its own ω, κ, χ, Γ, drive, gain, weight and start on the same graph; None is the
+            network itself.
+        rank: of the quadratic term of V, for a twin without modulation; 0 is none. A twin with one
+            starts afresh from X every `segment` steps, and what is left of Λ is the noise of a
+            segment instead of the run's.
+        knows_modulation: each trajectory's twin has that trajectory's δκ; False leaves it without
+            any.
+        table: λ̄ (T+1,), such as `mean_lambda` of an earlier run; the score of step n meets
+            table[n+1]. None computes that of a linear twin.
         segment: steps that a path is made ahead; None chooses.
         first_trajectory: where to begin.
         options: those of `Options`, but for `noise`, `scores` and `record_every`.
@@ -128,7 +141,9 @@ def run_twin(
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
     if options.get("backend") == "cuda":
         refuse_step(spec.step, "the twin on the GPU")
-    ensemble = Ensemble(spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3)
+    ensemble = Ensemble(
+        spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3
+    )
     sigma = spec.sigma_kappa if knows_modulation else 0.0
     model = spec
     if twin is not None or sigma != spec.sigma_kappa:
@@ -144,7 +159,9 @@ def run_twin(
 
 
 def expected_lambda(twin: KernelSpec) -> np.ndarray:
-    """E[Λ_n] of a twin that is exact, to the extent that it is linear: the `table` if none is given. (T+1,)"""
+    """E[Λ_n] of a twin that is exact, to the extent that it is linear: the `table` if none is
+    given. (T+1,)
+    """
     return mean_lambda(*arriving(responses(twin), twin.noise), twin.steps)
 
 
@@ -153,7 +170,9 @@ def twin_options(**options: Any) -> Options:
     fixed = {"noise": True, "scores": True, "record_every": 0}
     for name, value in fixed.items():
         if options.get(name, value) != value:
-            raise ValueError(f'`{name}` is no option of the twin correction; run with baseline="none" for that.')
+            raise ValueError(
+                f'`{name}` is no option of the twin correction; run with baseline="none" for that.'
+            )
     return Options(**options)
 
 
@@ -161,27 +180,37 @@ def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
     for name in ("bonds", "drive_sites", "port_sites", "dt", "steps", "step"):
         if not np.array_equal(getattr(spec, name), getattr(twin, name)):
             raise ValueError(
-                f"a twin has the graph, drives, ports and steps of the network itself; its `{name}` differs."
+                "a twin has the graph, drives, ports and steps of the network itself; its "
+                f"`{name}` differs."
             )
     return twin
 
 
 def _check_rank(twin: KernelTwin, model: KernelSpec) -> None:
     if twin.rank > model.sites:
-        raise ValueError(f"`rank` is a number of directions, at most {model.sites}; got {twin.rank}.")
+        raise ValueError(
+            f"`rank` is a number of directions, at most {model.sites}; got {twin.rank}."
+        )
     if twin.rank and model.waves:
         raise ValueError(
-            "the quadratic term is of a twin without modulation, and this one follows each trajectory's: use rank=0, "
+            "the quadratic term is of a twin without modulation, and this one follows each "
+            "trajectory's: use rank=0, "
             "or knows_modulation=False."
         )
 
 
 def _prepared(e: Ensemble, twin: KernelSpec, chosen: KernelTwin) -> tuple[Ensemble, TwinModel]:
-    """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic term."""
-    steps, rank, o = e.spec.steps, chosen.rank, e.options
+    """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic
+    term.
+    """
+    steps = e.spec.steps
+    rank = chosen.rank
+    o = e.options
     piece = modulation_pieces(twin, tolerance(o))[0] if twin.waves else 1
     row = 4 * e.spec.sites * o.real.itemsize
-    full = not twin.waves and not rank and chosen.segment is None and (steps + 1) * row <= TABLE_BYTES
+    full = (
+        not twin.waves and not rank and chosen.segment is None and (steps + 1) * row <= TABLE_BYTES
+    )
     target = chosen.segment or (max(SEGMENT, int(np.sqrt(steps))) if full else SEGMENT)
     segment = min(piece * max(1, round(target / piece)), steps + steps % piece)
     basis = curvature = None
@@ -199,7 +228,9 @@ def _prepared(e: Ensemble, twin: KernelSpec, chosen: KernelTwin) -> tuple[Ensemb
 
 
 def result(e: Ensemble, sums: TwinSums) -> TwinResult:
-    """The kernels' sums as means, errors and families; raises if a trajectory or a twin overflowed."""
+    """The kernels' sums as means, errors and families; raises if a trajectory or a twin
+    overflowed.
+    """
     trajectory, of_twin = (int(v) for v in sums.overflow)
     explain_overflow(e.replace(table=None), trajectory, -1)
     if of_twin >= 0:
@@ -234,12 +265,13 @@ def result(e: Ensemble, sums: TwinSums) -> TwinResult:
 
 def _twin_overflow() -> FloatingPointError:
     return FloatingPointError(
-        "the twin's noise-free path, or its adjoint, is no longer finite. Lower `dt`, or look for gain in the twin's "
+        "the twin's noise-free path, or its adjoint, is no longer finite. Lower `dt`, or look for "
+        "gain in the twin's "
         "parameters: negative damping, or Kerr shifts and couplings too large for this step."
     )
 
 
-# ------------------------------------------------------------------------------------------ curvature
+# ---------------------------------------------------------------------------------------- curvature
 
 
 RECORDS = 2048
@@ -259,14 +291,18 @@ class Responses(NamedTuple):
 
 
 class Quadratic(NamedTuple):
-    """S_k ≈ B C_k B†. basis: B (N, r), orthonormal. curvature: C at the end of each segment (segments, r, r)."""
+    """S_k ≈ B C_k B†. basis: B (N, r), orthonormal. curvature: C at the end of each segment
+    (segments, r, r).
+    """
 
     basis: np.ndarray
     curvature: np.ndarray
 
 
 def responses(twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu") -> Responses:
-    """h of every port, by noise-free runs of the network with its frequencies reversed: F† = 1 + Δt(iω + iκ − Γ)."""
+    """h of every port, by noise-free runs of the network with its frequencies reversed: F† = 1
+    + Δt(iω + iκ − Γ).
+    """
     every = -(-twin.steps // RECORDS)
     kept = np.flatnonzero(twin.port_weight * twin.port_gain)
     h = np.zeros((kept.size, -(-twin.steps // every), twin.sites), complex)
@@ -282,7 +318,9 @@ def responses(twin: KernelSpec, *, dtype: str = "float32", backend: str = "cpu")
         done = run(reversed_, 0, 1, noise=False, record_every=every, dtype=dtype, backend=backend)
         assert done.trajectories is not None
         h[row] = done.trajectories[0, : h.shape[1]]
-    return Responses(h, (twin.port_weight * twin.port_gain**2)[kept] * twin.dt, every, twin.steps, twin.dt)
+    return Responses(
+        h, (twin.port_weight * twin.port_gain**2)[kept] * twin.dt, every, twin.steps, twin.dt
+    )
 
 
 def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
@@ -291,7 +329,8 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
     basis = _leading((h * np.sqrt(np.abs(weight))[:, None, None]).reshape(-1, h.shape[-1]).T, rank)
     y = h @ basis.conj()  # B†h (M, R, r)
     projected = np.zeros((len(ends), rank, rank), complex)
-    total, reached = np.zeros((rank, rank), complex), 0
+    total = np.zeros((rank, rank), complex)
+    reached = 0
 
     def summed(i: int, j: int, share: int) -> np.ndarray:
         part = y[:, i:j].reshape(-1, rank)
@@ -299,7 +338,8 @@ def quadratic(response: Responses, rank: int, ends: np.ndarray) -> Quadratic:
 
     for place in range(len(ends) - 1, -1, -1):
         whole, part = divmod(steps - int(ends[place]), every)
-        total, reached = total + summed(reached, whole, every), whole
+        total = total + summed(reached, whole, every)
+        reached = whole
         projected[place] = total + (summed(whole, whole + 1, part) if part else 0.0)
     return Quadratic(basis, projected)
 
@@ -317,12 +357,20 @@ def _leading(columns: np.ndarray, rank: int) -> np.ndarray:
     return directions @ np.linalg.eigh(inside @ inside.conj().T)[1][:, : -rank - 1 : -1]
 
 
-def arriving(response: Responses, noise: np.ndarray, basis: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def arriving(
+    response: Responses, noise: np.ndarray, basis: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """P_s at every step, (T,) each: all of it, and what goes through the directions of `basis`."""
     h, weight, every, steps, dt = response
-    power = lambda v: np.einsum("m,mrn,n->r", weight, np.abs(v) ** 2, 2 * noise**2 * dt, optimize=True)
+
+    def power(v):
+        return np.einsum("m,mrn,n->r", weight, np.abs(v) ** 2, 2 * noise**2 * dt, optimize=True)
+
     at = np.arange(h.shape[1]) * every
-    on_grid = lambda p: np.interp(np.arange(steps), at, p)
+
+    def on_grid(p):
+        return np.interp(np.arange(steps), at, p)
+
     caught = np.zeros(steps) if basis is None else on_grid(power((h @ basis.conj()) @ basis.T))
     return on_grid(power(h)), caught
 
@@ -330,12 +378,17 @@ def arriving(response: Responses, noise: np.ndarray, basis: np.ndarray | None = 
 def mean_lambda(every: np.ndarray, caught: np.ndarray, segment: int) -> np.ndarray:
     """E[Λ_n] of an exact linear twin, (T+1,): Σ_{k≥n} Σ_{s<k} P_s without a quadratic term.
 
-    With one, a path that starts from X at step n_j leaves to Λ_n the noise since n_j and that which is to come:
-    the same double sum over steps k − n_j ≥ n − n_j. every, caught: P_s, and what of it the quadratic term sees.
+    With one, a path that starts from X at step n_j leaves to Λ_n the noise since n_j and that which
+    is to come: the same double sum over steps k − n_j ≥ n − n_j. every, caught: P_s, and what of it
+    the quadratic term sees.
     """
     steps = len(every)
-    twice = lambda p: np.concatenate([[0.0, 0.0], np.cumsum(np.cumsum(p))])  # Σ_{k<j} Σ_{s<k} P_s
+
+    def twice(p):
+        return np.concatenate([[0.0, 0.0], np.cumsum(np.cumsum(p))])  # Σ_{k<j} Σ_{s<k} P_s
+
     n = np.arange(steps + 1)
     since = np.maximum(n - 1, 0) // segment * segment
-    rest, seen = twice(every - caught), twice(caught)
+    rest = twice(every - caught)
+    seen = twice(caught)
     return rest[steps] - rest[n] + seen[steps - since] - seen[n - since]

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.learn.optimise import by_name, rms_ascent, scaled
+from fluctua.learn.optimisers import by_name, rms_ascent, scaled
 
 ALPHA, RHO, BETA, EPS = 0.05, 10.0, 0.9, 1e-8
 
@@ -26,7 +26,9 @@ def applied(rule, means, squares, theta):
     theta, path = jnp.asarray(theta), []
     state = rule.init(theta)
     for mean, square in zip(means, squares, strict=True):
-        updates, state = rule.update(-jnp.asarray(mean), state, theta, second_moment=jnp.asarray(square))
+        updates, state = rule.update(
+            -jnp.asarray(mean), state, theta, second_moment=jnp.asarray(square)
+        )
         theta = optax.apply_updates(theta, updates)
         path.append(np.asarray(theta))
     return path
@@ -39,7 +41,9 @@ def test_equals_the_equations_with_the_clamp_at_work():
     squares[10] = 1e-9 * squares[10]  # far below the average: the clamp holds h up
     squares[20] = 1e9 * squares[20]  # and far above
     np.testing.assert_allclose(
-        applied(rms_ascent(), means, squares, np.zeros(4)), by_hand(means, squares, np.zeros(4)), rtol=1e-12
+        applied(rms_ascent(), means, squares, np.zeros(4)),
+        by_hand(means, squares, np.zeros(4)),
+        rtol=1e-12,
     )
 
 
@@ -56,9 +60,20 @@ def test_a_component_without_signal_stays():
 def test_training_with_it_climbs():
     process = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
     objective = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
-    estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21)))
+    estimator = fl.ppgt(
+        process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21))
+    )
     start = {"f": jnp.zeros(1)}
-    records = list(fl.train(jax.random.key(0), start, estimator, fl.rms_ascent(0.2), count=100, iterations=25))
+    records = list(
+        fl.train(
+            jax.random.key(0),
+            start,
+            estimator,
+            fl.optimisers.rms_ascent(0.2),
+            count=100,
+            iterations=25,
+        )
+    )
     assert records[-1].estimate.value > records[0].estimate.value + 0.5  # from −0.8 to about −0.05
 
 
@@ -68,7 +83,9 @@ def test_it_says_that_it_needs_the_second_moment():
         rule.update(jnp.zeros(1), rule.init(jnp.zeros(1)), jnp.zeros(1))
 
 
-@pytest.mark.parametrize("wrong", [{"learning_rate": 0}, {"rho": 0.5}, {"beta": 1.0}, {"epsilon": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": 0}, {"rho": 0.5}, {"beta": 1.0}, {"epsilon": -1}]
+)
 def test_wrong_numbers(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         rms_ascent(**wrong)

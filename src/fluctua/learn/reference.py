@@ -1,7 +1,8 @@
 """Other gradient estimators behind the same protocol, to measure the policy gradient against.
 
-They need what a laboratory does not have, a simulator to differentiate through (`pathwise`) or noise that
-can be repeated (`finite_differences`, `spsa`), and are here because their answers are known to be right.
+They need what a laboratory does not have, a simulator to differentiate through (`pathwise`) or
+noise that can be repeated (`finite_differences`, `spsa`), and are here because their answers are
+known to be right.
 
 `compare` puts estimators side by side on one problem, at equal cost in trajectories.
 """
@@ -25,17 +26,31 @@ from fluctua.core import check
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, as_estimator, combined, reduce_samples
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
-from fluctua.core.types import Array, Estimate, Estimator, Objective, OfMeans, Params, Rewards, Times, jit
+from fluctua.core.types import (
+    Array,
+    Estimate,
+    Estimator,
+    FunctionOfMeans,
+    Objective,
+    Params,
+    Rewards,
+    Times,
+    jit,
+)
+
+__all__ = ["compare", "finite_differences", "pathwise", "spsa"]
 
 BATCH = 256  # trajectories held at once by the reverse sweep of `pathwise`
 
 
 class Yardstick(NamedTuple):
-    """The estimator made by `pathwise`, `finite_differences` or `spsa`: (key, theta, count) -> Estimate."""
+    """The estimator made by `pathwise`, `finite_differences` or `spsa`: (key, theta, count) ->
+    Estimate.
+    """
 
     kernel: Callable[..., tuple[Array, Array]]
     runs: Callable[[Params], int]
-    objective: Rewards | OfMeans
+    objective: Rewards | FunctionOfMeans
     substrate: Simulator
     options: tuple[float | None, ...] = ()
 
@@ -58,14 +73,16 @@ class Yardstick(NamedTuple):
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Average over `count` noise realisations."""
-        return reduce_samples(_samples(self.kernel, self.substrate, self.objective, key, theta, count, *self.options))
+        return reduce_samples(
+            _samples(self.kernel, self.substrate, self.objective, key, theta, count, *self.options)
+        )
 
 
-def pathwise(objective: Objective | OfMeans, substrate: Simulator) -> Yardstick:
+def pathwise(objective: Objective | FunctionOfMeans, substrate: Simulator) -> Yardstick:
     """G = dR/dθ through the simulation with its noise held fixed (the reparameterised gradient).
 
-    A `Density` start is differentiated through its `sample` function. Memory grows as √T: the reverse
-    sweep recomputes what it does not keep.
+    A `Density` start is differentiated through its `sample` function. Memory grows as √T: the
+    reverse sweep recomputes what it does not keep.
 
     Args:
         objective: what is maximised.
@@ -73,28 +90,41 @@ def pathwise(objective: Objective | OfMeans, substrate: Simulator) -> Yardstick:
 
     Returns: the estimator; one trajectory a sample.
     """
-    return Yardstick(_pathwise, _one, check.objective_or_means(objective), _simulated(substrate, "pathwise"))
+    return Yardstick(
+        _pathwise, _one, check.objective_or_means(objective), _simulated(substrate, "pathwise")
+    )
 
 
-def finite_differences(objective: Objective | OfMeans, substrate: Simulator, *, step: float | None = None) -> Yardstick:
+def finite_differences(
+    objective: Objective | FunctionOfMeans, substrate: Simulator, *, step: float | None = None
+) -> Yardstick:
     """G_p = [R(θ + h e_p) − R(θ − h e_p)] / 2h, both legs under the same noise; error O(h²).
 
     Args:
         objective: what is maximised.
         substrate: a `simulator`; a `Density` start is drawn from the same key on both legs.
-        step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the rounding unit if not given.
+        step: h relative to the size of θ_p, or to 1 if that is larger; the cube root of the
+            rounding unit if not given.
 
-    Returns: an estimator that runs two trajectories per sample for every parameter, and one for the value.
+    Returns: an estimator that runs two trajectories per sample for every parameter, and one for the
+    value.
 
     """
     simulated = _simulated(substrate, "finite_differences")
     return Yardstick(
-        _differences, _two_each_and_one, check.objective_or_means(objective), simulated, (_positive(step),)
+        _differences,
+        _two_each_and_one,
+        check.objective_or_means(objective),
+        simulated,
+        (_positive(step),),
     )
 
 
-def spsa(objective: Objective | OfMeans, substrate: Simulator, *, step: float | None = None) -> Yardstick:
-    """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and trajectory.
+def spsa(
+    objective: Objective | FunctionOfMeans, substrate: Simulator, *, step: float | None = None
+) -> Yardstick:
+    """G = Δ [R(θ + hΔ) − R(θ − hΔ)] / 2h, a random sign Δ_p = ±1 for every parameter and
+    trajectory.
 
     Args:
         objective: what is maximised.
@@ -105,7 +135,11 @@ def spsa(objective: Objective | OfMeans, substrate: Simulator, *, step: float | 
 
     """
     return Yardstick(
-        _spsa, _two, check.objective_or_means(objective), _simulated(substrate, "spsa"), (_positive(step),)
+        _spsa,
+        _two,
+        check.objective_or_means(objective),
+        _simulated(substrate, "spsa"),
+        (_positive(step),),
     )
 
 
@@ -127,7 +161,8 @@ def _two_each_and_one(theta: Params) -> int:
 def _simulated(substrate: Any, name: str) -> Simulator:
     if not isinstance(substrate, Simulator):
         raise TypeError(
-            f"`{name}` needs a simulator whose noise it can repeat; got {type(substrate).__name__}. "
+            f"`{name}` needs a simulator whose noise it can repeat; got "
+            f"{type(substrate).__name__}. "
             "Hardware cannot be asked for the same noise twice: use `ppgt`."
         )
     return substrate
@@ -142,7 +177,7 @@ def _positive(step: float | None) -> float | None:
 def _samples(
     kernel: Any,
     substrate: Simulator,
-    objective: Rewards | OfMeans,
+    objective: Rewards | FunctionOfMeans,
     key: Array,
     theta: Params,
     count: int,
@@ -151,8 +186,11 @@ def _samples(
     check.key(key)
     check.count(count)
     theta = check.parameters(theta)
-    if isinstance(objective, OfMeans):  # every part under the same noise
-        parts = [_samples(kernel, substrate, part, key, theta, count, *options) for part in objective.parts]
+    if isinstance(objective, FunctionOfMeans):  # every part under the same noise
+        parts = [
+            _samples(kernel, substrate, part, key, theta, count, *options)
+            for part in objective.parts
+        ]
         return combined(objective.function, parts)
     first, context = first_state(substrate, key, theta)
     check_model(substrate.recipe.process, objective, theta, first, substrate.t, context)
@@ -181,7 +219,13 @@ def _sizes(flat: Array, step: float | None) -> Array:
 
 
 def return_of_one(
-    recipe: Recipe, objective: Rewards, key: Array, theta: Params, times: Times, x0: Array | None, j: Array
+    recipe: Recipe,
+    objective: Rewards,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
+    j: Array,
 ) -> Array:
     """R of trajectory j under its own noise, as a function of θ."""
     x, context, stream = begin_one(recipe, key, theta, x0, j)
@@ -216,10 +260,18 @@ def return_of_one(
 
 @partial(jit, static_argnums=(0, 1, 2))
 def _pathwise(
-    objective: Rewards, recipe: Recipe, count: int, key: Array, theta: Params, times: Times, x0: Array | None
+    objective: Rewards,
+    recipe: Recipe,
+    count: int,
+    key: Array,
+    theta: Params,
+    times: Times,
+    x0: Array | None,
 ) -> tuple[Array, Array]:
     def one(j: Array) -> tuple[Array, Array]:
-        value, slope = jax.value_and_grad(lambda th: return_of_one(recipe, objective, key, th, times, x0, j))(theta)
+        value, slope = jax.value_and_grad(
+            lambda th: return_of_one(recipe, objective, key, th, times, x0, j)
+        )(theta)
         return ravel_pytree(slope)[0], value
 
     return jax.lax.map(one, jnp.arange(count), batch_size=min(count, BATCH))
@@ -238,12 +290,14 @@ def _differences(
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(theta)
     returns = jax.vmap(
-        lambda th, j: return_of_one(recipe, objective, key, unravel(th), times, x0, j), in_axes=(None, 0)
+        lambda th, j: return_of_one(recipe, objective, key, unravel(th), times, x0, j),
+        in_axes=(None, 0),
     )
     each = jnp.arange(count)
 
     def component(p: Array) -> Array:
-        up, down = flat.at[p].add(h[p]), flat.at[p].add(-h[p])
+        up = flat.at[p].add(h[p])
+        down = flat.at[p].add(-h[p])
         # the difference of what the parameters actually became, not 2h: rounding of θ ± h cancels
         return (returns(up, each) - returns(down, each)) / (up[p] - down[p])
 
@@ -266,8 +320,14 @@ def _spsa(
 
     def one(j: Array) -> tuple[Array, Array]:
         signs = jax.random.rademacher(jax.random.fold_in(k_signs, j), flat.shape, flat.dtype)
-        leg = lambda s: return_of_one(recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j)
-        up, down = leg(1), leg(-1)
+
+        def leg(s):
+            return return_of_one(
+                recipe, objective, k_run, unravel(flat + s * signs * h), times, x0, j
+            )
+
+        up = leg(1)
+        down = leg(-1)
         return (up - down) / (2 * h) * signs, (up + down) / 2
 
     return jax.vmap(one)(jnp.arange(count))
@@ -282,7 +342,8 @@ class Row(NamedTuple):
     trajectories: all that one call runs, pilot included.
     z: (mean over repeats − reference) / standard error, the bias in standard errors.
     variance: of the gradient per trajectory spent, so that rows compare at equal cost.
-    spread: standard deviation over repeats / claimed standard error; 1 where the error bars are honest.
+    spread: standard deviation over repeats / claimed standard error; 1 where the error bars are
+    honest.
     seconds: wall time of one call, compilation left out.
     """
 
@@ -313,7 +374,9 @@ class Comparison(NamedTuple):
             "variance",
             "time",
         ):
-            table.add_column(heading, no_wrap=True, justify="left" if heading == "estimator" else "right")
+            table.add_column(
+                heading, no_wrap=True, justify="left" if heading == "estimator" else "right"
+            )
         for row in self.rows:
             table.add_row(
                 row.name,
@@ -328,8 +391,10 @@ class Comparison(NamedTuple):
         with console.capture() as capture:
             console.print(table)
         notes = (
-            f"bias: root mean square over parameters, against {self.reference}, {self.repeats} repeats; about 1 if "
-            "unbiased.\nvariance: of one gradient component per trajectory spent, averaged over parameters."
+            f"bias: root mean square over parameters, against {self.reference}, {self.repeats} "
+            "repeats; about 1 if "
+            "unbiased.\nvariance: of one gradient component per trajectory spent, averaged over "
+            "parameters."
         )
         return capture.get() + notes
 
@@ -349,11 +414,12 @@ def compare(
         key: of all noise.
         theta: where the gradient is estimated.
         estimators: by the names that the table shows.
-        trajectories: for one call of each, all included: an estimator whose pilot takes p and whose samples cost c
-            trajectories gets (trajectories − p) // c samples.
+        trajectories: for one call of each, all included: an estimator whose pilot takes p and whose
+            samples cost c trajectories gets (trajectories − p) // c samples.
         reference: the exact gradient, an `Estimate`, or the name of the estimator to trust.
-        repeats: independent calls, from which bias and the honesty of the error bars are judged. An estimator that
-            remembers begins each of them, and is left, with the state that it came with.
+        repeats: independent calls, from which bias and the honesty of the error bars are judged. An
+            estimator that remembers begins each of them, and is left, with the state that it came
+            with.
 
     Returns: a `Comparison`, which prints itself as a table.
 
@@ -366,7 +432,11 @@ def compare(
     theta = check.parameters(theta)
     runs = {
         name: _repeat(
-            jax.random.fold_in(key, index), theta, _Candidate(name, as_estimator(candidate)), trajectories, repeats
+            jax.random.fold_in(key, index),
+            theta,
+            _Candidate(name, as_estimator(candidate)),
+            trajectories,
+            repeats,
         )
         for index, (name, candidate) in enumerate(estimators.items())
     }
@@ -377,8 +447,22 @@ def compare(
         pooled = np.sqrt(np.mean(run.errors**2, axis=0))  # of one call
         total = np.sqrt(pooled**2 / repeats + (0.0 if name == reference else error**2))
         z = np.where(total > 0, (g.mean(axis=0) - truth) / np.where(total > 0, total, 1), 0.0)
-        spread = g.std(axis=0, ddof=1) / np.where(pooled > 0, pooled, 1) if repeats > 1 else np.ones_like(z)
-        rows.append(Row(name, run.samples, run.trajectories, z, pooled**2 * run.trajectories, spread, run.seconds))
+        spread = (
+            g.std(axis=0, ddof=1) / np.where(pooled > 0, pooled, 1)
+            if repeats > 1
+            else np.ones_like(z)
+        )
+        rows.append(
+            Row(
+                name,
+                run.samples,
+                run.trajectories,
+                z,
+                pooled**2 * run.trajectories,
+                spread,
+                run.seconds,
+            )
+        )
     return Comparison(tuple(rows), label, repeats)
 
 
@@ -396,7 +480,8 @@ class _Candidate(NamedTuple):
         if samples < 2:
             besides = f" and {pilot:,} for its pilot" if pilot else ""
             raise ValueError(
-                f"`{self.name}` costs {cost:,} trajectories per sample{besides}; {trajectories:,} trajectories buy "
+                f"`{self.name}` costs {cost:,} trajectories per sample{besides}; {trajectories:,} "
+                "trajectories buy "
                 f"{samples}, and an error bar needs 2. Use trajectories={2 * cost + pilot} or more."
             )
         return samples
@@ -405,9 +490,12 @@ class _Candidate(NamedTuple):
         """Put the state back that it came with."""
         self.estimator.restore(state, theta)
         now = self.estimator.state
-        if now.keys() != state.keys() or any(now[name].tobytes() != state[name].tobytes() for name in state):
+        if now.keys() != state.keys() or any(
+            now[name].tobytes() != state[name].tobytes() for name in state
+        ):
             raise ValueError(
-                f"`{self.name}` remembers what it has seen: `restore(state)` does not bring back the state that it "
+                f"`{self.name}` remembers what it has seen: `restore(state)` does not bring back "
+                "the state that it "
                 "came with, so that its repeats are not independent."
             )
 
@@ -422,7 +510,9 @@ class _Repeats(NamedTuple):
     seconds: float
 
 
-def _repeat(key: Array, theta: Params, candidate: _Candidate, trajectories: int, repeats: int) -> _Repeats:
+def _repeat(
+    key: Array, theta: Params, candidate: _Candidate, trajectories: int, repeats: int
+) -> _Repeats:
     estimator = candidate.estimator
     begin = {name: np.array(value) for name, value in estimator.state.items()}
     samples = candidate.share(theta, trajectories)
@@ -433,7 +523,9 @@ def _repeat(key: Array, theta: Params, candidate: _Candidate, trajectories: int,
         candidate.reset(begin, theta)
         estimator(key, theta, samples)
     spent = samples * estimator.cost(theta) + estimator.pilot
-    gradients, errors, seconds = [], [], []
+    gradients = []
+    errors = []
+    seconds = []
     for repeat in range(repeats):
         candidate.reset(begin, theta)
         begun = time.perf_counter()
@@ -451,11 +543,16 @@ def _reference(
 ) -> tuple[np.ndarray, np.ndarray | float, str]:
     if isinstance(reference, str):
         if reference not in runs:
-            raise ValueError(f"the reference `{reference}` is not among the estimators: {', '.join(runs)}.")
+            raise ValueError(
+                f"the reference `{reference}` is not among the estimators: {', '.join(runs)}."
+            )
         run = runs[reference]
         error = np.sqrt(np.mean(run.errors**2, axis=0) / len(run.errors))
         return run.gradients.mean(axis=0), error, f"`{reference}`"
     if isinstance(reference, Estimate):
-        flat = lambda tree: np.asarray(ravel_pytree(tree)[0], float)
+
+        def flat(tree):
+            return np.asarray(ravel_pytree(tree)[0], float)
+
         return flat(reference.gradient), flat(reference.stderr), "the given estimate"
     return np.asarray(ravel_pytree(reference)[0], float), 0.0, "the exact gradient"

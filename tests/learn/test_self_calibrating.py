@@ -1,5 +1,5 @@
-"""The self-calibrating estimator: posterior, gradient, error bar, forgetting, wrong structure, state; against the exact
-moments of an Ornstein–Uhlenbeck chain whose every number is hidden.
+"""The self-calibrating estimator: posterior, gradient, error bar, forgetting, wrong structure,
+state; against the exact moments of an Ornstein–Uhlenbeck chain whose every number is hidden.
 """
 
 import warnings
@@ -20,7 +20,9 @@ DT, STEPS, SIGMA, START = 0.02, 60, 0.3, 0.4
 T = np.arange(STEPS + 1) * DT
 OBJECTIVE = fl.Objective(running=lambda p, x: -((x[0] - 1) ** 2))
 PROCESS = fl.Process(lambda p, x: -p["k"] * x + p["b"], lambda p, x: SIGMA * jnp.ones_like(x))
-CUBIC = fl.Process(lambda p, x: -p["k"] * x + p["b"] - p["cubic"] * x**3, lambda p, x: SIGMA * jnp.ones_like(x))
+CUBIC = fl.Process(
+    lambda p, x: -p["k"] * x + p["b"] - p["cubic"] * x**3, lambda p, x: SIGMA * jnp.ones_like(x)
+)
 SIMULATOR = fl.simulator(PROCESS, jnp.array([START]), T)
 MODEL = fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR, baseline=fl.Twin())
 THETA = {"b": jnp.array(0.6), "k": jnp.array(1.2)}
@@ -39,7 +41,10 @@ def device_of(hidden, process=PROCESS, of=effective):
 
 def drawn(seed, spread=0.2):
     z = np.random.default_rng(seed).normal(size=3)
-    return {name: jnp.asarray(value + spread * n) for (name, value), n in zip(NOMINAL.items(), z, strict=True)}
+    return {
+        name: jnp.asarray(value + spread * n)
+        for (name, value), n in zip(NOMINAL.items(), z, strict=True)
+    }
 
 
 @jax.jit
@@ -49,7 +54,9 @@ def exact(theta, phi):
 
     def step(carry, _):
         m, v = carry
-        return (m + (p["b"] - p["k"] * m) * DT, (1 - p["k"] * DT) ** 2 * v + SIGMA**2 * DT), (m - 1) ** 2 + v
+        return (m + (p["b"] - p["k"] * m) * DT, (1 - p["k"] * DT) ** 2 * v + SIGMA**2 * DT), (
+            m - 1
+        ) ** 2 + v
 
     return -jax.lax.scan(step, (jnp.array(START), jnp.array(0.0)), length=STEPS)[1].sum() * DT
 
@@ -62,7 +69,9 @@ def settings(i):
 
 
 def least_squares(batches, spread):
-    """Posterior mean and covariance by linear regression of increments on features, in double precision."""
+    """Posterior mean and covariance by linear regression of increments on features, in double
+    precision.
+    """
     precision, pull = np.eye(3) / spread**2, np.array([1.0, 0.0, 0.0]) / spread**2
     for theta, x in batches:
         now, dx = x[:, :-1, 0].ravel(), np.diff(x[:, :, 0]).ravel()
@@ -75,7 +84,7 @@ def least_squares(batches, spread):
 
 def test_the_calibration_is_the_exact_posterior():
     device = device_of(drawn(1))
-    estimator, batches = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, samples=0), []
+    estimator, batches = fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, samples=0), []
     for i in range(4):
         theta = settings(i)
         key = jax.random.split(jax.random.key(i), 3)[0]
@@ -83,7 +92,8 @@ def test_the_calibration_is_the_exact_posterior():
         estimator(jax.random.key(i), theta, 20)
     mean, covariance = least_squares(batches, 0.2)
     known = estimator.calibration
-    # float32 leaves 1e-7 of features of order one in each of 4,800 steps; the posterior is 0.05 wide
+    # float32 leaves 1e-7 of features of order one in each of 4,800 steps; the posterior is 0.05
+    # wide
     np.testing.assert_allclose(flat(known.unknown), mean, atol=2e-5)
     np.testing.assert_allclose(flat(known.stderr), np.sqrt(np.diag(covariance)), rtol=1e-5)
     assert known.trajectories == 80
@@ -92,9 +102,10 @@ def test_the_calibration_is_the_exact_posterior():
 
 def test_information_of_every_tenth_step_is_nearly_that_of_all():
     x = device_of(drawn(1))(jax.random.key(0), THETA, 10)
-    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    estimator = fl.SelfCalibrating(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
     all_, some = (
-        evidence(PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every) for every in (1, 10)
+        evidence(PROCESS, full_score, estimator.at, THETA, estimator.belief.start, x, every)
+        for every in (1, 10)
     )
     np.testing.assert_array_equal(some.score, all_.score)
     np.testing.assert_allclose(some.information, all_.information, rtol=0.1)
@@ -104,12 +115,13 @@ def test_information_of_every_tenth_step_is_nearly_that_of_all():
 @pytest.mark.long
 @pytest.mark.parametrize("correction", ["none", "simulated", "measured"])
 def test_the_error_bar_covers_the_calibration_too(correction):
-    # Devices drawn from the prior: (gradient − exact)/stderr is then a standard normal, over devices and noise.
-    # The direct part alone misses ∂v/∂k, what noise does: the component of k is not asked of it.
+    # Devices drawn from the prior: (gradient − exact)/stderr is then a standard normal, over
+    # devices and noise. The direct part alone misses ∂v/∂k, what noise does: the component of k is
+    # not asked of it.
     repetitions, z, alone = 40, [], []
     for seed in range(repetitions):
         hidden = drawn(seed)
-        estimator = fl.Calibrated(
+        estimator = fl.SelfCalibrating(
             MODEL, device_of(hidden), effective, NOMINAL, 0.2, correction=correction, simulated=100
         )
         for i in range(3):
@@ -122,8 +134,9 @@ def test_the_error_bar_covers_the_calibration_too(correction):
             alone.append(away / flat(estimator(jax.random.key(seed), settings(2), 4).stderr))
     z = np.array(z)[:, : 1 if correction == "none" else 2]
     assert np.abs(z.mean(axis=0) * np.sqrt(repetitions)).max() < tolerance(2)
-    # errors of `measured` are estimated from four trajectories, which widens z as Student's t with three degrees: its
-    # variance is 3 and its tails are heavy, so that the cover is what is compared
+    # errors of `measured` are estimated from four trajectories, which widens z as Student's t with
+    # three degrees: its variance is 3 and its tails are heavy, so that the cover is what is
+    # compared
     cover = np.mean(np.abs(z) < 1.96, axis=0)
     lowest = 0.85 if correction == "measured" else 0.95
     assert cover.min() > lowest - tolerance(2) * np.sqrt(0.05 * 0.95 / repetitions)
@@ -134,7 +147,9 @@ def test_the_error_bar_covers_the_calibration_too(correction):
 
 
 def test_noise_of_the_readout_is_taken_off():
-    """y = x + ε on every sample, 800 trajectories; the stiffness is told by how x scatters, with a variance of 0.03."""
+    """y = x + ε on every sample, 800 trajectories; the stiffness is told by how x scatters,
+    with a variance of 0.03.
+    """
     hidden, errors = drawn(1), {}
     device, noise = device_of(hidden), 0.05
 
@@ -143,15 +158,19 @@ def test_noise_of_the_readout_is_taken_off():
         return x._replace(x=x.x + noise * jax.random.normal(jax.random.split(key, 5)[3], x.x.shape))
 
     for readout in (0.0, noise, "measured"):
-        estimator = fl.Calibrated(MODEL, noisy, effective, NOMINAL, 0.5, samples=0, readout=readout)
+        estimator = fl.SelfCalibrating(
+            MODEL, noisy, effective, NOMINAL, 0.5, samples=0, readout=readout
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the one that does not know says so
             for i in range(4):
                 estimator.learn(settings(i), noisy(jax.random.key(i), settings(i), 200))
         errors[readout] = float(estimator.phi["loss"] - hidden["loss"])
-    # 48,000 steps: the process leaves √(0.09/(48,000 · 0.03 · 0.02)) = 0.06, and products of ε half as much
+    # 48,000 steps: the process leaves √(0.09/(48,000 · 0.03 · 0.02)) = 0.06, and products of ε half
+    # as much
     assert abs(errors[noise]) < 4 * 0.07
-    # S itself to √(2 · (0.0018 + 2 · 0.0025)²/12,000) of 0.0025 a batch: 1 to 2 % of what is taken off, 4
+    # S itself to √(2 · (0.0018 + 2 · 0.0025)²/12,000) of 0.0025 a batch: 1 to 2 % of what is taken
+    # off, 4
     assert abs(errors["measured"]) < 4 * 0.1
     assert abs(errors[0.0]) > 2  # S/(0.03 · Δt) = 4 is taken for stiffness
 
@@ -160,8 +179,15 @@ def test_forgetting_follows_a_device_that_drifts():
     errors = {}
     for memory in (np.inf, 6):
         hidden = dict(NOMINAL)
-        estimator = fl.Calibrated(
-            MODEL, device_of(hidden), effective, NOMINAL, 0.5, memory=memory, samples=0, on_doubt="continue"
+        estimator = fl.SelfCalibrating(
+            MODEL,
+            device_of(hidden),
+            effective,
+            NOMINAL,
+            0.5,
+            memory=memory,
+            samples=0,
+            on_doubt="continue",
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the one that forgets nothing says so
@@ -169,14 +195,16 @@ def test_forgetting_follows_a_device_that_drifts():
                 hidden["offset"] = jnp.asarray(0.03 * i)
                 estimator(jax.random.key(i), settings(i % 3), 20)
         known = estimator.calibration
-        errors[memory] = (float(known.unknown["offset"]) - 0.03 * 29) / float(known.stderr["offset"])
+        errors[memory] = (float(known.unknown["offset"]) - 0.03 * 29) / float(
+            known.stderr["offset"]
+        )
     assert abs(errors[6]) < 4  # its lag of 6 · 0.03 is within its error bar
     assert errors[np.inf] < -8
 
 
 def test_a_device_that_jumps_is_noticed():
     hidden = dict(NOMINAL)
-    estimator = fl.Calibrated(MODEL, device_of(hidden), effective, NOMINAL, 0.2, samples=0)
+    estimator = fl.SelfCalibrating(MODEL, device_of(hidden), effective, NOMINAL, 0.2, samples=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for i in range(5):
@@ -187,7 +215,9 @@ def test_a_device_that_jumps_is_noticed():
 
 
 def test_a_device_that_jumps_is_learnt_anew(tmp_path):
-    """What was measured before the jump is gone, the history says when, and nothing is forgotten without one."""
+    """What was measured before the jump is gone, the history says when, and nothing is
+    forgotten without one.
+    """
     hidden = dict(NOMINAL)
     device, calls = device_of(hidden), []
 
@@ -196,28 +226,36 @@ def test_a_device_that_jumps_is_learnt_anew(tmp_path):
         hidden["offset"] = jnp.asarray(0.0 if len(calls) <= 5 else 1.0)
         return device(key, theta, count)
 
-    estimator = fl.Calibrated(MODEL, jumping, effective, NOMINAL, 0.5, samples=0, renew=True)
+    estimator = fl.SelfCalibrating(MODEL, jumping, effective, NOMINAL, 0.5, samples=0, renew=True)
     rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it is dealt with
         fl.run(
-            tmp_path / "run", estimator, THETA, optax.sgd(1e-6), count=20, iterations=8,
+            tmp_path / "run",
+            estimator,
+            THETA,
+            optax.sgd(1e-6),
+            count=20,
+            iterations=8,
             on_row=lambda row, record: rows.append(row),
-        )  # fmt: skip
+        )
     assert [row.iteration for row in rows if row.event.startswith("renewed χ²")] == [5]
-    alone = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.5, samples=0)
+    alone = fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.5, samples=0)
     key = jax.random.key(0)
     for row in rows[5:]:
         measured = device(jax.random.split(jax.random.fold_in(key, row.iteration), 3)[0], THETA, 20)
         alone.learn(THETA, measured)
-    # settings move by 1e-6 of a gradient; the posterior of three batches is that of the same three batches
+    # settings move by 1e-6 of a gradient; the posterior of three batches is that of the same three
+    # batches
     np.testing.assert_allclose(flat(estimator.phi), flat(alone.phi), atol=1e-3)
 
 
 def test_the_surprise_is_chi_squared():
     values = []
     for seed in range(40):
-        estimator = fl.Calibrated(MODEL, device_of(drawn(seed)), effective, NOMINAL, 0.2, samples=0)
+        estimator = fl.SelfCalibrating(
+            MODEL, device_of(drawn(seed)), effective, NOMINAL, 0.2, samples=0
+        )
         for i in range(2):
             estimator(jax.random.fold_in(jax.random.key(seed), i), settings(i), 4)
             values.append(estimator.calibration.chi2 / estimator.calibration.degrees)
@@ -227,9 +265,15 @@ def test_the_surprise_is_chi_squared():
 
 @pytest.mark.parametrize("rank", [3, 6])
 def test_the_surprise_is_that_of_its_covariance(rank):
-    """sᵀ(F + FΛ⁻¹F)⁺s by its eigenvalues; offset and gain of a knob that rests are one direction of F."""
+    """sᵀ(F + FΛ⁻¹F)⁺s by its eigenvalues; offset and gain of a knob that rests are one
+    direction of F.
+    """
     rng = np.random.default_rng(rank)
-    half, precision, away = rng.normal(size=(6, rank)), np.exp(rng.normal(size=6)), rng.normal(size=(6, 6))
+    half, precision, away = (
+        rng.normal(size=(6, rank)),
+        np.exp(rng.normal(size=6)),
+        rng.normal(size=(6, 6)),
+    )
     inner = half @ half.T
     before = Belief(np.zeros(6), precision, away @ away.T, np.zeros(6), np.ones(6, bool))
     score = half @ rng.normal(size=rank)
@@ -252,7 +296,9 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
     model = fl.ppgt(CUBIC, OBJECTIVE, simulate, baseline=fl.Twin())
     device = device_of(hidden, CUBIC, richer)
     start = {**NOMINAL, "cubic": jnp.array(0.0)}
-    made = lambda watch: fl.Calibrated(model, device, richer, start, 0.5, watch=watch, samples=0, on_doubt="continue")
+    made = lambda watch: fl.SelfCalibrating(
+        model, device, richer, start, 0.5, watch=watch, samples=0, on_doubt="continue"
+    )
     watching, fitting = made(["cubic"]), made([])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
@@ -264,20 +310,24 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
     assert known.structure_is_wrong == (cubic > 0)
     assert any("cubic" in str(w.message) for w in said) == (cubic > 0)
     # what would be fitted is what is fitted
-    np.testing.assert_allclose(known.unknown["cubic"], fitting.calibration.unknown["cubic"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        known.unknown["cubic"], fitting.calibration.unknown["cubic"], rtol=1e-3, atol=1e-4
+    )
     error = float(fitting.calibration.stderr["cubic"])
     assert abs(float(fitting.phi["cubic"]) - cubic) < 4 * error
 
 
 def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
-    process = fl.Process(lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x))
+    process = fl.Process(
+        lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x)
+    )
     simulate = fl.simulator(process, jnp.array([0.5]), T)
     model = fl.ppgt(process, OBJECTIVE, simulate, baseline=fl.Twin())
     hidden = {"sigma": jnp.array(0.36), "w": jnp.array(1.4)}
     of = lambda theta, phi: {"a": theta, **phi}
     device = lambda key, theta, count: simulate(key, of(theta, hidden), count)
     start = {"sigma": jnp.array(0.3), "w": jnp.array(1.0)}
-    estimator = fl.Calibrated(model, device, of, start, 0.5, samples=0)
+    estimator = fl.SelfCalibrating(model, device, of, start, 0.5, samples=0)
     for i in range(3):
         estimator(jax.random.key(i), jnp.array(1.5), 100)
     known = estimator.calibration
@@ -300,7 +350,9 @@ def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
         return 1.3 * DT * trajectories.x[:, :-1, 0].sum(axis=1)
 
     def measure(**options):
-        estimator = fl.Calibrated(model, device, with_conversion, jnp.array(1.0), 0.2, **options)
+        estimator = fl.SelfCalibrating(
+            model, device, with_conversion, jnp.array(1.0), 0.2, **options
+        )
         return estimator(jax.random.key(0), THETA, 50)
 
     believed, measured, without = measure(), measure(returns=of_device), measure(samples=0)
@@ -314,15 +366,21 @@ def test_J_has_the_error_of_the_conversion_or_that_of_the_device():
 
 
 def test_calls_that_measure_nothing_cost_nothing():
-    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3)
-    records = list(fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.0), count=4, iterations=7))
+    estimator = fl.SelfCalibrating(
+        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3
+    )
+    records = list(
+        fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.0), count=4, iterations=7)
+    )
     assert [record.trajectories for record in records] == [4, 4, 4, 8, 8, 8, 12]
     assert estimator.calibration.trajectories == 12
     assert [record.estimate.count for record in records] == [4, 0, 0, 4, 0, 0, 4]
 
 
 def test_a_run_goes_on_bit_for_bit(tmp_path):
-    made = lambda: fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=2)
+    made = lambda: fl.SelfCalibrating(
+        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=2
+    )
     options = {"count": 4, "seed": 5, "project": fl.box(0.1, 3.0)}
     whole = fl.run(tmp_path / "whole", made(), THETA, optax.adam(0.05), iterations=5, **options)
     fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=3, **options)
@@ -331,7 +389,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 
 
 def test_an_empty_state_is_that_before_the_first_call():
-    estimator = fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
+    estimator = fl.SelfCalibrating(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2)
     begin = estimator.state
     before = estimator(jax.random.key(0), THETA, 4)
     estimator(jax.random.key(1), THETA, 4)
@@ -344,7 +402,9 @@ def test_an_empty_state_is_that_before_the_first_call():
 
 def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path):
     """With steps=1 all of it is taken; a run that takes a part goes on bit for bit."""
-    made = lambda **options: fl.Calibrated(MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0, **options)
+    made = lambda **options: fl.SelfCalibrating(
+        MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0, **options
+    )
     all_of_it, measured, part = (
         made(correction="weighted", steps=1),
         made(correction="measured"),
@@ -368,27 +428,31 @@ def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path
 def test_what_is_wrong_is_named():
     device = device_of(drawn(1))
     with pytest.raises(TypeError, match="split"):
-        fl.Calibrated(lambda *_: None, device, effective, NOMINAL, 0.2)
+        fl.SelfCalibrating(lambda *_: None, device, effective, NOMINAL, 0.2)
     with pytest.raises(TypeError, match="has a twin"):
-        fl.Calibrated(fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR), device, effective, NOMINAL, 0.2)
+        fl.SelfCalibrating(fl.ppgt(PROCESS, OBJECTIVE, SIMULATOR), device, effective, NOMINAL, 0.2)
     with pytest.raises(ValueError, match="'simulatd'"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, correction="simulatd")
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, correction="simulatd")
     with pytest.raises(ValueError, match="got -0.2"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, -0.2)
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, -0.2)
     with pytest.raises(ValueError, match="got 'gian'"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, watch=["gian"])
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, watch=["gian"])
     with pytest.raises(ValueError, match="`memory`.*0.5"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, memory=0.5)
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, memory=0.5)
     with pytest.raises(ValueError, match="`readout`.*'known'"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, readout="known")
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, readout="known")
     with pytest.raises(ValueError, match="`samples`.*-1"):
-        fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2, samples=-1)
-    estimator = fl.Calibrated(MODEL, device, effective, NOMINAL, 0.2)
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, samples=-1)
+    estimator = fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2)
     with pytest.raises(ValueError, match="'calls'"):
         estimator.restore({"information": np.eye(3)})
     dense = fl.Process(PROCESS.drift, lambda p, x: p["sigma"] * jnp.eye(1))
-    model = fl.ppgt(dense, OBJECTIVE, fl.simulator(dense, jnp.array([START]), T), baseline=fl.Twin())
-    noisy = fl.Calibrated(model, device, lambda th, phi: {**th, "sigma": phi}, jnp.array(0.3), 0.1)
+    model = fl.ppgt(
+        dense, OBJECTIVE, fl.simulator(dense, jnp.array([START]), T), baseline=fl.Twin()
+    )
+    noisy = fl.SelfCalibrating(
+        model, device, lambda th, phi: {**th, "sigma": phi}, jnp.array(0.3), 0.1
+    )
     with pytest.raises(ValueError, match="unknowns of the noise"):
         noisy(jax.random.key(0), THETA, 4)
 
@@ -402,7 +466,9 @@ def best_of(phi, k):
 
 
 def test_training_recovers_from_a_jump(tmp_path):
-    """Regret after the jump is what the new calibration's error allows: ½ (∂²J/∂b∂φ · δφ)²/A, δφ of its posterior."""
+    """Regret after the jump is what the new calibration's error allows: ½ (∂²J/∂b∂φ · δφ)²/A,
+    δφ of its posterior.
+    """
     k, hidden, calls = THETA["k"], dict(NOMINAL), []
     device = device_of(hidden, of=lambda b, phi: effective({"b": b, "k": k}, phi))
 
@@ -412,18 +478,25 @@ def test_training_recovers_from_a_jump(tmp_path):
         return device(key, b, count)
 
     of = lambda b, phi: effective({"b": b, "k": k}, phi)
-    estimator = fl.Calibrated(MODEL, jumping, of, NOMINAL, 0.5, samples=0, renew=True)
+    estimator = fl.SelfCalibrating(MODEL, jumping, of, NOMINAL, 0.5, samples=0, renew=True)
     b, bend = best_of({**NOMINAL, "offset": jnp.asarray(0.0)}, k)
     rows = []
     result = fl.run(
-        tmp_path / "run", estimator, jnp.asarray(b), optax.sgd(1 / bend), count=20, iterations=9,
+        tmp_path / "run",
+        estimator,
+        jnp.asarray(b),
+        optax.sgd(1 / bend),
+        count=20,
+        iterations=9,
         on_row=lambda row, record: rows.append(row),
-    )  # fmt: skip
+    )
     assert [row.iteration for row in rows if row.event] == [4]
     J = lambda b: float(exact({"b": jnp.asarray(b), "k": k}, hidden))
     top, bend = best_of(hidden, k)
     lost, regret = J(top) - J(b), J(top) - J(result.theta)
-    slope = jax.jit(jax.grad(lambda phi, b: exact_slope({"b": b, "k": k}, phi)["b"]))(hidden, jnp.asarray(top))
+    slope = jax.jit(jax.grad(lambda phi, b: exact_slope({"b": b, "k": k}, phi)["b"]))(
+        hidden, jnp.asarray(top)
+    )
     covariance = np.linalg.inv(estimator.belief.posterior_precision)
     allowed = float(flat(slope) @ covariance @ flat(slope)) / (2 * bend)
     # a χ² of one degree times `allowed`: four Newton steps from afar leave nothing
@@ -432,26 +505,45 @@ def test_training_recovers_from_a_jump(tmp_path):
 
 
 def test_another_task_keeps_what_is_known(tmp_path):
-    """The model of a schedule is asked from its call on, also after a kill; the calibration goes on."""
-    away = fl.ppgt(PROCESS, fl.Objective(running=lambda p, x: -((x[0] + 1) ** 2)), SIMULATOR, baseline=fl.Twin())
-    made = lambda: fl.Calibrated(
-        lambda call: MODEL if call < 3 else away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0
+    """The model of a schedule is asked from its call on, also after a kill; the calibration
+    goes on.
+    """
+    away = fl.ppgt(
+        PROCESS,
+        fl.Objective(running=lambda p, x: -((x[0] + 1) ** 2)),
+        SIMULATOR,
+        baseline=fl.Twin(),
+    )
+    made = lambda: fl.SelfCalibrating(
+        lambda call: MODEL if call < 3 else away,
+        device_of(drawn(1)),
+        effective,
+        NOMINAL,
+        0.2,
+        samples=0,
     )
     options, rows = {"count": 4, "seed": 5}, []
     on_row = lambda row, record: rows.append((row, record))
     whole = made()
-    fl.run(tmp_path / "whole", whole, THETA, optax.adam(0.05), iterations=5, on_row=on_row, **options)
+    fl.run(
+        tmp_path / "whole", whole, THETA, optax.adam(0.05), iterations=5, on_row=on_row, **options
+    )
     assert [row.event for row, _ in rows] == ["", "", "", "new task", ""]
     assert whole.calibration.trajectories == 20
-    one = fl.Calibrated(away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0)
+    one = fl.SelfCalibrating(away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0)
     for row, record in rows[:4]:
         estimate = one(jax.random.fold_in(jax.random.key(5), row.iteration), record.theta, 4)
     assert np.array_equal(flat(estimate.gradient), flat(rows[3][1].estimate.gradient))
     fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=4, **options)
     rest = []
     fl.resume(
-        tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=5,
-        on_row=lambda row, record: rest.append((row, record)), **options,
-    )  # fmt: skip
+        tmp_path / "part",
+        made(),
+        THETA,
+        optax.adam(0.05),
+        iterations=5,
+        on_row=lambda row, record: rest.append((row, record)),
+        **options,
+    )
     assert rest[-1][0].event == ""
     assert np.array_equal(flat(rest[-1][1].next_theta), flat(rows[-1][1].next_theta))

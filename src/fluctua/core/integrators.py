@@ -1,21 +1,23 @@
 """One-step maps m of the drift, X' = m(X, Δt) + σ√Δt z: Euler's x + μΔt, and better ones.
 
-Whatever m is, the next state is Gaussian, N(m, 2QΔt), so the score, baselines, the twin and recordings hold with m in
-the place of x + μΔt. All of them call `mean_rate`, (m − x)/Δt, which is μ itself for Euler: differences from x are
-never formed, and single precision does not suffer.
+Whatever m is, the next state is Gaussian, N(m, 2QΔt), so the score, baselines, the twin and
+recordings hold with m in the place of x + μΔt. All of them call `mean_rate`, (m − x)/Δt, which is μ
+itself for Euler: differences from x are never formed, and single precision does not suffer.
 
-    heun          ½(μ(x, t) + μ(x + μΔt, t + Δt))                                          of second order
-    rk4           (k₁ + 2k₂ + 2k₃ + k₄)/6                                                  of fourth order
-    Exponential   φ₁μ(x, t) + φ₂[N(a, t + Δt) − N(x, t)],  a = x + Δtφ₁μ,  N = μ − Lx      exact for N = 0
+    heun          ½(μ(x, t) + μ(x + μΔt, t + Δt))                                          of second
+    order rk4           (k₁ + 2k₂ + 2k₃ + k₄)/6                                                  of
+    fourth order Exponential   φ₁μ(x, t) + φ₂[N(a, t + Δt) − N(x, t)],  a = x + Δtφ₁μ,  N = μ − Lx
+    exact for N = 0
 
-The order is that of the drift. Noise enters once a step, at its end, and its own error stays of first order: a mode
-that decays at a rate k has fluctuations too large by kΔt (Euler: kΔt/2). Better steps gain where the drift turns faster
-than it decays, which is where Euler's grow without reason; not where noise and decay alone balance.
+The order is that of the drift. Noise enters once a step, at its end, and its own error stays of
+first order: a mode that decays at a rate k has fluctuations too large by kΔt (Euler: kΔt/2). Better
+steps gain where the drift turns faster than it decays, which is where Euler's grow without reason;
+not where noise and decay alone balance.
 
-A component without noise must not learn of θ within the step: it would be moved by θ, and no noise hides that. Those
-components go first, with Euler's step, and the others follow with their map from there: for a position and a velocity
-this is the leapfrog, its velocities half a step aside. They must be named, `Process(..., silent=(0,))`, since the map
-depends on them.
+A component without noise must not learn of θ within the step: it would be moved by θ, and no noise
+hides that. Those components go first, with Euler's step, and the others follow with their map from
+there: for a position and a velocity this is the leapfrog, its velocities half a step aside. They
+must be named, `Process(..., silent=(0,))`, since the map depends on them.
 
 Running rewards are a left sum, of first order too; `trapezoidal` makes them one of second order.
 """
@@ -32,19 +34,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.types import Array, Objective, OfMeans, Params, Process, PyTree, Rewards
+from fluctua.core.types import Array, FunctionOfMeans, Objective, Params, Process, PyTree, Rewards
+
+__all__ = ["Exponential", "trapezoidal"]
 
 Rate = Callable[[Callable[..., Array], Params, Array, Array, Array, PyTree], Array]
-"""(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) -> μ."""
+"""(drift, theta, x, t, dt, context) -> (m − x)/Δt (M,), the drift being (theta, x, t, context) ->
+μ.
+"""
 
 
-def heun(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+def heun(
+    drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
     """The mean of μ here and where it leads."""
     here = drift(theta, x, t, context)
     return (here + drift(theta, x + here * dt, t + dt, context)) / 2
 
 
-def rk4(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+def rk4(
+    drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
     """The classical rule of Runge and Kutta."""
     k1 = drift(theta, x, t, context)
     k2 = drift(theta, x + k1 * (dt / 2), t + dt / 2, context)
@@ -55,12 +65,14 @@ def rk4(drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Arra
 
 @dataclass(frozen=True)
 class Exponential:
-    """A step that takes a linear part L of the drift exactly: for decay or rotation that is fast against the rest.
+    """A step that takes a linear part L of the drift exactly: for decay or rotation that is fast
+    against the rest.
 
-    linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift, μ − Lx, is followed
-    to second order.
+    linear: (theta, t, context) -> L, its diagonal (M,) or whole (M, M). What is left of the drift,
+    μ − Lx, is followed to second order.
 
-    >>> Process(lambda k, x: -k * x + jnp.sin(x), lambda k, x: jnp.ones_like(x), step=Exponential(lambda k: -k))
+    >>> drift = lambda k, x: -k * x + jnp.sin(x)
+    >>> Process(drift, lambda k, x: jnp.ones_like(x), step=Exponential(lambda k: -k))
     """
 
     linear: Callable[..., Array]
@@ -69,13 +81,20 @@ class Exponential:
         object.__setattr__(self, "linear", check.leading(self.linear, 3))
 
     def __call__(
-        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+        self,
+        drift: Callable[..., Array],
+        theta: Params,
+        x: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
     ) -> Array:
         """φ₁μ(x) + φ₂[N(a) − N(x)]."""
         part = jnp.asarray(self.linear(theta, t, context), x.dtype)
         if part.shape not in ((x.size,), (x.size, x.size)):
             raise ValueError(
-                f"`Exponential.linear` must be the diagonal ({x.size},) or the whole ({x.size}, {x.size}) of a linear "
+                f"`Exponential.linear` must be the diagonal ({x.size},) or the whole ({x.size}, "
+                f"{x.size}) of a linear "
                 f"part of the drift; got shape {part.shape}."
             )
         of = (lambda m, v: m * v) if part.ndim == 1 else (lambda m, v: m @ v)
@@ -88,12 +107,20 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Substeps:
-    """Several Euler steps of the drift in one interval, for samples that are some steps of a model apart."""
+    """Several Euler steps of the drift in one interval, for samples that are some steps of a
+    model apart.
+    """
 
     count: int
 
     def __call__(
-        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+        self,
+        drift: Callable[..., Array],
+        theta: Params,
+        x: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
     ) -> Array:
         """The mean of μ along the path without noise."""
         part = dt / self.count
@@ -109,7 +136,9 @@ MAPS: dict[str, Rate] = {"heun": heun, "rk4": rk4}
 """By name, Euler's apart; another one is also named in `fluctua.core.types.STEPS`."""
 
 
-def mean_rate(process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree) -> Array:
+def mean_rate(
+    process: Process, theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+) -> Array:
     """(m(x, Δt) − x)/Δt of one step of one trajectory: the drift itself for Euler. (M,)"""
     if process.step == "euler":
         return process.drift(theta, x, t, context)
@@ -121,14 +150,20 @@ def mean_rate(process: Process, theta: Params, x: Array, t: Array, dt: Array, co
     if isinstance(rate, Exponential):  # what stands still has no linear part
         rate = Exponential(_Masked(rate.linear, tuple((~quiet).tolist())))
     first = process.drift(theta, x, t, context)
-    others = lambda *arguments: jnp.where(quiet, 0, process.drift(*arguments))
+
+    def others(*arguments):
+        return jnp.where(quiet, 0, process.drift(*arguments))
+
     moved = _shaped(rate(others, theta, jnp.where(quiet, x + first * dt, x), t, dt, context), x)
     return jnp.where(quiet, first, moved)
 
 
 def _shaped(rate: Array, x: Array) -> Array:
     if jnp.shape(rate) != x.shape:
-        raise ValueError(f"a step must give (m − x)/Δt with the shape {x.shape} of the state; got {jnp.shape(rate)}.")
+        raise ValueError(
+            f"a step must give (m − x)/Δt with the shape {x.shape} of the state; got "
+            f"{jnp.shape(rate)}."
+        )
     return rate
 
 
@@ -153,38 +188,57 @@ class _Elsewhere:
     at: Callable[[Params, PyTree], Params]
 
     def __call__(
-        self, drift: Callable[..., Array], theta: Params, x: Array, t: Array, dt: Array, context: PyTree
+        self,
+        drift: Callable[..., Array],
+        theta: Params,
+        x: Array,
+        t: Array,
+        dt: Array,
+        context: PyTree,
     ) -> Array:
-        here = lambda _, *rest: drift(theta, *rest)
+        def here(_, *rest):
+            return drift(theta, *rest)
+
         return self.step(here, self.at(theta, context), x, t, dt, context)
 
 
-def step_at(step: str | Callable[..., Array], at: Callable[[Params, PyTree], Params]) -> str | Callable[..., Array]:
-    """The step of a process whose drift was made one of other parameters. at: (theta, context) -> those."""
+def step_at(
+    step: str | Callable[..., Array], at: Callable[[Params, PyTree], Params]
+) -> str | Callable[..., Array]:
+    """The step of a process whose drift was made one of other parameters. at: (theta, context)
+    -> those.
+    """
     return step if isinstance(step, str) else _Elsewhere(step, at)
 
 
 def refuse_step(process: Process, what: str, instead: str) -> None:
     """Raise for a process whose step is not Euler's, where only that is served."""
     if process.step != "euler":
-        raise ValueError(f"{what} is of Euler steps; this process has step={process.step!r}. {instead}")
+        raise ValueError(
+            f"{what} is of Euler steps; this process has step={process.step!r}. {instead}"
+        )
 
 
 def _diagonal_phi(z: Array) -> tuple[Array, Array]:
     """φ₁ = (e^z − 1)/z and φ₂ = (φ₁ − 1)/z, with their values at 0. (M,) each"""
     small = jnp.abs(z) < 0.1
     safe = jnp.where(small, 1, z)
-    series = lambda start: sum(z**k / factorial(k + start) for k in range(8))
+
+    def series(start):
+        return sum(z**k / factorial(k + start) for k in range(8))
+
     one = jnp.where(small, series(1), jnp.expm1(safe) / safe)
     return one, jnp.where(small, series(2), (jnp.expm1(safe) / safe - 1) / safe)
 
 
-DOUBLINGS, ORDER = 14, 8
+DOUBLINGS = 14
+ORDER = 8
 """Relative errors of the series are (‖LΔt‖/2^d)^ORDER/ORDER!: below 1e-6 for ‖LΔt‖ up to 10,000."""
 
 
 def _phi(z: Array) -> tuple[Array, Array]:
-    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M, M) each
+    """The same of a matrix: series at z/2^d, then φ₁(2z) = ½(e^z + 1)φ₁, φ₂(2z) = ¼(φ₁² + 2φ₂). (M,
+    M) each
 
     e^z is squared beside them: as 1 + zφ₁ it would carry errors of slow modes into fast ones.
     """
@@ -192,7 +246,8 @@ def _phi(z: Array) -> tuple[Array, Array]:
     z = z / 2**DOUBLINGS
     one = two = jnp.zeros_like(z)
     for k in reversed(range(ORDER)):
-        one, two = z @ one + eye / factorial(k + 1), z @ two + eye / factorial(k + 2)
+        one = z @ one + eye / factorial(k + 1)
+        two = z @ two + eye / factorial(k + 2)
     whole = eye + z @ one
     for _ in range(DOUBLINGS):
         one, two, whole = (one + whole @ one) / 2, (one @ one + 2 * two) / 4, whole @ whole
@@ -219,7 +274,9 @@ class _OnArrival:
     running: Callable[..., Array]
     step: Callable[..., Array] | None
 
-    def __call__(self, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree) -> Array:
+    def __call__(
+        self, theta: Params, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
+    ) -> Array:
         half = self.running(theta, x_next, t + dt, context) * dt / 2
         return half if self.step is None else half + self.step(theta, x, x_next, t, dt, context)
 
@@ -229,11 +286,12 @@ def rate_of(rewards: Rewards) -> Callable[..., Array]:
     return rewards.running.running if isinstance(rewards.running, _Half) else rewards.running
 
 
-def trapezoidal(objective: Objective | OfMeans) -> Any:
+def trapezoidal(objective: Objective | FunctionOfMeans) -> Any:
     """The objective with ∫g dt by the trapezoid rule, in place of the left sum Σg(X_n)Δt.
 
-    The left sum is off by Δt/2 times the change of g over the horizon, which a better step than Euler's does not mend.
-    One half of g is paid at the beginning of a step, and the other on arrival, as a reward of the step.
+    The left sum is off by Δt/2 times the change of g over the horizon, which a better step than
+    Euler's does not mend. One half of g is paid at the beginning of a step, and the other on
+    arrival, as a reward of the step.
 
     Args:
         objective: its running reward is what changes.
@@ -242,9 +300,13 @@ def trapezoidal(objective: Objective | OfMeans) -> Any:
 
     >>> trapezoidal(Objective(running=lambda theta, x: -jnp.sum(x**2)))
     """
-    if isinstance(objective, OfMeans):
+    if isinstance(objective, FunctionOfMeans):
         return objective._replace(parts=tuple(map(trapezoidal, objective.parts)))
     rewards = check.objective(objective)
-    if objective.running is None or isinstance(rewards.running, _Half):  # nothing to do, or done before
+    if objective.running is None or isinstance(
+        rewards.running, _Half
+    ):  # nothing to do, or done before
         return objective
-    return objective._replace(running=_Half(rewards.running), step=_OnArrival(rewards.running, rewards.step))
+    return objective._replace(
+        running=_Half(rewards.running), step=_OnArrival(rewards.running, rewards.step)
+    )

@@ -7,7 +7,14 @@ import pytest
 from scipy import signal
 
 import fluctua as fl
-from fluctua.processes.augmented import coloured, filtered, linear_filter, lock_in, low_pass, moving_average
+from fluctua.processes.filters import (
+    coloured,
+    filtered,
+    linear_filter,
+    lock_in,
+    low_pass,
+    moving_average,
+)
 
 DT = 0.05
 T = DT * jnp.arange(31)
@@ -35,7 +42,9 @@ def test_coloured_noise(key):
         k, s = th["k"], th["s"]
         a = jnp.eye(2) + DT * jnp.array([[0.0, 1.0], [-k / tau, -k - 1 / tau]])
         start = jnp.array([x0, -k * x0]), jnp.diag(jnp.array([0.0, s**2 / (2 * tau)]))
-        mean, covariance = moments(a, DT * jnp.diag(jnp.array([0.0, (s / tau) ** 2])), *start, len(T) - 1)
+        mean, covariance = moments(
+            a, DT * jnp.diag(jnp.array([0.0, (s / tau) ** 2])), *start, len(T) - 1
+        )
         return mean[0] ** 2 + covariance[0, 0]
 
     colour = coloured(OU, jnp.array([x0]), tau=tau)
@@ -73,7 +82,9 @@ def test_reward_through_a_linear_filter(key, name):
             x, y, total = now
             return x * (1 - th["k"] * DT), y + DT * change(y, x), total + DT * output(y, x)
 
-        return jax.lax.fori_loop(0, len(T) - 1, step, (jnp.ones(()), jnp.zeros(size), jnp.zeros(())))[-1]
+        return jax.lax.fori_loop(
+            0, len(T) - 1, step, (jnp.ones(()), jnp.zeros(size), jnp.zeros(()))
+        )[-1]
 
     seen = filtered(OU, fl.Objective(running=lambda th, x: x[0]), jnp.array([1.0]), through)
     run = fl.simulator(seen.process, seen.start, T)
@@ -89,7 +100,10 @@ def test_lock_in_sees_its_frequency():
 
     def seen(frequency):
         y, dt = jnp.zeros(2), 1e-3
-        step = lambda y, t: (y + dt * through.change(y, jnp.cos(2 * jnp.pi * frequency * t), t), None)
+        step = lambda y, t: (
+            y + dt * through.change(y, jnp.cos(2 * jnp.pi * frequency * t), t),
+            None,
+        )
         y, _ = jax.lax.scan(step, y, dt * jnp.arange(10_000))
         return float(through.output(y, 0.0, 0.0))
 
@@ -108,6 +122,10 @@ def test_bad_input_is_named(key):
         moving_average(0.12, 0.05)
     with pytest.raises(ValueError, match="`running`"):
         filtered(OU, fl.Objective(terminal=lambda th, x: x[0]), jnp.array([1.0]), low_pass(0.3))
-    seen = filtered(OU, fl.Objective(running=lambda th, x: th["k"] * x[0]), jnp.array([1.0]), low_pass(0.3))
+    seen = filtered(
+        OU, fl.Objective(running=lambda th, x: th["k"] * x[0]), jnp.array([1.0]), low_pass(0.3)
+    )
     with pytest.raises(ValueError, match="component 1 has no noise.*`k`"):
-        fl.ppgt(seen.process, seen.objective, fl.simulator(seen.process, seen.start, T))(key, THETA, 10)
+        fl.ppgt(seen.process, seen.objective, fl.simulator(seen.process, seen.start, T))(
+            key, THETA, 10
+        )

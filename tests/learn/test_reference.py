@@ -22,33 +22,39 @@ RUN = fl.simulator(PROCESS, START, T)
 def mean_at_end(theta):
     """E[X_T] of the Euler scheme: m → (1 − kΔt)m + fΔt."""
     dt = T[1] - T[0]
-    return jax.lax.fori_loop(0, len(T) - 1, lambda _, m: m - theta["k"] * m * dt + theta["f"] * dt, theta["m"])
+    return jax.lax.fori_loop(
+        0, len(T) - 1, lambda _, m: m - theta["k"] * m * dt + theta["f"] * dt, theta["m"]
+    )
 
 
 EXACT = jax.jit(jax.grad(mean_at_end))(THETA)
 ESTIMATORS = {
     "ppgt": fl.ppgt(PROCESS, OBJECTIVE, RUN),
-    "pathwise": fl.pathwise(OBJECTIVE, RUN),
-    "finite differences": fl.finite_differences(OBJECTIVE, RUN),
-    "spsa": fl.spsa(OBJECTIVE, RUN),
+    "pathwise": fl.reference.pathwise(OBJECTIVE, RUN),
+    "finite differences": fl.reference.finite_differences(OBJECTIVE, RUN),
+    "spsa": fl.reference.spsa(OBJECTIVE, RUN),
 }
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_finds_the_exact_gradient(name):
     estimate = ESTIMATORS[name](jax.random.key(1), THETA, 4000)
-    g, error, exact = (np.asarray(ravel_pytree(tree)[0]) for tree in (estimate.gradient, estimate.stderr, EXACT))
+    g, error, exact = (
+        np.asarray(ravel_pytree(tree)[0]) for tree in (estimate.gradient, estimate.stderr, EXACT)
+    )
     # Along a linear path R is linear in f and m, so pathwise derivatives have no variance there.
     assert np.all(np.abs(g - exact) < 4 * error + 1e-8)
     assert abs(estimate.value - mean_at_end(THETA)) < 4 * estimate.value_stderr
 
 
 def test_pathwise_and_finite_differences_agree_path_by_path():
-    """The same key gives the same noise, so the two differ by the truncation of the difference alone."""
+    """The same key gives the same noise, so the two differ by the truncation of the difference
+    alone.
+    """
     curved = fl.Objective(running=lambda th, x: jnp.sum(jnp.sin(x) * th["k"]))
     run = fl.simulator(PROCESS, jnp.zeros(1), T)
-    a = fl.pathwise(curved, run)(jax.random.key(2), THETA, 50)
-    b = fl.finite_differences(curved, run)(jax.random.key(2), THETA, 50)
+    a = fl.reference.pathwise(curved, run)(jax.random.key(2), THETA, 50)
+    b = fl.reference.finite_differences(curved, run)(jax.random.key(2), THETA, 50)
     for left, right in zip(jax.tree.leaves(a[:2]), jax.tree.leaves(b[:2]), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-7, atol=1e-9)
 
@@ -64,7 +70,9 @@ def test_cost_counts_trajectories():
 
 @pytest.mark.long
 def test_comparison_is_at_equal_cost_and_prints():
-    result = fl.compare(jax.random.key(0), THETA, ESTIMATORS, trajectories=600, reference=EXACT, repeats=4)
+    result = fl.reference.compare(
+        jax.random.key(0), THETA, ESTIMATORS, trajectories=600, reference=EXACT, repeats=4
+    )
     rows = {row.name: row for row in result.rows}
     assert [row.trajectories for row in result.rows] == [600, 600, 595, 600]
     assert rows["finite differences"].samples == 85
@@ -78,7 +86,10 @@ def test_comparison_is_at_equal_cost_and_prints():
 
 
 class Remembering:
-    """Its first call runs a pilot, and every call adds to what the next one knows. A stand-in: nothing is run."""
+    """Its first call runs a pilot, and every call adds to what the next one knows.
+
+    A stand-in: nothing is run.
+    """
 
     def __init__(self, forgets=True):
         self.forgets, self.seen, self.pilot, self.calls = forgets, 0, 0, []
@@ -104,23 +115,39 @@ class Remembering:
 
 def test_a_comparison_counts_the_pilot_and_begins_every_repeat_with_the_state_it_came_with():
     fresh = Remembering()
-    result = fl.compare(jax.random.key(0), THETA, {"fresh": fresh}, trajectories=100, reference=EXACT, repeats=3)
-    assert fresh.calls == [(0, 100), (0, 70), (0, 70), (0, 70), (0, 70)]  # two to warm up: the pilot is new to it
+    result = fl.reference.compare(
+        jax.random.key(0), THETA, {"fresh": fresh}, trajectories=100, reference=EXACT, repeats=3
+    )
+    assert fresh.calls == [
+        (0, 100),
+        (0, 70),
+        (0, 70),
+        (0, 70),
+        (0, 70),
+    ]  # two to warm up: the pilot is new to it
     assert (result.rows[0].samples, result.rows[0].trajectories) == (70, 100)
     assert fresh.state == {}
 
     used = Remembering()
     used.seen = 5
-    result = fl.compare(jax.random.key(0), THETA, {"used": used}, trajectories=100, reference=EXACT, repeats=2)
+    result = fl.reference.compare(
+        jax.random.key(0), THETA, {"used": used}, trajectories=100, reference=EXACT, repeats=2
+    )
     assert used.calls == [(5, 100)] * 3
     assert (result.rows[0].trajectories, used.seen) == (100, 5)
 
 
 def test_a_comparison_refuses_what_cannot_be_reset():
     with pytest.raises(ValueError, match=r"`a` remembers.*`restore\(state\)`"):
-        fl.compare(jax.random.key(0), THETA, {"a": Remembering(False)}, trajectories=100, reference=EXACT)
+        fl.reference.compare(
+            jax.random.key(0), THETA, {"a": Remembering(False)}, trajectories=100, reference=EXACT
+        )
 
 
 def test_a_pilot_larger_than_the_budget_is_named():
-    with pytest.raises(ValueError, match=r"`a` costs 1 .* and 128 for its pilot; 100 .*trajectories=130"):
-        fl.compare(jax.random.key(0), THETA, {"a": ESTIMATORS["ppgt"]}, trajectories=100, reference=EXACT)
+    with pytest.raises(
+        ValueError, match=r"`a` costs 1 .* and 128 for its pilot; 100 .*trajectories=130"
+    ):
+        fl.reference.compare(
+            jax.random.key(0), THETA, {"a": ESTIMATORS["ppgt"]}, trajectories=100, reference=EXACT
+        )

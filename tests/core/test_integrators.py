@@ -1,4 +1,6 @@
-"""Better steps than Euler's: their order, their score, and estimates against the exact moments of linear chains."""
+"""Better steps than Euler's: their order, their score, and estimates against the exact moments
+of linear chains.
+"""
 
 from functools import cache
 
@@ -9,8 +11,8 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import silent
+from fluctua.core.integrators import MAPS, _diagonal_phi, _phi, mean_rate, rate_of, step_at
 from fluctua.core.scores import Gaussian, euler
-from fluctua.core.steps import MAPS, _diagonal_phi, _phi, mean_rate, rate_of, step_at
 from fluctua.core.types import STEPS
 from problems import tolerance
 
@@ -33,19 +35,25 @@ def pendulum(theta, x, t):
     return jnp.array([x[1], -(theta["turn"] ** 2) * x[0] - theta["k"] * x[1] + theta["push"] * t])
 
 
-OBJECTIVE = fl.trapezoidal(fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1]))
+OBJECTIVE = fl.integrators.trapezoidal(
+    fl.Objective(running=lambda theta, x: x[0] ** 2, terminal=lambda theta, x: x[1])
+)
 ONE, HALF = jnp.array([0.5, 0.8]), jnp.array([0.0, 0.8])
 CASES = {
     "heun": fl.Process(spiral, lambda theta, x: ONE, step="heun"),
     "rk4": fl.Process(spiral, lambda theta, x: jnp.diag(ONE), step="rk4"),
-    "exponential": fl.Process(spiral, lambda theta, x: ONE * theta["k"], step=fl.Exponential(matrix)),
+    "exponential": fl.Process(
+        spiral, lambda theta, x: ONE * theta["k"], step=fl.integrators.Exponential(matrix)
+    ),
     "leapfrog": fl.Process(pendulum, lambda theta, x: HALF * theta["k"], silent=(0,), step="heun"),
 }
 
 
 @cache
 def exact(name):
-    """∫E[x₀²]dt + E[x₁] by the trapezoid rule, of the chain whose first two moments are closed, and its gradient."""
+    """∫E[x₀²]dt + E[x₁] by the trapezoid rule, of the chain whose first two moments are closed,
+    and its gradient.
+    """
     process = CASES[name]
 
     def value(theta):
@@ -79,15 +87,20 @@ def slope_of(errors):
 
 @pytest.mark.parametrize(
     ("step", "order"),
-    [("euler", 1), ("heun", 2), ("rk4", 4), (fl.Exponential(lambda theta: -theta["k"] * jnp.ones(2)), 2)],
+    [
+        ("euler", 1),
+        ("heun", 2),
+        ("rk4", 4),
+        (fl.integrators.Exponential(lambda theta: -theta["k"] * jnp.ones(2)), 2),
+    ],
 )
 def test_the_order_of_a_step(step, order):
     drift = lambda theta, x: jnp.array([x[1], -jnp.sin(x[0])]) - theta["k"] * x
     process = fl.Process(drift, lambda theta, x: jnp.ones(2))
     with jax.enable_x64(True):
-        end = lambda n, step: fl.simulator(process, START, jnp.linspace(0, 2, n + 1), wiener=silent, step=step)(
-            jax.random.key(0), SPIRAL, 1
-        ).x[0, -1]
+        end = lambda n, step: fl.simulator(
+            process, START, jnp.linspace(0, 2, n + 1), wiener=silent, step=step
+        )(jax.random.key(0), SPIRAL, 1).x[0, -1]
         errors = [np.abs(end(n, step) - end(640, "rk4")).max() for n in (20, 40, 80)]
     np.testing.assert_allclose(slope_of(errors), order, atol=0.15)
 
@@ -97,17 +110,31 @@ def test_an_exponential_step_is_exact_for_a_linear_drift():
     with jax.enable_x64(True):
         for linear in (matrix, lambda theta: -theta["k"] * jnp.ones(2)):
             theta = SPIRAL if linear is matrix else SPIRAL | {"turn": jnp.array(0.0)}
-            run = fl.simulator(process, START, jnp.array([0.0, 3.0]), wiener=silent, step=fl.Exponential(linear))
+            run = fl.simulator(
+                process,
+                START,
+                jnp.array([0.0, 3.0]),
+                wiener=silent,
+                step=fl.integrators.Exponential(linear),
+            )
             exactly = jax.scipy.linalg.expm(3.0 * matrix(theta)) @ START
-            np.testing.assert_allclose(run(jax.random.key(0), theta, 1).x[0, -1], exactly, rtol=1e-12)
+            np.testing.assert_allclose(
+                run(jax.random.key(0), theta, 1).x[0, -1], exactly, rtol=1e-12
+            )
 
 
 def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
     with jax.enable_x64(True):
         stiff = lambda theta: jnp.array([[-1000.0, 1.0], [0.0, -1.0]])
-        process = fl.Process(lambda theta, x: stiff(theta) @ x, lambda theta, x: ONE, step=fl.Exponential(stiff))
+        process = fl.Process(
+            lambda theta, x: stiff(theta) @ x,
+            lambda theta, x: ONE,
+            step=fl.integrators.Exponential(stiff),
+        )
         x, t = (
-            fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=silent)(jax.random.key(0), SPIRAL, 1).x[0, -1],
+            fl.simulator(process, START, jnp.array([0.0, 2.0]), wiener=silent)(
+                jax.random.key(0), SPIRAL, 1
+            ).x[0, -1],
             2.0,
         )
         slow = -0.5 * np.exp(-t)  # the fast component follows it: x₀ = x₁/(1000 − 1)
@@ -115,16 +142,23 @@ def test_an_exponential_step_of_a_stiff_part_and_beside_a_silent_component():
         # a position goes first, and its velocity decays from there as if that were fixed
         whole = lambda theta: jnp.array([[0.0, 1.0], [-4.0, -0.5]])
         leapfrog = fl.Process(
-            lambda theta, x: whole(theta) @ x, lambda theta, x: HALF, silent=(0,), step=fl.Exponential(whole)
+            lambda theta, x: whole(theta) @ x,
+            lambda theta, x: HALF,
+            silent=(0,),
+            step=fl.integrators.Exponential(whole),
         )
-        x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=silent)(jax.random.key(0), SPIRAL, 1).x[0, -1]
+        x = fl.simulator(leapfrog, START, jnp.array([0.0, 0.7]), wiener=silent)(
+            jax.random.key(0), SPIRAL, 1
+        ).x[0, -1]
         position = 1 - 0.5 * 0.7
         velocity = -0.5 * np.exp(-0.35) - 4 * position * (1 - np.exp(-0.35)) / 0.5
         np.testing.assert_allclose(x, [position, velocity], rtol=1e-12)
 
 
 def test_the_functions_of_an_exponential_step():
-    """φ₁ and φ₂ as ∫e^{(1−s)z}ds and ∫e^{(1−s)z}s ds, on either side of where the series ends, and of a matrix."""
+    """φ₁ and φ₂ as ∫e^{(1−s)z}ds and ∫e^{(1−s)z}s ds, on either side of where the series ends,
+    and of a matrix.
+    """
     z = jnp.array([-20.0, -0.11, -0.09, 0.0, 0.05, 0.3])
     s, weight = np.polynomial.legendre.leggauss(40)
     s, weight = (s + 1) / 2, weight / 2
@@ -138,7 +172,7 @@ def test_every_name_has_a_map():
 
 
 def test_a_step_at_other_parameters():
-    inner = fl.Exponential(lambda theta: -theta["k"] * jnp.ones(2))
+    inner = fl.integrators.Exponential(lambda theta: -theta["k"] * jnp.ones(2))
     moved = step_at(inner, lambda theta, context: {"k": 2 * theta["k"]})
     drift = lambda theta, x, t, context: -2 * theta["k"] * x
     rates = [
@@ -174,14 +208,21 @@ def test_the_score_is_the_derivative_of_the_density(name):
             r, c = (step.x_next - law.mean)[others], law.covariance[np.ix_(others, others)]
             return -r @ jnp.linalg.solve(c, r) / 2 - jnp.linalg.slogdet(c)[1] / 2
 
-        expected, score = jax.grad(log_density)(SPIRAL), fl.full_score(process, SPIRAL, step)
-        np.testing.assert_allclose(*(np.array(jax.tree.leaves(tree)) for tree in (score, expected)), rtol=1e-10)
+        expected, score = jax.grad(log_density)(SPIRAL), fl.scores.full_score(process, SPIRAL, step)
+        np.testing.assert_allclose(
+            *(np.array(jax.tree.leaves(tree)) for tree in (score, expected)), rtol=1e-10
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "baseline"),
     [(name, "time") for name in CASES]
-    + [("heun", "optimal"), ("heun", "twin"), ("leapfrog", "optimal"), ("leapfrog", "twin of order 2")],
+    + [
+        ("heun", "optimal"),
+        ("heun", "twin"),
+        ("leapfrog", "optimal"),
+        ("leapfrog", "twin of order 2"),
+    ],
 )
 def test_estimates_against_exact_gradients(name, baseline):
     process = CASES[name]
@@ -196,7 +237,9 @@ def test_recorded_trajectories_have_the_score_of_their_step():
     paths = fl.simulator(process, START, T)(jax.random.key(4), SPIRAL, 4000)
     z = z_scores(fl.gradient(process, OBJECTIVE, SPIRAL, paths), "heun")
     assert np.abs(z).max() < tolerance(z.size), z
-    of_euler = z_scores(fl.gradient(process._replace(step="euler"), OBJECTIVE, SPIRAL, paths), "heun")
+    of_euler = z_scores(
+        fl.gradient(process._replace(step="euler"), OBJECTIVE, SPIRAL, paths), "heun"
+    )
     assert np.abs(of_euler).max() > 2 * tolerance(z.size)
 
 
@@ -212,7 +255,9 @@ def test_an_estimator_takes_the_step_of_its_simulator():
     with pytest.raises(ValueError, match="'heun'.*'rk4'"):
         fl.ppgt(CASES["rk4"], OBJECTIVE, fl.simulator(CASES["heun"], START, T))
     leapfrog = CASES["leapfrog"]
-    with pytest.raises(ValueError, match=r"silent=\(0,\)"):  # a map that moves all components is another one
+    with pytest.raises(
+        ValueError, match=r"silent=\(0,\)"
+    ):  # a map that moves all components is another one
         fl.ppgt(leapfrog, OBJECTIVE, fl.simulator(leapfrog._replace(silent=()), START, T))
     jumping = lambda process: fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process)
     with pytest.raises(ValueError, match="'heun'.*'euler'"):
@@ -220,17 +265,21 @@ def test_an_estimator_takes_the_step_of_its_simulator():
 
 
 def test_the_trapezoid_rule():
-    objective = fl.Objective(running=lambda theta, x, t: x[0] * t, step=lambda theta, x, y: y[0] - x[0])
+    objective = fl.Objective(
+        running=lambda theta, x, t: x[0] * t, step=lambda theta, x, y: y[0] - x[0]
+    )
     t, x = jnp.array([0.0, 0.5, 2.0]), jnp.array([[[1.0], [2.0], [5.0]]])
     process = fl.Process(lambda theta, x: theta * x, lambda theta, x: 2 * jnp.ones(1))
     paths = fl.Trajectories(t, jnp.concatenate([x, x]))
-    value = fl.samples_of(process, fl.trapezoidal(objective), jnp.array(0.0), paths, baseline="none").returns
+    value = fl.gradient_samples(
+        process, fl.integrators.trapezoidal(objective), jnp.array(0.0), paths, baseline="none"
+    ).returns
     np.testing.assert_allclose(value, 0.5 / 2 * (0 + 1) + 1.5 / 2 * (1 + 10) + 4)
-    plain, halved = map(fl.core.check.objective, (objective, fl.trapezoidal(objective)))
+    plain, halved = map(fl.core.check.objective, (objective, fl.integrators.trapezoidal(objective)))
     assert rate_of(halved) == rate_of(plain) == plain.running
-    assert fl.trapezoidal(halved) == halved
+    assert fl.integrators.trapezoidal(halved) == halved
     terminal = fl.Objective(terminal=lambda theta, x: x[0])
-    assert fl.trapezoidal(terminal) == terminal
+    assert fl.integrators.trapezoidal(terminal) == terminal
 
 
 def test_a_component_without_noise_is_named():
@@ -238,15 +287,23 @@ def test_a_component_without_noise_is_named():
     for wrong in ((), (1,), (0, 1)):
         unnamed = process._replace(silent=wrong)
         with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
-            fl.ppgt(unnamed, OBJECTIVE, fl.simulator(unnamed, START, T))(jax.random.key(0), SPIRAL, 4)
-    jumps = fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(silent=()))
+            fl.ppgt(unnamed, OBJECTIVE, fl.simulator(unnamed, START, T))(
+                jax.random.key(0), SPIRAL, 4
+            )
+    jumps = fl.Jumps(
+        lambda theta, x: theta["k"][None], np.ones((1, 2)), process._replace(silent=())
+    )
     with pytest.raises(ValueError, match=r"components \[0\] have no noise"):
         fl.ppgt(jumps, OBJECTIVE, fl.simulator(jumps, START, T))(jax.random.key(0), SPIRAL, 4)
     slanted = fl.Process(
-        lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]), lambda theta, x: jnp.ones((2, 1)), step="heun"
+        lambda theta, x: theta * jnp.ones(2) + jnp.array([x[1], -x[0]]),
+        lambda theta, x: jnp.ones((2, 1)),
+        step="heun",
     )
     with pytest.raises(ValueError, match="1 directions"):
-        fl.ppgt(slanted, OBJECTIVE, fl.simulator(slanted, START, T))(jax.random.key(0), jnp.array(1.0), 4)
+        fl.ppgt(slanted, OBJECTIVE, fl.simulator(slanted, START, T))(
+            jax.random.key(0), jnp.array(1.0), 4
+        )
 
 
 def test_steps_that_there_are_not():
@@ -255,13 +312,15 @@ def test_steps_that_there_are_not():
     scalar = fl.Process(spiral, lambda theta, x: ONE, step=lambda drift, theta, x: jnp.zeros(()))
     with pytest.raises(ValueError, match=r"\(2,\) of the state; got \(\)"):
         fl.simulator(scalar, START, T)(jax.random.key(0), SPIRAL, 1)
-    bare = scalar._replace(step=fl.Exponential(lambda theta: jnp.nan * ONE))
-    with pytest.raises(FloatingPointError, match="`step` of the process.*trajectory 0 at time index 0"):
+    bare = scalar._replace(step=fl.integrators.Exponential(lambda theta: jnp.nan * ONE))
+    with pytest.raises(
+        FloatingPointError, match="`step` of the process.*trajectory 0 at time index 0"
+    ):
         fl.ppgt(bare, OBJECTIVE, fl.simulator(bare, START, T))(jax.random.key(0), SPIRAL, 4)
     with pytest.raises(ValueError, match="Observed"):
         fl.Observed(CASES["heun"], observe=np.eye(2), start=START)
     with pytest.raises(ValueError, match="coloured noise"):
-        fl.coloured(CASES["heun"], START, tau=1.0)
+        fl.filters.coloured(CASES["heun"], START, tau=1.0)
     jumps = fl.Jumps(lambda theta, x: theta["k"][None], np.ones((1, 2)))
     with pytest.raises(ValueError, match="Jumps"):
         fl.simulator(jumps, START, T, step="heun")
