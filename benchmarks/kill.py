@@ -431,7 +431,7 @@ def in_situ(
     if (folder / "plan.json").exists():
         rows = training.resume(Box, model, folder, estimator=Slope)
     else:
-        rows = training.begin(Box, model, plan, folder, estimator=Slope)
+        rows = training.run(Box, model, plan, folder, estimator=Slope)
     values = dict(word.split()[1:3] for word in acknowledged if word.startswith("row "))
     before = {str(row.row): repr(row.J) for row in history.read(folder / "history.csv")}
     for number, value in values.items():

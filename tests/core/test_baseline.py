@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import Inputs, binned, mean, none, optimal, time_only
-from fluctua.core.baselines import quantile_bins
+from fluctua.core.baselines import (
+    Inputs,
+    binned,
+    mean,
+    none,
+    optimal,
+    quantile_bins,
+    time_only,
+)
 
 rng = np.random.default_rng(1)
 

@@ -282,7 +282,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
         connect().line.write("DIAG:FAUL NAN,4")
         rows = [
             row
-            for row, _ in loop.begin(
+            for row, _ in loop.run(
                 connect, small_model(), small_plan(), tmp_path / "run", estimator=Slope
             )
         ]
@@ -300,7 +300,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     with np.load(tmp_path / "run" / "final.npz") as final:
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
-        next(loop.begin(connect, small_model(), small_plan(), tmp_path / "run"))
+        next(loop.run(connect, small_model(), small_plan(), tmp_path / "run"))
 
 
 @pytest.mark.long
@@ -315,7 +315,7 @@ def test_what_a_run_recorded_is_calibrated_by_itself(tmp_path):
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=POINTS)
         model = network_model(SHEET.nominal, interval=SHEET.interval, points=POINTS)
-        assert not list(loop.begin(connect, model, plan, tmp_path / "run", estimator=Slope))
+        assert not list(loop.run(connect, model, plan, tmp_path / "run", estimator=Slope))
     files = [str(path) for path in sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))]
     done = CliRunner().invoke(app, ["calibrate", *files, "--json"])
     assert done.exit_code == 0, done.output
@@ -343,7 +343,7 @@ def test_going_on_after_giving_up(tmp_path):
         connect().line.write("DIAG:FAUL SHORT,4,3")
         plan = small_plan(attempts=3)
         with pytest.raises(RuntimeError, match="failed 3 times in a row"):
-            list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
+            list(loop.run(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
         assert len(history.read(tmp_path / "run" / "history.csv")) == 1
         rest = list(
             loop.resume(connect, small_model(), tmp_path / "run", iterations=4, estimator=Slope)
@@ -358,7 +358,7 @@ def test_going_on_with_another_model_is_refused_by_name(tmp_path):
     folder = tmp_path / "run"
     with server.background(Bench(SHEET)) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
-        list(loop.begin(connect, small_model(), small_plan(iterations=1), folder, estimator=Slope))
+        list(loop.run(connect, small_model(), small_plan(iterations=1), folder, estimator=Slope))
         model = small_model()
         stiff = model.process._replace(drift=lambda settings, x, t, context: -x)
         for other, estimator, name in (
@@ -393,7 +393,7 @@ def test_a_box_that_dies_after_calibration_ends_the_run(tmp_path, kind):
         connect().line.write(f"DIAG:FAUL {kind},4,99")
         rows, plan = [], small_plan(attempts=3)
         with pytest.raises(RuntimeError, match="no usable trajectory"):
-            rows += loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope)
+            rows += loop.run(connect, small_model(), plan, tmp_path / "run", estimator=Slope)
         connect().line.write("DIAG:FAUL:CLE")
         rest = list(loop.resume(connect, small_model(), tmp_path / "run", estimator=Slope))
     assert [row.iteration for row, _ in rest] == [1, 2]
@@ -411,7 +411,7 @@ def test_a_frozen_box_is_known_across_a_resume(tmp_path):
     with server.background(bench) as port:
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
         plan = small_plan(iterations=1, attempts=2)
-        list(loop.begin(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
+        list(loop.run(connect, small_model(), plan, tmp_path / "run", estimator=Slope))
         connect().line.write("DIAG:FAUL FROZEN,1,99")
         with pytest.raises(RuntimeError, match="40 repeated"):
             list(
@@ -424,7 +424,7 @@ def test_resuming_on_another_box_is_refused(tmp_path):
     with server.background(Bench(SHEET)) as port, server.background(other) as elsewhere:
         connect = lambda at: lambda: VirtualBench(f"tcp://127.0.0.1:{at}", points=21)
         list(
-            loop.begin(
+            loop.run(
                 connect(port),
                 small_model(),
                 small_plan(iterations=1),
@@ -449,7 +449,7 @@ def test_rows_without_a_checkpoint_are_kept(tmp_path):
         connect = lambda: VirtualBench(f"tcp://127.0.0.1:{port}", points=21)
         first = [
             row.J
-            for row, _ in loop.begin(connect, small_model(), small_plan(), folder, estimator=Slope)
+            for row, _ in loop.run(connect, small_model(), small_plan(), folder, estimator=Slope)
         ]
         shutil.rmtree(folder / "checkpoints")
         assert len(list(loop.resume(connect, small_model(), folder, estimator=Slope))) == 3

@@ -136,9 +136,9 @@ def test_folders_that_cannot_take_a_run(folder):
 
     model = network_model(tcmt.rectangular(2, 2), interval=0.02, points=21)
     with pytest.raises(ValueError, match=r"full is not empty. It is not a run"):
-        loop.begin(None, model, loop.Plan(), folder / "full")
+        loop.run(None, model, loop.Plan(), folder / "full")
     with pytest.raises(ValueError, match=r"note.txt cannot be written: File exists"):
-        loop.begin(None, model, loop.Plan(), folder / "note.txt")
+        loop.run(None, model, loop.Plan(), folder / "note.txt")
     assert "is a folder; give the name of a file" in message_of("record", folder / "full")
     assert "is a file, not a folder" in message_of("record", folder / "note.txt" / "run.nc")
 

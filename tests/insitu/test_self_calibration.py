@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
     """A run of eight iterations, of which every other one measures, and the bench after it."""
     folder, bench = tmp_path_factory.mktemp("insitu") / "whole", Bench(SHEET)
     with serving(bench) as connect:
-        rows = [row for row, _ in loop.begin(connect, MODEL, plan(measure_every=2), folder)]
+        rows = [row for row, _ in loop.run(connect, MODEL, plan(measure_every=2), folder)]
     return folder, bench, rows
 
 
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole, tmp_path):
     folder, bench, rows = whole
     again = Bench(SHEET)
     with serving(again) as connect:
-        begun = loop.begin(connect, MODEL, plan(measure_every=2), tmp_path / "run")
+        begun = loop.run(connect, MODEL, plan(measure_every=2), tmp_path / "run")
         for row, _ in begun:
             if row.iteration == 4:
                 break
@@ -118,7 +118,7 @@ def test_the_history_says_when_something_was_dealt_with(tmp_path):
     with serving(bench) as connect:
         connect().line.write("DIAG:FAUL NAN,2")
         connect().line.write("DIAG:FAUL RANDOM,6")
-        for row, _ in loop.begin(connect, MODEL, plan(iterations=5, renew=True), tmp_path / "run"):
+        for row, _ in loop.run(connect, MODEL, plan(iterations=5, renew=True), tmp_path / "run"):
             if row.iteration == 2:
                 bench.hidden.offset["omega"][:] += 1.0  # somebody has knocked against the table
     rows = history.read(tmp_path / "run" / "history.csv")
@@ -134,7 +134,7 @@ def test_a_plan_that_cannot_be_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"`memory`.*0\.5"):
         plan(memory=0.5)
     with pytest.raises(ValueError, match=r"Model\.unknown"):
-        loop.begin(lambda: None, MODEL._replace(unknown=None), plan(), tmp_path / "none")
+        loop.run(lambda: None, MODEL._replace(unknown=None), plan(), tmp_path / "none")
     with pytest.raises(ValueError, match="'gain'"):
         network_model(SHEET.nominal, interval=0.01, spread={"gain": 0.2})
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fluctua import binned, fisher, natural, tcmt, time_only
+from fluctua import fisher, natural, tcmt
 from fluctua.cli.app import app
+from fluctua.core.baselines import binned, time_only
 from fluctua.core.sources import run_and_pilot
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin

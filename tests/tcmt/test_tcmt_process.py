@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluctua import full_score
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import silent
+from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.types import Step
 from fluctua.tcmt import (

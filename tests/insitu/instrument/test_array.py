@@ -348,7 +348,7 @@ def small_model():
 
 
 begin, resume = (
-    functools.partial(function, estimator=slope) for function in (loop.begin, loop.resume)
+    functools.partial(function, estimator=slope) for function in (loop.run, loop.resume)
 )
 
 

@@ -142,7 +142,7 @@ FAULTS = {
 def half(tmp_path_factory):
     """A run that was stopped after two of four iterations, and its box."""
     folder, honest = tmp_path_factory.mktemp("doubt") / "half", Box()
-    rows = loop.begin(honest, model(), PLAN, folder)
+    rows = loop.run(honest, model(), PLAN, folder)
     for row, _ in rows:
         assert not row.event
         if row.row == 1:
@@ -269,7 +269,7 @@ def test_one_liar_in_an_array_is_taken_down_for_the_rest_of_it(tmp_path):
         points=POINTS,
         rates=(1.0, 1.0, 1.0),
     )
-    rows = [row for row, _ in loop.begin(boxes, model(), plan, tmp_path / "run")]
+    rows = [row for row, _ in loop.run(boxes, model(), plan, tmp_path / "run")]
     assert len(rows) == 4
     found = incidents(tmp_path / "run")
     assert [incident["kind"] for incident in found] == ["doubt", "device down"]
@@ -296,7 +296,7 @@ def test_a_component_that_is_dead_before_calibration_ends_the_run(tmp_path, dead
         return x
 
     with pytest.raises(CommandRejected, match="component 5 of the samples measures nothing"):
-        list(loop.begin(Box(fault=kill), model(), PLAN, tmp_path / "run"))
+        list(loop.run(Box(fault=kill), model(), PLAN, tmp_path / "run"))
     assert [incident["kind"] for incident in incidents(tmp_path / "run")] == ["dead"]
 
 
@@ -321,7 +321,7 @@ def test_a_training_that_calibrates_as_it_goes_stops_too(tmp_path, fault):
     plan = Plan(iterations=8, trajectories=4, calibration="training", points=POINTS, batch=4)
     folder = tmp_path / "run"
     with pytest.raises(DoubtError, match="in doubt"):
-        list(loop.begin(Box(fault=FAULTS[fault], first=16), model(), plan, folder))
+        list(loop.run(Box(fault=FAULTS[fault], first=16), model(), plan, folder))
     assert [incident["kind"] for incident in incidents(folder)][-1] == "doubt"
     assert len(history.read(folder / "history.csv")) == 4
 
