@@ -2,9 +2,10 @@
 CUDA, and JAX.
 
 python benchmarks/bits.py [--tree PATH] [--json FILE]      a hash per case of the installed package
-python benchmarks/bits.py --gpu float32 [--json FILE]      of the kernels on a GPU, 3,000
-trajectories of two networks python benchmarks/bits.py --compare BEFORE AFTER           a Markdown
-table of two such files
+python benchmarks/bits.py --gpu float32 [--json FILE]      of the kernels on a GPU
+python benchmarks/bits.py --compare BEFORE AFTER --csv FILE   two such files side by side
+
+On a GPU there are 3,000 trajectories of two networks.
 
 A hash is of returns, gradient, error and second moment. Rounding depends on the processor (which
 instructions it has, and how XLA compiles for it), so two columns are comparable only if both were
@@ -12,6 +13,7 @@ made on one machine. --tree: where the tests' helpers are, the emulated device a
 of the package that is installed."""
 
 import argparse
+import csv
 import hashlib
 import importlib
 import json
@@ -232,15 +234,18 @@ def measure(tree: Path, file: Path | None) -> None:
     of_kernels(rows, tree, "emulated")
 
 
-def table(before: dict[str, str], after: dict[str, str]) -> str:
-    """Both columns, and a verdict."""
-    lines = ["| where | precision | case | before | after |", "| --- | --- | --- | --- | --- |"]
-    for case in sorted({*before, *after}):
-        pair = before.get(case, "–"), after.get(case, "–")
-        mark = "" if pair[0] == pair[1] else " **differs**"
-        lines.append(f"| {case} | {pair[0]} | {pair[1]}{mark} |")
-    same = sum(before.get(case) == hash_ for case, hash_ in after.items())
-    return f"{same} of {len(after)} cases are the same to the bit.\n\n" + "\n".join(lines)
+def compare(before: dict[str, str], after: dict[str, str], file: Path | None) -> str:
+    """A sentence on how many cases agree; both columns go into a CSV file."""
+    cases = sorted({*before, *after})
+    if file:
+        with file.open("w", newline="") as stream:
+            table = csv.writer(stream, lineterminator="\n")
+            table.writerow(["where", "precision", "case", "before", "after"])
+            for case in cases:
+                table.writerow([*case.split(" | "), before.get(case, ""), after.get(case, "")])
+    differing = [case for case in cases if before.get(case) != after.get(case)]
+    verdict = f"{len(cases) - len(differing)} of {len(cases)} cases are the same to the bit."
+    return "\n".join([verdict, *(f"differs: {case}" for case in differing)])
 
 
 if __name__ == "__main__":
@@ -251,9 +256,11 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path)
     parser.add_argument("--gpu", choices=["float32", "float64"])
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--csv", type=Path, help="where --compare writes both columns")
     options = parser.parse_args()
     if options.compare:
-        print(table(*(json.loads(path.read_text()) for path in options.compare)))
+        before, after = (json.loads(path.read_text()) for path in options.compare)
+        print(compare(before, after, options.csv))
     elif options.gpu:
         of_kernels(Rows(options.json), options.tree, options.gpu)
     else:
