@@ -202,7 +202,7 @@ PROGRAM = """
 import jax.numpy as jnp
 import optax
 import fluctua as fl
-from fluctua.core.estimate import as_estimator
+from fluctua.core.protocols import as_estimator
 from fluctua.store.parts import describe_training
 
 weights = {name: 0.1 * jnp.arange(2.0) for name in {"some", "names", "in", "a", "set"}}

@@ -1,4 +1,4 @@
-"""One gradient per trajectory, what is averaged from them, and estimators made of plain functions.
+"""One gradient per trajectory, and what is averaged from them.
 
 **Functions of averages**, J = F(m₁, …, m_K) with m_i = E[R_i]: contrast, fidelity, signal to noise.
 
@@ -19,7 +19,7 @@ covariance included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ from fluctua.core.text import SURE
 from fluctua.core.types import (
     Array,
     Estimate,
-    Estimates,
-    Estimator,
     FunctionOfMeans,
     Groups,
     Objective,
@@ -392,56 +390,6 @@ class RunningSums:
         return Moments(
             *(jnp.asarray(v) for v in (self.origin + d, np.sqrt(unbiased), skewness, kurtosis))
         )
-
-
-class Bare(NamedTuple):
-    """A function (key, theta, count) -> Estimate as an estimator: one trajectory a sample,
-    nothing remembered.
-    """
-
-    function: Estimates
-
-    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
-        """Estimate ∇θJ from `count` samples."""
-        return self.function(key, theta, count)
-
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample."""
-        return 1
-
-    @property
-    def pilot(self) -> int:
-        """None."""
-        return 0
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """Nothing is remembered between calls."""
-        return {}
-
-    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Nothing to put back."""
-
-
-def as_estimator(candidate: Estimator | Estimates) -> Estimator:
-    """An `Estimator` as it is; a bare function (key, theta, count) -> Estimate wrapped as one."""
-    if not callable(candidate):
-        raise TypeError(
-            "an estimator is called as (key, theta, count) -> Estimate; got "
-            f"{type(candidate).__name__}."
-        )
-    here = [name for name in ("cost", "pilot", "state", "restore") if hasattr(candidate, name)]
-    if not here:
-        return Bare(candidate)
-    missing = sorted({"cost", "pilot", "state", "restore"} - set(here))
-    if missing:
-        raise TypeError(
-            f"{type(candidate).__name__} has {', '.join(map(repr, here))} and lacks "
-            f"{', '.join(map(repr, missing))}: "
-            "an `Estimator` has all four, a bare function none of them."
-        )
-    estimator: Any = candidate
-    return estimator
 
 
 # ------------------------------------------------------------------------------- functions of means

@@ -4,7 +4,8 @@ and as an estimator that runs a substrate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
@@ -27,6 +28,7 @@ from fluctua.core.baselines import (
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
+from fluctua.core.protocols import PlainEstimator
 from fluctua.core.residuals.guard import LAWS, check_linearisation, warn_of_residuals
 from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
@@ -204,15 +206,15 @@ class Method(NamedTuple):
         return self.means or self.model.objective
 
 
-class PPGT(NamedTuple):
-    """The estimator made by `ppgt`: (key, theta, count) -> Estimate."""
+@dataclass(frozen=True)
+class PPGT(PlainEstimator):
+    """The estimator made by `ppgt`: (key, theta, count) -> Estimate.
+
+    It costs one trajectory per sample; the noise-free paths of a twin are not counted.
+    """
 
     method: Method
     substrate: Substrate
-
-    def cost(self, theta: Params) -> int:
-        """Trajectories per sample. The noise-free paths of a twin are not counted."""
-        return 1
 
     @property
     def pilot(self) -> int:
@@ -220,14 +222,6 @@ class PPGT(NamedTuple):
         if self.method.twin or not isinstance(self.substrate, Simulator):
             return 0
         return max(plan.pilot for plan in _plans(self.method))
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """Nothing is remembered between calls."""
-        return {}
-
-    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
-        """Nothing to put back."""
 
     def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
         """Estimate ∇θJ from `count` trajectories."""

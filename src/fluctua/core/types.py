@@ -418,7 +418,7 @@ class Estimates(Protocol):
 class Estimator(Protocol):
     """Anything that turns θ and a number of samples into an `Estimate`.
 
-    `fluctua.core.estimate.as_estimator` makes one of a bare function (key, theta, count) ->
+    `fluctua.core.protocols.as_estimator` makes one of a bare function (key, theta, count) ->
     Estimate.
     """
 

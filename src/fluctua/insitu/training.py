@@ -37,8 +37,8 @@ import numpy as np
 import optax
 
 from fluctua.core.baselines import chosen
-from fluctua.core.estimate import as_estimator
 from fluctua.core.ppgt import ppgt
+from fluctua.core.protocols import as_estimator
 from fluctua.core.text import close_match
 from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
 from fluctua.insitu.devices import Device, Table

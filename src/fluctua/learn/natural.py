@@ -14,6 +14,7 @@ conjugate gradients from products F v = Σ S (S·v)/E, and F is never formed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ class Natural(NamedTuple):
             )
         else:  # an instrument runs once
             trajectories = estimator.substrate(run_and_pilot(key)[0], theta, count)
-            estimate = estimator._replace(substrate=lambda *_: trajectories)(key, theta, count)
+            estimate = replace(estimator, substrate=lambda *_: trajectories)(key, theta, count)
             rows = _recorded_rows(
                 estimator.method.model, theta, Recording(trajectories, theta), self.blocks
             )

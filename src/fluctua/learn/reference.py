@@ -24,7 +24,8 @@ from rich.table import Table
 
 from fluctua.core import check
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Samples, as_estimator, combined, reduce_samples
+from fluctua.core.estimate import Samples, combined, reduce_samples
+from fluctua.core.protocols import as_estimator
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
 from fluctua.core.types import (
     Array,

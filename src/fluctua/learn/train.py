@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fluctua.core import check
-from fluctua.core.estimate import as_estimator
+from fluctua.core.protocols import as_estimator
 from fluctua.core.simulate import plan_calls
 from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 

@@ -14,8 +14,8 @@ import jax
 import optax
 
 from fluctua.core import check
-from fluctua.core.estimate import Bare
 from fluctua.core.ppgt import PPGT, Method
+from fluctua.core.protocols import FunctionEstimator
 from fluctua.core.simulate import Simulator, first_state
 from fluctua.core.types import Params, PyTree
 from fluctua.store import fingerprint
@@ -139,7 +139,7 @@ def describe_estimator(estimator: Any, theta: Params) -> Parts:
     """Describe an estimator: process, objective and simulator, or what it was made with."""
     if isinstance(estimator, PPGT):
         return _describe_ppgt(estimator, theta)
-    if isinstance(estimator, Bare):
+    if isinstance(estimator, FunctionEstimator):
         return {"estimator": describe(estimator.function)}
     kind = type(estimator)
     parts = {"estimator": describe(kind)}
@@ -202,7 +202,8 @@ def _is_record(value: Any) -> bool:
 
 
 def _describe_ppgt(estimator: PPGT, theta: Params) -> Parts:
-    method, substrate = estimator
+    method = estimator.method
+    substrate = estimator.substrate
     if not isinstance(substrate, Simulator):
         known = substrate if isinstance(substrate, type(describe)) else type(substrate)
         return {"substrate": describe(known), **_describe_method(method, None)}

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from fluctua.core import check
-from fluctua.core.estimate import as_estimator
+from fluctua.core.protocols import as_estimator
 from fluctua.core.types import Estimates, Estimator, Params
 from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.train import Record, train

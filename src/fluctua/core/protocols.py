@@ -1,0 +1,106 @@
+"""Estimators: what one must offer, and defaults for those that need little of it.
+
+An estimator is called as (key, theta, count) -> `Estimate`. A training also asks it for its cost in
+trajectories and for the state that continues it after a restart. `PlainEstimator` answers these
+questions for an estimator without state, `EstimatorWrapper` for one that changes what another
+returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
+
+
+class PlainEstimator:
+    """Base of estimators that keep nothing between calls: one trajectory per sample, no pilot.
+
+    A subclass defines `__call__`, and overrides what is different for it.
+    """
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` samples."""
+        raise NotImplementedError
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return 1
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories per call in addition to those of the samples."""
+        return 0
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything kept between calls, as plain arrays; empty without state."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Set the state, to continue from another call. theta: parameters that it belongs to."""
+
+
+class EstimatorWrapper(PlainEstimator):
+    """Base of estimators that change what another one returns.
+
+    Cost, pilot and state are those of `estimator`. A subclass has that attribute and defines
+    `__call__`.
+    """
+
+    estimator: Any
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+        return self.estimator.cost(theta)
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories per call in addition to those of the samples."""
+        return self.estimator.pilot
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything kept between calls, as plain arrays; empty without state."""
+        return self.estimator.state
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Set the state, to continue from another call. theta: parameters that it belongs to."""
+        self.estimator.restore(state, theta)
+
+
+@dataclass(frozen=True)
+class FunctionEstimator(PlainEstimator):
+    """A function (key, theta, count) -> Estimate as an estimator."""
+
+    function: Estimates
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate:
+        """Estimate ∇θJ from `count` samples."""
+        return self.function(key, theta, count)
+
+
+def as_estimator(candidate: Estimator | Estimates) -> Estimator:
+    """An `Estimator` as it is; a bare function (key, theta, count) -> Estimate wrapped as one."""
+    if not callable(candidate):
+        raise TypeError(
+            "an estimator is called as (key, theta, count) -> Estimate; got "
+            f"{type(candidate).__name__}."
+        )
+    required = ("cost", "pilot", "state", "restore")
+    present = [name for name in required if hasattr(candidate, name)]
+    if not present:
+        return FunctionEstimator(candidate)
+    missing = sorted(set(required) - set(present))
+    if missing:
+        raise TypeError(
+            f"{type(candidate).__name__} has {', '.join(map(repr, present))} and lacks "
+            f"{', '.join(map(repr, missing))}: "
+            "an `Estimator` has all four, a bare function none of them."
+        )
+    estimator: Any = candidate
+    return estimator
