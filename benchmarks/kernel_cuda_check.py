@@ -488,7 +488,7 @@ def whole_call(rows, columns, steps, count, name):
     import jax
 
     from fluctua import tcmt
-    from fluctua.cli.bench import DT
+    from lattice_speed import DT
 
     baselines = {"table": np.linspace(0.2, 0, steps + 1), "binned": Binned(20, 50)}
     network = tcmt.rectangular(rows, columns)

@@ -1,4 +1,4 @@
-"""The table and the figure of `results/own` from the files that `fluctua bench own --json` writes.
+"""The table and the figure of `results/own` from the files that `own_speed.py --json` writes.
 
 python benchmarks/own_table.py CPU.json ... --cuda CUDA.json ...; the folder is results/own.
 """

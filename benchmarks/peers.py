@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.cli.bench import DT, STEPS, kernel_call, table, timed
-from fluctua.cli.common import machine
+from lattice_speed import DT, STEPS, kernel_call, table, timed
+from machine import describe_machine
 
 
 def diffrax_call(trajectories: int, steps: int, tree: bool) -> Callable[[], Any]:
@@ -129,7 +129,7 @@ def main() -> None:
         except ImportError as error:
             print(f"{name}: left out, {error}")
     print(table(rows))
-    print(machine(options.backend))
+    print(describe_machine(options.backend))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // The README's pendulum by hand, for the CPU: what generated kernels are compared with. Plain C++, no tuned sines.
-// `fluctua bench own` compiles it, with the options FAST of fluctua.cli.own.measure.
+// own_speed.py compiles it, with its options FAST.
 //
 // d(angle) = speed dt, d(speed) = (-stiffness sin(angle) - friction speed) dt + shaking dW; the reward is speed^2/2.
 // Noise is that of fluctua.philox, so the numbers are those of the library with wiener=philox, to rounding.

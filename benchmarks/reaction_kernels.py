@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fluctua as fl
-from fluctua.cli.common import machine
 from fluctua.core.types import Estimator
+from machine import describe_machine
 from reactions import association, repressilator
 
 
@@ -206,5 +206,5 @@ if __name__ == "__main__":
         for line in rows(name, options.backend, options.trajectories, options.rounds)
     ]
     if options.out:
-        said = machine(options.backend)
+        said = describe_machine(options.backend)
         options.out.write_text("\n".join([HEAD, *lines, "", NOTES, said, ""]))

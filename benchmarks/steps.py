@@ -1,4 +1,4 @@
-"""Better steps than Euler's on the processes of `fluctua bench own`: bias of J and of the gradient,
+"""Better steps than Euler's on the processes of own_processes.py: bias of J and of the gradient,
 against cost.
 
 Bias: 2,000 trajectories in double precision whose coarse kicks are the sums of fine ones, so that
@@ -27,11 +27,11 @@ from jax.flatten_util import ravel_pytree
 from matplotlib.ticker import NullFormatter
 
 import fluctua as fl
-from fluctua.cli.common import machine
-from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.core import check
 from fluctua.core.integrators import mean_rate
 from fluctua.plot.style import LOOK, save_png
+from machine import describe_machine
+from own_processes import PROCESSES, Own
 
 LINEAR = {
     "genes": fl.integrators.Exponential(
@@ -337,7 +337,7 @@ def main() -> None:
         save_png(figure(read((options.out / "own.txt").read_text())), options.out / "own.png")
         return
     jax.config.update("jax_enable_x64", True)
-    lines, results = [machine("cpu"), ""], {}
+    lines, results = [describe_machine("cpu"), ""], {}
     for name in options.only:
         own = PROCESSES[name]()
         rows, value = biases(name, own, options.trajectories)

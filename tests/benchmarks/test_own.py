@@ -1,6 +1,4 @@
-"""The yardsticks of `fluctua bench own`: the kernel by hand does the library's work, and what
-is missing is named.
-"""
+"""Speed of own processes: the kernel by hand does the library's work, missing parts are named."""
 
 import shutil
 from pathlib import Path
@@ -9,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from fluctua.cli.own import measure
-from fluctua.cli.own.processes import PROCESSES
+import own_speed
 from fluctua.core import check
+from own_processes import PROCESSES
 
 KERNELS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,8 +17,8 @@ KERNELS = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_the_pendulum_by_hand_has_the_librarys_numbers():
     own, count, steps = PROCESSES["pendulum"](), 70, 51
-    gradient, value = measure.by_hand(own, "cpu", count, steps, KERNELS)()
-    estimate = measure.estimate(own, "time", count, steps, "jax", "philox")()
+    gradient, value = own_speed.by_hand(own, "cpu", count, steps, KERNELS)()
+    estimate = own_speed.estimate(own, "time", count, steps, "jax", "philox")()
     expected = np.array([estimate.gradient[name] for name in ("friction", "shaking", "stiffness")])
     rounding = 1e-5 * steps**0.5  # float32 sums of `steps` terms
     assert np.abs(gradient - expected).max() < rounding * np.abs(expected).max()
@@ -63,7 +61,7 @@ class TorchNames:
 
 def test_a_kernel_that_is_missing_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="pendulum.cpp"):
-        measure.by_hand(PROCESSES["pendulum"](), "cpu", 2, 2, tmp_path)
+        own_speed.by_hand(PROCESSES["pendulum"](), "cpu", 2, 2, tmp_path)
 
 
 def test_ratios_are_to_the_kernel_with_the_same_baseline():
@@ -82,7 +80,7 @@ def test_ratios_are_to_the_kernel_with_the_same_baseline():
         "machine": "here",
         "quick": False,
     }
-    text = measure.report(result)
+    text = own_speed.report(result)
     last = {
         line.split(",")[0].strip() + line.split(",")[1][:8]: line.split()[-1]
         for line in text.splitlines()[2:7]

@@ -11,10 +11,10 @@ import events
 import fluctua as fl
 import problems
 from cuda_device import has_gpu
-from fluctua.cli.own.processes import PROCESSES
 from fluctua.compiled import backend, cuda, twin
 from fluctua.compiled.scalar import Unsupported
 from fluctua.core.draws import philox
+from own_processes import PROCESSES
 
 COUNT = 40  # a warp and a part of one
 

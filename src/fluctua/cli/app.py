@@ -10,7 +10,6 @@ import typer
 
 from fluctua.cli import insitu, reproduce
 from fluctua.cli.advise import advise
-from fluctua.cli.bench import bench
 from fluctua.cli.calibrate import calibrate
 from fluctua.cli.common import paragraphs, say
 from fluctua.cli.estimate import estimate
@@ -55,7 +54,7 @@ COMMANDS = {
     "Networks and runs": (train, evaluate, gradient, advise, plot, watch),
     "Recordings": (record, inspect, convert, calibrate, estimate),
     "Instruments": (insitu.app, virtual_bench),
-    "Benchmarks and figures": (bench, reproduce.app),
+    "Figures of the paper": (reproduce.app,),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import platform
 import re
 import zipfile
 from collections.abc import Callable, Iterator
@@ -287,25 +286,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     return value
-
-
-def machine(backend: str) -> str:
-    """What was measured on."""
-    import jax
-
-    from fluctua.tcmt.kernel.options import cores
-
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            name = next(
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            )
-    except (OSError, StopIteration):
-        pass
-    text = f"{cores()} cores of {name}"
-    if backend == "cuda":
-        import cupy
-
-        text = f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}; host {text}"
-    return f"{text}; jax {jax.__version__}"

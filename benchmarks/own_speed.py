@@ -1,14 +1,16 @@
-"""`fluctua bench own`: processes that a user writes, with the generated kernel, on JAX, and beside
-other libraries.
+"""Speed of processes that a user writes: the generated kernel, JAX, and other libraries.
 
 Every competitor of one process and ensemble is called in turn, several times over, so that a busy
 machine is as busy for all of them. Times are of whole calls: estimates with the scores of all
 parameters for us and for the kernel that was written by hand, simulations without scores for
 diffrax and torchsde.
+
+    python benchmarks/own_speed.py [--process pendulum] [--backend cuda] [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
 import os
@@ -26,8 +28,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.cli.common import machine, say
-from fluctua.cli.own.processes import PROCESSES, Own
 from fluctua.compiled.backend import simulator
 from fluctua.compiled.cuda import require_cupy
 from fluctua.core.baselines import time_only
@@ -35,7 +35,11 @@ from fluctua.core.draws import philox, threefry
 from fluctua.core.ppgt import ppgt
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.types import jit
+from lattice_speed import write_json
+from machine import describe_machine
+from own_processes import PROCESSES, Own
 
+FOLDER = Path(__file__).parent
 COUNTS = (2_000, 200_000)
 BASELINES = ("time", "optimal", "twin")
 KERNEL = (("time", "threefry"), ("time", "philox"), ("optimal", "threefry"), ("twin", "threefry"))
@@ -89,7 +93,7 @@ def measure(
     for name in names:
         own = PROCESSES[name]()
         for count in counts:
-            say(f"  {name}, {count:,} trajectories …")
+            print(f"  {name}, {count:,} trajectories …")
             field = []
             for entry in competitors(name, own, backend, count, quick, kernels):
                 if isinstance(entry, Skipped):
@@ -98,7 +102,7 @@ def measure(
                     field.append(entry)
             rows += [{"process": name, **row} for row in race(field, 1 if quick else 3)]
     return {
-        "machine": machine(backend),
+        "machine": describe_machine(backend),
         "backend": backend,
         "quick": quick,
         "rows": rows,
@@ -114,7 +118,7 @@ def starting(name: str, backend: str) -> dict[str, float]:
     Of two trajectories and ten steps, so that nearly all of it is not the work itself.
     """
     program = (
-        "import time; begun = time.perf_counter(); from fluctua.cli.own.measure import PROCESSES, "
+        "import time; begun = time.perf_counter(); from own_speed import PROCESSES, "
         "estimate\n"
         f"call = estimate(PROCESSES[{name!r}](), 'time', 2, 10, {backend!r}); imported = "
         "time.perf_counter()\n"
@@ -131,7 +135,12 @@ def starting(name: str, backend: str) -> dict[str, float]:
         for _ in range(2):
             run = [sys.executable, "-c", program]
             done = subprocess.run(
-                run, env={**os.environ, **places}, capture_output=True, text=True, check=False
+                run,
+                env={**os.environ, **places},
+                cwd=FOLDER,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if done.returncode:
                 raise RuntimeError(done.stderr.strip().splitlines()[-1])
@@ -313,7 +322,7 @@ def by_hand(own: Own, backend: str, count: int, steps: int, kernels: Path) -> Ca
     source = kernels / ("pendulum.cu" if backend == "cuda" else "pendulum.cpp")
     if not source.exists():
         raise FileNotFoundError(
-            f"{source} is not here; it is in the source tree (--kernels says where)."
+            f"{source} is missing; it is beside this script in the source tree."
         )
     seed, _ = estimate_seeds(jax.random.key(1))
     theta = np.array([own.theta[name] for name in ("friction", "shaking", "stiffness")], np.float32)
@@ -386,7 +395,7 @@ def _cuda_by_hand(
 
 
 def report(result: dict[str, Any]) -> str:
-    """ns a trajectory and step of everyone, and how many times the kernel's."""
+    """ns per trajectory and step of everyone, and how many times the kernel's."""
     lines = []
     for process, count in dict.fromkeys(
         (r["process"], r["group"]) for r in _grouped(result["rows"])
@@ -434,3 +443,28 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
             f"{row['steps']:>6,} {row['ns']:>10.3g} "
             f"{row['median_ns']:>10.3g} {row['first']:>9.2f} s {ratio}"
         )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", default="cpu", help="kernels to measure: cpu or cuda")
+    parser.add_argument("--trajectories", type=int, nargs="+", default=COUNTS, help="ensembles")
+    parser.add_argument("--process", nargs="+", default=(), help=f"some of {', '.join(PROCESSES)}")
+    parser.add_argument("--quick", action="store_true", help="short runs: a look only")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    options = parser.parse_args()
+    result = measure(
+        options.backend,
+        tuple(options.trajectories),
+        options.quick,
+        FOLDER,
+        tuple(options.process),
+    )
+    print(report(result))
+    write_json(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,25 +1,30 @@
-"""`fluctua bench`: the speed of the kernels, beside the JAX reference, on the paper's lattice; of
-processes that a user writes with `bench own` (`fluctua.cli.own`).
+"""Speed of the kernels beside the JAX reference, on the paper's lattice.
 
 143 resonators, 262 bonds, the scores of all 548 parameters included. The slow reference runs fewer
-steps of the same ensemble, and the time is given per trajectory and step. Other libraries:
-`benchmarks/peers.py`.
+steps of the same ensemble, and the time is given per trajectory and step. Processes of one's own:
+`own_speed.py`; other libraries: `peers.py`.
+
+    python benchmarks/lattice_speed.py [--backend cuda] [--json results/bench/cpu.json]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-from fluctua.cli.common import fail, machine, say
-
-if TYPE_CHECKING:
-    from fluctua.tcmt import Network
+from fluctua import tcmt
+from fluctua.core.baselines import binned, time_only
+from fluctua.tcmt import Network
+from machine import describe_machine
 
 STEPS = 20_000
 DT = 1e-3
@@ -32,64 +37,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
-def bench(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT", help="lattice: the paper's; own: processes that a user writes"
-        ),
-    ] = "lattice",
-    backend: Annotated[str, typer.Option(help="cpu or cuda: which kernels to measure")] = "cpu",
-    trajectories: Annotated[
-        list[int] | None,
-        typer.Option(help="of each run; 1000, or 2000 and 200000 for own (give it twice)"),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="short runs: a look, not a measurement")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--json", help="also write the table to this file")
-    ] = None,
-    process: Annotated[
-        list[str] | None,
-        typer.Option(help="this one only; may be repeated", rich_help_panel="With own"),
-    ] = None,
-    kernels: Annotated[
-        Path,
-        typer.Option(help="the folder of pendulum.cpp and pendulum.cu", rich_help_panel="With own"),
-    ] = Path("benchmarks"),
-) -> None:
-    """Time kernels and JAX side by side, with `own` other libraries too."""
-    try:
-        if what == "lattice":
-            if trajectories and len(trajectories) > 1:
-                raise ValueError(
-                    f"the lattice takes one number of `--trajectories`; got {trajectories}."
-                )
-            result = measure(backend, trajectories[0] if trajectories else 1000, quick)
-            text = report(result)
-        elif what == "own":
-            from fluctua.cli.own import measure as own
-
-            counts = tuple(trajectories or own.COUNTS)
-            result = own.measure(backend, counts, quick, kernels, tuple(process or ()))
-            text = own.report(result)
-        else:
-            raise ValueError(f"bench measures lattice or own; got {what!r}.")
-    except (ValueError, ImportError, RuntimeError) as error:
-        fail(str(error))
-    say(text)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        say(f"table: {out}")
-
-
 def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
     """Returns {"machine", "rows", "scaling"}; each row has ns per trajectory and step."""
     if backend not in ("cpu", "cuda"):
         raise ValueError(f'`backend` must be "cpu" or "cuda"; got {backend!r}.')
-    repeats, steps = (1, STEPS // 20) if quick else (3, STEPS)
+    repeats = 1 if quick else 3
+    steps = STEPS // 20 if quick else STEPS
     slow_steps = 100 if quick else 400 if backend == "cpu" else 4000
     kernels = [
         timed(
@@ -104,7 +57,7 @@ def measure(backend: str, trajectories: int, quick: bool) -> dict[str, Any]:
     slow = kernel_call("jax", trajectories, slow_steps)
     reference = timed("JAX reference, time-only", slow, trajectories, slow_steps, repeats)
     return {
-        "machine": machine(backend),
+        "machine": describe_machine(backend),
         "backend": backend,
         "quick": quick,
         "rows": [*kernels, reference],
@@ -121,7 +74,7 @@ def timed(
     scores: bool = True,
 ) -> Row:
     """The best of some calls after one that compiles."""
-    say(f"  {name} …")
+    print(f"  {name} …")
     call()
     seconds = min(_seconds(call) for _ in range(repeats))
     return {
@@ -177,15 +130,6 @@ def kernel_call(
     """One estimate as a call, the table of the time-only baseline being known (as it is in
     training).
     """
-    from contextlib import nullcontext
-
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from fluctua import tcmt
-    from fluctua.core.baselines import binned, time_only
-
     network = tcmt.paper() if network is None else network
     task = tcmt.transmission(network, horizon=steps * DT, dt=DT, **options)
     theta = tcmt.initial_parameters(jax.random.key(0), network)
@@ -207,8 +151,6 @@ def kernel_call(
 
 def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:
     """Time against N, E and T, one at a time."""
-    from fluctua import tcmt
-
     short = 200 if quick else 2000
     cases = [(f"{n} × {n} resonators", n * n, trajectories, short) for n in (4, 8, 16, 32)]
     cases += [
@@ -218,7 +160,7 @@ def _scaling(backend: str, trajectories: int, quick: bool) -> list[Row]:
     cases += [(f"{t:,} steps", 143, trajectories, t) for t in (short // 4, short, 4 * short)]
     rows = []
     for what, sites, e, t in cases:
-        say(f"  scaling: {what} …")
+        print(f"  scaling: {what} …")
         side = round(sites**0.5)
         call = kernel_call(
             backend, e, t, network=tcmt.paper() if sites == 143 else tcmt.rectangular(side, side)
@@ -234,3 +176,30 @@ def _seconds(call: Callable[[], Any]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
+
+
+def write_json(result: dict[str, Any], path: Path | None) -> None:
+    """Write a table where `--json` asks for it."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"table: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", default="cpu", help="kernels to measure: cpu or cuda")
+    parser.add_argument("--trajectories", type=int, default=1000, help="trajectories per call")
+    parser.add_argument("--quick", action="store_true", help="short runs: a look only")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    options = parser.parse_args()
+    result = measure(options.backend, options.trajectories, options.quick)
+    print(report(result))
+    write_json(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,4 @@
-"""Five processes as a user writes them, for `fluctua bench own`; and the same drift and noise for
-torchsde.
-"""
+"""Five processes as a user writes them, with the same drift and noise for torchsde."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""`fluctua bench own`: how fast processes are that a user writes."""
