@@ -28,8 +28,8 @@ except ImportError as missing:  # the kernels need less than the rest of the lib
 
 from fluctua.tcmt.kernel import cuda, cuda_binned  # noqa: E402
 from fluctua.tcmt.kernel import run as kernel  # noqa: E402
-from fluctua.tcmt.kernel.layout import plan_of  # noqa: E402
-from fluctua.tcmt.kernel.options import Binned, Ensemble, Options  # noqa: E402
+from fluctua.tcmt.kernel.layout import make_plan  # noqa: E402
+from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions  # noqa: E402
 from fluctua.tcmt.kernel.twin import run_twin  # noqa: E402
 from kernel_cpu import paper_lattice  # noqa: E402
 from kernel_reference import binned_bars, rectangle, simulate  # noqa: E402
@@ -197,7 +197,7 @@ def time_binned(cp, quick):
 def profile_binned(cp, quick):
     """Where the second pass spends its time: each kernel alone, over the same runs of steps."""
     second = cuda_binned.Second(
-        cp, Ensemble(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100))
+        cp, KernelJob(paper_lattice(steps=500), 0, 1000, binned=Binned(every=100))
     )
     second.returns()
     whole = event_time(cp, second.settle, 3)
@@ -313,7 +313,7 @@ def time_one_pass(cp, quick):
     for count in (1000,) if quick else (1000, 20_000):
         for name, (spec, options) in variants.items():
             ensemble = ensemble_of(spec, count, **options)
-            device = cuda.Device(cp, ensemble, plan_of(ensemble))
+            device = cuda.Device(cp, ensemble, make_plan(ensemble))
             few = min(count, device.chunk)
             bare = event_time(cp, lambda d=device, n=few: d.launch(0, n, 0), repeat)
             full = bare
@@ -335,7 +335,7 @@ def time_one_pass(cp, quick):
 
 
 def ensemble_of(spec, count, baseline=None, **options):
-    return Ensemble(spec, 0, count, Options(backend="cuda", **options), table=baseline)
+    return KernelJob(spec, 0, count, KernelOptions(backend="cuda", **options), table=baseline)
 
 
 def time_sizes(cp, quick):
@@ -382,7 +382,7 @@ HOW = "blocks × threads × sites, clusters at once, registers, bytes of stack"
 def time_size(cp, rows, columns, sigma_kappa=0.0, count=1000, **options):
     spec = paper_lattice(rows, columns, steps=2_000, sigma_kappa=sigma_kappa)
     ensemble = ensemble_of(spec, count, baseline=np.linspace(0.2, 0, 2_001), **options)
-    device = cuda.Device(cp, ensemble, plan_of(ensemble))
+    device = cuda.Device(cp, ensemble, make_plan(ensemble))
     launch = event_time(
         cp, lambda: device.launch(0, min(count, device.chunk), 0), 3 if rows < 64 else 1
     )
@@ -462,7 +462,7 @@ def time_calls(cp, in_parts):
                     lambda s=spec, n=count, b=table: kernel.run(s, 0, n, backend="cuda", baseline=b)
                 )[0]
                 ensemble = ensemble_of(spec, count, baseline=table)
-                alone = kernel_time(cp, cuda.Device(cp, ensemble, plan_of(ensemble)), count)
+                alone = kernel_time(cp, cuda.Device(cp, ensemble, make_plan(ensemble)), count)
                 for name in baselines:
                     for place in sorted({"cpu", jax.default_backend()}):
                         with jax.default_device(jax.devices(place)[0]):
@@ -538,7 +538,7 @@ def time_parts(cp, estimator, count):
     values = check.values(theta)
     spec = estimator._spec(values)
     ensemble = ensemble_of(spec, count, baseline=estimator.baseline)
-    plan = plan_of(ensemble)
+    plan = make_plan(ensemble)
     device = cuda.Device(cp, ensemble, plan)
     part = device.with_moments(device.launch(0, count, 0))
     sums = cuda.run(ensemble)
@@ -550,7 +550,7 @@ def time_parts(cp, estimator, count):
         "the network's arrays": lambda: estimator._spec(values),
         "seeds of a key": lambda: estimate_seeds(key),
         "an ensemble": lambda: ensemble_of(spec, count, baseline=estimator.baseline),
-        "its plan": lambda: plan_of(ensemble),
+        "its plan": lambda: make_plan(ensemble),
         "on the device": lambda: cuda.Device(cp, ensemble, plan),
         "of that, the copy": device._upload,
         "a launch": lambda: device.launch(0, count, 0),

@@ -47,19 +47,19 @@ def answer(path):
 
 
 def test_libraries_are_private_and_kept(kernels):
-    library = cpu.library_of(SOURCE, "-O0")
+    library = cpu.find_or_build(SOURCE, "-O0")
     assert answer(library) == 42
     assert stat.S_IMODE(kernels.stat().st_mode) == 0o700
     assert not stat.S_IMODE(library.stat().st_mode) & 0o077
     built = library.stat().st_mtime_ns
-    assert cpu.library_of(SOURCE, "-O0").stat().st_mtime_ns == built
-    assert cpu.library_of(SOURCE + "\n", "-O0") != library
+    assert cpu.find_or_build(SOURCE, "-O0").stat().st_mtime_ns == built
+    assert cpu.find_or_build(SOURCE + "\n", "-O0") != library
 
 
 @pytest.mark.parametrize("harm", ["content", "hash", "mode"])
 def test_a_library_that_was_changed_is_built_again(harm, kernels):
     source = SOURCE + f"// {harm}"
-    library = cpu.library_of(source, "-O0")
+    library = cpu.find_or_build(source, "-O0")
     if harm == "content":
         library.write_bytes(library.read_bytes() + b"more")
     elif harm == "hash":
@@ -67,7 +67,7 @@ def test_a_library_that_was_changed_is_built_again(harm, kernels):
     else:
         library.chmod(0o777)
     assert not cpu.intact(library)
-    assert cpu.intact(cpu.library_of(source, "-O0"))
+    assert cpu.intact(cpu.find_or_build(source, "-O0"))
     assert answer(library) == 42
 
 
@@ -75,7 +75,7 @@ def test_a_folder_that_others_own_is_refused(monkeypatch, tmp_path):
     (tmp_path / "kernels").symlink_to(tmp_path)
     monkeypatch.setenv("FLUCTUA_KERNELS", str(tmp_path / "kernels"))
     with pytest.raises(Unsupported, match="FLUCTUA_KERNELS"):
-        cpu.library_of(SOURCE, "-O0")
+        cpu.find_or_build(SOURCE, "-O0")
 
 
 def test_without_a_compiler_jax_does_the_work_and_one_line_says_so(small, monkeypatch, caplog):

@@ -15,7 +15,7 @@ def test_arrays_of_all_types_come_back_as_they_went(device):
         "one": np.array(2.5),
         "columns": np.arange(12.0).reshape(3, 4).T,  # not contiguous
     }
-    bundle = Bundle.of(cp, arrays)
+    bundle = Bundle.from_host(cp, arrays)
     there = bundle.get()
     assert list(there) == list(arrays)
     for name, array in arrays.items():

@@ -11,8 +11,8 @@ import fake_cupy
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_binned
 from fluctua.tcmt.kernel import run as kernel
-from fluctua.tcmt.kernel.layout import plan_of, source
-from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
+from fluctua.tcmt.kernel.layout import make_plan, source
+from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle, simulate
 
@@ -282,8 +282,8 @@ def test_the_reference_itself(device):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
     spec = rectangle(11, 13, sigma_kappa=0.2)
-    ensemble = Ensemble(spec, 0, 1000, Options(scores=False))
-    layout = cuda.lay_out(plan_of(ensemble))
+    ensemble = KernelJob(spec, 0, 1000, KernelOptions(scores=False))
+    layout = cuda.lay_out(make_plan(ensemble))
     binned = {
         "COLUMN_THREADS": 512,
         "EACH": 2,
@@ -320,8 +320,8 @@ def test_the_sources_compile_for_a_gpu_without_headers(tmp_path):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 def test_registers_hold_the_sites_of_a_block(tmp_path):
-    ensemble = Ensemble(rectangle(64, 64), 0, 1000, Options(), table=np.zeros(65))
-    layout = cuda.lay_out(plan_of(ensemble), *cuda.spread(4096, 4, 16))
+    ensemble = KernelJob(rectangle(64, 64), 0, 1000, KernelOptions(), table=np.zeros(65))
+    layout = cuda.lay_out(make_plan(ensemble), *cuda.spread(4096, 4, 16))
     macros = [f"-D{k}={v}" for k, v in cuda.definitions(ensemble, layout, 1, True)]
     (tmp_path / "all.cu").write_text(source(*cuda.SOURCES))
     command = [

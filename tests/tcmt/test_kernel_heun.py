@@ -8,7 +8,7 @@ import pytest
 from fluctua.tcmt.kernel import layout
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.cpu import measured_scores
-from fluctua.tcmt.kernel.options import Binned, Ensemble, Options
+from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from fluctua.tcmt.native import _native
 from heun_reference import corrected_heun, simulate_heun
@@ -163,7 +163,9 @@ def test_overflow_names_its_step():
         (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
         (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`step` differs"),
         (
-            lambda: measured_scores(Ensemble(heun(), 0, 1, Options()), np.zeros((1, 2, 24)), 1),
+            lambda: measured_scores(
+                KernelJob(heun(), 0, 1, KernelOptions()), np.zeros((1, 2, 24)), 1
+            ),
             "measured.*heun",
         ),
         (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fluctua import tcmt
-from fluctua.tcmt.kernel.options import Ensemble, Options, memory
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, memory
 from fluctua.tcmt.kernel.run import run
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
@@ -24,7 +24,7 @@ WRONG = [
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_wrong_options_are_refused_when_they_are_made(options, message):
     with pytest.raises(ValueError, match=message):
-        Options(**options)
+        KernelOptions(**options)
     task = tcmt.transmission(tcmt.chain(3), horizon=0.1, dt=0.01)
     with pytest.raises(ValueError, match=message):
         task.estimator("cpu", **options)
@@ -80,7 +80,7 @@ def test_a_table_that_is_not_finite_is_refused():
 
 
 def test_records_cannot_be_changed_and_copies_are_checked():
-    ensemble = Ensemble(rectangle(), 0, 4)
+    ensemble = KernelJob(rectangle(), 0, 4)
     with pytest.raises(dataclasses.FrozenInstanceError):
         ensemble.count = 5
     assert ensemble.replace(count=6, dtype="float64").options.dtype == "float64"

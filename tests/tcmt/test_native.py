@@ -5,25 +5,31 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fluctua.tcmt.kernel.cpu import Pass, Sums, TwinSums, TwinTables
-from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of
-from fluctua.tcmt.kernel.options import Ensemble, Options
+from fluctua.tcmt.kernel.cpu import EnsembleSums, Pass, TwinSums, TwinTables
+from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.native import _native
 from kernel_reference import rectangle
 
 COUNT = 5
-ENSEMBLE = Ensemble(
-    rectangle(2, 3, steps=8), 1, COUNT, Options(samples=True, record_every=2), table=np.zeros(9)
+ENSEMBLE = KernelJob(
+    rectangle(2, 3, steps=8),
+    1,
+    COUNT,
+    KernelOptions(samples=True, record_every=2),
+    table=np.zeros(9),
 )
-PLAN = plan_of(ENSEMBLE)
+PLAN = make_plan(ENSEMBLE)
 ONCE = Pass(COUNT, 0, 1, scores=True, record_every=2)
-ARRAYS = [f.name for f in dataclasses.fields(Plan) if isinstance(getattr(PLAN, f.name), np.ndarray)]
+ARRAYS = [
+    f.name for f in dataclasses.fields(KernelPlan) if isinstance(getattr(PLAN, f.name), np.ndarray)
+]
 LINEAR = TwinTables(4, False, 0, None, None)
 OUTPUTS = ["returns", "reward_sum", "moments", "samples", "record", "overflow"]
 
 
 def sweep(plan=PLAN, once=ONCE, **outputs):
-    out = dataclasses.replace(Sums.empty(ENSEMBLE), **outputs)
+    out = dataclasses.replace(EnsembleSums.empty(ENSEMBLE), **outputs)
     _native.sweep(plan, once, out, False)
     return out
 
@@ -58,7 +64,7 @@ def test_every_array_of_a_plan_is_measured(name):
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_every_output_is_measured(name):
-    value = getattr(Sums.empty(ENSEMBLE), name)
+    value = getattr(EnsembleSums.empty(ENSEMBLE), name)
     read_only = value.copy()
     read_only.setflags(write=False)
     for array in (value.ravel()[:-1], np.zeros(value.shape, np.int16), read_only):
@@ -140,7 +146,10 @@ def test_the_second_pass_is_measured_too():
     ):
         with pytest.raises(ValueError, match=f"`{name}`"):
             _native.binned(
-                PLAN, dataclasses.replace(good, **{name: value}), Sums.empty(ENSEMBLE), False
+                PLAN,
+                dataclasses.replace(good, **{name: value}),
+                EnsembleSums.empty(ENSEMBLE),
+                False,
             )
 
 
@@ -172,7 +181,7 @@ def test_a_twin_is_measured_too(tables, message):
     with pytest.raises(ValueError, match=message):
         twin(tables=tables)
     with pytest.raises(ValueError, match="graph, drives, ports and steps"):
-        twin(model=plan_of(ENSEMBLE.replace(spec=rectangle(2, 4, steps=8))))
+        twin(model=make_plan(ENSEMBLE.replace(spec=rectangle(2, 4, steps=8))))
     for name in ("gained", "prefix_sum", "direct", "correction", "moments"):
         with pytest.raises(ValueError, match=f"`{name}`"):
             twin(**{name: np.zeros(1, np.float32)})

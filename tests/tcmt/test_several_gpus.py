@@ -123,7 +123,7 @@ def test_a_large_binned_ensemble_fits_a_real_gpu(device):
 @pytest.mark.parametrize("count", [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1])
 @pytest.mark.parametrize("most", [100, 50_000, 10**6])
 def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):
-    piece = gpus.piece_of(count, most)
+    piece = gpus.choose_piece(count, most)
     assert piece % 2 == 0
     assert piece <= max(2, most)
     if count <= gpus.PIECE or most <= gpus.PIECE:

@@ -10,8 +10,8 @@ import pytest
 
 from cuda_device import has_gpu
 from fluctua.tcmt.kernel import cuda, cuda_twin
-from fluctua.tcmt.kernel.layout import plan_of, source
-from fluctua.tcmt.kernel.options import Ensemble, Options
+from fluctua.tcmt.kernel.layout import make_plan, source
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from kernel_reference import rectangle
 from twin_cases import CASES, FAMILIES, SEED, deviation, problem, wrong
@@ -112,8 +112,10 @@ def test_what_only_the_cpu_can_do_names_it(device):
 )
 def test_the_source_compiles_for_a_gpu_without_headers(sigma, rank, dtype, tmp_path):
     spec = rectangle(11, 13, sigma_kappa=sigma)
-    ensemble = Ensemble(spec, 0, 1000, Options(dtype=dtype, rates=sigma > 0), table=np.zeros(65))
-    layout = cuda.lay_out(plan_of(ensemble))
+    ensemble = KernelJob(
+        spec, 0, 1000, KernelOptions(dtype=dtype, rates=sigma > 0), table=np.zeros(65)
+    )
+    layout = cuda.lay_out(make_plan(ensemble))
     twin = {
         "RANK": rank,
         "OWN": int(sigma > 0),

@@ -26,7 +26,7 @@ OUT_OF_RANGE = 4
 """The flags of passes, as in native/sweep.hpp and native/ahead.cuh."""
 
 
-def wiener_of(wiener: Wiener) -> int:
+def number_generator(wiener: Wiener) -> int:
     """The number that a source of noise has in native/noise.hpp."""
     known = {draws.silent: 0, threefry: 1, draws.philox: 2}
     if wiener not in known:
@@ -93,7 +93,9 @@ def arrays(
     leaves = jax.tree.leaves(ensemble.context)
     rows = [np.asarray(leaf).reshape(count, -1).T for leaf in leaves]
     context = np.concatenate(rows) if rows else np.empty((0, count))
-    words = {0: _no_words, 1: threefry_words, 2: _philox_words}[wiener_of(substrate.recipe.wiener)]
+    words = {0: _no_words, 1: threefry_words, 2: _philox_words}[
+        number_generator(substrate.recipe.wiener)
+    ]
     return numbers(program, layout, real, substrate, flat, context) | {
         "x": np.ascontiguousarray(np.asarray(ensemble.x).T, real),
         "stream": np.ascontiguousarray(words(ensemble.streams, count), np.uint32),
@@ -157,10 +159,10 @@ def _check_range(values: np.ndarray, real: np.dtype) -> None:
     size = np.abs(values[np.isfinite(values)])
     limits = np.finfo(real)
     if size.size and (size.max() > limits.max or (size[size > 0].min(initial=1.0)) < limits.tiny):
-        raise out_of_range(real)
+        raise make_range_error(real)
 
 
-def out_of_range(real: np.dtype) -> Unsupported:
+def make_range_error(real: np.dtype) -> Unsupported:
     """What is computed ahead does not fit into the type of the states."""
     return Unsupported(
         "numbers", f"products of parameters and time steps leave the range of {real.name}"

@@ -23,13 +23,13 @@ from fluctua.compiled.ahead import (
     OUT_OF_RANGE,
     arrays,
     check_generator,
+    make_range_error,
+    number_generator,
     numbers,
-    out_of_range,
-    wiener_of,
 )
 from fluctua.compiled.emit import Layout, laid_out, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
-from fluctua.compiled.trace import Program, shape_of, traced
+from fluctua.compiled.trace import Program, describe_shapes, traced
 from fluctua.core import baselines, draws, simulate, sweep
 from fluctua.core.draws import Start, Wiener, threefry
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
@@ -201,7 +201,7 @@ class Kernel(NamedTuple):
     program: Program
     layout: Layout
     source: str
-    library: cpu.Library | cuda.Library | None
+    library: cpu.CpuLibrary | cuda.GpuLibrary | None
     real: np.dtype
     begins: bool  # its trajectories itself, from one state, without a context
 
@@ -211,7 +211,7 @@ def _made(key: _Key, build: bool) -> Kernel:
     program = traced(key.model, key.recipe, key.theta, key.ensemble, key.t)
     layout = laid_out(program)
     real = np.dtype(np.float64 if key.double else np.float32)
-    library: cpu.Library | cuda.Library | None = None
+    library: cpu.CpuLibrary | cuda.GpuLibrary | None = None
     begins = key.recipe.fixed and key.model.objective.initial is None
     if key.place == "cuda":
         ahead = numbers_ahead(program, layout)
@@ -231,7 +231,7 @@ def _made(key: _Key, build: bool) -> Kernel:
             program,
             layout,
             form.source("sweep"),
-            cuda.Library(form) if build else None,
+            cuda.GpuLibrary(form) if build else None,
             real,
             begins,
         )
@@ -245,8 +245,8 @@ def _made(key: _Key, build: bool) -> Kernel:
         begins=begins,
     )
     if build:
-        library = cpu.Library(
-            cpu.library_of(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real
+        library = cpu.CpuLibrary(
+            cpu.find_or_build(source, OPTIMISE), 8 if key.double or key.noise64 else 16, real
         )
     return Kernel(program, layout, source, library, real, begins)
 
@@ -264,14 +264,14 @@ class _Key:
         self.ensemble = ensemble
         self.double = ensemble.x.dtype == np.float64
         self.noise64 = jnp.result_type(float) == np.float64
-        self.wiener = wiener_of(self.recipe.wiener)
-        self.sweep = _sweep_of(call)
+        self.wiener = number_generator(self.recipe.wiener)
+        self.sweep = _choose_sweep(call)
         one = ensemble._replace(streams=None)
         self._identity = (
             call.model._replace(baseline=_none, initial_baseline=_none),
             self.recipe,
-            shape_of(call.theta),
-            shape_of(one),
+            describe_shapes(call.theta),
+            describe_shapes(one),
             str(self.t.dtype),
             self.noise64,
             self.wiener,
@@ -296,8 +296,8 @@ def _kernel(call: Call, place: str, build: bool = True) -> Kernel:
         call.model,
         call.plans[0].name,
         call.substrate.recipe,
-        shape_of(call.theta),
-        shape_of(call.substrate.x0),
+        describe_shapes(call.theta),
+        describe_shapes(call.substrate.x0),
         str(call.substrate.t.dtype),
         jnp.result_type(float),
         place,
@@ -314,7 +314,7 @@ _KERNELS: dict[Any, Kernel] = {}
 MOST_KERNELS = 256
 
 
-def _sweep_of(call: Call) -> int:
+def _choose_sweep(call: Call) -> int:
     name = call.plans[0].name
     known = {
         "none": baselines.none,
@@ -373,17 +373,17 @@ class _Work(NamedTuple):
     words: Any  # of `_words`, where the kernel begins its trajectories
 
     @property
-    def library(self) -> cpu.Library | cuda.Library:
+    def library(self) -> cpu.CpuLibrary | cuda.GpuLibrary:
         """The kernel, loaded."""
         assert self.kernel.library is not None
         return self.kernel.library
 
     @property
-    def device(self) -> cuda.Library | None:
+    def device(self) -> cuda.GpuLibrary | None:
         """The kernel on a GPU that computes there what is shared; else None."""
         return (
             self.library
-            if isinstance(self.library, cuda.Library) and self.library.form.ahead
+            if isinstance(self.library, cuda.GpuLibrary) and self.library.form.ahead
             else None
         )
 
@@ -401,7 +401,7 @@ class _Work(NamedTuple):
         if not kernel.begins:
             ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
             if device:
-                own = device.ensemble(wiener_of(substrate.recipe.wiener), ensemble)
+                own = device.ensemble(number_generator(substrate.recipe.wiener), ensemble)
                 own |= {
                     "theta": device.parameters(self.call.theta),
                     "times": device.times(substrate),
@@ -477,7 +477,7 @@ class _Work(NamedTuple):
         scores = len(self.kernel.layout.scores)
         shape = (self.steps, scores, 2)
         at_once = (
-            isinstance(library, cpu.Library)
+            isinstance(library, cpu.CpuLibrary)
             and self.steps * (scores + 1) * library.block <= cpu.KEPT_BYTES
         )
         if not scores or not at_once:
@@ -547,7 +547,9 @@ def _samples(call: Call, place: str) -> Swept:
     library = work.library
     real = kernel.real
     if kernel.begins:
-        words = _words(wiener_of(substrate.recipe.wiener), call.key, theta if work.device else None)
+        words = _words(
+            number_generator(substrate.recipe.wiener), call.key, theta if work.device else None
+        )
         work = work._replace(
             words=work.device.from_jax(words) if work.device else np.asarray(words)
         )
@@ -580,7 +582,7 @@ def _samples(call: Call, place: str) -> Swept:
     if plans[0].name == "optimal" and flags & DOMINATED:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
     if flags & OUT_OF_RANGE:
-        raise out_of_range(real)
+        raise make_range_error(real)
     flat = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(theta)))
     return Swept(*library.rows(places, flat), finite=not flags & NOT_FINITE)
 

@@ -148,7 +148,7 @@ def _processor() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def library_of(source: str, optimise: str = "-O2") -> Path:
+def find_or_build(source: str, optimise: str = "-O2") -> Path:
     """The compiled library of a source, from the folder of kernels or built now."""
     program = compiler()
     if program is None:
@@ -226,7 +226,7 @@ POINTERS = (
 )
 
 
-class _Run(ctypes.Structure):
+class _RunStruct(ctypes.Structure):
     """`struct Run` of native/sweep.hpp."""
 
     _fields_ = [
@@ -239,7 +239,7 @@ class _Run(ctypes.Structure):
     ]
 
 
-class Host:
+class CpuArrays:
     """Arrays of kernels on the CPU."""
 
     def __init__(self, library: ctypes.CDLL, real: np.dtype):
@@ -293,7 +293,7 @@ class Host:
         return array
 
 
-class Library(Host):
+class CpuLibrary(CpuArrays):
     """A loaded kernel: passes over an ensemble, whose arrays have the trajectory last."""
 
     def __init__(self, path: Path, lanes: int, real: np.dtype):
@@ -347,7 +347,9 @@ class Library(Host):
         partial = np.zeros((len(bounds), *sums))
         function: Callable[..., Any] = self.library[name]
 
-        whole = _Run(count=count, steps=steps, first=arrays.get("first", 0), scale=scale, same=same)
+        whole = _RunStruct(
+            count=count, steps=steps, first=arrays.get("first", 0), scale=scale, same=same
+        )
         for key in POINTERS:
             if arrays.get(key) is not None:
                 assert arrays[key].flags.c_contiguous
@@ -356,7 +358,7 @@ class Library(Host):
         size = 8 * math.prod(sums)
 
         def piece(k: int) -> None:
-            run = _Run.from_buffer_copy(whole)
+            run = _RunStruct.from_buffer_copy(whole)
             run.sums = start + k * size
             function(ctypes.byref(run), ctypes.c_int64(bounds[k][0]), ctypes.c_int64(bounds[k][1]))
 

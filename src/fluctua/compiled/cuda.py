@@ -188,7 +188,7 @@ def _shared(cp: Any, module: Any, numbers: np.ndarray) -> None:
         cp.ndarray(data.shape, np.uint8, module.get_global("c_shared")).set(data)
 
 
-class Device:
+class GpuArrays:
     """Arrays on the current device, and compiled passes over them."""
 
     def __init__(self, form: Form):
@@ -334,7 +334,7 @@ TWIN_POINTERS = (
 )
 
 
-class TwinLibrary(Device):
+class GpuTwinLibrary(GpuArrays):
     """The passes of a twin."""
 
     def run(
@@ -362,7 +362,7 @@ class TwinLibrary(Device):
         compiled.run((blocks,), (threads,), (*numbers, *_pointers(TWIN_POINTERS, ready)))
 
 
-class Library(Device):
+class GpuLibrary(GpuArrays):
     """A kernel on the current device: passes over an ensemble, whose arrays have the trajectory
     last.
     """

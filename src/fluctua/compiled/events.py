@@ -51,7 +51,7 @@ def served(recipe: Recipe) -> Jumps | None:
     return process
 
 
-def event_of(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
+def bind_event(process: Jumps, unravel: Callable[[Array], PyTree]) -> Callable:
     """(θ, x, t, Δt, context, p) -> state, time, whether there is none, score: the next event of
     a step.
     """

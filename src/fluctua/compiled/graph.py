@@ -205,7 +205,7 @@ class Graph:
         """Real and imaginary part."""
         return self.args[node] if self.ops[node] == "complex" else (node, self.const(0.0))
 
-    def _of_pairs(self, op: str, *args: int) -> int:
+    def _make_complex(self, op: str, *args: int) -> int:
         """op of complex numbers."""
         make = self.make
         pairs = [self.parts(a) for a in args]
@@ -224,7 +224,7 @@ class Graph:
             )
         if op == "div":
             size = make("add", make("mul", c, c), make("mul", d, d))
-            re, im = self.parts(self._of_pairs("mul", args[0], self.pair(c, make("neg", d))))
+            re, im = self.parts(self._make_complex("mul", args[0], self.pair(c, make("neg", d))))
             return self.pair(make("div", re, size), make("div", im, size))
         if op == "abs":
             return make("sqrt", make("add", make("mul", a, a), make("mul", b, b)))
@@ -238,7 +238,7 @@ class Graph:
     def make(self, op: str, *args: int) -> int:
         """The node of op(args), simplified."""
         if any(self.ops[a] == "complex" for a in args):
-            return self._of_pairs(op, *args)
+            return self._make_complex(op, *args)
         if all(self.ops[a] == "const" for a in args):
             return self.const(NUMPY[op](*(self.args[a][0] for a in args))[()])
         simplified = getattr(self, f"_{op}", None)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.compiled.events import DRAWS, Inner, event_of, left_by, served
+from fluctua.compiled.events import DRAWS, Inner, bind_event, left_by, served
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
 from fluctua.core import sweep
@@ -57,7 +57,7 @@ class Program(NamedTuple):
         return len(self.x_next)
 
 
-def shape_of(tree: PyTree) -> Any:
+def describe_shapes(tree: PyTree) -> Any:
     """What a trace depends on: structure, shapes and types, hashable."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
@@ -199,7 +199,7 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
     if jumps is not None:
         inputs["p"] = tracer.input("p", values["p"])
         new, after, over, own = call(
-            event_of(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
+            bind_event(jumps, unravel), "theta", "x", "t", "dt", "context", "p"
         )
         scored = [p for p, node in enumerate(own) if graph.value(int(node)) != 0.0]
         inner = Inner(new.tolist(), int(after), int(over), own.tolist(), scored)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.compiled import ahead, cpu, cuda
-from fluctua.compiled.ahead import OUT_OF_RANGE, wiener_of
+from fluctua.compiled.ahead import OUT_OF_RANGE, number_generator
 from fluctua.compiled.emit import Layout, function, laid_out, native, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
-from fluctua.compiled.trace import Program, Tracer, alone, flattened, shape_of, traced
+from fluctua.compiled.trace import Program, Tracer, alone, describe_shapes, flattened, traced
 from fluctua.core import baselines, check, twin_sweep
 from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble
@@ -166,7 +166,7 @@ class TwinKernel(NamedTuple):
     program: Program
     layout: Layout
     source: str
-    library: TwinLibrary | cuda.TwinLibrary | None
+    library: CpuTwinLibrary | cuda.GpuTwinLibrary | None
     real: np.dtype
     guess: int  # numbers of V
 
@@ -178,14 +178,14 @@ class TwinKey:
         self.call = call
         self.optimise = optimise
         self.place = place
-        self.wiener = wiener = wiener_of(call.substrate.recipe.wiener)
+        self.wiener = wiener = number_generator(call.substrate.recipe.wiener)
         self.noise64 = jnp.result_type(float) == np.float64
-        self.baseline = baseline_of(call)
+        self.baseline = number_baseline(call)
         self._identity = (
             call.twin,
             call.substrate.recipe,
-            shape_of(call.numbers[:2]),
-            shape_of(call.substrate.x0),
+            describe_shapes(call.numbers[:2]),
+            describe_shapes(call.substrate.x0),
             call.substrate.t.dtype,
             self.noise64,
             wiener,
@@ -206,7 +206,7 @@ class TwinKey:
         return isinstance(other, TwinKey) and self._identity == other._identity
 
 
-def baseline_of(call: TwinCall) -> int:
+def number_baseline(call: TwinCall) -> int:
     """How Λ is centred: by a table, by the mean of the others, by their weighted mean."""
     of = call.twin.model.baseline
     for make, number in BASELINES.items():
@@ -238,7 +238,7 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
             program,
             layout,
             form.source("twin_backward"),
-            cuda.TwinLibrary(form) if build else None,
+            cuda.GpuTwinLibrary(form) if build else None,
             real,
             len(traced_step.slope),
         )
@@ -248,7 +248,9 @@ def twin_kernel(key: TwinKey, build: bool) -> TwinKernel:
     twin = native("twin.hpp")
     source = "\n".join([source, _head(key, traced_step) + _text(traced_step, layout), twin])
     loaded = (
-        TwinLibrary(ctypes.CDLL(str(cpu.library_of(source, key.optimise))), real) if build else None
+        CpuTwinLibrary(ctypes.CDLL(str(cpu.find_or_build(source, key.optimise))), real)
+        if build
+        else None
     )
     return TwinKernel(program, layout, source, loaded, real, len(traced_step.slope))
 
@@ -276,7 +278,7 @@ POINTERS = (
 )
 
 
-class _TwinRun(ctypes.Structure):
+class _TwinRunStruct(ctypes.Structure):
     """`struct TwinRun` of native/twin.hpp."""
 
     _fields_ = [
@@ -285,7 +287,7 @@ class _TwinRun(ctypes.Structure):
     ]
 
 
-class TwinLibrary(cpu.Host):
+class CpuTwinLibrary(cpu.CpuArrays):
     """The passes of a twin on the CPU: pieces of an ensemble, on all cores."""
 
     def run(
@@ -295,7 +297,7 @@ class TwinLibrary(cpu.Host):
         pieces = [(a, min(a + 128, count)) for a in range(0, count, 128)]
         if name == "twin_backward":
             pieces = [(k, k + 1) for k in range(len(arrays["edges"]) - 1)]
-        run = _TwinRun(count=count, steps=steps, segment=segment)
+        run = _TwinRunStruct(count=count, steps=steps, segment=segment)
         for key in POINTERS:
             if key in arrays:
                 assert arrays[key].flags.c_contiguous
@@ -316,7 +318,7 @@ def parts(call: TwinCall, kernel: TwinKernel) -> Parts:
     """Direct and correction (E, P), returns (E,), mean of Λ (T+1,)."""
     steps = len(call.substrate.times.dt)
     segment = int(np.ceil(np.sqrt(steps)))
-    if isinstance(kernel.library, cuda.TwinLibrary):
+    if isinstance(kernel.library, cuda.GpuTwinLibrary):
         segment = 4 * -(-segment // 4)  # normals of up to four steps are drawn together
     each = -(-steps // segment) * 2 * kernel.program.state * kernel.real.itemsize
     slices = batches(call.count, call.batch)
@@ -332,8 +334,8 @@ def _arrays(call: TwinCall, kernel: TwinKernel, ensemble: Ensemble) -> dict[str,
     library = kernel.library
     substrate = call.substrate
     thetas = call.numbers[:2]
-    if isinstance(library, cuda.TwinLibrary) and library.form.ahead:
-        wiener = wiener_of(substrate.recipe.wiener)
+    if isinstance(library, cuda.GpuTwinLibrary) and library.form.ahead:
+        wiener = number_generator(substrate.recipe.wiener)
         ahead.check_generator(call.key)
         numbers = {"theta": library.parameters(*thetas), "times": library.times(substrate)}
         return library.ensemble(wiener, ensemble) | numbers
@@ -391,7 +393,7 @@ def _pass(
     library.run("twin_backward", arrays, **sizes)
     flags = library.read(arrays["flags"])
     if flags & OUT_OF_RANGE:
-        raise ahead.out_of_range(real)
+        raise ahead.make_range_error(real)
     if flags:
         raise Unsupported("baseline", "one trajectory has nearly all of the weight of a step")
 

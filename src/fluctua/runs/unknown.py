@@ -25,7 +25,7 @@ from fluctua.runs.config import Config
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.fused import kernel_spec
 from fluctua.tcmt.kernel.run import run
-from fluctua.tcmt.measured import returns as measured_returns
+from fluctua.tcmt.state_scores import returns as measured_returns
 
 STREAM = 0xDE
 """Sets the draw of the hidden errors apart from other uses of a seed."""

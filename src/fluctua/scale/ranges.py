@@ -21,7 +21,7 @@ from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Params
 from fluctua.scale.parts import Part, of_samples
-from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, next_table, samples_of_result
+from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, collect_samples, next_table
 from fluctua.tcmt.kernel.options import LANES, Binned
 from fluctua.tcmt.kernel.run import Families, KernelResult
 from fluctua.tcmt.kernel.twin import TwinResult
@@ -108,7 +108,7 @@ class Ranged(NamedTuple):
         theta = check.parameters(theta)
         result = e.run(key, theta, count, table, first=first, samples=chain_rule(e.task, theta))
         if result.samples is not None:
-            part = of_samples(samples_of_result(e.task, theta, result))
+            part = of_samples(collect_samples(e.task, theta, result))
         else:
             part = of_result(theta, result, e.options.antithetic)
         return part._replace(table=next_table(result)) if self.carries else part

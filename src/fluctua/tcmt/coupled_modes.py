@@ -133,7 +133,7 @@ def outgoing(network: Network, p: Mapping[str, Array], psi: Array, s_plus: Array
 
 
 @dataclass(frozen=True)
-class Drift:
+class NetworkDrift:
     """μ of the network: (theta, x, t, context) -> (2N,).
 
     A record, so that equal ones share a compilation.
@@ -277,7 +277,9 @@ def process(
     else:
         noise = DenseNoise(network) if network.sites <= DENSE_LIMIT else channel_product(network)
     return Process(
-        Drift(network, checked_drives(network, drive), frame, checked(modulation)), noise, step=step
+        NetworkDrift(network, checked_drives(network, drive), frame, checked(modulation)),
+        noise,
+        step=step,
     )
 
 
@@ -285,7 +287,7 @@ def process(
 
 
 @dataclass(frozen=True)
-class Condition:
+class FieldIntensity:
     """The field intensity that each parameter acts on (Baseline Variance Reduction), for
     `fluctua.baselines.binned`.
 
@@ -304,12 +306,12 @@ class Condition:
         return {name: of.get(name, power) for name in theta}
 
 
-def condition(network: Network) -> Condition:
+def condition(network: Network) -> FieldIntensity:
     """The paper's conditioning quantities.
 
     >>> binned(condition(network), bins=20)
     """
-    return Condition(network)
+    return FieldIntensity(network)
 
 
 class Coefficients(NamedTuple):

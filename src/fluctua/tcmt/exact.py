@@ -39,7 +39,7 @@ from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
 
 
-class Moments(NamedTuple):
+class StateMoments(NamedTuple):
     """mean: m (T+1, N) complex. covariance: C (T+1, N, N) Hermitian."""
 
     mean: np.ndarray
@@ -66,11 +66,11 @@ def rewards(task: Experiment, theta: Params) -> np.ndarray:
         return np.asarray(_rewards(_scheme(task), numbers))
 
 
-def moments(task: Experiment, theta: Params) -> Moments:
+def moments(task: Experiment, theta: Params) -> StateMoments:
     """Mean and covariance of ψ at every time. Memory T·N²: for small networks."""
     numbers = _numbers(task, theta)
     with jax.enable_x64(True):
-        return Moments(*map(np.asarray, _moments(_scheme(task), numbers)))
+        return StateMoments(*map(np.asarray, _moments(_scheme(task), numbers)))
 
 
 def kerr_gradient(task: Experiment, theta: Params) -> np.ndarray:
@@ -201,11 +201,11 @@ def _kerr(scheme: _Scheme, theta: Params) -> Array:
     total = jnp.zeros(scheme.network.sites)
     for lead, weight in enumerate(scheme.weights):
         if weight:
-            total += weight * _kerr_of_lead(scheme, p, m, c, output[:, lead], v[:, lead])
+            total += weight * _add_lead_kerr(scheme, p, m, c, output[:, lead], v[:, lead])
     return total
 
 
-def _kerr_of_lead(
+def _add_lead_kerr(
     scheme: _Scheme, p: dict[str, Array], m: Array, c: Array, output: Array, v: Array
 ) -> Array:
     """∂(Σ_n E|s⁻|²Δt)/∂χ of one lead. m (T, N), c (T, N, N), output (T,), v (T, N) -> (N,)"""

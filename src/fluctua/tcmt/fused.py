@@ -32,11 +32,11 @@ from fluctua.core.twin import TwinSamples
 from fluctua.core.types import Array, Estimate, Params, Trajectories, jit, on_host
 from fluctua.learn.evidence import At, Evidence, evidence
 from fluctua.learn.natural import blocks_for
-from fluctua.tcmt import measured
+from fluctua.tcmt import state_scores
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_at
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cuda import require_cupy
-from fluctua.tcmt.kernel.options import Binned, KernelSpec, Options, check_step, refuse_step
+from fluctua.tcmt.kernel.options import Binned, KernelOptions, KernelSpec, check_step, refuse_step
 from fluctua.tcmt.kernel.run import Families, KernelResult, run
 from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, expected_lambda, run_twin, twin_options
 from fluctua.tcmt.network import parameters
@@ -63,7 +63,7 @@ class Fused:
 
     task: Experiment
     baseline: str | np.ndarray | Binned | KernelTwin
-    options: Options
+    options: KernelOptions
     pilot_count: int = PILOT
     watch: StabilityWatch = field(default_factory=StabilityWatch)
 
@@ -122,13 +122,13 @@ class Fused:
         combined = chain_rule(self.task, theta)
         result = self.run(key, theta, count, table, samples=combined)
         if combined:
-            return reduce_samples(samples_of_result(self.task, theta, result)), result
+            return reduce_samples(collect_samples(self.task, theta, result)), result
         return _estimate(theta, result), result
 
     def samples(self, key: Array, theta: Params, count: int) -> Samples:
         """The gradients of the single trajectories."""
         theta = check.parameters(theta, numbers=False)
-        return samples_of_result(self.task, theta, self.run(key, theta, count, samples=True))
+        return collect_samples(self.task, theta, self.run(key, theta, count, samples=True))
 
     def split(
         self,
@@ -172,7 +172,7 @@ class Fused:
 
         def gradients(there: np.ndarray) -> np.ndarray:
             result = self.run(key, theta, count, np.append(0.0, there.astype(float)), samples=True)
-            leaves = jax.tree.leaves(samples_of_result(self.task, theta, result).gradient)
+            leaves = jax.tree.leaves(collect_samples(self.task, theta, result).gradient)
             return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in leaves], axis=1)
 
         nothing = gradients(block < 0)
@@ -180,7 +180,7 @@ class Fused:
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """The return of each measured trajectory. (E,)"""
-        return measured.returns(
+        return state_scores.returns(
             kernel_spec(self.task, theta, self.s_plus), trajectories.t, trajectories.x
         )
 
@@ -194,13 +194,19 @@ class Fused:
         readout: float = 0.0,
     ) -> Evidence:
         """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
-        p, slope = measured.at_point(at, theta, u)
-        if self.task.step != "euler" or self.task.copies > 1 or not set(p) <= set(measured.KNOWN):
+        p, slope = state_scores.at_point(at, theta, u)
+        if (
+            self.task.step != "euler"
+            or self.task.copies > 1
+            or not set(p) <= set(state_scores.KNOWN)
+        ):
             return evidence(
                 self.task.process, full_score, at, theta, u, trajectories, every, readout
             )
         spec = kernel_spec(self.task, p, self.s_plus)
-        return measured.evidence(self.task, spec, at, theta, u, trajectories, every, readout, slope)
+        return state_scores.evidence(
+            self.task, spec, at, theta, u, trajectories, every, readout, slope
+        )
 
     def recorded(self, theta: Params, trajectories: Trajectories) -> TwinSamples:
         """The two parts of the twin correction on measured states; score and twin are of
@@ -211,14 +217,14 @@ class Fused:
             self.task.copies > 1
             or self.task.modulation
             or not is_served
-            or not set(theta) <= set(measured.KNOWN)
+            or not set(theta) <= set(state_scores.KNOWN)
         ):
             general = ppgt(
                 self.task.process, self.task.objective, self.task.simulator(), baseline=Twin()
             )
             return general.recorded(theta, trajectories, examined=True)
         spec = kernel_spec(self.task, theta, self.s_plus)
-        parts = measured.recorded(self.task, spec, expected_lambda(spec), trajectories)
+        parts = state_scores.recorded(self.task, spec, expected_lambda(spec), trajectories)
 
         def mine(each):
             return {name: each[name] for name in theta}
@@ -237,7 +243,7 @@ class Fused:
         sample to the next.
         """
         process = self.task.process
-        stride = measured.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
+        stride = state_scores.count_steps(self.task.t[1] - self.task.t[0], trajectories.t)
         if stride > 1 and process.step == "euler":
             process = process._replace(step=Substeps(stride))
         return examine_batch(
@@ -327,7 +333,7 @@ class Fused:
             return self.baseline
         if self.baseline == "time":
             o = self.options
-            pilot = Options(o.backend, o.dtype, o.threads, scores=False, engine=o.engine)
+            pilot = KernelOptions(o.backend, o.dtype, o.threads, scores=False, engine=o.engine)
             return run(spec, seed, self.pilot_count, **vars(pilot)).mean_return_to_go
         return None
 
@@ -367,9 +373,9 @@ class OfLosses:
     ) -> Evidence:
         """What they say about the unknowns."""
         refuse_step(self.fused.task.step, "the calibration of losses")
-        p, slope = measured.at_point(at, theta, u)
+        p, slope = state_scores.at_point(at, theta, u)
         spec = kernel_spec(self.fused.task, p, self.fused.s_plus)
-        return measured.evidence(
+        return state_scores.evidence(
             self.fused.task, spec, at, theta, u, trajectories, every, readout, slope
         )
 
@@ -446,7 +452,7 @@ def fused(
     as it is. "optimal" is "binned" with one bin; `binned(every=100, group=4096)` is as unbiased as
     the paper's, and faster. "twin" or a `KernelTwin`: the twin correction, in which a digital twin
     of the network says what to expect, at 100 to 3,000 times less variance.
-    options: those of `Options`.
+    options: those of `KernelOptions`.
 
     Where copies of a network share θ, each copy's scores are binned by that copy's own intensities;
     the JAX reference bins by their sum. Both are unbiased.
@@ -514,18 +520,20 @@ def _served(
     return "none" if plan.name == "none" else "time", plan.pilot, plan.name == "carried"
 
 
-def _options(device: str, is_twin: bool, options: dict[str, Any]) -> Options:
-    """Options of an estimator: what is wrong, or missing on this machine, is said before the
+def _options(device: str, is_twin: bool, options: dict[str, Any]) -> KernelOptions:
+    """KernelOptions of an estimator: what is wrong, or missing on this machine, is said before the
     first call.
     """
-    names = [f.name for f in fields(Options) if f.name not in ("backend", "noise", "scores")]
+    names = [f.name for f in fields(KernelOptions) if f.name not in ("backend", "noise", "scores")]
     unknown = sorted(options.keys() - set(names))
     if unknown:
         raise TypeError(
             f'backend="{device}" has no option {", ".join(unknown)}; it has {", ".join(names)}.'
         )
     made = (
-        twin_options(backend=device, **options) if is_twin else Options(backend=device, **options)
+        twin_options(backend=device, **options)
+        if is_twin
+        else KernelOptions(backend=device, **options)
     )
     if device == "cuda":
         require_cupy()
@@ -631,9 +639,7 @@ def per_trajectory(task: Experiment, theta: Params, columns: Families) -> Params
     }
 
 
-def samples_of_result(
-    task: Experiment, theta: Params, result: KernelResult | TwinResult
-) -> Samples:
+def collect_samples(task: Experiment, theta: Params, result: KernelResult | TwinResult) -> Samples:
     """The gradients of θ of the single trajectories, from a run with `samples`."""
     assert result.samples is not None
     return Samples(per_trajectory(task, theta, result.samples), jnp.asarray(result.returns))

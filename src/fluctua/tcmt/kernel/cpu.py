@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluctua.tcmt.kernel.layout import neighbours, pairs, plan_of
-from fluctua.tcmt.kernel.options import LANES, Ensemble, TwinModel, cores, refuse_step
+from fluctua.tcmt.kernel.layout import make_plan, neighbours, pairs
+from fluctua.tcmt.kernel.options import LANES, KernelJob, KernelTwinModel, cores, refuse_step
 from fluctua.tcmt.native import _native
 
 
 @dataclass(eq=False)
-class Sums:
+class EnsembleSums:
     """What a backend hands back of an ensemble.
 
     returns: R (E,). reward_sum: Σ over trajectories of gΔt (T,), with Heun's step (T+1,). moments:
@@ -29,7 +29,7 @@ class Sums:
     overflow: np.ndarray
 
     @classmethod
-    def empty(cls, e: Ensemble) -> Sums:
+    def empty(cls, e: KernelJob) -> EnsembleSums:
         """To be filled; sums begin at zero."""
         real = e.options.real
         return cls(
@@ -61,7 +61,7 @@ class TwinSums:
     overflow: np.ndarray
 
     @classmethod
-    def empty(cls, e: Ensemble) -> TwinSums:
+    def empty(cls, e: KernelJob) -> TwinSums:
         """To be filled; sums begin at zero."""
 
         def each():
@@ -99,7 +99,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class TwinTables:
-    """What `TwinModel` is to the core: complex arrays as pairs."""
+    """What `KernelTwinModel` is to the core: complex arrays as pairs."""
 
     segment: int
     full: bool
@@ -108,10 +108,10 @@ class TwinTables:
     curvature: np.ndarray | None
 
 
-def run(e: Ensemble) -> Sums:
+def run(e: KernelJob) -> EnsembleSums:
     """One pass, or two with the binned baseline."""
-    out = Sums.empty(e)
-    plan = plan_of(e)
+    out = EnsembleSums.empty(e)
+    plan = make_plan(e)
     o = e.options
     double = o.dtype == "float64"
     threads = o.threads or cores()
@@ -120,7 +120,9 @@ def run(e: Ensemble) -> Sums:
         _native.sweep(plan, once, out, double, o.engine)
         return out
     # The returns first; then the same noise again, with every trajectory's λ̂ known at every step.
-    first = Sums(out.returns, out.reward_sum, np.empty((3, 0)), None, out.record, out.overflow)
+    first = EnsembleSums(
+        out.returns, out.reward_sum, np.empty((3, 0)), None, out.record, out.overflow
+    )
     _native.sweep(
         plan, Pass(e.count, e.first, threads, record_every=o.record_every), first, double, o.engine
     )
@@ -138,7 +140,7 @@ def run(e: Ensemble) -> Sums:
     return out
 
 
-def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
+def run_twin(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
     """One pass with the twin correction."""
     out = TwinSums.empty(e)
     o = e.options
@@ -150,13 +152,13 @@ def run_twin(e: Ensemble, twin: TwinModel) -> TwinSums:
         twin.segment, twin.full, twin.rank, split(twin.basis), split(twin.curvature)
     )
     once = Pass(e.count, e.first, o.threads or cores(), scores=True)
-    model = plan_of(e.replace(spec=twin.spec, table=None))
-    _native.twin(plan_of(e), once, model, tables, out, o.dtype == "float64", o.engine)
+    model = make_plan(e.replace(spec=twin.spec, table=None))
+    _native.twin(make_plan(e), once, model, tables, out, o.dtype == "float64", o.engine)
     return out
 
 
 @dataclass(frozen=True)
-class States:
+class MeasuredStates:
     """Measured states for the core. x: (count, samples + 1, 2N). sums: of scores, to be filled
     (3N + B,).
     """
@@ -169,7 +171,7 @@ class States:
     sums: np.ndarray
 
 
-def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
+def measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
     """ΣU of measured states x (E, S+1, 2N), a sample every so many steps of the ensemble's network:
     ω, κ, χ, Γ.
 
@@ -181,8 +183,8 @@ def measured_scores(e: Ensemble, x: np.ndarray, stride: int) -> np.ndarray:
     refuse_step(spec.step, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
-    states = States(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)
-    _native.measured(plan_of(e), states, o.dtype == "float64", o.engine)
+    states = MeasuredStates(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)
+    _native.measured(make_plan(e), states, o.dtype == "float64", o.engine)
     omega, chi, damping, kappa = np.split(sums, spec.sites * np.arange(1, 4))
     in_order = np.empty_like(kappa)
     in_order[neighbours(spec.sites, spec.bonds).order] = kappa

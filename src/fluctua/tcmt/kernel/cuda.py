@@ -14,19 +14,19 @@ import numpy as np
 
 from fluctua.compiled.cuda import require_cupy
 from fluctua.tcmt.kernel import gpus
-from fluctua.tcmt.kernel.cpu import Sums
+from fluctua.tcmt.kernel.cpu import EnsembleSums
 from fluctua.tcmt.kernel.cuda_layout import (
-    Layout,
+    SiteLayout,
     cluster_limits,
     lay_out,
-    memory_of,
+    measure_shared_memory,
     refuse_beyond,
     resident_clusters,
     spread,
 )
 from fluctua.tcmt.kernel.cuda_memory import Bundle, Spread, constant, index_arrays
-from fluctua.tcmt.kernel.layout import Plan, blocks, plan_of, source
-from fluctua.tcmt.kernel.options import Ensemble
+from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan, source
+from fluctua.tcmt.kernel.options import KernelJob
 
 LN2 = 0.6931471805599453
 SITES = ("omega", "chi", "damping", "kick", "variance", "start")
@@ -35,15 +35,15 @@ NUMBERS = ("kappa", "drive", "incoming", "bar", "modulation")
 """The others that are numbers."""
 SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
 CHUNK_BYTES = 2**30
-"""Sums of single trajectories held at a time; more trajectories go in several launches."""
+"""EnsembleSums of single trajectories held at a time; more trajectories go in several launches."""
 
 
-def run(e: Ensemble) -> Sums:
+def run(e: KernelJob) -> EnsembleSums:
     """One pass, on all GPUs that are visible."""
     cp = require_cupy()
     refuse(e)
-    plan = plan_of(e)
-    out = Sums.empty(e)
+    plan = make_plan(e)
+    out = EnsembleSums.empty(e)
 
     def launch(device, begin, end):
         return device.with_moments(device.launch(e.first + begin, end - begin, e.records))
@@ -64,7 +64,7 @@ def run(e: Ensemble) -> Sums:
     return out
 
 
-class Part(NamedTuple):
+class LaunchOutput(NamedTuple):
     """What one launch leaves on the device."""
 
     trajectories: int
@@ -74,7 +74,7 @@ class Part(NamedTuple):
     samples: Any = None  # (count, P)
 
 
-_free: dict[Any, list[Device]] = {}
+_free: dict[Any, list[LoadedNetwork]] = {}
 KEPT_BYTES = 2**24
 """Devices that no run has at present, by what they are made for, and how much memory one may keep.
 """
@@ -82,16 +82,14 @@ KEPT_BYTES = 2**24
 
 def borrowed(
     cp: Any,
-    e: Ensemble,
-    plan: Plan,
+    e: KernelJob,
+    plan: KernelPlan,
     sources: tuple[str, ...] = (),
     macros: dict[str, Any] | None = None,
-    layout: Layout | None = None,
+    layout: SiteLayout | None = None,
     parts: int = 1,
-) -> Device:
-    """A `Device` with these arguments, for one run; one of the same shape that an earlier run
-    has given back.
-    """
+) -> LoadedNetwork:
+    """A `LoadedNetwork` for one run: new, or of an earlier run with the same shape."""
     arrays = (plan.upper_start, plan.upper_site, plan.bond_given, plan.drive_site, plan.port_site)
     shape = (
         plan.sites,
@@ -116,12 +114,12 @@ def borrowed(
     try:
         device = _free[key].pop()
     except (KeyError, IndexError):
-        return Device(cp, e, plan, sources, macros, layout, parts, key)
+        return LoadedNetwork(cp, e, plan, sources, macros, layout, parts, key)
     device.again(e, plan)
     return device
 
 
-class Device:
+class LoadedNetwork:
     """A network on the device, ready to be launched.
 
     Args:
@@ -137,11 +135,11 @@ class Device:
     def __init__(
         self,
         cp: Any,
-        ensemble: Ensemble,
-        plan: Plan,
+        ensemble: KernelJob,
+        plan: KernelPlan,
         sources: tuple[str, ...] = (),
         macros: dict[str, Any] | None = None,
-        layout: Layout | None = None,
+        layout: SiteLayout | None = None,
         parts: int = 1,
         key: Any = None,
     ) -> None:
@@ -160,14 +158,14 @@ class Device:
                 (2 + self.layout.degree + (4 if ensemble.rates else 0)) if ensemble.scores else 0
             )
             per_trajectory = self.real.itemsize * plan.sites * max(1, self.kinds)
-            self.chunk = gpus.piece_of(ensemble.count, CHUNK_BYTES // per_trajectory)
+            self.chunk = gpus.choose_piece(ensemble.count, CHUNK_BYTES // per_trajectory)
             if self._compile(SOURCES + sources, macros or {}):
                 break
         where = Spread(self.layout.threads, self.layout.per, self.layout.cluster, self.layout)
         self.indices = index_arrays(plan, cp, cp.cuda.Device().id, where, ensemble.rates, parts)
         self._upload()
 
-    def again(self, ensemble: Ensemble, plan: Plan) -> None:
+    def again(self, ensemble: KernelJob, plan: KernelPlan) -> None:
         """Other numbers in a network of the same shape."""
         self.ensemble = ensemble
         self.plan = plan
@@ -189,7 +187,7 @@ class Device:
         """False if the GPU has no room for a cluster of this size."""
         attributes = self.cp.cuda.Device().attributes
         item = self.real.itemsize
-        self.shared, waves_shared = memory_of(self.plan, self.layout, item, attributes)
+        self.shared, waves_shared = measure_shared_memory(self.plan, self.layout, item, attributes)
         refuse_beyond(self.shared, f"{self.plan.sites} resonators", attributes)
         count = self.chunk * self.layout.cluster
         width = item * self.layout.per
@@ -224,7 +222,7 @@ class Device:
             **self.numbers("c_", plan),
         )
 
-    def numbers(self, prefix: str, plan: Plan) -> dict[str, np.ndarray]:
+    def numbers(self, prefix: str, plan: KernelPlan) -> dict[str, np.ndarray]:
         """Gains, weights, and drives and incoming waves that do not change in time:
         constants by name.
         """
@@ -236,7 +234,7 @@ class Device:
         return {prefix + name: value for name, value in constants.items()}
 
     def place(
-        self, plan: Plan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray
+        self, plan: KernelPlan, bar: np.ndarray | None, inputs: str, **constants: np.ndarray
     ) -> None:
         """A network's numbers to the device, and constants, in one copy.
 
@@ -252,7 +250,7 @@ class Device:
         self._write(sent, {**constants, inputs: sent.host[inputs]})
 
     def _room(
-        self, plan: Plan, bars: bool, inputs: str, constants: dict[str, np.ndarray]
+        self, plan: KernelPlan, bars: bool, inputs: str, constants: dict[str, np.ndarray]
     ) -> Bundle:
         """What `place` needs of the device's memory. sites: a row each for `SITES`, two for
         the last, pairs.
@@ -283,7 +281,7 @@ class Device:
         room.host[inputs][...] = block.packed(**of_sites, **others, **self.indices.of_inputs)
         return room
 
-    def _fill(self, host: dict[str, np.ndarray], plan: Plan, bar: np.ndarray | None) -> None:
+    def _fill(self, host: dict[str, np.ndarray], plan: KernelPlan, bar: np.ndarray | None) -> None:
         """The numbers of a network, where the device will have them."""
         n = plan.sites
         sites = host["sites"]
@@ -313,7 +311,7 @@ class Device:
             if constant(self.module, name).differs(value)
         }
         if changed:
-            self._write(Bundle.of(self.cp, changed), changed)
+            self._write(Bundle.from_host(self.cp, changed), changed)
 
     def _write(self, sent: Bundle, values: dict[str, np.ndarray]) -> None:
         """Constants that are in a bundle already, and not yet in the module."""
@@ -323,7 +321,7 @@ class Device:
                 sent.copy(name, there.pointer)
                 there.value = value.tobytes()
 
-    def launch(self, first: int, count: int, records: int) -> Part:
+    def launch(self, first: int, count: int, records: int) -> LaunchOutput:
         """Run `count` trajectories from `first`; asynchronous."""
         cp = self.cp
         n = self.plan.sites
@@ -338,7 +336,7 @@ class Device:
             overflow=((count, self.layout.cluster), np.int32),
         )
         raw = cp.empty((count, self.kinds * n), self.real)
-        part = Part(
+        part = LaunchOutput(
             count, raw, sums, cp.empty((count, records, n, 2), self.real) if records else None
         )
         self.set_constants(c_out=self.outputs(part, of_blocks, address(part.record)))
@@ -349,7 +347,7 @@ class Device:
         of_blocks.sum(axis=0, out=sums["reward_sum"])
         return part
 
-    def outputs(self, part: Part, reward_sum: Any, record: int) -> np.ndarray:
+    def outputs(self, part: LaunchOutput, reward_sum: Any, record: int) -> np.ndarray:
         """Where a launch writes: `Outputs`."""
         return blocks()["Outputs"].packed(
             raw=address(part.raw),
@@ -377,7 +375,7 @@ class Device:
             np.int32(self.ensemble.options.record_every),
         )
 
-    def with_moments(self, part: Part) -> Part:
+    def with_moments(self, part: LaunchOutput) -> LaunchOutput:
         """Σv, Σv², Σ(pair)² (3, P) of the gradients, and the samples (count, P) on request;
         asynchronous.
         """
@@ -435,7 +433,7 @@ def blocks_per_multiprocessor(
 
 
 def definitions(
-    e: Ensemble, layout: Layout, blocks_: int, waves_shared: bool
+    e: KernelJob, layout: SiteLayout, blocks_: int, waves_shared: bool
 ) -> tuple[tuple[str, str], ...]:
     """The macros that specialise the source for this network."""
     spec = e.spec
@@ -495,7 +493,7 @@ def key_schedule(seed: int) -> np.ndarray:
     return np.array(rounds, np.uint32).ravel()
 
 
-def refuse(e: Ensemble) -> None:
+def refuse(e: KernelJob) -> None:
     """What the kernels on the GPU cannot do and those on the CPU can."""
     for name, sites in (("drives", e.spec.drive_sites), ("ports", e.spec.port_sites)):
         if e.rates and len(np.unique(sites)) != len(sites):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
+from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
 from fluctua.tcmt.kernel.cuda import address, borrowed, lay_out, refuse, require_cupy
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import Plan, blocks, once_for_a_graph, plan_of
-from fluctua.tcmt.kernel.options import Binned, Ensemble
+from fluctua.tcmt.kernel.layout import KernelPlan, blocks, make_plan, once_for_a_graph
+from fluctua.tcmt.kernel.options import Binned, KernelJob
 
 BUFFER_BYTES = 128 * 2**20
 MOST_SLOTS = 50
@@ -35,7 +35,7 @@ SORT_RESERVE = 4096
 """Shared memory of a block that sorts, besides the keys of its trajectories."""
 
 
-def largest_group(e: Ensemble) -> int:
+def largest_group(e: KernelJob) -> int:
     """Most trajectories that share bins on the current GPU: their keys are sorted in the memory
     of one block.
     """
@@ -45,7 +45,7 @@ def largest_group(e: Ensemble) -> int:
     return min(power_of_two, (2**31 - 1) // e.width)  # places in the buffers are 31-bit numbers
 
 
-def run(e: Ensemble) -> Sums:
+def run(e: KernelJob) -> EnsembleSums:
     """Both passes on the current GPU; groups of trajectories that have bins of their own go to
     all of them.
     """
@@ -64,14 +64,14 @@ def run(e: Ensemble) -> Sums:
 class Second:
     """The second pass of one run; owns its buffers on the device."""
 
-    def __init__(self, cp: Any, ensemble: Ensemble) -> None:
+    def __init__(self, cp: Any, ensemble: KernelJob) -> None:
         assert ensemble.binned is not None
         self.cp = cp
         self.ensemble = ensemble
         self.binned = ensemble.binned
         self.real = ensemble.options.real
         first_pass = ensemble.replace(scores=False, samples=False, binned=None)
-        plan = plan_of(first_pass)
+        plan = make_plan(first_pass)
         bins = self.binned.bins
         self.plan = plan
         e = ensemble.count
@@ -130,10 +130,10 @@ class Second:
             layout,
         )
 
-    def returns(self) -> Sums:
+    def returns(self) -> EnsembleSums:
         """The first pass."""
         e = self.ensemble
-        out = Sums.empty(e)
+        out = EnsembleSums.empty(e)
         self.part = self.device.launch(e.first, e.count, e.records)
         sums = self.part.sums.get()
         bad = np.flatnonzero(sums["overflow"])
@@ -165,7 +165,7 @@ class Second:
 
         self.gradient = cp.zeros((self.copies, 2 * n + b, e), self.real)
         lower = np.repeat(np.arange(n), np.diff(plan.upper_start))
-        tables = Bundle.of(
+        tables = Bundle.from_host(
             cp,
             {
                 "centre": self.centre,
@@ -277,7 +277,7 @@ class Second:
 
 
 @once_for_a_graph
-def work_items(plan: Plan) -> np.ndarray:
+def work_items(plan: KernelPlan) -> np.ndarray:
     """(items, 4) of site, two of its upper bonds (−1: none), and 1 where the site's own
     parameters are settled.
     """

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
+from fluctua.tcmt.kernel.layout import KernelPlan, once_for_a_graph
 
 CLUSTERS = (1, 2, 3, 4, 5, 8, 16)
 """Blocks of a trajectory. Of the 132 multiprocessors of an H200 these leave 0, 0, 15, 12, 22, 12
@@ -22,7 +22,7 @@ and 20 idle, and other numbers up to 62: a cluster lies within one of eight grou
 multiprocessors."""
 
 
-class Layout(NamedTuple):
+class SiteLayout(NamedTuple):
     """How the sites are spread over the blocks of a trajectory, in their order: `local` to each but
     the last.
 
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 
 
 @once_for_a_graph
-def lay_out(plan: Plan, cluster: int = 1, per: int = 0) -> Layout:
+def lay_out(plan: KernelPlan, cluster: int = 1, per: int = 0) -> SiteLayout:
     """Slots of every site: its neighbours below, then those above, padded to the largest degree.
 
     Args:
@@ -86,7 +86,7 @@ def lay_out(plan: Plan, cluster: int = 1, per: int = 0) -> Layout:
     half = np.zeros((plan.bonds, 2), np.int64)
     half[plan.lower_bond, 1] = slot_below * sites + upper_of
     half[:, 0] = slot_above * sites + lower_of
-    return Layout(
+    return SiteLayout(
         threads,
         per,
         cluster,
@@ -98,9 +98,9 @@ def lay_out(plan: Plan, cluster: int = 1, per: int = 0) -> Layout:
 
 
 def _between_blocks(
-    plan: Plan, cluster: int, local: int, near: np.ndarray, bond: np.ndarray
+    plan: KernelPlan, cluster: int, local: int, near: np.ndarray, bond: np.ndarray
 ) -> dict[str, Any]:
-    """The fields of `Layout` from `mirrors` on. near: sites that the slots are coupled to."""
+    """The fields of `SiteLayout` from `mirrors` on. near: sites that the slots are coupled to."""
     if cluster == 1:
         every = np.arange(plan.bonds, dtype=np.int32)[None]
         none = {"mirrors": 0, "mirror": np.zeros(0, np.uint32), "mail": np.zeros(0, np.int32)}
@@ -139,7 +139,7 @@ def _between_blocks(
     }
 
 
-class Memory(NamedTuple):
+class SharedMemory(NamedTuple):
     """Shared memory of a block: bytes of states, rewards and modulation, and whether the
     latter's waves are there.
     """
@@ -148,7 +148,9 @@ class Memory(NamedTuple):
     waves_shared: bool
 
 
-def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int]) -> Memory:
+def measure_shared_memory(
+    plan: KernelPlan, layout: SiteLayout, item: int, attributes: dict[str, int]
+) -> SharedMemory:
     """Waves go to shared memory if eight blocks still fit a multiprocessor: then occupancy does
     not suffer.
     """
@@ -161,7 +163,7 @@ def memory_of(plan: Plan, layout: Layout, item: int, attributes: dict[str, int])
     if layout.cluster > 1:
         state += 16 + 4 * plan.ports * 2 * item  # barriers, and the ports of four steps
     fits = state + waves <= attributes["MaxSharedMemoryPerMultiprocessor"] // 8 - 1024
-    return Memory(state + (waves if fits else 0), fits)
+    return SharedMemory(state + (waves if fits else 0), fits)
 
 
 def spread(sites: int, item: int, most: int) -> tuple[int, int]:
@@ -203,7 +205,7 @@ class _Launch(ctypes.Structure):
     )
 
 
-def resident_clusters(kernel: Any, layout: Layout, shared: int) -> int:
+def resident_clusters(kernel: Any, layout: SiteLayout, shared: int) -> int:
     """Clusters that the GPU runs at once, of a kernel of CuPy's; 0 if it cannot run one.
 
     Allows more than 8 blocks.

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.tcmt.kernel.cuda_layout import Layout
-from fluctua.tcmt.kernel.layout import Plan, once_for_a_graph
+from fluctua.tcmt.kernel.cuda_layout import SiteLayout
+from fluctua.tcmt.kernel.layout import KernelPlan, once_for_a_graph
 
 ALIGNMENT = 256
 """Bytes: of what the device reads at once, and of CUDA's own allocations."""
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def of(self, host: np.ndarray) -> np.ndarray:
+    def view(self, host: np.ndarray) -> np.ndarray:
         """The array in a copy of the whole memory."""
         return host[self.offset : self.offset + self.size].view(self.dtype).reshape(self.shape)
 
@@ -60,7 +60,7 @@ class Bundle:
         self._begin = int(self.memory.data.ptr)
 
     @classmethod
-    def of(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
+    def from_host(cls, cp: Any, arrays: Mapping[str, np.ndarray]) -> Bundle:
         """Copies of arrays of the host."""
         made = cls(cp, **{name: (array.shape, array.dtype) for name, array in arrays.items()})
         for name, array in made.host.items():
@@ -75,7 +75,7 @@ class Bundle:
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
         """The same arrays on the host, to be written to before `send`; zeros at first."""
-        return {name: place.of(self._mirror) for name, place in self._places.items()}
+        return {name: place.view(self._mirror) for name, place in self._places.items()}
 
     def send(self) -> None:
         """Copy all arrays to the device."""
@@ -93,7 +93,7 @@ class Bundle:
     def get(self) -> dict[str, np.ndarray]:
         """All of them on the host, once the device is done."""
         host = self.memory.get()
-        return {name: place.of(host) for name, place in self._places.items()}
+        return {name: place.view(host) for name, place in self._places.items()}
 
     def copy(self, name: str, target: Any) -> None:
         """Copy an array on to another place on the device, a pointer of CuPy; in the order
@@ -128,7 +128,7 @@ class Spread:
     threads: int
     per: int
     cluster: int
-    layout: Layout = field(compare=False)
+    layout: SiteLayout = field(compare=False)
 
 
 class Indices(NamedTuple):
@@ -144,7 +144,7 @@ class Indices(NamedTuple):
 
 @once_for_a_graph
 def index_arrays(
-    plan: Plan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int
+    plan: KernelPlan, cp: Any, gpu: int, spread_: Spread, rates: bool, parts: int
 ) -> Indices:
     """Of the network on a GPU, the current one. rates, parts: how many raw columns there are."""
     layout = spread_.layout
@@ -156,12 +156,14 @@ def index_arrays(
         "mirror": layout.mirror,
         "mail": layout.mail,
     }
-    memory = Bundle.of(cp, {**of_inputs, "first": first, "second": second})
+    memory = Bundle.from_host(cp, {**of_inputs, "first": first, "second": second})
     places = {name: memory.address(name) if array.size else 0 for name, array in of_inputs.items()}
     return Indices(places, memory.address("first"), memory.address("second"), memory)
 
 
-def columns(plan: Plan, layout: Layout, rates: bool, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def columns(
+    plan: KernelPlan, layout: SiteLayout, rates: bool, parts: int
+) -> tuple[np.ndarray, np.ndarray]:
     """For every parameter the one or two raw columns that add up to it (−1: none), of so many
     parts. (parts·P,)
     """

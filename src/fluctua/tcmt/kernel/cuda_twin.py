@@ -14,17 +14,17 @@ import numpy as np
 
 from fluctua.tcmt.kernel import cuda, gpus
 from fluctua.tcmt.kernel.cpu import TwinSums
-from fluctua.tcmt.kernel.cuda import Part, address
+from fluctua.tcmt.kernel.cuda import LaunchOutput, address
 from fluctua.tcmt.kernel.cuda_memory import Bundle
-from fluctua.tcmt.kernel.layout import blocks, modulation_pieces, pairs, plan_of, tolerance
-from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, TwinModel
+from fluctua.tcmt.kernel.layout import blocks, make_plan, modulation_pieces, pairs, tolerance
+from fluctua.tcmt.kernel.options import KernelJob, KernelSpec, KernelTwinModel
 
 SOURCES = ("twin_path.cu", "twin.cu")
 MOST_BYTES = 2**32
 """Device memory for paths and adjoints."""
 
 
-def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
+def checked(e: KernelJob, twin: KernelSpec) -> KernelSpec:
     """The twin, if the GPU can run it: drive and incoming wave tabulated in time if those of
     the network are.
     """
@@ -42,7 +42,7 @@ def checked(e: Ensemble, twin: KernelSpec) -> KernelSpec:
     return twin.replace(**same) if same else twin
 
 
-def run(e: Ensemble, twin: TwinModel) -> TwinSums:
+def run(e: KernelJob, twin: KernelTwinModel) -> TwinSums:
     """One pass with the twin correction, on all GPUs that are visible."""
     cp = cuda.require_cupy()
     out = TwinSums.empty(e)
@@ -76,24 +76,26 @@ def run(e: Ensemble, twin: TwinModel) -> TwinSums:
 class TwinDevice:
     """A network and its twin on the device, ready to be launched."""
 
-    def __init__(self, cp: Any, e: Ensemble, twin: TwinModel) -> None:
+    def __init__(self, cp: Any, e: KernelJob, twin: KernelTwinModel) -> None:
         self.cp = cp
         self.ensemble = e
         self.twin = twin
-        self.plan = plan_of(e)
-        self.model = plan_of(e.replace(spec=twin.spec, table=None))
+        self.plan = make_plan(e)
+        self.model = make_plan(e.replace(spec=twin.spec, table=None))
         self.own = bool(self.model.harmonics)
         self.real = e.options.real
         self.steps = self.plan.steps
         attributes = cp.cuda.Device().attributes
         item = self.real.itemsize
         layout = cuda.lay_out(self.plan)
-        before = -(-cuda.memory_of(self.plan, layout, item, attributes).shared // 16) * 16
+        before = (
+            -(-cuda.measure_shared_memory(self.plan, layout, item, attributes).shared // 16) * 16
+        )
         self.shared = before + item * (4 * layout.rows + 4 * twin.rank) + 64 * 8
         cuda.refuse_beyond(self.shared, f"{self.plan.sites} resonators and their twins", attributes)
         kinds = 2 + layout.degree + (4 if e.rates else 0)
         each = 3 * item * self.plan.sites * kinds
-        self.chunk = gpus.piece_of(e.count, cuda.CHUNK_BYTES // each)
+        self.chunk = gpus.choose_piece(e.count, cuda.CHUNK_BYTES // each)
         blocks = _blocks(attributes, layout.threads, item, self.shared, self.chunk)
         self.segment = self._segment()
         self.segments = -(-self.steps // self.segment)
@@ -160,7 +162,7 @@ class TwinDevice:
             assert twin.curvature is not None
             basis = np.zeros((twin.rank, self.rows), complex)
             basis[:, : len(twin.basis)] = twin.basis.T
-            self.tables = Bundle.of(
+            self.tables = Bundle.from_host(
                 cp, {"basis": pairs(basis, real), "curvature": pairs(twin.curvature, real)}
             )
             self.quadratic = {name: self.tables.address(name) for name in self.quadratic}
@@ -207,7 +209,7 @@ class TwinDevice:
             ends = np.minimum(np.arange(self.segments + 1) * self.segment, self.steps)
             self.value.set(to_go[ends])
 
-    def launch(self, first: int, count: int) -> Part:
+    def launch(self, first: int, count: int) -> LaunchOutput:
         """Run `count` trajectories from `first`, and reduce; asynchronous."""
         cp = self.cp
         grid = min(self.grid, count)
@@ -222,7 +224,7 @@ class TwinDevice:
             ends=((0 if self.own else 2, n, 2), self.real),
             overflow=((count,), np.int32),
         )
-        part = Part(count, cp.empty((count, 3 * self.kinds * n), self.real), sums)
+        part = LaunchOutput(count, cp.empty((count, 3 * self.kinds * n), self.real), sums)
         rewards = cp.zeros((grid, self.steps))
         prefixes = cp.zeros((grid, self.steps + 1))
         self.device.set_constants(

@@ -76,7 +76,7 @@ def over_gpus(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]
     return [shares[i % len(gpus)][i // len(gpus)] for i in range(len(items))]
 
 
-def piece_of(count: int, most: int) -> int:
+def choose_piece(count: int, most: int) -> int:
     """Trajectories of a piece, if `most` fit the memory: even, and the same whatever the number
     of GPUs.
     """

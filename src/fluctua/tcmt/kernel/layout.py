@@ -1,7 +1,7 @@
 """An ensemble as the arrays that the kernels read: in their precision, times Δt, bonds in the
 kernels' order.
 
-The fields of `Plan` are those of the C++ struct of that name (`native/cpu/plan.hpp`), which reads
+The fields of `KernelPlan` are those of the C++ struct `Plan` (`native/cpu/plan.hpp`), which reads
 them by name and checks type and length of each; that the two lists are one is checked on import.
 The device's blocks of addresses are declared in `native/cuda/blocks.cuh` and filled from it by
 name: `Block`.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.native import _native
 
 MODULATION_TOLERANCE = 2.5e-7
@@ -29,7 +29,7 @@ NATIVE = Path(__file__).parent.parent / "native"
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class KernelPlan:
     """What native/cpu/plan.hpp says of each field."""
 
     sites: int
@@ -72,7 +72,9 @@ class Plan:
     modulation: np.ndarray
 
 
-if getattr(_native, "plan_fields", list)() != [field.name for field in dataclasses.fields(Plan)]:
+if getattr(_native, "plan_fields", list)() != [
+    field.name for field in dataclasses.fields(KernelPlan)
+]:
     raise ImportError(
         "fluctua's compiled core is not of the version of its Python files. Build it again: pip "
         "install "
@@ -80,7 +82,7 @@ if getattr(_native, "plan_fields", list)() != [field.name for field in dataclass
     )
 
 
-def plan_of(ensemble: Ensemble) -> Plan:
+def make_plan(ensemble: KernelJob) -> KernelPlan:
     """The arrays of an ensemble's network."""
     spec = ensemble.spec
     o = ensemble.options
@@ -95,7 +97,7 @@ def plan_of(ensemble: Ensemble) -> Plan:
     if spec.waves:
         pieces, table = modulation_pieces(spec, tolerance(o))
     assert spec.start is not None
-    return Plan(
+    return KernelPlan(
         sites=spec.sites,
         bonds=len(spec.bonds),
         steps=spec.steps,
@@ -145,7 +147,7 @@ def pairs(values: np.ndarray, real: np.dtype) -> np.ndarray:
     return whole.view(float).reshape(*whole.shape, 2).astype(real)
 
 
-class Graph(NamedTuple):
+class NeighbourLists(NamedTuple):
     """Neighbours of each site, below and above it. order: the given bond at each place of the
     upper lists.
     """
@@ -158,7 +160,7 @@ class Graph(NamedTuple):
     order: np.ndarray
 
 
-def neighbours(sites: int, bonds: np.ndarray) -> Graph:
+def neighbours(sites: int, bonds: np.ndarray) -> NeighbourLists:
     """Bonds sorted by lower, then upper site; and the same bonds seen from their upper site.
 
     Made once for a graph.
@@ -167,7 +169,7 @@ def neighbours(sites: int, bonds: np.ndarray) -> Graph:
 
 
 @functools.lru_cache(maxsize=64)
-def _neighbours(sites: int, pairs: bytes) -> Graph:
+def _neighbours(sites: int, pairs: bytes) -> NeighbourLists:
     bonds = np.frombuffer(pairs, np.int32).reshape(-1, 2)
     low, high = np.sort(bonds, axis=1).T if len(bonds) else (np.zeros(0, int), np.zeros(0, int))
     order = np.lexsort((high, low))
@@ -179,7 +181,7 @@ def _neighbours(sites: int, pairs: bytes) -> Graph:
         return np.concatenate([[0], np.cumsum(np.bincount(of, minlength=sites))])
 
     arrays = (count(high), low[seen_from_above], seen_from_above, count(low), high, order)
-    graph = Graph(*(np.ascontiguousarray(a, np.int32) for a in arrays))
+    graph = NeighbourLists(*(np.ascontiguousarray(a, np.int32) for a in arrays))
     for array in graph:
         array.flags.writeable = False  # it is shared
     return graph
@@ -192,7 +194,7 @@ def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
     kept: dict[Any, T] = {}
 
     @functools.wraps(make)
-    def once(plan: Plan, *how: Any) -> T:
+    def once(plan: KernelPlan, *how: Any) -> T:
         parts = (
             plan.upper_start,
             plan.upper_site,
@@ -211,7 +213,7 @@ def once_for_a_graph(make: Callable[..., T]) -> Callable[..., T]:
     return once
 
 
-def tolerance(options: Options) -> float:
+def tolerance(options: KernelOptions) -> float:
     """The error of δκ/σ_κ that the precision allows."""
     return MODULATION_TOLERANCE if options.dtype == "float32" else 0.0
 

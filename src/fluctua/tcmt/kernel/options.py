@@ -182,7 +182,7 @@ class Binned:
 
 
 @dataclass(frozen=True)
-class Options:
+class KernelOptions:
     """How trajectories are run, whatever the network.
 
     Args:
@@ -240,7 +240,7 @@ class Options:
 
 
 @dataclass(frozen=True, eq=False)
-class Ensemble:
+class KernelJob:
     """Trajectories first … first + count − 1 of a network: all that a backend is told.
 
     Args:
@@ -253,7 +253,7 @@ class Ensemble:
     spec: KernelSpec
     seed: int
     count: int
-    options: Options = field(default_factory=Options)
+    options: KernelOptions = field(default_factory=KernelOptions)
     first: int = 0
     table: np.ndarray | None = None
     binned: Binned | None = None
@@ -361,7 +361,7 @@ class Ensemble:
         """States that are recorded of each trajectory."""
         return self.spec.steps // self.options.record_every + 1 if self.options.record_every else 0
 
-    def replace(self, **values: Any) -> Ensemble:
+    def replace(self, **values: Any) -> KernelJob:
         """A copy with other values; those of `options` by their own names."""
         own = {f.name for f in dataclasses.fields(self)}
         changed = {name: values.pop(name) for name in list(values) if name not in own}
@@ -371,7 +371,7 @@ class Ensemble:
 
 
 @dataclass(frozen=True, eq=False)
-class TwinModel:
+class KernelTwinModel:
     """The twin of an ensemble, ready for a backend.
 
     Args:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.tcmt.kernel import cpu, cuda, cuda_binned, gpus
-from fluctua.tcmt.kernel.cpu import Sums, mean_to_go
+from fluctua.tcmt.kernel.cpu import EnsembleSums, mean_to_go
 from fluctua.tcmt.kernel.layout import neighbours
-from fluctua.tcmt.kernel.options import Binned, Ensemble, KernelSpec, Options
+from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions, KernelSpec
 
 
 class Families(NamedTuple):
@@ -75,7 +75,7 @@ def run(
         baseline: None, a table (T+1,) of the mean return-to-go at each time (the score of step n
             meets `baseline[n+1]`), or `Binned()`, which runs everything twice.
         first_trajectory: where to begin.
-        options: those of `Options`.
+        options: those of `KernelOptions`.
 
     Returns: a `KernelResult`.
 
@@ -85,7 +85,9 @@ def run(
     """
     binned = baseline if isinstance(baseline, Binned) else None
     table = None if isinstance(baseline, Binned) else baseline
-    ensemble = Ensemble(spec, seed, count, Options(**options), first_trajectory, table, binned)
+    ensemble = KernelJob(
+        spec, seed, count, KernelOptions(**options), first_trajectory, table, binned
+    )
     if not ensemble.scores:
         ensemble = ensemble.replace(binned=None)
     groups = _groups(ensemble)
@@ -99,7 +101,7 @@ def run(
     )
 
 
-def _groups(e: Ensemble) -> list[Ensemble]:
+def _groups(e: KernelJob) -> list[KernelJob]:
     """Parts that have bins of their own, of at most `Binned.group` trajectories and as many as
     the GPU can sort.
     """
@@ -118,7 +120,7 @@ def _groups(e: Ensemble) -> list[Ensemble]:
     ]
 
 
-def _sums(e: Ensemble) -> Sums:
+def _sums(e: KernelJob) -> EnsembleSums:
     if e.options.backend == "cpu":
         return cpu.run(e)
     return cuda.run(e) if e.binned is None else cuda_binned.run(e)
@@ -170,7 +172,7 @@ def _combined(parts: list[KernelResult]) -> KernelResult:
     )
 
 
-def result(e: Ensemble, sums: Sums) -> KernelResult:
+def result(e: KernelJob, sums: EnsembleSums) -> KernelResult:
     """The kernels' sums as means, errors and families; raises if a trajectory overflowed."""
     explain_overflow(e, *(int(v) for v in sums.overflow))
     value, error = value_of(e, sums.returns)
@@ -193,7 +195,7 @@ def result(e: Ensemble, sums: Sums) -> KernelResult:
     )
 
 
-def explain_overflow(e: Ensemble, trajectory: int, step: int) -> None:
+def explain_overflow(e: KernelJob, trajectory: int, step: int) -> None:
     """Raise if a trajectory overflowed; where its step is not known, it runs again, on the CPU."""
     if trajectory < 0:
         return
@@ -212,7 +214,7 @@ def explain_overflow(e: Ensemble, trajectory: int, step: int) -> None:
     )
 
 
-def value_of(e: Ensemble, returns: np.ndarray) -> tuple[float, float]:
+def value_of(e: KernelJob, returns: np.ndarray) -> tuple[float, float]:
     """J and its standard error."""
     paired = 0.0  # asked for of antithetic pairs alone
     if e.options.antithetic:
@@ -222,7 +224,7 @@ def value_of(e: Ensemble, returns: np.ndarray) -> tuple[float, float]:
     return float(mean[0]), float(error[0])
 
 
-def statistics(e: Ensemble, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def statistics(e: KernelJob, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, mean square and standard error of the mean from Σv, Σv² and Σ(v₂ⱼ + v₂ⱼ₊₁)²."""
     antithetic = e.options.antithetic
     mean = moments[0] / e.count
@@ -234,7 +236,7 @@ def statistics(e: Ensemble, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return mean, second, np.sqrt(np.maximum(square - mean**2, 0) / (units - 1))
 
 
-def families(e: Ensemble, columns: np.ndarray) -> Families:
+def families(e: KernelJob, columns: np.ndarray) -> Families:
     """Split the kernels' columns (..., P), and put the bonds back into the order they were
     given in.
     """

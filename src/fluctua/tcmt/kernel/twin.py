@@ -32,7 +32,13 @@ from fluctua.core.types import Params
 from fluctua.tcmt.kernel import cpu, cuda_twin
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.layout import modulation_pieces, tolerance
-from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options, TwinModel, refuse_step
+from fluctua.tcmt.kernel.options import (
+    KernelJob,
+    KernelOptions,
+    KernelSpec,
+    KernelTwinModel,
+    refuse_step,
+)
 from fluctua.tcmt.kernel.run import Families, explain_overflow, families, run, statistics, value_of
 
 TABLE_BYTES = 2**29
@@ -130,7 +136,7 @@ def run_twin(
             table[n+1]. None computes that of a linear twin.
         segment: steps that a path is made ahead; None chooses.
         first_trajectory: where to begin.
-        options: those of `Options`, but for `noise`, `scores` and `record_every`.
+        options: those of `KernelOptions`, but for `noise`, `scores` and `record_every`.
 
     Returns: a `TwinResult`.
 
@@ -141,7 +147,7 @@ def run_twin(
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
     if options.get("backend") == "cuda":
         refuse_step(spec.step, "the twin on the GPU")
-    ensemble = Ensemble(
+    ensemble = KernelJob(
         spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3
     )
     sigma = spec.sigma_kappa if knows_modulation else 0.0
@@ -165,15 +171,15 @@ def expected_lambda(twin: KernelSpec) -> np.ndarray:
     return mean_lambda(*arriving(responses(twin), twin.noise), twin.steps)
 
 
-def twin_options(**options: Any) -> Options:
-    """Options of a run with the twin correction, which has noise, scores and no recording."""
+def twin_options(**options: Any) -> KernelOptions:
+    """KernelOptions of a run with the twin correction, which has noise, scores and no recording."""
     fixed = {"noise": True, "scores": True, "record_every": 0}
     for name, value in fixed.items():
         if options.get(name, value) != value:
             raise ValueError(
                 f'`{name}` is no option of the twin correction; run with baseline="none" for that.'
             )
-    return Options(**options)
+    return KernelOptions(**options)
 
 
 def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
@@ -199,7 +205,9 @@ def _check_rank(twin: KernelTwin, model: KernelSpec) -> None:
         )
 
 
-def _prepared(e: Ensemble, twin: KernelSpec, chosen: KernelTwin) -> tuple[Ensemble, TwinModel]:
+def _prepared(
+    e: KernelJob, twin: KernelSpec, chosen: KernelTwin
+) -> tuple[KernelJob, KernelTwinModel]:
     """Segments, and what is computed of the twin before any trajectory: λ̄ and the quadratic
     term.
     """
@@ -224,10 +232,10 @@ def _prepared(e: Ensemble, twin: KernelSpec, chosen: KernelTwin) -> tuple[Ensemb
             basis, curvature = quadratic(response, rank, ends)
         if e.table is None:
             e = e.replace(table=mean_lambda(*arriving(response, e.spec.noise, basis), segment))
-    return e, TwinModel(twin, segment, full, rank, basis, curvature)
+    return e, KernelTwinModel(twin, segment, full, rank, basis, curvature)
 
 
-def result(e: Ensemble, sums: TwinSums) -> TwinResult:
+def result(e: KernelJob, sums: TwinSums) -> TwinResult:
     """The kernels' sums as means, errors and families; raises if a trajectory or a twin
     overflowed.
     """

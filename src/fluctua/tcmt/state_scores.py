@@ -35,7 +35,7 @@ from fluctua.learn.evidence import At, Evidence
 from fluctua.tcmt.coupled_modes import delta_kappa
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cpu import measured_scores
-from fluctua.tcmt.kernel.options import Ensemble, KernelSpec, Options
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
 from fluctua.tcmt.kernel.run import run
 
 KNOWN = ("omega", "kappa", "chi")
@@ -54,7 +54,7 @@ BLOCK = 500
 """Steps at a time."""
 
 
-class Graph(NamedTuple):
+class NeighbourSlots(NamedTuple):
     """Neighbours of every site in as many slots as the most of them has. site, bond (N, D);
     there (N, D): 1 or 0.
     """
@@ -65,7 +65,7 @@ class Graph(NamedTuple):
     ends: Array  # (B, 2)
 
 
-class Numbers(NamedTuple):
+class NetworkNumbers(NamedTuple):
     """A model at its parameters: ω, χ, Γ, 2Q (N,), κ (B,) and as a matrix (N, N), the drive
     (N,) or (T, N), complex.
     """
@@ -79,7 +79,7 @@ class Numbers(NamedTuple):
     force: Array
 
 
-def graph_of(spec: KernelSpec) -> Graph:
+def list_slots(spec: KernelSpec) -> NeighbourSlots:
     """The neighbours of every site of a network."""
     around: list[list[tuple[int, int]]] = [[] for _ in range(spec.sites)]
     for b, (i, j) in enumerate(spec.bonds.tolist()):
@@ -91,10 +91,10 @@ def graph_of(spec: KernelSpec) -> Graph:
         for d, (m, b) in enumerate(each):
             table[:, n, d] = m, b, 1
     site, bond, there = (jnp.asarray(v) for v in table)
-    return Graph(site, bond, there, jnp.asarray(spec.bonds))
+    return NeighbourSlots(site, bond, there, jnp.asarray(spec.bonds))
 
 
-def numbers_of(spec: KernelSpec) -> Numbers:
+def tabulate_network(spec: KernelSpec) -> NetworkNumbers:
     """The numbers of a kernel's network, in JAX's precision."""
     force = np.zeros((len(spec.drive), spec.sites), complex)
     force[:, spec.drive_sites] = spec.drive
@@ -106,7 +106,7 @@ def numbers_of(spec: KernelSpec) -> Numbers:
     i, j = spec.bonds.T
     coupling[i, j] = coupling[j, i] = spec.kappa
     whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
-    return Numbers(
+    return NetworkNumbers(
         real(spec.omega),
         real(spec.chi),
         real(spec.damping),
@@ -117,7 +117,7 @@ def numbers_of(spec: KernelSpec) -> Numbers:
     )
 
 
-def psi_of(x: Array) -> Array:
+def to_complex(x: Array) -> Array:
     """ψ (..., N) of states [Re ψ, Im ψ] (..., 2N)."""
     n = np.shape(x)[-1] // 2
     return np.asarray(x)[..., :n] + 1j * np.asarray(x)[..., n:]
@@ -131,7 +131,7 @@ def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
     if spec.step != "euler":
         weight = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2
         seen = np.asarray(x)
-    psi = psi_of(seen)[..., spec.port_sites]
+    psi = to_complex(seen)[..., spec.port_sites]
     stride = (spec.steps // len(interval)) or 1
     out = spec.port_gain * psi - (
         spec.incoming[::stride] if len(spec.incoming) > 1 else spec.incoming
@@ -161,7 +161,7 @@ def evidence(
         u: where the derivatives are taken.
         trajectories: x (E, T+1, 2N); with modulation, its `context` too.
         every: steps of which one counts for the information.
-        readout: standard deviation of the measurement on each quadrature; see `Sums`.
+        readout: standard deviation of the measurement on each quadrature; see `StateSums`.
         slope: ∂p/∂u of `at_point`, if it is at hand.
 
     """
@@ -171,7 +171,7 @@ def evidence(
     sizes = {"omega": spec.sites, "kappa": len(spec.bonds), "chi": spec.sites, "gamma": spec.sites}
     slope = {name: slope.get(name, np.zeros((sizes[name], u.size))) for name in SCORED}
     kerr = bool(slope["chi"].any())
-    sums = sums_of(task, spec, trajectories, every, kerr, readout)
+    sums = sum_states(task, spec, trajectories, every, kerr, readout)
     information = _information(spec, sums.gram, kerr)
     jacobian = scipy.sparse.csr_array(
         np.concatenate([slope[name] for name in SCORED])
@@ -184,9 +184,10 @@ def evidence(
     return Evidence(jacobian.T @ score, dense, linear and _stride(spec, trajectories.t) <= 1)
 
 
-class Sums(NamedTuple):
-    """Sums over measured states, of all families. scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z =
-    (ψ, |ψ|²ψ), complex.
+class StateSums(NamedTuple):
+    """Sums over measured states, of all families.
+
+    scores: ΣU (N + B + 2N,). gram: Σ z*zᵀΔt of z = (ψ, |ψ|²ψ), complex.
 
     What the noise ε of a readout adds to them on average is taken off, with E|ε|² = ν² and what it
     adds to a residual and its features, −Bε and Cε, B = (1 + AΔt)ᵏ and C the mean of (1 + AΔt)ʲ
@@ -204,14 +205,14 @@ class Sums(NamedTuple):
     scatter: np.ndarray
 
 
-def sums_of(
+def sum_states(
     task: Experiment,
     spec: KernelSpec,
     trajectories: Trajectories,
     every: int,
     kerr: bool,
     readout: float = 0.0,
-) -> Sums:
+) -> StateSums:
     """The sums that evidence is made of. kerr: whether χ is among the unknowns."""
     t = np.asarray(trajectories.t, np.float64)
     stride = _stride(spec, t)
@@ -221,7 +222,7 @@ def sums_of(
     native = stride and trajectories.context is None and len(spec.drive) == 1
     if native:
         scores = measured_scores(
-            Ensemble(lowered, 0, 1, Options(dtype=_precision())), trajectories.x, stride
+            KernelJob(lowered, 0, 1, KernelOptions(dtype=_precision())), trajectories.x, stride
         )
     else:
         scores = _blockwise(task, lowered, t, trajectories)
@@ -231,8 +232,8 @@ def sums_of(
         axis=0,
     )
     if not readout:
-        return Sums(scores, gram, np.zeros_like(scores))
-    some = np.abs(psi_of(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
+        return StateSums(scores, gram, np.zeros_like(scores))
+    some = np.abs(to_complex(np.asarray(trajectories.x)[:, :-1:thinned])) ** 2
     return _without_readout(
         spec, some, len(trajectories.x), scores, gram, power, stride if native else 1, t
     )
@@ -247,7 +248,7 @@ def _without_readout(
     power: float,
     steps: int,
     t: np.ndarray,
-) -> Sums:
+) -> StateSums:
     """intensity: |ψ|² of some samples (E, ·, N). count: trajectories. steps: of the model in an
     interval.
     """
@@ -299,7 +300,7 @@ def _without_readout(
     gram = (
         directions * np.maximum(size, 0)
     ) @ directions.conj().T  # a dark site may have less than its noise
-    return Sums(corrected, gram, lot * np.concatenate(scatter))
+    return StateSums(corrected, gram, lot * np.concatenate(scatter))
 
 
 def _weakened(
@@ -334,8 +335,8 @@ def _blockwise(
 
     (N + B + 2N,)
     """
-    graph = graph_of(spec)
-    numbers = numbers_of(spec)
+    graph = list_slots(spec)
+    numbers = tabulate_network(spec)
     total = np.zeros(3 * spec.sites + len(spec.bonds))
     for j in range(len(trajectories.x)):
         for block in blocks(
@@ -354,8 +355,8 @@ def recorded(
     table: λ̄ (T+1,). For a network without modulation, on the time grid of the task.
     -> leaves (E, ·) of ω, κ and χ.
     """
-    graph = graph_of(spec)
-    numbers = numbers_of(spec)
+    graph = list_slots(spec)
+    numbers = tabulate_network(spec)
     t = np.asarray(trajectories.t, np.float64)
     dt = np.diff(t)
     path = run(spec, 0, 1, noise=False, scores=False, record_every=1).trajectories
@@ -384,7 +385,7 @@ def recorded(
 
     for j in range(len(trajectories.x)):
         x = np.asarray(trajectories.x[j])
-        psi = psi_of(x)
+        psi = to_complex(x)
         r = np.concatenate(
             [np.asarray(_residuals(numbers, graph, *b)) for b in blocks(task, numbers, t, x, None)]
         )
@@ -410,7 +411,7 @@ def recorded(
 
 
 def blocks(
-    task: Experiment, numbers: Numbers, t: np.ndarray, x: np.ndarray, context: PyTree
+    task: Experiment, numbers: NetworkNumbers, t: np.ndarray, x: np.ndarray, context: PyTree
 ) -> Iterator[tuple[Array, Array, Array, Array | None]]:
     """A trajectory x (T+1, 2N) some steps at a time: states, intervals, drive (N,) or (b, N),
     and δκ (b, B) or None.
@@ -440,7 +441,12 @@ def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
 
 
 def drift(
-    numbers: Numbers, graph: Graph, re: Array, im: Array, force: Array, shift: Array | None = None
+    numbers: NetworkNumbers,
+    graph: NeighbourSlots,
+    re: Array,
+    im: Array,
+    force: Array,
+    shift: Array | None = None,
 ) -> tuple[Array, Array]:
     """The quadratures of μ at states (..., N). shift: δκ (..., B) of the modulation."""
     frequency = numbers.omega + numbers.chi * (re**2 + im**2)
@@ -461,7 +467,12 @@ def drift(
 
 
 def _residual(
-    numbers: Numbers, graph: Graph, x: Array, dt: Array, force: Array, shift: Array | None
+    numbers: NetworkNumbers,
+    graph: NeighbourSlots,
+    x: Array,
+    dt: Array,
+    force: Array,
+    shift: Array | None,
 ) -> tuple[Array, Array, Array, Array]:
     """Quadratures of r = ψ' − ψ − μΔt, and of ψ, at the steps of a block. (b, N) each"""
     re, im = jnp.split(x, 2, axis=1)
@@ -471,13 +482,13 @@ def _residual(
 
 
 @jit
-def _residuals(numbers: Numbers, graph: Graph, *block: Any) -> Array:
+def _residuals(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> Array:
     re, im, _, _ = _residual(numbers, graph, *block)
     return jax.lax.complex(re, im)
 
 
 @jit
-def _scores(numbers: Numbers, graph: Graph, *block: Any) -> Array:
+def _scores(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> Array:
     """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
     r_re, r_im, re, im = _residual(numbers, graph, *block)
     z_re = r_re / numbers.double_q
@@ -501,7 +512,7 @@ def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Ar
 _products_of = jit(_products)
 
 
-def products(graph: Graph, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
+def products(graph: NeighbourSlots, zeta: np.ndarray, psi: np.ndarray) -> dict[str, np.ndarray]:
     """The same of any ζ (T, N) and ψ (T, N), complex, family by family."""
     sites = psi.shape[1]
     total = np.zeros(2 * sites + len(graph.ends))
@@ -520,7 +531,7 @@ def _gram(x: np.ndarray, dt: np.ndarray, every: int, kerr: bool, power: float = 
     """
     begins = np.arange(0, len(dt), every)
     share = np.add.reduceat(dt, begins)
-    z = psi_of(x[begins])
+    z = to_complex(x[begins])
     z = np.concatenate([z, (np.abs(z) ** 2 - 2 * power) * z], axis=1) if kerr else z
     z = z * np.sqrt(share)[:, None].astype(z.real.dtype)
     return (z.conj().T @ z).astype(np.complex128)
@@ -631,7 +642,9 @@ def _ports(spec: KernelSpec) -> Ports:
 
 
 @jit
-def _adjoint(numbers: Numbers, graph: Graph, ports: Ports, xbar: Array, dt: Array) -> Array:
+def _adjoint(
+    numbers: NetworkNumbers, graph: NeighbourSlots, ports: Ports, xbar: Array, dt: Array
+) -> Array:
     """q_n (T+1, N) as complex numbers, so that Re q*d is the gradient's product with a push d:
     q_T = 0.
     """

@@ -15,10 +15,10 @@ from fluctua.runs.unknown import Device
 from fluctua.tcmt.exact import value_and_gradient
 from fluctua.tcmt.fused import OfLosses, kernel_spec
 from fluctua.tcmt.kernel.cpu import measured_scores
-from fluctua.tcmt.kernel.options import Ensemble, Options
+from fluctua.tcmt.kernel.options import KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import expected_lambda
-from fluctua.tcmt.measured import evidence as of_network
-from fluctua.tcmt.measured import sums_of
+from fluctua.tcmt.state_scores import evidence as of_network
+from fluctua.tcmt.state_scores import sum_states
 
 NETWORK = tcmt.rectangular(2, 3)
 SITES, BONDS = NETWORK.sites, len(NETWORK.bonds)
@@ -119,10 +119,10 @@ def test_scores_of_samples_some_steps_apart(stride):
     spec = kernel_spec(task, {**hidden(THETA), "gamma": np.linspace(0.01, 0.03, SITES)})
     x = np.asarray(Device(task, hidden)(KEY, THETA, 2).x)[:, : 24 * stride : stride]
     exact = reference(spec, x, stride)
-    sums = measured_scores(Ensemble(spec, 0, 1, Options(dtype="float64")), x, stride)
+    sums = measured_scores(KernelJob(spec, 0, 1, KernelOptions(dtype="float64")), x, stride)
     np.testing.assert_allclose(sums, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
     single = measured_scores(
-        Ensemble(spec, 0, 1), x, stride
+        KernelJob(spec, 0, 1), x, stride
     )  # 46 terms with 7 digits of states of order 10
     np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
@@ -184,7 +184,7 @@ def test_the_correction_for_readout_is_that_of_any_process():
     spec = kernel_spec(task, estimator.at(THETA, jnp.asarray(u)))
     change = {}
     for noise in (0.0, readout):
-        sums = sums_of(task, spec, x, 1, True, noise)
+        sums = sum_states(task, spec, x, 1, True, noise)
         general = evidence(task.process, full_score, estimator.at, THETA, u, x, 1, noise)
         order = np.concatenate(
             [SITES + np.arange(BONDS), SITES + BONDS + np.arange(SITES), np.arange(SITES)]
