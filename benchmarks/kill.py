@@ -301,7 +301,7 @@ def recording(
     """create, append, append_to and repair; every append that returned is told."""
     import numpy as np
 
-    from fluctua.insitu import Description, append_to, create, repair
+    from fluctua.insitu.files import Description, append_to, create, repair
 
     folder.mkdir(exist_ok=True)
     path = folder / "run.nc"
@@ -332,7 +332,7 @@ def whole_recording(folder: Path, reference: Path) -> None:
     """Every trajectory, as it was measured."""
     import numpy as np
 
-    from fluctua.insitu import open_recording
+    from fluctua.insitu.recording.reader import open_recording
 
     with open_recording(folder / "run.nc") as file:
         if file.count != TRAJECTORIES:
@@ -362,12 +362,12 @@ class Box:
     def acquire(self) -> Any:
         import numpy as np
 
-        from fluctua.insitu import Batch
+        from fluctua.insitu.instrument import Batch
 
         return Batch(np.arange(11.0), self.rng.normal(size=(self.count, 11, 1)), full_scale=100.0)
 
     def health(self) -> Any:
-        from fluctua.insitu import Health
+        from fluctua.insitu.instrument import Health
 
         return Health(settings=self.settings)
 
@@ -443,7 +443,7 @@ def in_situ(
 
 def whole_loop(folder: Path, reference: Path) -> None:
     """A row an iteration, and every trajectory that was spent in the recordings."""
-    from fluctua.insitu import open_recording
+    from fluctua.insitu.recording.reader import open_recording
     from fluctua.store import history
 
     rows = history.read(folder / "history.csv")

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu import Batch, Health, InstrumentError, Retry, array
+from fluctua.insitu.instrument import Batch, Health, InstrumentError, Retry, array
 
 T, SIGMA, OFFSETS = (
     np.linspace(0, 6, 151),

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 import fluctua as fl
-from fluctua.insitu import Batch, Health, InstrumentError, instrument_substrate
+from fluctua.insitu import instrument_substrate
+from fluctua.insitu.instrument import Batch, Health, InstrumentError
 
 T = np.linspace(0, 6, 301)
 OFFSET, LOSS, SIGMA = 0.9, 1.0, 0.2  # from the calibration
@@ -44,7 +45,8 @@ class MyInstrument:
     """Opens the line when it is made, and is made again after every failure."""
 
     def __init__(self):
-        self.box = Box()  # e.g. fluctua.insitu.connect("TCPIP::192.168.0.7::5025::SOCKET")
+        # e.g. fluctua.insitu.instrument.connect("TCPIP::192.168.0.7::5025::SOCKET")
+        self.box = Box()
 
     def set(self, settings):
         self.settings = {name: float(value) for name, value in settings.items()}

@@ -53,7 +53,7 @@ power = fl.Objective(terminal=lambda theta, x: jnp.sum(x**2))
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "run.nc"
-    head = insitu.Description(
+    head = insitu.files.Description(
         T,
         ("psi",),
         "complex128",
@@ -62,13 +62,13 @@ with tempfile.TemporaryDirectory() as folder:
         parameters=SET,
         provenance="example",
     )
-    with insitu.create(path, head) as writer:
+    with insitu.files.create(path, head) as writer:
         for psi, known in runs(1000):
             writer.append(psi, known)  # safe on disk when this returns
 
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         print(recording)
-        found = insitu.inspect(recording).findings
+        found = insitu.files.inspect(recording).findings
         print("\n".join(finding.text for finding in found) or "nothing is wrong with it")
 
         noise = insitu.fit_noise(recording, process, recording.description.theta)

@@ -48,11 +48,11 @@ def measured(count, seed=5):
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "bead.nc"
-    head = insitu.Description(
+    head = insitu.files.Description(
         INTERVAL * np.arange(SAMPLES + 1), ("position", "velocity"), parameters=SET
     )
-    insitu.save(path, head, measured(2000))
-    with insitu.open_recording(path) as recording:
+    insitu.files.save(path, head, measured(2000))
+    with insitu.files.open(path) as recording:
         fit = insitu.fit_drift(recording, process, SET, transition=local_linear)
         for name, value in fit.theta.items():
             print(

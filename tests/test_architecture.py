@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "fluctua"
 MODULES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = sorted({module.parent for module in MODULES})
-PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu"]
+PUBLIC = [SOURCE, SOURCE / "tcmt", SOURCE / "insitu", SOURCE / "insitu" / "instrument"]
 MOST_MODULES = 16
 
 # Not installed with fluctua, therefore imported where they are needed.

@@ -33,7 +33,9 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "package", [fluctua, fluctua.tcmt, fluctua.insitu], ids=lambda package: package.__name__
+    "package",
+    [fluctua, fluctua.tcmt, fluctua.insitu, fluctua.insitu.files, fluctua.insitu.instrument],
+    ids=lambda package: package.__name__,
 )
 def test_arguments_of_public_functions_can_be_scanned(package):
     """Whoever has two arguments or more explains each under `Args:`, and what comes back under

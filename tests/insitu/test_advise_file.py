@@ -117,10 +117,12 @@ def test_no_gradient_gets_a_bound_and_no_number():
 
 def test_parts_are_the_whole(tmp_path):
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(1), THETA, 57)
-    insitu.save(
-        tmp_path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x)
+    insitu.files.save(
+        tmp_path / "r.nc",
+        insitu.files.Description(T, ("a", "b"), parameters=THETA),
+        np.asarray(data.x),
     )
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    with insitu.files.open(tmp_path / "r.nc") as r:
         whole = insitu.estimate(r, PROCESS, OBJECTIVE, baseline="none", chunk_bytes=10 * 51 * 2 * 8)
     each = np.array([len(range(k, 57, PARTS)) for k in range(PARTS)])
     np.testing.assert_allclose(each @ whole.parts / 57, whole.estimate.gradient["a"], rtol=1e-9)
@@ -175,8 +177,10 @@ def recording(tmp_path_factory):
     """dX = (a − X)dt + 0.5 dW from 0, reward X_T; ∂J/∂a = 1 − (1 − Δt)^T; and the model file."""
     folder = tmp_path_factory.mktemp("r")
     data = fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(T))(jax.random.key(3), THETA, 1000)
-    insitu.save(
-        folder / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), np.asarray(data.x)
+    insitu.files.save(
+        folder / "r.nc",
+        insitu.files.Description(T, ("a", "b"), parameters=THETA),
+        np.asarray(data.x),
     )
     (folder / "model.py").write_text(MODEL)
     return folder
@@ -235,8 +239,8 @@ def test_what_is_wrong_is_said(recording, options, message):
     ],
 )
 def test_options_of_the_library_are_checked(recording, options, message):
-    model = insitu.RecordingModel(PROCESS, OBJECTIVE, THETA)
-    with insitu.open_recording(recording / "r.nc") as r, pytest.raises(ValueError, match=message):
+    model = insitu.files.RecordingModel(PROCESS, OBJECTIVE, THETA)
+    with insitu.files.open(recording / "r.nc") as r, pytest.raises(ValueError, match=message):
         insitu.advise_file(r, model, **options)
 
 
@@ -249,7 +253,9 @@ def test_a_trap_hears_nothing_of_resonators(tmp_path):
     x = np.asarray(
         fl.simulator(PROCESS, jnp.zeros(2), jnp.asarray(t))(jax.random.key(4), THETA, 40).x
     )
-    insitu.save(tmp_path / "r.nc", insitu.Description(t, ("a", "b"), parameters=THETA), x)
+    insitu.files.save(
+        tmp_path / "r.nc", insitu.files.Description(t, ("a", "b"), parameters=THETA), x
+    )
     (tmp_path / "model.py").write_text(MODEL)
     for score in ("euler", "local-linear"):
         done = invoke(tmp_path, "--error", "0.02", "--score", score)

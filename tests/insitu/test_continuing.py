@@ -26,7 +26,7 @@ PROCESS = fl.Process(
 )
 SQUARE = lambda th, x: x[0] ** 2 + x[0]
 OBJECTIVE = fl.Objective(running=SQUARE)
-MODEL = insitu.RecordingModel(PROCESS, OBJECTIVE, THETA)
+MODEL = insitu.files.RecordingModel(PROCESS, OBJECTIVE, THETA)
 SOURCE = """
 import fluctua as fl, jax.numpy as jnp
 process = fl.Process(
@@ -43,7 +43,9 @@ def exact():
 
 def save(path, x, t=None):
     t = DT * np.arange(x.shape[1]) if t is None else t
-    insitu.save(path, insitu.Description(t, ("a", "b"), parameters=THETA), np.asarray(x))
+    insitu.files.save(
+        path, insitu.files.Description(t, ("a", "b"), parameters=THETA), np.asarray(x)
+    )
     return path
 
 
@@ -51,7 +53,7 @@ def save(path, x, t=None):
 def trace(tmp_path_factory):
     data = steady_record(PROCESS, THETA, DT, 2, jax.random.key(5), 40_000)
     path = save(tmp_path_factory.mktemp("trace") / "trace.nc", data.x)
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         yield recording
 
 
@@ -71,9 +73,11 @@ def run(*arguments):
 
 def test_a_cut_recording_is_the_same_samples(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 11, 2))
-    head = insitu.Description(DT * np.arange(11), ("a", "b"), context={"f": ()}, parameters=THETA)
-    insitu.save(tmp_path / "r.nc", head, x, {"f": np.array([3.0, 4.0])})
-    with insitu.open_recording(tmp_path / "r.nc") as recording:
+    head = insitu.files.Description(
+        DT * np.arange(11), ("a", "b"), context={"f": ()}, parameters=THETA
+    )
+    insitu.files.save(tmp_path / "r.nc", head, x, {"f": np.array([3.0, 4.0])})
+    with insitu.files.open(tmp_path / "r.nc") as recording:
         cut = recording.cut(3)
         assert cut.x.shape == (6, 4, 2)
         np.testing.assert_array_equal(
@@ -89,7 +93,7 @@ def test_a_cut_recording_is_the_same_samples(tmp_path):
 
 
 def test_stretches_are_ten_correlation_times_long(trace):
-    pieces = insitu.split_record(trace, MODEL)
+    pieces = insitu.files.split_record(trace, MODEL)
     assert pieces.length == pytest.approx(10 * pieces.memory, rel=0.01)
     assert pieces.recording.count == 2000 // pieces.length
     # eigenvalues of the drift: both components are correlated over about 1/Re λ, twice that
@@ -100,16 +104,16 @@ def test_stretches_are_ten_correlation_times_long(trace):
 
 
 def test_short_records_and_drifts_that_depend_on_time_are_refused(tmp_path, trace):
-    with insitu.open_recording(save(tmp_path / "short.nc", trace.x[:, :200])) as short:
+    with insitu.files.open(save(tmp_path / "short.nc", trace.x[:, :200])) as short:
         with pytest.raises(
             ValueError, match=r"too short: 1 × 9\.95 .* correlated over .* 20 stretches of 2"
         ):
-            insitu.split_record(short, MODEL)
+            insitu.files.split_record(short, MODEL)
         with pytest.raises(ValueError, match=r"longer than two windows|too short"):
             insitu.estimate_continuing(short, MODEL)
     driven = fl.Process(lambda th, x, t: -th["k"] * x + jnp.sin(t), PROCESS.noise)
     with pytest.raises(ValueError, match="depends on time"):
-        insitu.split_record(trace, insitu.RecordingModel(driven, OBJECTIVE, THETA))
+        insitu.files.split_record(trace, insitu.files.RecordingModel(driven, OBJECTIVE, THETA))
     with pytest.raises(ValueError, match="`running`"):
         insitu.estimate_continuing(trace, MODEL._replace(objective=fl.Objective(terminal=SQUARE)))
 
@@ -140,9 +144,7 @@ def test_observation_noise_is_corrected_for(tmp_path):
     average = float(steady_average(PROCESS, SQUARE, THETA, DT, 2))
     x = np.asarray(steady_record(PROCESS, THETA, DT, 2, jax.random.key(8), 200_000).x)
     z = {}
-    with insitu.open_recording(
-        save(tmp_path / "noisy.nc", x + s * rng.normal(size=x.shape))
-    ) as noisy:
+    with insitu.files.open(save(tmp_path / "noisy.nc", x + s * rng.normal(size=x.shape))) as noisy:
         for name, variance in (("corrected", s**2), ("not", None)):
             with pytest.warns(RuntimeWarning) if variance is None else _nothing():
                 answer = insitu.estimate_continuing(
@@ -183,8 +185,8 @@ def steady_chain():
 
 
 def chain_trace(path, seed, **options):
-    head = insitu.describe(CHAIN, SET, seed=seed, dtype="complex128", settle=30.0, **options)
-    assert list(insitu.record(path, CHAIN, head, 1)) == [1]
+    head = insitu.files.describe(CHAIN, SET, seed=seed, dtype="complex128", settle=30.0, **options)
+    assert list(insitu.files.record(path, CHAIN, head, 1)) == [1]
     return path
 
 
@@ -194,8 +196,10 @@ def test_errors_of_network_traces_cover(tmp_path):
     value, gradient = steady_chain()
     z = []
     for seed in range(12):
-        with insitu.open_recording(chain_trace(tmp_path / f"{seed}.nc", seed)) as recording:
-            answer = insitu.estimate_continuing(recording, insitu.model_of(recording), window=6.0)
+        with insitu.files.open(chain_trace(tmp_path / f"{seed}.nc", seed)) as recording:
+            answer = insitu.estimate_continuing(
+                recording, insitu.files.load_model(recording), window=6.0
+            )
         e = answer.estimate
         z.append(
             [
@@ -213,9 +217,9 @@ def test_errors_of_network_traces_cover(tmp_path):
 def test_hidden_channels_leave_the_others_as_they_are(tmp_path):
     answers = {}
     for name, observe in (("all", None), ("some", [1, 2])):
-        with insitu.open_recording(chain_trace(tmp_path / name, 3, observe=observe)) as recording:
+        with insitu.files.open(chain_trace(tmp_path / name, 3, observe=observe)) as recording:
             answers[name] = insitu.estimate_continuing(
-                recording, insitu.model_of(recording), window=6.0
+                recording, insitu.files.load_model(recording), window=6.0
             )
     view = answers["some"].view
     assert set(view.missing) == {"omega[0]", "omega[1]", "kappa[0]", "kappa[1]"}
@@ -227,16 +231,16 @@ def test_hidden_channels_leave_the_others_as_they_are(tmp_path):
 
 def test_a_settled_record_is_the_end_of_a_longer_one(tmp_path):
     short = tcmt.transmission(CHAIN.network, horizon=2.0, dt=0.02)
-    head = insitu.describe(short, SET, seed=4, every=5, settle=1.03, dtype="complex128")
+    head = insitu.files.describe(short, SET, seed=4, every=5, settle=1.03, dtype="complex128")
     assert int(head.simulation["settle"]) == 55  # whole samples
-    list(insitu.record(tmp_path / "r.nc", short, head, 2))
+    list(insitu.files.record(tmp_path / "r.nc", short, head, 2))
     long = short._replace(t=0.02 * np.arange(156))
     key = jax.random.split(jax.random.key(4))[0]
     x = long.simulator()(key, SET, 2).x[:, ::5][:, -21:]
-    with insitu.open_recording(tmp_path / "r.nc") as recording:
+    with insitu.files.open(tmp_path / "r.nc") as recording:
         np.testing.assert_allclose(recording.x[:], x, atol=1e-12)
     with pytest.raises(ValueError, match="`settle`.*-1"):
-        insitu.describe(short, SET, settle=-1.0)
+        insitu.files.describe(short, SET, settle=-1.0)
 
 
 # -------------------------------------------------------------------------------------- calibration
@@ -268,7 +272,7 @@ def test_the_bias_of_a_wrong_model_is_what_it_does_to_the_long_run_gradient(tmp_
     right, biased = (
         stationary(process, SQUARE, THETA, data, window=window) for process in (PROCESS, wrong)
     )
-    stretches = insitu.open_recording(save(tmp_path / "long.nc", data.x)).cut(1000)
+    stretches = insitu.files.open(save(tmp_path / "long.nc", data.x)).cut(1000)
     report = insitu.examine_residuals(
         stretches, wrong, OBJECTIVE, THETA, window=round(window / DT), components=("a", "b")
     )
@@ -366,7 +370,7 @@ def test_record_settles_on_the_command_line(tmp_path):
     made = run("record", path, *options, "--trajectories", "1")
     assert made.exit_code == 0, made.output
     assert "--continuing" in made.stdout
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         assert np.abs(recording.x[0, 0]).max() > 0.1  # not at rest
         assert recording.t[0] == 0
     answer = json.loads(

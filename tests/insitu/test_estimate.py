@@ -29,7 +29,7 @@ PROCESS = fl.Process(
 OBJECTIVE = fl.Objective(running=lambda th, x: x[0] ** 2, terminal=lambda th, x: x[1] * x[0])
 THETA = {"k": jnp.array(0.8), "c": jnp.array(0.6)}
 T = np.linspace(0, 2, 21)
-HEAD = insitu.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA)
+HEAD = insitu.files.Description(T, ("a", "b"), context={"force": ()}, parameters=THETA)
 
 
 @cache
@@ -69,8 +69,8 @@ def simulated(key, count):
 def recording(tmp_path_factory):
     data = simulated(jax.random.key(8), 2000)
     path = tmp_path_factory.mktemp("r") / "r.nc"
-    insitu.save(path, HEAD, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
-    with insitu.open_recording(path) as r:
+    insitu.files.save(path, HEAD, np.asarray(data.x), {"force": np.asarray(data.context["force"])})
+    with insitu.files.open(path) as r:
         yield r
 
 
@@ -114,13 +114,13 @@ def test_observation_noise_is_corrected_for(key, tmp_path):
     exact, s = flat(linear_answer()), 0.2
     data = simulated(key, 30_000)
     noisy = data._replace(x=data.x + s * jax.random.normal(jax.random.key(1), data.x.shape))
-    insitu.save(
+    insitu.files.save(
         tmp_path / "r.nc",
         HEAD,
         np.asarray(noisy.x),
         {name: np.asarray(v) for name, v in noisy.context.items()},
     )
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    with insitu.files.open(tmp_path / "r.nc") as r:
         ours = insitu.estimate(r, PROCESS, OBJECTIVE, observation_noise=s**2).estimate
     assert np.abs((flat(ours.gradient) - exact) / flat(ours.stderr)).max() < tolerance(2)
     variation = jnp.array([0.5, 0.8]) ** 2 / 2 + s**2 / 0.1
@@ -173,12 +173,12 @@ def test_a_filter_gives_what_all_channels_gave_and_the_rest(tmp_path):
     """
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, chi_std=0.01)
     for name, observe in (("all", None), ("some", [1, 2, 3, 4])):
-        head = insitu.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
-        assert list(insitu.record(tmp_path / name, TASK, head, 12))[-1] == 12
+        head = insitu.files.describe(TASK, theta, observe=observe, seed=4, dtype="complex128")
+        assert list(insitu.files.record(tmp_path / name, TASK, head, 12))[-1] == 12
     results = {}
     for name in ("all", "some"):
-        with insitu.open_recording(tmp_path / name) as r:
-            results[name] = estimate_model(r, insitu.model_of(r), baseline="none")
+        with insitu.files.open(tmp_path / name) as r:
+            results[name] = estimate_model(r, insitu.files.load_model(r), baseline="none")
     whole, part = flat(results["all"].estimate.gradient), flat(results["some"].estimate.gradient)
     view = insitu.visibility(TASK.process, TASK.objective, theta, [1, 2, 3, 4, 6, 7, 8, 9], 10)
     assert view.trainable.sum() == 14 - 6
@@ -200,10 +200,10 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
         "kappa": jnp.array([1.0, 0.8, 1.2, 1.0]),
     }
     path = tmp_path / "r.nc"
-    head = insitu.describe(
+    head = insitu.files.describe(
         task, theta, observe=[1, 4], seed=4, dtype="complex128", observation_noise=0.2
     )
-    assert list(insitu.record(path, task, head, 3000))[-1] == 3000
+    assert list(insitu.files.record(path, task, head, 3000))[-1] == 3000
     done = CliRunner().invoke(app, ["estimate", str(path), "--observation-noise", "0.2", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
@@ -223,15 +223,15 @@ def test_hidden_resonators_and_readout_noise_from_the_command_line(tmp_path):
 
 def test_stretches_that_do_not_begin_empty_have_no_filter(tmp_path):
     theta = tcmt.initial_parameters(jax.random.key(0), CHAIN, train=("omega", "kappa"))
-    head = insitu.describe(TASK, theta, observe=[1, 2, 3, 4], seed=4, dtype="complex128")
-    assert list(insitu.record(tmp_path / "r", TASK, head, 4))[-1] == 4
-    with insitu.open_recording(tmp_path / "r") as r:
-        result = estimate_model(r.cut(5), insitu.model_of(r))
+    head = insitu.files.describe(TASK, theta, observe=[1, 2, 3, 4], seed=4, dtype="complex128")
+    assert list(insitu.files.record(tmp_path / "r", TASK, head, 4))[-1] == 4
+    with insitu.files.open(tmp_path / "r") as r:
+        result = estimate_model(r.cut(5), insitu.files.load_model(r))
         assert "does not begin with empty resonators" in result.score
         assert set(result.view.missing) == {"omega[0]", "omega[1]", "kappa[0]", "kappa[1]"}
         assert np.isnan(flat(result.estimate.gradient)).sum() == 4
         with pytest.raises(ValueError, match="hidden.*does not begin with empty resonators"):
-            estimate_model(r.cut(5), insitu.model_of(r), observation_noise=1e-6)
+            estimate_model(r.cut(5), insitu.files.load_model(r), observation_noise=1e-6)
 
 
 # --------------------------------------------------------------------------------------- inspection
@@ -245,8 +245,8 @@ def states(count=40, seed=0):
 def findings(tmp_path, x, t=None):
     path = tmp_path / "r.npz"
     np.savez(path, x=x, t=np.arange(50.0) if t is None else t, **{"parameters.k": 1.0})
-    with insitu.open_recording(path) as r:
-        return insitu.inspect(r)
+    with insitu.files.open(path) as r:
+        return insitu.files.inspect(r)
 
 
 def test_a_sound_recording_has_no_findings(tmp_path):
@@ -342,7 +342,7 @@ def test_record_inspect_estimate_from_the_command_line(tmp_path):
     assert (
         run.invoke(app, [*options[:1], whole, *options[2:], "--trajectories", "8"]).exit_code == 0
     )
-    with insitu.open_recording(path) as a, insitu.open_recording(whole) as b:  # interrupted or not
+    with insitu.files.open(path) as a, insitu.files.open(whole) as b:  # interrupted or not
         np.testing.assert_array_equal(a.x[:], b.x[:])
     looked = run.invoke(app, ["inspect", path, "--json"])
     assert looked.exit_code == 0, looked.output
@@ -374,7 +374,7 @@ def test_estimate_with_a_model_file(tmp_path, recording):
     assert set(json.loads(done.stdout)["gradient"]) == {"k", "c"}
     bare = CliRunner().invoke(app, ["estimate", str(recording.path)])
     assert "--model FILE.py" in bare.output
-    first, again = (insitu.model_of(recording, model).process for _ in range(2))
+    first, again = (insitu.files.load_model(recording, model).process for _ in range(2))
     assert first is again  # what was compiled for one recording serves the next
     model.write_text(model.read_text().replace("0.5", "0.25"))
-    assert insitu.model_of(recording, model).process is not first
+    assert insitu.files.load_model(recording, model).process is not first

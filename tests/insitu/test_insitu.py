@@ -20,15 +20,15 @@ import fluctua as fl
 from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.core.types import Estimate, Trajectories
-from fluctua.insitu import open_recording
+from fluctua.insitu import files
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.calibration.actuators import own_gains
 from fluctua.insitu.calibration.fit import fit_system
 from fluctua.insitu.instrument.substrate import instrument_substrate
+from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
 from problems import flat
@@ -296,7 +296,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     ]
     assert "6 of 20 trajectories invalid" in (tmp_path / "run" / "incidents.csv").read_text()
     files = sorted((tmp_path / "run" / "recordings").glob("batch-*.nc"))
-    assert sum(open_recording(f).count for f in files) == 86
+    assert sum(files.open(f).count for f in files) == 86
     with np.load(tmp_path / "run" / "final.npz") as final:
         assert np.abs(final["kappa"]).max() < 1  # it walked towards zero
     with pytest.raises(ValueError, match="not empty"):
@@ -401,7 +401,7 @@ def test_a_box_that_dies_after_calibration_ends_the_run(tmp_path, kind):
     incidents = (tmp_path / "run" / "incidents.csv").read_text()
     assert ("repeated" if kind == "frozen" else "as much as at calibration") in incidents
     left_out = [
-        open_recording(f).count for f in (tmp_path / "run" / "recordings").glob("*-left-out.nc")
+        files.open(f).count for f in (tmp_path / "run" / "recordings").glob("*-left-out.nc")
     ]
     assert sum(left_out) == 60
 
@@ -503,7 +503,7 @@ def test_going_on_after_a_kill(tmp_path):
     files = list((folder / "recordings").glob("*.nc"))
     assert len(files) >= kept + 3
     assert after[-1].trajectories == sum(
-        open_recording(f).count for f in files
+        files.open(f).count for f in files
     )  # what was cut off was spent too
     assert "trajectories on the instrument" in done.stdout
     assert json.loads((folder / "plan.json").read_text())["address"].startswith("tcp://127.0.0.1")

@@ -27,10 +27,10 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
     paths = [folder / f"{n}.nc" for n in range(4)]
     for n, path in enumerate(paths):
-        head = insitu.describe(
+        head = insitu.files.describe(
             TASK, THETA if n < 3 else {**THETA, "kappa": 2 * THETA["kappa"]}, every=1, seed=n
         )
-        for _ in insitu.record(path, TASK, head, 30):
+        for _ in insitu.files.record(path, TASK, head, 30):
             pass
     return paths
 
@@ -42,9 +42,11 @@ def leaves(estimate):
 def test_the_pool_is_the_mean_of_its_files(files):
     each = []
     for path in files[:3]:
-        with insitu.open_recording(path) as recording, jax.enable_x64(False):  # as it was recorded
+        with insitu.files.open(path) as recording, jax.enable_x64(False):  # as it was recorded
             each.append(
-                estimate_model(recording, insitu.model_of(recording), baseline="time").estimate
+                estimate_model(
+                    recording, insitu.files.load_model(recording), baseline="time"
+                ).estimate
             )
     pooled = estimate_files(files[:3]).result.estimate
     assert pooled.count == 90
@@ -106,13 +108,17 @@ def traps(tmp_path_factory):
     run = fl.simulator(process, jnp.ones(1), jnp.asarray(t))
     for k in (0.5, 2, 4, 1):  # the last is what k1.py expects, without parameters
         x = np.asarray(run(jax.random.key(1), {"k": jnp.array(float(k))}, 40).x)
-        head = insitu.Description(
+        head = insitu.files.Description(
             t, ("x",), parameters={"k": float(k)}, settings={"laser": 10.0 * k}
         )
-        insitu.save(folder / f"{k}.nc", head, x)
-    insitu.save(folder / "bare.nc", insitu.Description(t, ("x",)), x)
-    insitu.save(folder / "bare_50.nc", insitu.Description(t, ("x",), settings={"laser": 50.0}), x)
-    insitu.save(folder / "bare_60.nc", insitu.Description(t, ("x",), settings={"laser": 60.0}), x)
+        insitu.files.save(folder / f"{k}.nc", head, x)
+    insitu.files.save(folder / "bare.nc", insitu.files.Description(t, ("x",)), x)
+    insitu.files.save(
+        folder / "bare_50.nc", insitu.files.Description(t, ("x",), settings={"laser": 50.0}), x
+    )
+    insitu.files.save(
+        folder / "bare_60.nc", insitu.files.Description(t, ("x",), settings={"laser": 60.0}), x
+    )
     (folder / "none.py").write_text(MODEL)
     (folder / "k1.py").write_text(MODEL + 'theta = {"k": jnp.array(1.0)}\n')
     np.savez(folder / "k1.npz", k=1.0)
@@ -143,8 +149,8 @@ def test_a_model_that_agrees_with_its_recording_is_read(traps):
         for model in ("k1.py", "none.py")
     ]
     assert answers[0]["gradient"] == answers[1]["gradient"]
-    with insitu.open_recording(traps / "bare.nc") as recording:
-        assert insitu.model_of(recording, traps / "k1.py").theta == {"k": 1.0}
+    with insitu.files.open(traps / "bare.nc") as recording:
+        assert insitu.files.load_model(recording, traps / "k1.py").theta == {"k": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fluctua.cli.app import app
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.driver import VirtualBench
+from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.networks import network_model
 from fluctua.store import history
 from problems import flat

@@ -29,8 +29,10 @@ def folder(tmp_path_factory):
     x = np.asarray(
         fl.simulator(process, jnp.ones(2), jnp.asarray(T))(jax.random.key(0), THETA, 200).x
     )
-    insitu.save(path / "r.nc", insitu.Description(T, ("a", "b"), parameters=THETA), x)
-    insitu.save(path / "ms.nc", insitu.Description(1000 * T, ("a", "b"), parameters=THETA), x)
+    insitu.files.save(path / "r.nc", insitu.files.Description(T, ("a", "b"), parameters=THETA), x)
+    insitu.files.save(
+        path / "ms.nc", insitu.files.Description(1000 * T, ("a", "b"), parameters=THETA), x
+    )
     (path / "right.py").write_text(MODEL.format(noise=0.5))
     (path / "loud.py").write_text(MODEL.format(noise=0.05))
     return path
@@ -77,7 +79,7 @@ def test_the_library_warns(folder):
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.05 * jnp.ones(2))
     objective = fl.Objective(terminal=lambda th, x: jnp.sum(x**2))
     with (
-        insitu.open_recording(folder / "r.nc") as r,
+        insitu.files.open(folder / "r.nc") as r,
         pytest.warns(RuntimeWarning, match="not of this process"),
     ):
         assert insitu.estimate(r, process, objective).residuals.cause

@@ -77,10 +77,10 @@ def lattice():
 def recording_of_the_lattice():
     """Its description, and the bytes of the file."""
     world = lattice()
-    description = insitu.describe(world["task"], world["theta"], every=1)
+    description = insitu.files.describe(world["task"], world["theta"], every=1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.nc"
-        for _ in insitu.record(path, world["task"], description, 40):
+        for _ in insitu.files.record(path, world["task"], description, 40):
             pass
         return description, path.read_bytes()
 
@@ -90,10 +90,12 @@ def recorded():
     world = lattice()
     description, content = recording_of_the_lattice()
     Path("run.nc").write_bytes(content)
-    recording = insitu.open_recording("run.nc")
-    model = insitu.model_of(recording)
+    recording = insitu.files.open("run.nc")
+    model = insitu.files.load_model(recording)
     known = {"process": model.process, "objective": model.objective, "theta": model.theta}
-    own = {name: getattr(insitu, name) for name in insitu.__all__}
+    packages = (insitu.instrument, insitu.files, insitu)
+    own = {name: getattr(package, name) for package in packages for name in package.__all__}
+    own["open"] = open
     arrays = {"t": np.arange(3.0), "x": np.zeros((4, 3, 2)), "omega": np.zeros(2)}
     objects = {
         "recording": recording,
@@ -106,7 +108,7 @@ def recorded():
         "settings": settings,
         "background": background,
         "Bench": Bench,
-        "Description": insitu.Description,
+        "Description": insitu.files.Description,
     }
     return world | own | known | arrays | bench | objects
 

@@ -290,7 +290,7 @@ def advise_from(
     from fluctua.insitu.advice import advise_file, is_stepped
     from fluctua.insitu.estimating import resolve_score
     from fluctua.insitu.recording.description import counted
-    from fluctua.insitu.recording.model import model_of
+    from fluctua.insitu.recording.model import load_model
     from fluctua.insitu.recording.reader import open_recording
 
     with (
@@ -298,7 +298,7 @@ def advise_from(
         bar("reading", show=not as_json) as progress,
     ):
         precision(recording.description.dtype)
-        m = model_of(recording, model, parameters(params))
+        m = load_model(recording, model, parameters(params))
         score = resolve_score(recording, m.process, score)
         advice = advise_file(
             recording,

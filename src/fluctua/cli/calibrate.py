@@ -74,7 +74,7 @@ def calibrate(
     from fluctua.insitu.calibration.actuators import actuator_gains, are_knobs, knob_gains
     from fluctua.insitu.calibration.fit import calibrate as run
     from fluctua.insitu.calibration.report import describe, describe_gains, describe_knobs
-    from fluctua.insitu.recording.model import model_of
+    from fluctua.insitu.recording.model import load_model
 
     status = Console(stderr=True).status("opening")
     report: dict[str, Any] = {"files": []}
@@ -88,7 +88,7 @@ def calibrate(
             for file in files:
                 with opened(file, map_, dt, rate, scale) as recording:
                     precision(recording.description.dtype)
-                    m = model_of(recording, model, parameters(params))
+                    m = load_model(recording, model, parameters(params))
                     calibration = run(
                         recording,
                         m,

@@ -120,7 +120,7 @@ def estimate(
     from fluctua.insitu.estimating import FILTER, estimate_model, resolve_score
     from fluctua.insitu.hidden import refuse
     from fluctua.insitu.pooling import EstimateOptions
-    from fluctua.insitu.recording.model import model_of
+    from fluctua.insitu.recording.model import load_model
 
     begun = time.perf_counter()
     file = files[0]
@@ -173,7 +173,10 @@ def estimate(
                     "them."
                 )
             applied = apply_calibration(
-                recording, model_of(recording, model, parameters(params)), noise=noise, theta=theta
+                recording,
+                load_model(recording, model, parameters(params)),
+                noise=noise,
+                theta=theta,
             )
             m = applied.model
             variance = applied.observation_variance

@@ -14,10 +14,11 @@ import typer
 from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
 
 if TYPE_CHECKING:
-    from fluctua.insitu import Model, VirtualBench
+    from fluctua.insitu import Model
     from fluctua.insitu.bench.demo import Result
-    from fluctua.insitu.bench.driver import Description as Sheet
     from fluctua.insitu.bench.population import Comparison
+    from fluctua.insitu.instrument import VirtualBench
+    from fluctua.insitu.instrument.virtual import Description as Sheet
     from fluctua.insitu.training import Plan, Rows
     from fluctua.tcmt import Network
 
@@ -238,7 +239,7 @@ def train(
     kill loses the iteration at hand; --resume goes on.
     """
     from fluctua.insitu import training as loop
-    from fluctua.insitu.bench.driver import VirtualBench
+    from fluctua.insitu.instrument.virtual import VirtualBench
     from fluctua.insitu.training import Plan
 
     try:
@@ -356,7 +357,7 @@ def _sheet_of(connects: Sequence[Callable[[], VirtualBench]], attempts: int) -> 
 
     A garbled answer is asked for again, a line that is dead is not.
     """
-    from fluctua.insitu import CommandRejected, InstrumentError
+    from fluctua.insitu.instrument import CommandRejected, InstrumentError
 
     for left, connect in zip(reversed(range(len(connects))), connects, strict=True):
         try:
@@ -442,7 +443,7 @@ def _injected(text: str, sheet: Sheet, plan: Plan) -> float:
 
 
 def _answering(connect: Callable[[], VirtualBench], attempts: int) -> VirtualBench:
-    from fluctua.insitu import InvalidReply
+    from fluctua.insitu.instrument import InvalidReply
 
     for _ in range(attempts - 1):
         try:

@@ -80,7 +80,7 @@ def advise_file(
 
     Args:
         recording: an open one.
-        model: what `model_of(recording)` gives.
+        model: what `load_model(recording)` gives.
         continuing: one long record of a steady state, or a few: advice for the gradient of its
             long-run average, whose repetitions are batches.
         error: wanted of the gradient, relative.
@@ -96,7 +96,7 @@ def advise_file(
     Returns: repetitions, interval and readout noise.
 
     >>> with open_recording("run.nc") as recording:
-    ...     advise_file(recording, model_of(recording), error=0.2).repetitions.whole
+    ...     advise_file(recording, load_model(recording), error=0.2).repetitions.whole
     """
     score = resolve_score(recording, model.process, score)
     if baseline not in ("time", "none"):
@@ -216,7 +216,7 @@ def judge_euler(
     Returns: a `Sampling`; see `euler_suits`. None where the score is exact, in a simulation
         recorded step by step, or not Euler's: that of another integrator, or of events.
 
-    >>> judge_euler(recording, model_of(recording)) is None  # a simulation, recorded step by step
+    >>> judge_euler(recording, load_model(recording)) is None  # a simulation, recorded step by step
     True
     """
     whole = check.process(model.process)

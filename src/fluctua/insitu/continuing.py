@@ -186,7 +186,7 @@ def estimate_continuing(
 
     Args:
         recording: an open one; it need not have a prepared start.
-        model: of `model_of(recording)`. Of a network J is the return of a steady record of that
+        model: of `load_model(recording)`. Of a network J is the return of a steady record of that
             length.
         window: time over which a kick is remembered, or "auto".
         score: as for `resolve_score`.

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Groups, PyTree, Trajectories
-from fluctua.insitu.instrument.array import DeviceHealth
+from fluctua.insitu.instrument.device_array import DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument
 from fluctua.insitu.instrument.substrate import Archive, Incident, Retry, instrument_substrate

@@ -314,7 +314,7 @@ def estimate_model(
 ) -> Result:
     """`estimate` with a recording's model, hidden channels and all. score: as for `resolve_score`.
 
-    >>> estimate_model(recording, model_of(recording), score="local-linear").estimate
+    >>> estimate_model(recording, load_model(recording), score="local-linear").estimate
     """
     m = model
     score = resolve_score(recording, m.process, score)

@@ -29,7 +29,7 @@ from fluctua.insitu.estimating import (
     resolve_score,
 )
 from fluctua.insitu.hidden import Visibility
-from fluctua.insitu.recording.model import find_difference, model_of, name_leaves
+from fluctua.insitu.recording.model import find_difference, load_model, name_leaves
 from fluctua.insitu.recording.reader import RecordingFile, open_recording
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import Call, Here, Pool, gathered
@@ -95,7 +95,7 @@ class EstimateOptions(NamedTuple):
     def _estimate(self, path: Path, recording: RecordingFile) -> OfFile:
         params = None if self.params is None else dict(self.params)
         applied = apply_calibration(
-            recording, model_of(recording, self.model, params), noise=self.noise, theta=self.theta
+            recording, load_model(recording, self.model, params), noise=self.noise, theta=self.theta
         )
         variance = applied.observation_variance
         if self.observation_noise is not None:

@@ -42,7 +42,7 @@ from fluctua.core.protocols import as_estimator
 from fluctua.core.text import close_match
 from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
 from fluctua.insitu.devices import Device, Table
-from fluctua.insitu.instrument.array import DeviceArray, DeviceHealth
+from fluctua.insitu.instrument.device_array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument
 from fluctua.insitu.instrument.substrate import DOUBT, ON_DOUBT, Incident, Measured, Retry
@@ -219,7 +219,7 @@ def run(
 
     Args:
         connect: opens the instrument; called again after every failure. A list of such trains
-            several devices together (`fluctua.insitu.array`).
+            several devices together (`fluctua.insitu.instrument.array`).
         model: of the instrument: process, objective, bounds, and how to calibrate.
         plan: what to do.
         folder: where; it must be empty or not exist.

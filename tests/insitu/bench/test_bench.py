@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.bench.session import COMMANDS, MOST_ANSWER, Session
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument, InstrumentError
+from fluctua.insitu.instrument.virtual import VirtualBench
 from processes import wait_until
 
 deliver = server.Server._deliver

@@ -10,20 +10,14 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.core.types import Trajectories
-from fluctua.insitu import (
-    Plan,
-    ResidualGuard,
-    instrument_substrate,
-    network_model,
-    open_recording,
-    run,
-)
+from fluctua.insitu import Plan, files, instrument_substrate, network_model, run
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench
-from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration import knobs
+from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import InstrumentError
 from fluctua.insitu.instrument.substrate import Retry
+from fluctua.insitu.instrument.virtual import VirtualBench
 
 # one Euler step a sample, and next to no readout noise: the residuals of the true model are its
 # noise
@@ -179,5 +173,5 @@ def test_a_run_with_modulation_records_it(tmp_path):
     np.testing.assert_allclose(
         step["chi"], 0.01 * step["kappa"], rtol=1e-3
     )  # Adam's first step is its rate
-    with open_recording(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
+    with files.open(sorted((tmp_path / "run" / "recordings").glob("*.nc"))[-1]) as file:
         assert file.trajectories(0, 1).context["sine"].shape == (1, 4, 10)

@@ -37,7 +37,9 @@ def folder(tmp_path_factory):
     )
     for unit in (1, 1000):
         parameters = {**theta, "force": theta["force"] * unit}
-        insitu.save(place / f"{unit}.nc", insitu.Description(T, ("x",), parameters=parameters), x)
+        insitu.files.save(
+            place / f"{unit}.nc", insitu.files.Description(T, ("x",), parameters=parameters), x
+        )
         (place / f"right_{unit}.py").write_text(MODEL.format(unit=unit))
     return place
 
@@ -48,9 +50,9 @@ def calibrations(folder):
     found = {}
     for unit in (1, 1000):
         model = f"right_{unit}"
-        with insitu.open_recording(folder / f"{unit}.nc") as recording:
+        with insitu.files.open(folder / f"{unit}.nc") as recording:
             found[model] = insitu.calibrate(
-                recording, insitu.model_of(recording, folder / f"{model}.py")
+                recording, insitu.files.load_model(recording, folder / f"{model}.py")
             )
     return found
 

@@ -238,8 +238,8 @@ def network_recording(path, theta, *, seed=0, count=40, **options):
     network = tcmt.chain(3)
     task = tcmt.transmission(network, horizon=2.0, dt=0.01)
     full = {"omega": jnp.zeros(3), "kappa": jnp.ones(2), "chi": jnp.zeros(3), **theta}
-    head = insitu.describe(task, full, seed=seed, dtype="complex128", **options)
-    assert list(insitu.record(path, task, head, count))[-1] == count
+    head = insitu.files.describe(task, full, seed=seed, dtype="complex128", **options)
+    assert list(insitu.files.record(path, task, head, count))[-1] == count
 
 
 @pytest.mark.long
@@ -287,7 +287,7 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
     assert abs(float(re.search(r"--observation-noise (\S+?)\.?\n", done.output)[1]) - 0.05) < 0.003
     fitted = np.load(tmp_path / "fit.npz")
     assert abs(fitted["kappa"][0] - 1.0) < 0.05
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    with insitu.files.open(tmp_path / "r.nc") as r:
         assert set(r.description.noise) >= {
             "diffusion",
             "diffusion_stderr",
@@ -299,8 +299,8 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
 
 def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2])
-    with insitu.open_recording(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.model_of(r))
+    with insitu.files.open(tmp_path / "r.nc") as r:
+        calibration = insitu.calibrate(r, insitu.files.load_model(r))
     assert set(calibration.fit.unresolved) == {
         "omega[0]",
         "omega[1]",
@@ -324,14 +324,14 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     of noise.
     """
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2], observation_noise=0.05)
-    with insitu.open_recording(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.model_of(r))
+    with insitu.files.open(tmp_path / "r.nc") as r:
+        calibration = insitu.calibrate(r, insitu.files.load_model(r))
         text = describe(calibration, r.description.components)
     assert "the noise is the model's" in text
     for alarm in ("not white", "depends on the state:", "is shared"):
         assert alarm not in text
-    insitu.put_table(tmp_path / "r.nc", "noise", table_of(calibration, 40))
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    insitu.files.put_table(tmp_path / "r.nc", "noise", table_of(calibration, 40))
+    with insitu.files.open(tmp_path / "r.nc") as r:
         variance = read_noise(r.description).observation_variance
     # Re ψ₁, Re ψ₂, Im ψ₁, Im ψ₂: what is not known of site 1 is taken as for site 2
     assert variance[0] == variance[2]
@@ -361,11 +361,11 @@ def test_two_experiments_side_by_side_tell_of_one_device(tmp_path):
     np.testing.assert_allclose(
         model.process.noise(model.theta, x), task.process.noise(theta), rtol=1e-12
     )
-    head = insitu.describe(task, theta, dtype="complex128", seed=2)
-    assert list(insitu.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
-    insitu.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
-    with insitu.open_recording(tmp_path / "r.nc") as r:
-        calibration = insitu.calibrate(r, insitu.model_of(r), bias=False)
+    head = insitu.files.describe(task, theta, dtype="complex128", seed=2)
+    assert list(insitu.files.record(tmp_path / "r.nc", task, head, 40))[-1] == 40
+    insitu.files.put_table(tmp_path / "r.nc", "parameters", {**theta, "kappa": [1.0, 1.1]})
+    with insitu.files.open(tmp_path / "r.nc") as r:
+        calibration = insitu.calibrate(r, insitu.files.load_model(r), bias=False)
     assert calibration.fit.unresolved == ()
     assert len(calibration.fit.theta["drive_re"]) == 2
     z = (flat(calibration.fit.theta) - flat(model.theta)) / flat(calibration.fit.stderr)

@@ -115,7 +115,9 @@ objective = fl.Objective(terminal=lambda th, x: x[0] ** 2)
 def write(folder, name, dt, steps, count=2000):
     """Exact samples of the process, saved as a recording. Returns the options that read it."""
     data = ornstein_uhlenbeck(np.random.default_rng(5), count, dt, steps)
-    insitu.save(folder / name, insitu.Description(data.t, ("x",), parameters=THETA), data.x)
+    insitu.files.save(
+        folder / name, insitu.files.Description(data.t, ("x",), parameters=THETA), data.x
+    )
     (folder / "model.py").write_text(MODEL)
     return [str(folder / name), "--model", str(folder / "model.py")]
 
@@ -137,7 +139,7 @@ def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
     before = json.loads(run("estimate", *file, "--json").stdout)
     assert before["transition"] == "euler"
     assert abs(before["gradient"]["k"] - exact) > 8 * before["stderr"]["k"]
-    insitu.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "local-linear"})
+    insitu.files.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "local-linear"})
     after = json.loads(run("estimate", *file, "--json").stdout)
     assert (after["transition"], after["sampling"]) == ("local-linear", None)
     assert abs(after["gradient"]["k"] - exact) < tolerance(1) * after["stderr"]["k"]
@@ -155,7 +157,7 @@ def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
         json.loads(run("advise", *file, "--json").stdout)["sampling"]["verdict"] == "faster"
     )  # wΔ = 0.5 > 0.25
     assert "does not suit" in run("estimate", *file, "--score", "euler").stderr
-    insitu.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "exact"})
+    insitu.files.put_table(file[0], "noise", {"diffusion": 0.125, "transition": "exact"})
     assert "`noise.transition`" in CliRunner().invoke(app, ["estimate", *file]).output
 
 

@@ -33,8 +33,8 @@ TRUE = tcmt.with_noise(NOMINAL, sigma_w=0.5 * FACTOR)
 
 def recorded(path, task, count, **options):
     """A file that describes NOMINAL, with trajectories of `task`."""
-    head = insitu.describe(NOMINAL, THETA, dtype="complex128", seed=3, **options)
-    assert list(insitu.record(path, task, head, count))[-1] == count
+    head = insitu.files.describe(NOMINAL, THETA, dtype="complex128", seed=3, **options)
+    assert list(insitu.files.record(path, task, head, count))[-1] == count
 
 
 def report_of(*arguments):
@@ -100,7 +100,7 @@ def test_the_nominal_noise_is_wrong_by_the_ratio_of_powers(noisy):
 @pytest.mark.long
 def test_the_table_says_where_it_comes_from(noisy):
     path, _ = noisy
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert r.count == 1500
         table = r.description.noise
         noise = insitu.read_noise(r.description)
@@ -129,14 +129,16 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     """
     path = tmp_path / "r.nc"
     recorded(path, NOMINAL, 1500)
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         drive = dict(r.description.drive)
-    insitu.put_table(path, "parameters", {"omega": THETA["omega"], "kappa": [1.1, 1.2]})
-    insitu.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
+    insitu.files.put_table(path, "parameters", {"omega": THETA["omega"], "kappa": [1.1, 1.2]})
+    insitu.files.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
     _, gradient = exact.value_and_gradient(NOMINAL, THETA)
-    with insitu.open_recording(path) as r:
-        table = insitu.table_of(insitu.calibrate(r, insitu.model_of(r), bias=False), r.count)
-    insitu.put_table(path, "noise", table)
+    with insitu.files.open(path) as r:
+        table = insitu.table_of(
+            insitu.calibrate(r, insitu.files.load_model(r), bias=False), r.count
+        )
+    insitu.files.put_table(path, "noise", table)
     wrong, right = report_of("estimate", path), report_of("estimate", path, "--theta", "calibrated")
     assert z_of(wrong, gradient)[1] > tolerance(5)
     assert wrong["gradient"]["kappa"][1] > 1.5 * gradient["kappa"][1]
@@ -149,15 +151,15 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
 
 
 def small(path, **noise):
-    insitu.save(
+    insitu.files.save(
         path,
-        insitu.Description(np.arange(5.0), ("a", "b"), parameters={"k": 1.0}, noise=noise),
+        insitu.files.Description(np.arange(5.0), ("a", "b"), parameters={"k": 1.0}, noise=noise),
         np.random.default_rng(0).normal(size=(4, 5, 2)),
     )
     return path
 
 
-MODEL = insitu.RecordingModel(
+MODEL = insitu.files.RecordingModel(
     fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.array([1.0, 2.0])),
     fl.Objective(terminal=lambda th, x: x[0]),
     {"k": jnp.array(1.0)},
@@ -165,7 +167,7 @@ MODEL = insitu.RecordingModel(
 
 
 def test_a_table_of_somebody_else_will_do(tmp_path):
-    with insitu.open_recording(
+    with insitu.files.open(
         small(tmp_path / "r.nc", diffusion=2.0, observation_variance=[0.1, 0.2])
     ) as r:
         applied = insitu.apply_calibration(r, MODEL)
@@ -199,7 +201,7 @@ def test_a_table_of_somebody_else_will_do(tmp_path):
 )
 def test_what_a_table_must_have(tmp_path, noise, options, message):
     with (
-        insitu.open_recording(small(tmp_path / "r.nc", **noise)) as r,
+        insitu.files.open(small(tmp_path / "r.nc", **noise)) as r,
         pytest.raises(ValueError, match=message),
     ):
         insitu.apply_calibration(r, MODEL, **options)
@@ -253,7 +255,7 @@ while True:
 def test_a_kill_while_a_table_is_written_costs_nothing(tmp_path):
     path, rng = tmp_path / "r.nc", np.random.default_rng(1)
     x = rng.normal(size=(30, 50, 2))
-    insitu.save(path, insitu.Description(np.arange(50.0), ("a", "b")), x)
+    insitu.files.save(path, insitu.files.Description(np.arange(50.0), ("a", "b")), x)
     command = [sys.executable, "-c", KILLED, str(path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -43,8 +43,10 @@ def test_noise_parameters_are_corrected_for(tmp_path):
     noisy = np.asarray(
         data.x + np.sqrt(variance) * jax.random.normal(jax.random.key(4), data.x.shape)
     )
-    insitu.save(tmp_path / "r.nc", insitu.Description(t, ("x",), parameters=THETA), noisy)
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    insitu.files.save(
+        tmp_path / "r.nc", insitu.files.Description(t, ("x",), parameters=THETA), noisy
+    )
+    with insitu.files.open(tmp_path / "r.nc") as r:
         result = insitu.estimate(r, PROCESS, OBJECTIVE, observation_noise=variance).estimate
     truth = exact()
     z = [float((result.gradient[n] - truth[n]) / result.stderr[n]) for n in ("k", "s")]
@@ -89,8 +91,8 @@ def noisy(tmp_path_factory):
     data = fl.simulator(PROCESS, jnp.ones(1), jnp.asarray(t))(jax.random.key(21), START, 8_000)
     x = np.asarray(data.x + np.sqrt(0.1) * jax.random.normal(jax.random.key(22), data.x.shape))
     path = tmp_path_factory.mktemp("noisy") / "r.nc"
-    insitu.save(path, insitu.Description(t, ("x",), parameters=START), x)
-    with insitu.open_recording(path) as recording:
+    insitu.files.save(path, insitu.files.Description(t, ("x",), parameters=START), x)
+    with insitu.files.open(path) as recording:
         yield recording
 
 

@@ -178,8 +178,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("oscillator")
     (folder / "model.py").write_text(MODEL)
     data = oscillator(0.02, 400, 100, seed=3)
-    head = insitu.Description(data.t, ("x", "v"), parameters={"k": 2.3, "friction": 0.5})
-    insitu.save(folder / "r.nc", head, data.x)
+    head = insitu.files.Description(data.t, ("x", "v"), parameters={"k": 2.3, "friction": 0.5})
+    insitu.files.save(folder / "r.nc", head, data.x)
     return folder
 
 

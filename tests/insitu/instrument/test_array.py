@@ -14,13 +14,15 @@ import fluctua as fl
 from fluctua import tcmt
 from fluctua.cli.app import app
 from fluctua.core.estimate import Samples
-from fluctua.insitu import Plan, Retry, array, corrected, network_model, open_recording
+from fluctua.insitu import Plan, files, network_model
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device
 from fluctua.insitu.bench.box import Bench
 from fluctua.insitu.calibration import knobs
-from fluctua.insitu.instrument.array import split
+from fluctua.insitu.instrument import Retry, array
+from fluctua.insitu.instrument.device_array import split
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
+from fluctua.insitu.model import corrected
 from fluctua.store import history
 from fluctua.tcmt import exact
 
@@ -393,7 +395,7 @@ def test_resumed_is_the_same_to_the_bit(tmp_path):
     tables = [history.read_numbers(tmp_path / name / "devices.csv") for name in ("whole", "cut")]
     assert tables[0][0] == tables[1][0]
     np.testing.assert_array_equal(tables[0][1], tables[1][1])
-    kept = [open_recording(f).count for f in (tmp_path / "cut" / "recordings").rglob("batch-*.nc")]
+    kept = [files.open(f).count for f in (tmp_path / "cut" / "recordings").rglob("batch-*.nc")]
     assert sum(kept) == sum(b.shots for b in others)
     assert len([*(tmp_path / "cut").glob("calibration-*.txt")]) == 3
     assert "device 3: " in (tmp_path / "cut" / "devices.txt").read_text()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua.cli.app import app
 from fluctua.core.residuals.guard import DoubtError
-from fluctua.insitu import Plan, network_model, open_recording
+from fluctua.insitu import Plan, files, network_model
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import box, device, server
 from fluctua.insitu.bench.box import Bench
@@ -190,7 +190,7 @@ def test_a_fault_half_way_is_an_incident_and_stops_the_run(run, fault):
     for name, value in np.load(folder / "final.npz").items():
         np.testing.assert_array_equal(value, theta[name])
     left_out = sorted((folder / "recordings").glob("batch-*-left-out.nc"))
-    with open_recording(left_out[-1]) as recording:
+    with files.open(left_out[-1]) as recording:
         assert recording.description.provenance.startswith("left out: ")
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_is_asked_to_goes_on_with_marked_batches(run):
     assert [row.event for row in rows] == ["60 cut off; 1 doubt", "1 doubt"]
     kept = [incident for incident in incidents(folder) if incident["kind"] == "doubt"]
     assert [int(incident["trajectories"]) for incident in kept] == [60, 0, 0]
-    with open_recording(sorted((folder / "recordings").glob("batch-*.nc"))[-1]) as recording:
+    with files.open(sorted((folder / "recordings").glob("batch-*.nc"))[-1]) as recording:
         assert recording.description.provenance.startswith(
             "in doubt: The trajectories are not those"
         )

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fluctua.core.types import Trajectories
-from fluctua.insitu import network_model, open_recording
-from fluctua.insitu.bench import device, driver, server
+from fluctua.insitu import files, network_model
+from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import KINDS, Bench, Fault, Plan, parse
-from fluctua.insitu.bench.driver import VirtualBench
-from fluctua.insitu.instrument import transport
+from fluctua.insitu.instrument import transport, virtual
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
 from fluctua.insitu.instrument.substrate import Archive, Retry, instrument_substrate
+from fluctua.insitu.instrument.virtual import VirtualBench
 from processes import wait_until
 
 SHEET = device.Sheet(
@@ -112,7 +112,7 @@ def recorded(tmp_path):
     """Of each batch: which were good, why not the others, and what was set."""
     batches = {}
     for path in sorted(tmp_path.glob("batch-*.nc")):
-        with open_recording(path) as file:
+        with files.open(path) as file:
             d, left_out = file.description, path.stem.endswith("-left-out")
             good, why, settings = batches.get(path.stem[:12], (np.zeros(0), "", d.settings))
             good = np.concatenate([good, np.full(file.count, not left_out)])
@@ -292,9 +292,9 @@ def test_a_garbled_text_answer_is_asked_for_again(kind, monkeypatch):
     """Every text answer of a connection and of an acquisition in turn."""
     incidents, bench = [], Bench(SHEET)
     with server.background(bench) as port:
-        address, plain = f"tcp://127.0.0.1:{port}", driver.connect
+        address, plain = f"tcp://127.0.0.1:{port}", virtual.connect
         Noisy.queries = 0
-        monkeypatch.setattr(driver, "connect", lambda *a, **k: Noisy(plain(*a, **k), {}))
+        monkeypatch.setattr(virtual, "connect", lambda *a, **k: Noisy(plain(*a, **k), {}))
         instrument_substrate(lambda: VirtualBench(address, points=POINTS))(None, SETTINGS, 4)
         answers = Noisy.queries
         assert answers >= 15
@@ -302,7 +302,7 @@ def test_a_garbled_text_answer_is_asked_for_again(kind, monkeypatch):
             Noisy.queries, before = 0, len(incidents)
             wrong = {number: RUBBISH[kind]}
             monkeypatch.setattr(
-                driver, "connect", lambda *a, wrong=wrong, **k: Noisy(plain(*a, **k), wrong)
+                virtual, "connect", lambda *a, wrong=wrong, **k: Noisy(plain(*a, **k), wrong)
             )
             substrate = instrument_substrate(
                 lambda: VirtualBench(address, points=POINTS),
@@ -319,7 +319,7 @@ def test_a_garbled_text_answer_is_asked_for_again(kind, monkeypatch):
 @pytest.mark.parametrize("answer", ["nan", "inf", "9.91E37", "0.0", "-16"])
 def test_a_range_that_is_none_is_refused(answer, monkeypatch):
     """With it no sample would count as clipped."""
-    monkeypatch.setattr(driver, "connect", lambda *a, **k: Told(**k))
+    monkeypatch.setattr(virtual, "connect", lambda *a, **k: Told(**k))
 
     class Told(transport.Socket):
         def __init__(self, **options):
@@ -479,7 +479,8 @@ def test_an_instrument_that_opens_too_late_is_closed():
 
 HANGING = """
 import threading
-from fluctua.insitu import Health, Retry, instrument_substrate
+from fluctua.insitu import instrument_substrate
+from fluctua.insitu.instrument import Health, Retry
 
 class Hanging:
     set = arm = lambda self, what: None

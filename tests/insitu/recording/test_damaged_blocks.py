@@ -25,10 +25,10 @@ BLOCK = 64
 
 def saved(path, *, context=True):
     """Six trajectories of three chunks each."""
-    head = insitu.Description(
+    head = insitu.files.Description(
         T, ("a", "b"), context={"phase": ()} if context else None, settings={"heater": 1.5}
     )
-    insitu.save(path, head, X, {"phase": PHASE} if context else None)
+    insitu.files.save(path, head, X, {"phase": PHASE} if context else None)
     return path
 
 
@@ -92,15 +92,15 @@ def test_every_damaged_chunk_is_named_with_its_trajectories(path, fault):
         every = f"trajector(y|ies) {', '.join(map(str, wrong))} are not what was written"
         first = f"trajector(y|ies) {wrong[0]}(,| are) "  # stretches are read one after the other
         for read, named in ((read_whole, every), (read_steps, every), (read_stretches, first)):
-            with insitu.open_recording(path) as recording, pytest.raises(ValueError, match=named):
+            with insitu.files.open(path) as recording, pytest.raises(ValueError, match=named):
                 read(recording)
-        with insitu.open_recording(path, damaged=True) as recording:
-            (finding,) = [f for f in insitu.inspect(recording).findings if f.serious]
+        with insitu.files.open(path, damaged=True) as recording:
+            (finding,) = [f for f in insitu.files.inspect(recording).findings if f.serious]
             copy = path.with_name(f"{k}.nc")
-            assert insitu.convert(recording, copy) == (6 - len(wrong), (), tuple(wrong))
+            assert insitu.files.convert(recording, copy) == (6 - len(wrong), (), tuple(wrong))
         assert finding.what == "damaged"
         assert f"{len(wrong)} trajector" in finding.text
-        with insitu.open_recording(copy) as recording:
+        with insitu.files.open(copy) as recording:
             np.testing.assert_array_equal(recording.x[:], np.delete(X, wrong, axis=0))
 
 
@@ -109,7 +109,7 @@ def test_a_chunk_that_hdf5_refuses_is_named_too(path):
     data[chunks(path)[4][1]] ^= 1
     path.write_bytes(data)
     with (
-        insitu.open_recording(path) as recording,
+        insitu.files.open(path) as recording,
         pytest.raises(ValueError, match="states of trajectory 1 are not"),
     ):
         read_whole(recording)
@@ -125,7 +125,7 @@ def test_trajectories_that_changed_places_with_their_checksums_are_noticed(tmp_p
         for name in ("x", "checksum", *(["context/phase"] if context else [])):
             file[name][2:4] = file[name][2:4][::-1]
     with (
-        insitu.open_recording(path) as recording,
+        insitu.files.open(path) as recording,
         pytest.raises(ValueError, match="trajector(y 2|ies 2, 3) "),
     ):
         read_whole(recording)
@@ -140,13 +140,13 @@ def test_checksums_that_are_lost_are_damage(tmp_path, lost):
         else:
             file["checksum"].resize(2, axis=0)
     named = "0, 1, 2, 3, 4, 5 are not what" if lost == "zeroed" else "/checksum has 2"
-    with pytest.raises(ValueError, match=named), insitu.open_recording(path) as recording:
+    with pytest.raises(ValueError, match=named), insitu.files.open(path) as recording:
         read_whole(recording)
 
 
 def test_a_trajectory_is_checked_once(path, monkeypatch):
     counted = []
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         recording.x[2:4]
         monkeypatch.setattr(recording.x._data, "_compare", lambda found: counted.extend(found))
         recording.x[2:4]
@@ -185,7 +185,7 @@ def format_1(folder):
 
 def test_files_of_format_1_are_read_continued_and_copied(tmp_path):
     path = format_1(tmp_path)
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         d = recording.description
         assert (d.channels, d.units, d.time_units, d.provenance) == (
             ("molecules",),
@@ -194,25 +194,25 @@ def test_files_of_format_1_are_read_continued_and_copied(tmp_path):
             "written in format 1",
         )
         assert (d.network["frame"], d.events.names) == ("rotating", ("birth", "death"))
-        assert insitu.inspect(recording).findings == []
+        assert insitu.files.inspect(recording).findings == []
         x = recording.x[:]
         events = recording.trajectories().events
         one = [leaf[:1][0] for leaf in events]
-        insitu.convert(recording, tmp_path / "new.nc")
+        insitu.files.convert(recording, tmp_path / "new.nc")
     assert x[:, -1, 0].tolist() == [6.0, 5.0, 5.0]
-    with insitu.append_to(path) as writer:
+    with insitu.files.append_to(path) as writer:
         assert writer.append(x[0], {"phase": 3.0}, one) == 3
-    insitu.put_table(path, "noise", {"transition": "euler"})
-    insitu.put_table(path, "noise", {"transition": "local-linear"})
-    with insitu.open_recording(path) as recording:
+    insitu.files.put_table(path, "noise", {"transition": "euler"})
+    insitu.files.put_table(path, "noise", {"transition": "local-linear"})
+    with insitu.files.open(path) as recording:
         assert (recording.count, recording.description.noise["transition"]) == (4, "local-linear")
-    with insitu.open_recording(tmp_path / "new.nc") as recording:
+    with insitu.files.open(tmp_path / "new.nc") as recording:
         np.testing.assert_array_equal(recording.x[:], x)
         assert recording.description.network["frame"] == "rotating"
 
 
 def test_texts_of_new_files_have_a_fixed_length(path):
-    insitu.put_table(path, "noise", {"transition": "euler"})
+    insitu.files.put_table(path, "noise", {"transition": "euler"})
     found = set()
 
     def look(name, item):
@@ -245,7 +245,7 @@ for place in range(start - start % block, start + 4096, block):
     print(place, end=" ", flush=True)
     signal.alarm(20)  # ends the process, HDF5's loop too
     try:
-        with insitu.open_recording(path) as recording:
+        with insitu.files.open(path) as recording:
             recording.trajectories(load=True)
         print("passed", flush=True)
     except ValueError as error:
@@ -300,15 +300,15 @@ def broken_heap(path):
 def test_a_new_file_with_a_damaged_heap_loses_nothing(tmp_path):
     path = broken_heap(saved(tmp_path / "r.nc"))
     for change in (
-        insitu.append_to,
-        insitu.repair,
-        lambda p: insitu.put_table(p, "noise", {"diffusion": 1.0}),
+        insitu.files.append_to,
+        insitu.files.repair,
+        lambda p: insitu.files.put_table(p, "noise", {"diffusion": 1.0}),
     ):
         with pytest.raises(ValueError, match="the axes of /.* have lost their names"):
             change(path)
-    with insitu.open_recording(path, damaged=True) as recording:
-        assert insitu.convert(recording, tmp_path / "copy.nc") == (6, (), ())
-    with insitu.open_recording(tmp_path / "copy.nc") as recording:
+    with insitu.files.open(path, damaged=True) as recording:
+        assert insitu.files.convert(recording, tmp_path / "copy.nc") == (6, (), ())
+    with insitu.files.open(tmp_path / "copy.nc") as recording:
         np.testing.assert_array_equal(recording.x[:], X)
 
 
@@ -323,5 +323,5 @@ def test_the_numbers_of_an_old_file_with_a_damaged_heap_can_be_saved(tmp_path):
         app, ["convert", str(path), str(copy), "--map", "x=x", "--map", "t=time"]
     )
     assert done.exit_code == 0, done.output
-    with insitu.open_recording(copy) as recording:
+    with insitu.files.open(copy) as recording:
         assert recording.x[:, -1, 0].tolist() == [6.0, 5.0, 5.0]

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 from fluctua import insitu
 from fluctua.cli.app import app
 from fluctua.insitu.recording import disk
+from fluctua.insitu.recording.writer import Writer
 
 
 def head(times=400, channels=3, **changes):
-    return insitu.Description(
+    return insitu.files.Description(
         np.arange(float(times)), tuple(f"c{k}" for k in range(channels)), **changes
     )
 
@@ -31,7 +32,7 @@ def test_the_size_is_foreseen(tmp_path, description, count):
     path = tmp_path / "r.nc"
     x = np.zeros((len(description.t), len(description.channels)), description.dtype)
     context = {name: np.zeros(shape) for name, shape in (description.context or {}).items()}
-    with insitu.create(path, description) as writer:
+    with insitu.files.create(path, description) as writer:
         for _ in range(count):
             writer.append(x, context or None)
     expected, true = disk.expected_bytes(description, count), path.stat().st_size
@@ -42,19 +43,19 @@ def test_what_does_not_fit_is_refused_before_it_begins(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "r.nc"
     monkeypatch.setattr(disk, "free_bytes", lambda path: 2_000_000)
     with pytest.raises(ValueError, match=r"needed and 2 MB are free on its disk\. Record fewer"):
-        insitu.create(path, head(), trajectories=1000)
+        insitu.files.create(path, head(), trajectories=1000)
     assert not path.parent.exists()
     with pytest.raises(ValueError, match="would not fit"):
-        insitu.save(path, head(), np.zeros((1000, 400, 3)))
-    with insitu.create(path, head(), trajectories=100) as writer:
+        insitu.files.save(path, head(), np.zeros((1000, 400, 3)))
+    with insitu.files.create(path, head(), trajectories=100) as writer:
         writer.append(np.zeros((400, 3)))
     with pytest.raises(ValueError, match="would not fit"):
-        insitu.append_to(path, trajectories=1000)
-    insitu.append_to(path, trajectories=100).close()
-    insitu.append_to(path).close()  # nobody said how many
+        insitu.files.append_to(path, trajectories=1000)
+    insitu.files.append_to(path, trajectories=100).close()
+    insitu.files.append_to(path).close()  # nobody said how many
     monkeypatch.setattr(disk, "free_bytes", lambda path: 10)
     with pytest.raises(ValueError, match="written in a copy"):
-        insitu.put_table(path, "noise", {"diffusion": 1.0})
+        insitu.files.put_table(path, "noise", {"diffusion": 1.0})
 
 
 def test_a_refused_replacement_leaves_the_old_file(tmp_path):
@@ -75,7 +76,7 @@ def test_a_refused_replacement_leaves_the_old_file(tmp_path):
     done = CliRunner().invoke(app, [*options, "--trajectories", "100000000000000", "--replace"])
     assert done.exit_code == 2
     assert "would not fit" in done.output
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert r.count == 2
     assert CliRunner().invoke(app, [*options, "--trajectories", "3", "--replace"]).exit_code == 0
 
@@ -94,14 +95,14 @@ def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypat
     description, rng = head(60, 6, dtype="complex64"), np.random.default_rng(0)
     path, syncs = tmp_path / "r.nc", []
     value = lambda n: np.full((60, 6), n + 1.0)
-    real = insitu.Writer._sync
+    real = Writer._sync
 
     def watched(self):
         syncs.append((path.read_bytes(), self.count))
         real(self)
 
-    monkeypatch.setattr(insitu.Writer, "_sync", watched)
-    with insitu.create(path, description, durable=True) as writer:
+    monkeypatch.setattr(Writer, "_sync", watched)
+    with insitu.files.create(path, description, durable=True) as writer:
         for n in range(25):
             writer.append(value(n))
     assert len(syncs) == 1 + 2 * 25  # states, then the number that counts them
@@ -119,7 +120,7 @@ def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypat
                     old = before[k : k + PAGE]
                     cut[k : k + PAGE] = old.ljust(len(after[k : k + PAGE]), b"\0")
             (tmp_path / "cut.nc").write_bytes(cut)
-            with insitu.open_recording(tmp_path / "cut.nc") as r:
+            with insitu.files.open(tmp_path / "cut.nc") as r:
                 assert r.count >= safe
                 for n in range(r.count):
                     np.testing.assert_array_equal(r.x[n][:, :6], value(n))
@@ -129,15 +130,15 @@ def test_a_power_cut_takes_nothing_that_append_returned_from(tmp_path, monkeypat
 
 def test_syncs_are_as_frequent_as_asked(tmp_path, monkeypatch):
     seen = []
-    real = insitu.Writer._sync
-    monkeypatch.setattr(insitu.Writer, "_sync", lambda self: (seen.append(self.count), real(self)))
+    real = Writer._sync
+    monkeypatch.setattr(Writer, "_sync", lambda self: (seen.append(self.count), real(self)))
     for name, durable, times in (("never", False, 0), ("rarely", 1000.0, 1), ("always", True, 7)):
         seen.clear()
-        with insitu.create(tmp_path / name, head(), durable=durable) as writer:
+        with insitu.files.create(tmp_path / name, head(), durable=durable) as writer:
             for _ in range(3):
                 writer.append(np.ones((400, 3)))
         assert len(seen) == times, name
-    with insitu.append_to(tmp_path / "never", durable=True) as writer:
+    with insitu.files.append_to(tmp_path / "never", durable=True) as writer:
         assert writer.append(np.ones((400, 3))) == 3
     with pytest.raises(ValueError, match=r"`durable` .*-1"):
-        insitu.create(tmp_path / "x", head(), durable=-1.0)
+        insitu.files.create(tmp_path / "x", head(), durable=-1.0)

@@ -28,12 +28,12 @@ objective = fl.Objective(terminal=lambda th, x: x[0])
 BIRTH_DEATH = Jumps(lambda th, x: jnp.array([th["birth"], th["death"] * x[0]]), [[1.0], [-1.0]])
 RATES = {"birth": jnp.array(5.0), "death": jnp.array(1.0)}
 COUNT = fl.Objective(terminal=lambda th, x: x[0])
-KINDS = insitu.EventKinds(("birth", "death"), [[1.0], [-1.0]])
+KINDS = insitu.files.EventKinds(("birth", "death"), [[1.0], [-1.0]])
 
 
 def head(**changed):
     options = {"parameters": {"birth": 5.0, "death": 1.0}, "events": KINDS, **changed}
-    return insitu.Description(T, ("n",), **options)
+    return insitu.files.Description(T, ("n",), **options)
 
 
 def ensemble(count=60, key=7):
@@ -53,14 +53,14 @@ def data():
 
 @pytest.fixture
 def path(tmp_path, data):
-    insitu.save(tmp_path / "r.nc", head(), data.x, events=data.events)
+    insitu.files.save(tmp_path / "r.nc", head(), data.x, events=data.events)
     return tmp_path / "r.nc"
 
 
 @pytest.mark.parametrize("baseline", ["time", "mean", "none"])
 def test_the_gradient_of_the_file_is_that_of_memory_to_the_bit(path, data, baseline):
     memory = fl.gradient(BIRTH_DEATH, COUNT, RATES, data, baseline=baseline)
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         file = fl.gradient(BIRTH_DEATH, COUNT, RATES, recording.trajectories(), baseline=baseline)
         small = fl.gradient(
             BIRTH_DEATH, COUNT, RATES, recording.trajectories(), baseline=baseline, block_bytes=500
@@ -72,16 +72,16 @@ def test_the_gradient_of_the_file_is_that_of_memory_to_the_bit(path, data, basel
 
 def test_what_is_read_is_what_was_written_however_it_was(tmp_path, path, data):
     """At once, one after the other, going on with a file, and as a copy of a copy."""
-    with insitu.create(tmp_path / "one.nc", head()) as writer:
+    with insitu.files.create(tmp_path / "one.nc", head()) as writer:
         for j in range(20):
             writer.append(data.x[j], None, of(data.events, j))
-    with insitu.append_to(tmp_path / "one.nc") as writer:
+    with insitu.files.append_to(tmp_path / "one.nc") as writer:
         for j in range(20, 60):
             writer.append(data.x[j], None, of(data.events, j))
-    with insitu.open_recording(path) as recording:
-        insitu.convert(recording, tmp_path / "copy.nc")
+    with insitu.files.open(path) as recording:
+        insitu.files.convert(recording, tmp_path / "copy.nc")
     for file in (path, tmp_path / "one.nc", tmp_path / "copy.nc"):
-        with insitu.open_recording(file) as recording:
+        with insitu.files.open(file) as recording:
             read = recording.trajectories()
             for mine, theirs in zip(read.events, data.events, strict=True):
                 np.testing.assert_array_equal(mine[:], theirs)
@@ -93,18 +93,18 @@ def test_what_is_read_is_what_was_written_however_it_was(tmp_path, path, data):
 def test_a_killed_writer_loses_one_trajectory_at_most(tmp_path, data):
     """The events of a trajectory without a number are overwritten by those of the next."""
     path = tmp_path / "r.nc"
-    with insitu.create(path, head()) as writer:
+    with insitu.files.create(path, head()) as writer:
         for j in range(5):
             writer.append(data.x[j], None, of(data.events, j))
     with h5py.File(path, "r+") as file:  # as if the fifth had been killed before it was whole
         file["trajectory"].resize(4, axis=0)
         file["checksum"][4] = 0
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         assert (recording.count, recording.incomplete) == (4, 1)
-    with insitu.append_to(path) as writer:
+    with insitu.files.append_to(path) as writer:
         for j in range(4, 8):
             writer.append(data.x[j], None, of(data.events, j))
-    with insitu.open_recording(path) as recording:
+    with insitu.files.open(path) as recording:
         channel = recording.trajectories(load=True).events.channel
         np.testing.assert_array_equal(
             channel, np.asarray(data.events.channel)[:8, :, : channel.shape[2]]
@@ -124,12 +124,12 @@ def test_random_sizes_between_which_the_state_moves(tmp_path, key):
     )
     theta = {"m": jnp.array(0.4)}
     data = fl.simulator(process, jnp.array([1.0]), jnp.asarray(T))(key, theta, 30)
-    kinds = insitu.EventKinds(("kick",), still=False)
-    insitu.save(
+    kinds = insitu.files.EventKinds(("kick",), still=False)
+    insitu.files.save(
         tmp_path / "r.nc", head(events=kinds, parameters={"m": 0.4}), data.x, events=data.events
     )
     square = fl.Objective(terminal=lambda th, x: x[0] ** 2)
-    with insitu.open_recording(tmp_path / "r.nc") as recording:
+    with insitu.files.open(tmp_path / "r.nc") as recording:
         file = insitu.estimate(recording, process, square, theta).estimate
     assert file.gradient["m"] == fl.gradient(process, square, theta, data).gradient["m"]
 
@@ -177,7 +177,7 @@ def test_events_that_cannot_be_are_named(path, name, place, value, message):
         value = 1 - int(file["events/channel"][0]) if value is None else value
     damaged(path, name, place, value)
     with (
-        insitu.open_recording(path) as recording,
+        insitu.files.open(path) as recording,
         pytest.raises(ValueError, match=f"trajectory 0: .*{message}"),
     ):
         fl.gradient(BIRTH_DEATH, COUNT, RATES, recording.trajectories())
@@ -187,25 +187,25 @@ def test_a_flipped_bit_and_a_short_column_are_named(path, tmp_path):
     with h5py.File(path, "r+") as file:
         file["events/after"][3] *= 1 + 1e-9
     with (
-        insitu.open_recording(path) as recording,
+        insitu.files.open(path) as recording,
         pytest.raises(ValueError, match="trajectory 0.*checksum"),
     ):
         recording.trajectories(0, 2)
-    with insitu.open_recording(path, damaged=True) as recording:
-        assert insitu.convert(recording, tmp_path / "saved.nc").lost == (0,)
+    with insitu.files.open(path, damaged=True) as recording:
+        assert insitu.files.convert(recording, tmp_path / "saved.nc").lost == (0,)
         assert any(
-            "trajectory 0" in f.text for f in insitu.inspect(recording).findings if f.serious
+            "trajectory 0" in f.text for f in insitu.files.inspect(recording).findings if f.serious
         )
     with h5py.File(path, "r+") as file:
         file["events/channel"].resize(10, axis=0)
     with pytest.raises(
         ValueError, match="/events/channel has 10 entries, and 60 trajectories count"
     ):
-        insitu.open_recording(path)
+        insitu.files.open(path)
 
 
 def test_what_is_written_must_belong_together(tmp_path, data):
-    with insitu.create(tmp_path / "r.nc", head()) as writer:
+    with insitu.files.create(tmp_path / "r.nc", head()) as writer:
         with pytest.raises(ValueError, match="comes with its events"):
             writer.append(data.x[0])
         after, channel, change = of(data.events, 0)
@@ -217,12 +217,12 @@ def test_what_is_written_must_belong_together(tmp_path, data):
             writer.append(data.x[0], None, of(data.events, 1))
         assert writer.count == 0
     with (
-        insitu.create(tmp_path / "plain.nc", head(events=None)) as writer,
+        insitu.files.create(tmp_path / "plain.nc", head(events=None)) as writer,
         pytest.raises(ValueError, match="no events"),
     ):
         writer.append(data.x[0], None, of(data.events, 0))
     with pytest.raises(ValueError, match=r"events.changes.*\(2, 1\).*\(1, 2\)"):
-        head(events=insitu.EventKinds(("birth", "death"), [[1.0, -1.0]]))
+        head(events=insitu.files.EventKinds(("birth", "death"), [[1.0, -1.0]]))
 
 
 # ------------------------------------------------------------------------------------- the commands
@@ -233,8 +233,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jumps")
     (folder / "model.py").write_text(MODEL)
     data = ensemble(1000)
-    insitu.save(folder / "r.nc", head(), data.x, events=data.events)
-    insitu.save(folder / "states.nc", head(events=None), data.x)
+    insitu.files.save(folder / "r.nc", head(), data.x, events=data.events)
+    insitu.files.save(folder / "states.nc", head(events=None), data.x)
     (folder / "other.py").write_text(MODEL.replace("[[1.0], [-1.0]]", "[[-1.0], [1.0]]"))
     return folder
 

@@ -20,7 +20,7 @@ from fluctua.insitu.recording import ownership
 T = np.arange(5.0)
 X = np.random.default_rng(0).normal(size=(20, 5, 2))
 PHASE = np.linspace(1.0, 2.0, 20)
-HEAD = insitu.Description(
+HEAD = insitu.files.Description(
     T,
     ("a", "b"),
     context={"phase": ()},
@@ -31,7 +31,7 @@ HEAD = insitu.Description(
 
 @pytest.fixture
 def path(tmp_path):
-    insitu.save(tmp_path / "r.nc", HEAD, X, {"phase": PHASE})
+    insitu.files.save(tmp_path / "r.nc", HEAD, X, {"phase": PHASE})
     return tmp_path / "r.nc"
 
 
@@ -52,7 +52,7 @@ DIES = """
 import os, sys
 import h5py
 from fluctua.insitu.recording import writer
-from fluctua.insitu import Description
+from fluctua.insitu.files import Description
 
 class Dies(h5py.File):
     def __init__(self, name, mode="r", **options):
@@ -83,7 +83,7 @@ def killed(tmp_path_factory):
     """Files whose writer died in plain mode, by where it died, each with the lock that it left."""
     folder = tmp_path_factory.mktemp("killed")
     for where in ("append_to", "repair"):
-        insitu.save(folder / where, HEAD, X, {"phase": PHASE})
+        insitu.files.save(folder / where, HEAD, X, {"phase": PHASE})
     unfinished(folder / "repair")
     children = [python(DIES, folder / where, where) for where in ("create", "append_to", "repair")]
     for child in children:
@@ -99,18 +99,18 @@ def test_a_kill_in_plain_mode_locks_nothing(killed, tmp_path, where, door):
     for name in (where, f".{where}.writer"):
         shutil.copy(killed / name, tmp_path / name)
     assert ownership.mark(path) == 1  # HDF5 opens such a file in no mode
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert (r.count, r.interrupted) == (count, True)
-        assert insitu.inspect(r).summary["trajectories"] == count
+        assert insitu.files.inspect(r).summary["trajectories"] == count
     if door == "append_to":
-        with insitu.append_to(path) as writer:
+        with insitu.files.append_to(path) as writer:
             assert writer.count == count
     elif door == "repair":
-        assert insitu.repair(path)
+        assert insitu.files.repair(path)
     elif door == "put_table":
-        insitu.put_table(path, "noise", {"diffusion": 1.0})
+        insitu.files.put_table(path, "noise", {"diffusion": 1.0})
     elif door == "replace":
-        insitu.create(path, HEAD, replace=True).close()
+        insitu.files.create(path, HEAD, replace=True).close()
         count = 0
     if door != "open":
         with h5py.File(path) as file:  # an ordinary file again
@@ -126,9 +126,9 @@ def test_states_that_were_flushed_without_their_number_are_counted(path):
     """
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
         file["trajectory"].resize(19, axis=0)
-    with insitu.append_to(path) as writer:
+    with insitu.files.append_to(path) as writer:
         assert writer.append(X[0], {"phase": 3.0}) == 20
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         np.testing.assert_array_equal(r.x[:20], X)
         assert r.count == 21
 
@@ -150,16 +150,16 @@ def test_a_living_writer_keeps_its_file(path):
     assert child.stdout.readline() == "ready\n", child.stderr.read()
     before = path.stat().st_ino
     for take in (
-        lambda: insitu.create(path, HEAD, replace=True),
-        lambda: insitu.append_to(path),
-        lambda: insitu.repair(path),
-        lambda: insitu.put_table(path, "noise", {"diffusion": 1.0}),
+        lambda: insitu.files.create(path, HEAD, replace=True),
+        lambda: insitu.files.append_to(path),
+        lambda: insitu.files.repair(path),
+        lambda: insitu.files.put_table(path, "noise", {"diffusion": 1.0}),
     ):
         with pytest.raises(ValueError, match=f"being written by process {child.pid} on"):
             take()
     assert path.stat().st_ino == before
     child.communicate("")
-    insitu.append_to(path).close()
+    insitu.files.append_to(path).close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -188,7 +188,7 @@ def test_of_two_that_append_one_is_told(path):
     assert all(a == "appended" or re.search("written by|open in another", a) for a in answers), (
         answers
     )
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert r.count == 20 + done
 
 
@@ -216,19 +216,19 @@ def flipped(path, what, at=0, bit=0):
 def test_a_flipped_bit_in_the_numbers_deletes_nothing(path, entry, bit):
     flipped(path, np.arange(20).tobytes(), 8 * entry, bit)
     before = path.read_bytes()
-    for change in (insitu.append_to, insitu.repair):
+    for change in (insitu.files.append_to, insitu.files.repair):
         with pytest.raises(
             ValueError,
             match=rf"entry {entry} of /trajectory is {entry ^ (1 << bit)} and not {entry}",
         ):
             change(path)
         assert path.read_bytes() == before
-    with insitu.open_recording(path, damaged=True) as r:
+    with insitu.files.open(path, damaged=True) as r:
         np.testing.assert_array_equal(r.x[:], X)
-        assert [f.what for f in insitu.inspect(r).findings if f.serious] == ["damaged"]
+        assert [f.what for f in insitu.files.inspect(r).findings if f.serious] == ["damaged"]
         copy = path.with_name("copy.nc")
-        assert insitu.convert(r, copy) == (20, (), ())
-    with insitu.open_recording(copy) as r:
+        assert insitu.files.convert(r, copy) == (20, (), ())
+    with insitu.files.open(copy) as r:
         np.testing.assert_array_equal(r.x[:], X)
         np.testing.assert_array_equal(r.context["phase"], PHASE)
 
@@ -241,7 +241,7 @@ def test_a_last_number_that_became_zero_is_found_by_its_checksum(path):
         for name in ("x", "trajectory", "checksum", "context/phase"):
             file[name].resize(17, axis=0)
         file["trajectory"][16] = 0
-    with insitu.append_to(path) as writer:
+    with insitu.files.append_to(path) as writer:
         assert writer.count == 17
 
 
@@ -256,10 +256,10 @@ def test_a_last_number_that_became_zero_is_found_by_its_checksum(path):
 )
 def test_flipped_bits_elsewhere_are_named(path, what, message):
     flipped(path, what, 8 * 4 if what == PHASE.tobytes() else 1, 3)
-    with pytest.raises(ValueError, match=message), insitu.open_recording(path) as r:
+    with pytest.raises(ValueError, match=message), insitu.files.open(path) as r:
         assert r.context
-    with insitu.open_recording(path, damaged=True) as r:
-        (finding,) = [f for f in insitu.inspect(r).findings if f.serious]
+    with insitu.files.open(path, damaged=True) as r:
+        (finding,) = [f for f in insitu.files.inspect(r).findings if f.serious]
     assert finding.what == "damaged"
     assert re.search(message, finding.text)
 
@@ -270,11 +270,11 @@ def test_files_without_checksums_still_open(path):
         del file["checksum"]
         for name in ("time", "channel", "parameters", "settings"):
             del file[name].attrs["checksum"]
-    with insitu.append_to(path) as writer:
+    with insitu.files.append_to(path) as writer:
         writer.append(X[3], {"phase": 1.0})
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert r.count == 21
-        assert [(f.what, f.serious) for f in insitu.inspect(r).findings] == [
+        assert [(f.what, f.serious) for f in insitu.files.inspect(r).findings] == [
             ("no checksums", False)
         ]
 
@@ -318,10 +318,10 @@ def test_what_is_limited_says_so_and_loses_nothing(tmp_path, how):
         if not path.exists():
             assert int(done) == 0
             continue
-        with insitu.open_recording(path) as r:
+        with insitu.files.open(path) as r:
             assert r.count == int(done)
             np.testing.assert_array_equal(r.x[:, 0, 0], np.arange(r.count))
-        with insitu.append_to(path) as writer:  # without the limit it goes on
+        with insitu.files.append_to(path) as writer:  # without the limit it goes on
             writer.append(np.zeros((300, 2)), {"n": 1.0})
         with h5py.File(path) as file:
             assert file["x"].shape[0] == int(done) + 1
@@ -361,7 +361,7 @@ def test_data_of_another_file_are_refused(tmp_path, path, point, kind):
     with h5py.File(path, "r+") as file:
         point(file, "parameters/secret", tmp_path / "other.h5")
     with pytest.raises(ValueError, match=r"/parameters/secret (is a link to|lies in another file)"):
-        insitu.open_recording(path)
+        insitu.files.open(path)
 
 
 @pytest.mark.parametrize("name", ["x", "t", "parameters/k", "context/phase"])
@@ -379,7 +379,7 @@ def test_shapes_of_terabytes_are_refused(tmp_path, name):
         }
         file.create_dataset(name, shape[name], "f8", chunks=True)
     with pytest.raises(ValueError, match=rf"/{name} declares .* and holds 0"):
-        insitu.open_recording(path)
+        insitu.files.open(path)
 
 
 @pytest.mark.parametrize("ending", ["npz", "npy"])
@@ -398,13 +398,14 @@ def test_shapes_of_terabytes_in_numpy_files_are_refused(tmp_path, ending):
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", data)
     with pytest.raises(ValueError, match=r"20000000000|larger than|mmap|greater"):
-        insitu.open_recording(path, dt=1.0)
+        insitu.files.open(path, dt=1.0)
 
 
 WRITES_AND_DIES = """
 import os, sys, numpy as np
 from fluctua import insitu
-writer = insitu.create(sys.argv[1], insitu.Description(np.linspace(0, 1, 51), ("x",), "float64"))
+head = insitu.files.Description(np.linspace(0, 1, 51), ("x",), "float64")
+writer = insitu.files.create(sys.argv[1], head)
 for _ in range(20):
     writer.append(np.ones((51, 1)))
 os._exit(9)
@@ -414,7 +415,7 @@ OPENS = """
 import sys
 from fluctua import insitu
 try:
-    insitu.open_recording(sys.argv[1])
+    insitu.files.open(sys.argv[1])
 except ValueError as error:
     print(error)
 """

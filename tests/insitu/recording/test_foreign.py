@@ -18,7 +18,7 @@ def run(*arguments):
 
 
 def opened(path, **options):
-    with insitu.open_recording(path, **options) as r:
+    with insitu.files.open(path, **options) as r:
         return r.description, np.array(r.x[:])
 
 
@@ -27,7 +27,7 @@ def test_times_from_an_interval_or_a_rate(tmp_path):
     np.save(tmp_path / "a.npy", X)
     for name in ("a.npz", "a.npy"):
         with pytest.raises(ValueError, match="--dt or --rate"):
-            insitu.open_recording(tmp_path / name)
+            insitu.files.open(tmp_path / name)
         description, x = opened(tmp_path / name, dt=0.25)
         np.testing.assert_array_equal(description.t, T)
         np.testing.assert_array_equal(x, X)
@@ -38,26 +38,26 @@ def test_times_from_an_interval_or_a_rate(tmp_path):
     assert "give one of them" in run("inspect", tmp_path / "a.npy", "--dt", 1, "--rate", 1).output
     np.savez(tmp_path / "b.npz", x=X, t=T)
     with pytest.raises(ValueError, match="has times of its own"):
-        insitu.open_recording(tmp_path / "b.npz", dt=0.25)
+        insitu.files.open(tmp_path / "b.npz", dt=0.25)
     np.save(tmp_path / "c.npy", X[:, :, 0])
     with pytest.raises(
         ValueError, match=r"\(trajectories, times, channels\) .* got \(6, 40\)\. One trajectory"
     ):
-        insitu.open_recording(tmp_path / "c.npy", dt=0.25)
+        insitu.files.open(tmp_path / "c.npy", dt=0.25)
 
 
 def test_counts_get_their_units(tmp_path):
     counts = np.clip(X * 1000, -32768, 32767).astype(np.int16)
     np.savez(tmp_path / "a.npz", x=counts, t=T)
     with pytest.raises(ValueError, match=r"counts \(int16\).*--scale"):
-        insitu.open_recording(tmp_path / "a.npz")
+        insitu.files.open(tmp_path / "a.npz")
     description, x = opened(tmp_path / "a.npz", scale=0.001)
     assert description.dtype == "float32"
     np.testing.assert_allclose(x, X, atol=0.0011)
     _, each = opened(tmp_path / "a.npz", scale=[0.001, 0.002, 0.003])
     np.testing.assert_allclose(each, x * [1, 2, 3], rtol=1e-6)
     with pytest.raises(ValueError, match="each of 3 channels"):
-        insitu.open_recording(tmp_path / "a.npz", scale=[1.0, 2.0])
+        insitu.files.open(tmp_path / "a.npz", scale=[1.0, 2.0])
     assert run("inspect", tmp_path / "a.npz", "--scale", "1e-3").exit_code == 0
     assert "got 'x'" in run("inspect", tmp_path / "a.npz", "--scale", "x").output
 
@@ -109,15 +109,15 @@ def test_what_is_wrong_with_a_table(tmp_path):
     with pytest.raises(
         ValueError, match="no column of times; it has left, right.*--dt or --rate.*--map t=COLUMN"
     ):
-        insitu.open_recording(path)
+        insitu.files.open(path)
     with pytest.raises(ValueError, match="got t=clock, and it has left, right"):
-        insitu.open_recording(path, {"t": "clock"})
+        insitu.files.open(path, {"t": "clock"})
     path.write_text("run,time,left\n0,0,1\n0,1,2\n0,2,3\n1,0,1\n")
     with pytest.raises(ValueError, match="trajectory 1 has 1 rows and the first 3"):
-        insitu.open_recording(path)
+        insitu.files.open(path)
     path.write_text("time,left\n0,1\n1,high\n")
     with pytest.raises(ValueError, match="high"):
-        insitu.open_recording(path)
+        insitu.files.open(path)
 
 
 def test_a_cut_npz_is_named(tmp_path):
@@ -126,7 +126,7 @@ def test_a_cut_npz_is_named(tmp_path):
     for share in (0.1, 0.5, 0.99):
         (tmp_path / "a.npz").write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(ValueError, match="cut short"):
-            insitu.open_recording(tmp_path / "a.npz")
+            insitu.files.open(tmp_path / "a.npz")
 
 
 # --------------------------------------------------------------------------------------- conversion
@@ -146,7 +146,7 @@ def test_convert_and_drop(tmp_path):
     assert done.exit_code == 0, done.output
     assert "5 trajectories of" in done.output
     assert "dropped, not finite: 1 trajectory (2)" in done.output
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    with insitu.files.open(tmp_path / "r.nc") as r:
         assert (r.kind, r.description.dtype, r.count) == ("recording", "complex64", 5)
         kept = x[[0, 1, 3, 4, 5]]
         np.testing.assert_array_equal(r.x[:], np.concatenate([kept.real, kept.imag], -1))
@@ -160,7 +160,7 @@ def test_convert_saves_what_is_whole(tmp_path):
     named.
     """
     path = tmp_path / "r.nc"
-    insitu.save(path, insitu.Description(T, ("a", "b", "c")), X)
+    insitu.files.save(path, insitu.files.Description(T, ("a", "b", "c")), X)
     data = bytearray(path.read_bytes())
     data[data.find(X[3, 10].tobytes())] ^= 1
     path.write_bytes(data)

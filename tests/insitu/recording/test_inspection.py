@@ -33,15 +33,15 @@ def save(path, x, **changes):
     """A recording (E, T, M) in units of 0.1 per sample."""
     t = 0.1 * np.arange(x.shape[1])
     names = tuple("abcdefgh"[: x.shape[2]])
-    insitu.save(
-        path, insitu.Description(t, names, x.dtype.name, parameters={"k": 1.0}, **changes), x
+    insitu.files.save(
+        path, insitu.files.Description(t, names, x.dtype.name, parameters={"k": 1.0}, **changes), x
     )
     return path
 
 
 def findings(path):
-    with insitu.open_recording(path) as recording:
-        return insitu.inspect(recording).findings
+    with insitu.files.open(path) as recording:
+        return insitu.files.inspect(recording).findings
 
 
 # -------------------------------------------------------------------------------------------- ties
@@ -199,19 +199,19 @@ def test_a_trend_is_taken_away_and_that_is_noted(tmp_path):
     psi = (steady + offset)[:, 0] + 1j * (steady + offset)[:, 1]
     path = tmp_path / "r.nc"
     t = 0.1 * np.arange(20_000)
-    insitu.save(
+    insitu.files.save(
         path,
-        insitu.Description(t, ("psi",), "complex128", parameters={"k": 1.0}),
+        insitu.files.Description(t, ("psi",), "complex128", parameters={"k": 1.0}),
         psi[None, :, None],
     )
     copy = tmp_path / "copy.nc"
     done = CliRunner().invoke(app, ["convert", str(path), str(copy), "--detrend", "400"])
     assert done.exit_code == 0, done.output
     assert "detrended: what varies more slowly than 400 was subtracted" in done.output
-    with insitu.open_recording(copy) as recording:
+    with insitu.files.open(copy) as recording:
         x = recording.x[0]
         assert "detrended: what varies more slowly than 400" in recording.description.provenance
-        assert insitu.inspect(recording).findings == []
+        assert insitu.files.inspect(recording).findings == []
     np.testing.assert_allclose(x.mean(axis=0), (steady + offset).mean(axis=0), atol=1e-9)
     # ten cosines of variance 2τ each are lost of 20,000: a hundredth; and what a straight line has
     # beyond them
@@ -231,10 +231,10 @@ def test_a_trend_as_fast_as_the_system_is_not_taken_away():
 def test_the_time_of_a_trend_is_checked(tmp_path, time):
     path = save(tmp_path / "r.nc", np.random.default_rng(0).normal(size=(1, 50, 1)))
     with (
-        insitu.open_recording(path) as recording,
+        insitu.files.open(path) as recording,
         pytest.raises(ValueError, match="is a time, above 0"),
     ):
-        insitu.convert(recording, tmp_path / "copy.nc", detrend=time)
+        insitu.files.convert(recording, tmp_path / "copy.nc", detrend=time)
 
 
 def test_a_calibration_names_the_drift_and_advises_no_longer_record(tmp_path):
@@ -245,8 +245,8 @@ def test_a_calibration_names_the_drift_and_advises_no_longer_record(tmp_path):
     for size in (0.4, 10.0):
         path = tmp_path / f"{size}.nc"
         save(path, x[None] + size * np.linspace(0, 1, 20_000)[None, :, None])
-        with insitu.open_recording(path) as recording:
-            model = insitu.model_of(recording, tmp_path / "model.py")
+        with insitu.files.open(path) as recording:
+            model = insitu.files.load_model(recording, tmp_path / "model.py")
             if size == 0.4:
                 pieces = split_record(recording, model)
                 assert "the mean of a differs by" in pieces.trend

@@ -22,7 +22,7 @@ T = np.array([0.0, 0.1, 0.3])
 
 
 def simple(**changes):
-    return insitu.Description(**{"t": T, "channels": ("a", "b"), **changes})
+    return insitu.files.Description(**{"t": T, "channels": ("a", "b"), **changes})
 
 
 # -------------------------------------------------------------------------------------- round trips
@@ -31,7 +31,9 @@ def simple(**changes):
 @pytest.mark.parametrize("step", ["euler", "heun"])
 def test_a_recording_says_by_which_steps_its_network_is_meant(step):
     task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, step=step)
-    head = insitu.Description(t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task))
+    head = insitu.files.Description(
+        t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task)
+    )
     assert ("step" in head.network) == (
         step == "heun"
     )  # files of before say nothing, and are Euler's
@@ -59,7 +61,7 @@ def recordings(draw):
         st.none()
         | st.dictionaries(NAME, hnp.array_shapes(min_dims=0, max_dims=2, max_side=3), max_size=2)
     )
-    description = insitu.Description(
+    description = insitu.files.Description(
         t=np.cumsum(draw(hnp.arrays(np.float64, times, elements=st.floats(1e-3, 10.0)))),
         channels=tuple(
             draw(st.lists(TEXT.filter(bool), min_size=width, max_size=width, unique=True))
@@ -89,8 +91,8 @@ def test_round_trip(tmp_path, recording):
     description, x, context = recording
     path = tmp_path / "r.nc"
     path.unlink(missing_ok=True)
-    insitu.save(path, description, x, context)
-    with insitu.open_recording(path) as back:
+    insitu.files.save(path, description, x, context)
+    with insitu.files.open(path) as back:
         for name in (
             "channels",
             "dtype",
@@ -120,7 +122,7 @@ def test_xarray_and_plain_h5py_read_it(tmp_path):
     x = np.random.default_rng(0).normal(size=(4, 3, 2)) + 1j
     path = tmp_path / "r.nc"
     theta = {"omega": np.arange(5.0), "k": 0.3}
-    insitu.save(
+    insitu.files.save(
         path,
         simple(
             dtype="complex128", units="V", time_units="s", context={"phase": ()}, parameters=theta
@@ -145,8 +147,8 @@ def test_xarray_and_plain_h5py_read_it(tmp_path):
 
 def test_states_are_sliced_like_arrays(tmp_path):
     x = np.random.default_rng(1).normal(size=(5, 3, 2))
-    insitu.save(tmp_path / "r.nc", simple(), x)
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    insitu.files.save(tmp_path / "r.nc", simple(), x)
+    with insitu.files.open(tmp_path / "r.nc") as r:
         for key in (
             slice(1, 3),
             (slice(None), slice(0, 2)),
@@ -163,7 +165,7 @@ def test_states_are_sliced_like_arrays(tmp_path):
 
 
 def test_appending_checks_what_comes(tmp_path):
-    with insitu.create(tmp_path / "r.nc", simple(context={"phase": ()})) as writer:
+    with insitu.files.create(tmp_path / "r.nc", simple(context={"phase": ()})) as writer:
         with pytest.raises(ValueError, match=r"\(3, 2\) \(times, channels\); got \(2, 2\)"):
             writer.append(np.zeros((2, 2)), {"phase": 0.0})
         with pytest.raises(ValueError, match="is phase; got nothing"):
@@ -172,10 +174,10 @@ def test_appending_checks_what_comes(tmp_path):
             writer.append(np.zeros((3, 2), complex), {"phase": 0.0})
         assert writer.append(np.ones((3, 2)), {"phase": 1.0}) == 0
     with pytest.raises(ValueError, match="exists. Append"):
-        insitu.create(tmp_path / "r.nc", simple())
-    with insitu.append_to(tmp_path / "r.nc") as writer:
+        insitu.files.create(tmp_path / "r.nc", simple())
+    with insitu.files.append_to(tmp_path / "r.nc") as writer:
         assert writer.append(np.ones((3, 2)), {"phase": 2.0}) == 1
-    with insitu.open_recording(tmp_path / "r.nc") as r:
+    with insitu.files.open(tmp_path / "r.nc") as r:
         assert r.context["phase"].tolist() == [1.0, 2.0]
 
 
@@ -252,13 +254,13 @@ def test_a_live_writer_is_not_repaired_away(tmp_path):
     )
     try:
         assert child.stdout.readline() == "ready\n"
-        with insitu.open_recording(path) as r:  # a look while it is written
+        with insitu.files.open(path) as r:  # a look while it is written
             assert (r.count, r.interrupted) == (1, True)
         with pytest.raises(ValueError, match=f"being written by process {child.pid}"):
-            insitu.append_to(path)
+            insitu.files.append_to(path)
     finally:
         child.communicate("")
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert not r.interrupted
 
 
@@ -283,7 +285,7 @@ def test_npz_by_convention_and_by_mapping(tmp_path):
         channels=["u", "v"],
         **{"parameters.k": 0.5, "context.phase": np.arange(4.0)},
     )
-    with insitu.open_recording(tmp_path / "a.npz") as r:
+    with insitu.files.open(tmp_path / "a.npz") as r:
         assert (r.kind, r.description.channels, float(r.description.parameters["k"])) == (
             "npz",
             ("u", "v"),
@@ -293,14 +295,14 @@ def test_npz_by_convention_and_by_mapping(tmp_path):
         np.testing.assert_array_equal(r.context["phase"], np.arange(4.0))
     np.savez(tmp_path / "b.npz", psi=x + 2j, clock=T)
     with pytest.raises(ValueError, match=r"no `x`, the states .* it has psi, clock.*--map x=PLACE"):
-        insitu.open_recording(tmp_path / "b.npz")
-    with insitu.open_recording(tmp_path / "b.npz", {"x": "psi", "t": "clock"}) as r:
+        insitu.files.open(tmp_path / "b.npz")
+    with insitu.files.open(tmp_path / "b.npz", {"x": "psi", "t": "clock"}) as r:
         assert r.x.shape == (4, 3, 4)
         np.testing.assert_array_equal(r.x[0, :, 2:], np.full((3, 2), 2.0))
     with pytest.raises(ValueError, match="no 'Psi' for x; it has psi, clock"):
-        insitu.open_recording(tmp_path / "b.npz", {"x": "Psi", "t": "clock"})
+        insitu.files.open(tmp_path / "b.npz", {"x": "Psi", "t": "clock"})
     with pytest.raises(ValueError, match=f"a mapping names {', '.join(KNOWN)}"):
-        insitu.open_recording(tmp_path / "b.npz", {"y": "psi"})
+        insitu.files.open(tmp_path / "b.npz", {"y": "psi"})
 
 
 def matlab(path, **variables):
@@ -334,7 +336,7 @@ def test_matlab_v73(tmp_path):
         units="V",
         **{"parameters/k": [[0.5]], "context/phase": np.arange(4.0)[:, None]},
     )
-    with insitu.open_recording(tmp_path / "a.mat") as r:
+    with insitu.files.open(tmp_path / "a.mat") as r:
         assert (r.kind, r.description.units, r.x.shape) == ("MATLAB v7.3", "V", (4, 3, 4))
         assert float(r.description.parameters["k"]) == 0.5
         np.testing.assert_array_equal(r.x[1:3], np.concatenate([x.real, x.imag], -1)[1:3])
@@ -359,7 +361,7 @@ def test_matlab_v73_by_another_writer(tmp_path):
     hdf5storage.savemat(
         path, variables, format="7.3", store_python_metadata=False, matlab_compatible=True
     )
-    with insitu.open_recording(path) as r:
+    with insitu.files.open(path) as r:
         assert (r.kind, r.description.units, r.description.channels) == (
             "MATLAB v7.3",
             "µV",
@@ -386,7 +388,7 @@ def damaged(path, how):
         with h5py.File(path, "w") as file:
             file["spectrum"] = np.zeros(3)
         return "has no `x`.*it has spectrum"
-    insitu.save(path, simple(), np.ones((50, 3, 2)))
+    insitu.files.save(path, simple(), np.ones((50, 3, 2)))
     whole = path.read_bytes()
     if how == "cut":
         path.write_bytes(whole[: len(whole) // 2])
@@ -407,19 +409,19 @@ def test_damaged_files_say_so(tmp_path, how):
     path = tmp_path / "r.nc"
     message = damaged(path, how)
     with pytest.raises(ValueError, match=message):
-        insitu.open_recording(path)
+        insitu.files.open(path)
 
 
 def test_damaged_states_are_found_on_reading(tmp_path):
     """The checksum of every chunk: a flipped bit is an error and not a number."""
     path = tmp_path / "r.nc"
     x = np.random.default_rng(0).normal(size=(3, 3, 2))
-    insitu.save(path, simple(), x)
+    insitu.files.save(path, simple(), x)
     data = bytearray(path.read_bytes())
     data[data.find(x[1].tobytes())] ^= 1
     path.write_bytes(data)
-    with insitu.open_recording(path) as r:
-        inspection = insitu.inspect(r)
+    with insitu.files.open(path) as r:
+        inspection = insitu.files.inspect(r)
     assert [f.what for f in inspection.findings if f.serious] == ["damaged"]
 
 

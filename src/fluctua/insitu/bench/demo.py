@@ -25,9 +25,9 @@ import optax
 from fluctua import tcmt
 from fluctua.core.types import Array, Estimate, Params, Trajectories
 from fluctua.insitu.bench import device
-from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.calibration.knobs import parameters
 from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
+from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.training import Plan, Rows

@@ -23,8 +23,8 @@ import numpy as np
 from fluctua.core.types import Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
-from fluctua.insitu.bench.driver import VirtualBench
 from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
+from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.training import Plan, Rows, run

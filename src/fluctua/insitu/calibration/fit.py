@@ -130,12 +130,12 @@ def calibrate(
     continuing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Calibrate from one recording of a network, or of any process of `model_of(recording,
+    """Calibrate from one recording of a network, or of any process of `load_model(recording,
     source)`.
 
     Args:
         recording: an open one.
-        model: what `model_of(recording)` gives.
+        model: what `load_model(recording)` gives.
         transition: "euler", or "local-linear" for samples far apart.
         bias: whether to examine the residuals against the state and what they do to the gradient,
             which takes about as long as the gradient.
@@ -146,7 +146,7 @@ def calibrate(
     Returns: drift, noise and residuals.
 
     >>> with open_recording("run.nc") as recording:
-    ...     calibration = calibrate(recording, model_of(recording))
+    ...     calibration = calibrate(recording, load_model(recording))
     """
     say = progress or (lambda text: None)
     laws: dict[str, Transition] = {"euler": euler, "local-linear": local_linear}

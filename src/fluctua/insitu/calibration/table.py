@@ -180,14 +180,14 @@ def apply_calibration(
 
     Args:
         recording: an open one.
-        model: what `model_of(recording)` gives.
+        model: what `load_model(recording)` gives.
         noise: "file" takes the table's Q and observation noise, "nominal" the model's, "auto" the
             table's if there is one.
         theta: "set" as the recording says it was set, "calibrated" as it was fitted.
 
     Returns: the model, and what was used of the table.
 
-    >>> applied = apply_calibration(recording, model_of(recording))
+    >>> applied = apply_calibration(recording, load_model(recording))
     >>> m = applied.model
     >>> variance = applied.observation_variance
     >>> estimate(recording, m.process, m.objective, m.theta, observation_noise=variance)

@@ -1,1 +1,40 @@
-"""Instruments: what one is, how to talk to it, and what to do when it fails."""
+"""Instruments: the protocol of a driver, lines to a device, retries, and drivers as substrates."""
+
+from fluctua.insitu.instrument.device_array import array
+from fluctua.insitu.instrument.guard import ResidualGuard
+from fluctua.insitu.instrument.protocol import (
+    Batch,
+    CommandRejected,
+    Health,
+    Instrument,
+    InstrumentError,
+    InvalidReply,
+)
+from fluctua.insitu.instrument.substrate import Archive, Retry
+from fluctua.insitu.instrument.transport import (
+    Transport,
+    connect,
+    query_integer,
+    query_number,
+    query_numbers,
+)
+from fluctua.insitu.instrument.virtual import VirtualBench
+
+__all__ = [
+    "Archive",
+    "Batch",
+    "CommandRejected",
+    "Health",
+    "Instrument",
+    "InstrumentError",
+    "InvalidReply",
+    "ResidualGuard",
+    "Retry",
+    "Transport",
+    "VirtualBench",
+    "array",
+    "connect",
+    "query_integer",
+    "query_number",
+    "query_numbers",
+]

@@ -95,7 +95,7 @@ def query_number(line: Transport, message: str, *, least: float = -np.inf) -> fl
     return value
 
 
-def query_whole(line: Transport, message: str) -> int:
+def query_integer(line: Transport, message: str) -> int:
     """The whole number that answers a message; see `query_numbers`.
 
     Args:

@@ -259,7 +259,7 @@ def _whole(recording: RecordingFile) -> list[Finding]:
         text = (
             "the file is being written, or its writer was killed: other programs will not open it. "
             "Go on with "
-            "--append, or make it an ordinary file with fluctua.insitu.repair."
+            "--append, or make it an ordinary file with fluctua.insitu.files.repair."
         )
         findings.append(Finding("interrupted", False, text))
     if recording.incomplete:

@@ -164,7 +164,7 @@ class RecordingModel(NamedTuple):
         )
 
 
-def model_of(
+def load_model(
     recording: RecordingFile, source: Path | None = None, changes: Params | None = None
 ) -> RecordingModel:
     """The model of a recording.

@@ -19,7 +19,7 @@ from fluctua.insitu.instrument.protocol import (
     InvalidReply,
 )
 from fluctua.insitu.instrument.scpi import ScpiError
-from fluctua.insitu.instrument.transport import connect, query_number, query_numbers, query_whole
+from fluctua.insitu.instrument.transport import connect, query_integer, query_number, query_numbers
 
 INVALID = -(2**15)
 PASSING = (-101, -102, -113, -120, -310, -350, -363)
@@ -97,7 +97,7 @@ class VirtualBench:
             )
             if points is not None:
                 self.line.write(f"ACQ:POIN {points}")
-            self.points = query_whole(self.line, "ACQ:POIN?")
+            self.points = query_integer(self.line, "ACQ:POIN?")
             self.count = 1
             if points is not None and self.points != points:
                 raise InvalidReply(
@@ -108,7 +108,7 @@ class VirtualBench:
                 for name, value in self.generators.items():
                     self.line.write(f"SOUR:{name} {value!r}")
                 self._accepted()
-            query_whole(self.line, "*ESR?")  # a start before this connection is not news
+            query_integer(self.line, "*ESR?")  # a start before this connection is not news
             self._accepted()
         except BaseException:
             self.line.close()
@@ -207,7 +207,8 @@ class VirtualBench:
     def health(self) -> Health:
         """Settings read back, the power-on bit, and the error queue."""
         settings = {name: query_numbers(self.line, f"SOUR:{name.upper()}?") for name in self.names}
-        rebooted = bool(query_whole(self.line, "*ESR?") & 128) or self._played() != self.generators
+        powered_on = bool(query_integer(self.line, "*ESR?") & 128)
+        rebooted = powered_on or self._played() != self.generators
         return Health(
             settings, rebooted, tuple(map(str, self._errors())), self.description.identity
         )
