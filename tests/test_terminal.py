@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fluctua.cli
 from fluctua.cli.app import app
-from fluctua.core.text import escape_controls
+from fluctua.core.words import escape_controls
 
 MODEL = """
 import jax.numpy as jnp, fluctua as fl

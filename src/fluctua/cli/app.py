@@ -17,7 +17,7 @@ from fluctua.cli.recordings import convert, inspect, record
 from fluctua.cli.runs import evaluate, gradient, plot, watch
 from fluctua.cli.train import train
 from fluctua.cli.virtual_bench import virtual_bench
-from fluctua.core.text import escape_controls
+from fluctua.core.words import escape_controls
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 import typer
 
-from fluctua.core.text import escape_controls
+from fluctua.core.words import escape_controls
 from fluctua.store.files import require_file
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
-from fluctua.core.text import escape_controls
+from fluctua.core.words import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console

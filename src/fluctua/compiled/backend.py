@@ -35,9 +35,9 @@ from fluctua.core.draws import Start, Wiener, threefry
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
 from fluctua.core.sources import Call, Swept, run_and_pilot
 from fluctua.core.sweep import Sums, Tables
-from fluctua.core.text import close_match
 from fluctua.core.twin_sweep import Parts, TwinCall
 from fluctua.core.types import AnyProcess, Array, Params, PyTree, jit
+from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
 
 WORTHWHILE = 4_000_000

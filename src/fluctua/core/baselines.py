@@ -27,8 +27,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core.check import form, leading
-from fluctua.core.text import close_match
 from fluctua.core.types import Array, Params, Process, PyTree, jit
+from fluctua.core.words import close_match
 
 __all__ = ["Baseline", "Inputs", "binned", "carried", "mean", "none", "optimal", "time_only"]
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from fluctua.core.text import close_match
 from fluctua.core.types import (
     STEPS,
     AnyProcess,
@@ -30,6 +29,7 @@ from fluctua.core.types import (
     on_host,
     put,
 )
+from fluctua.core.words import close_match
 
 # ------------------------------------------------------------------------------- user's callables
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import unicodedata
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -28,27 +25,6 @@ def with_error(value: float, error: float) -> str:
     if 0 <= digits <= 8:
         return f"{value:.{digits}f} ± {error:.{digits}f}"
     return f"{value:.3g} ± {error:.2g}"
-
-
-STEERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text after them."""
-
-
-def escape_controls(text: str) -> str:
-    r"""Text in which nothing steers a terminal: control characters but newline and tab as `\x1b`,
-    `\u202e`.
-
-    >>> escape_controls("omega\x1b[2J")
-    'omega\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(_escape(c) for c in text)
-
-
-def _escape(c: str) -> str:
-    steers = unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"
-    return c.encode("unicode_escape").decode() if steers or c in STEERING else c
 
 
 def names(theta: Any) -> list[str]:
@@ -140,12 +116,3 @@ def _between(low: float, high: float, error: float) -> str:
     digits = 1 - int(np.floor(np.log10(error))) if np.isfinite(error) and error > 0 else -1
     form = f".{digits}f" if 0 <= digits <= 8 else ".3g"
     return f"   [{low:{form}}, {high:{form}}]"
-
-
-def close_match(word: str, known: Iterable[str]) -> str:
-    """` Did you mean "sigma_kappa"?`, or nothing.
-
-    With a space before, to follow another sentence.
-    """
-    matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f' Did you mean "{matches[0]}"?' if matches else ""

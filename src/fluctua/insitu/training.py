@@ -39,8 +39,8 @@ import optax
 from fluctua.core.baselines import chosen
 from fluctua.core.ppgt import ppgt
 from fluctua.core.protocols import as_estimator
-from fluctua.core.text import close_match
 from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
+from fluctua.core.words import close_match
 from fluctua.insitu.devices import Device, Table
 from fluctua.insitu.instrument.device_array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard

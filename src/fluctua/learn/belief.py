@@ -17,8 +17,9 @@ import jax
 import numpy as np
 import scipy
 
-from fluctua.core.text import close_match, with_error
+from fluctua.core.text import with_error
 from fluctua.core.types import Params
+from fluctua.core.words import close_match
 from fluctua.learn.evidence import Evidence
 
 COLLINEAR = 1e-5

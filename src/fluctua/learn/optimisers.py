@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fluctua.core.text import close_match
 from fluctua.core.types import Params
+from fluctua.core.words import close_match
 
 __all__ = ["kl_ascent", "rms_ascent"]
 

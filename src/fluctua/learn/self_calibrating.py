@@ -33,8 +33,9 @@ from fluctua.core.ppgt import PPGT
 from fluctua.core.residuals import alternatives
 from fluctua.core.residuals.guard import DoubtError
 from fluctua.core.simulate import Simulator
-from fluctua.core.text import close_match, names
+from fluctua.core.text import names
 from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
+from fluctua.core.words import close_match
 from fluctua.learn.belief import Belief, Calibration, beyond, chosen, like, prior_precision
 from fluctua.learn.evidence import At, CalibratedModel, Evidence, General, measured_readout
 from fluctua.learn.fit import BENT, SETTLED, Fit, Likelihood, fit_map, measure_bend

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fluctua.core.baselines import DEFAULT, TABLE
-from fluctua.core.text import close_match
+from fluctua.core.words import close_match
 from fluctua.learn.optimisers import BUDGETS, WINDOW
 from fluctua.runs import rules
 from fluctua.runs.rules import Rule

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fluctua.core.text import close_match
+from fluctua.core.words import close_match
 
 
 class Rule(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluctua.core.text import close_match
+from fluctua.core.words import close_match
 from fluctua.insitu.recording import texts
 from fluctua.insitu.recording.description import Description
 
