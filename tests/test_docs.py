@@ -1,13 +1,17 @@
 """The reference names what there is, and all that the public packages export."""
 
+import ast
 import importlib
 import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import fluctua
 import fluctua.insitu
 import fluctua.tcmt
+from prose import find_remarks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NAMES = re.findall(r"\.\. auto\w+:: (\S+)", (DOCS / "api.md").read_text())
@@ -22,8 +26,8 @@ def find(name):
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:
-            here = getattr(here, part)
-        return here
+            here = getattr(here, part, None)
+        return importlib.import_module(name) if here is None else here
     raise AssertionError(name)
 
 
@@ -102,3 +106,94 @@ def test_the_design_shows_the_tree():
     assert folders == {
         path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")
     } - {"."}
+
+
+ROOT = DOCS.parent
+PAGES = sorted(
+    [
+        *DOCS.glob("*.md"),
+        *(ROOT / "results").rglob("README.md"),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+    ]
+)
+
+
+def name_page(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+REWRITTEN = {"README.md", "results/bits/README.md"}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if name_page(p) in REWRITTEN], ids=name_page)
+def test_pages_read_easily(page):
+    """Short paragraphs and cells, headings, "per iteration", no persons: tests/support/prose.py."""
+    remarks = [f"{r.line}: {r.rule}: {r.text[:60]}" for r in find_remarks(page.read_text())]
+    assert remarks == []
+
+
+MODULES = {
+    "fl": "fluctua",
+    "fluctua": "fluctua",
+    "tcmt": "fluctua.tcmt",
+    "insitu": "fluctua.insitu",
+}
+
+
+def find_object(node):
+    """The object of the library that an expression such as `fl.baselines.mean` names, or None."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in MODULES or not names:
+        return None
+    return find(".".join([MODULES[node.id], *reversed(names)]))
+
+
+def check_call(call):
+    """A call in an example has arguments that its function takes."""
+    function = find_object(call.func)
+    if function is None or any(isinstance(argument, ast.Starred) for argument in call.args):
+        return
+    given = inspect.signature(function)
+    names = [keyword.arg for keyword in call.keywords if keyword.arg]
+    shown = ast.unparse(call)
+    try:
+        if "..." in shown:
+            given.bind_partial(**dict.fromkeys(names))
+        else:
+            given.bind(*call.args, **dict.fromkeys(names))
+    except TypeError as error:
+        raise AssertionError(f"{shown}: {error}") from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_code_calls_the_library_as_it_is(page):
+    """Names in Python examples exist, and calls have arguments that are accepted."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute):
+                find_object(node)
+            if isinstance(node, ast.Call):
+                check_call(node)
+
+
+def test_calls_in_the_text_name_arguments_that_exist():
+    """The same for code within a sentence, such as `fl.ppgt(..., baseline=...)`."""
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for code in re.findall(r"`((?:fl|insitu|tcmt|fluctua)\.\w[^`\n]*)`", prose):
+            try:
+                tree = ast.parse(code)
+            except SyntaxError:
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute):
+                    assert find_object(node) is not None, f"{page.name}: {code}"
+                if isinstance(node, ast.Call):
+                    function = find_object(node.func)
+                    names = {keyword.arg for keyword in node.keywords}
+                    known = inspect.signature(function).parameters if function else names
+                    assert names <= set(known), f"{page.name}: {code}"
