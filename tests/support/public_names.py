@@ -1,0 +1,71 @@
+"""The public interface: names, commands, options, and what examples and pages import."""
+
+import ast
+import re
+import types
+
+import typer
+
+import fluctua
+import fluctua.insitu
+import fluctua.tcmt
+from fluctua.cli.app import app
+from source_counts import ROOT
+
+TOP = fluctua.__all__
+IMPORT = re.compile(r"^ *((?:from|import) fluctua[ .][^\n(]*(?:\([^)]*\))?)", re.MULTILINE)
+
+
+def namespaces():
+    """Modules from which a user imports, by their names, each with its public names."""
+    every = {}
+    for package in (fluctua, fluctua.tcmt, fluctua.insitu):
+        every[package.__name__] = package
+        for name in package.__all__:
+            value = getattr(package, name)
+            if isinstance(value, types.ModuleType):
+                every[f"{package.__name__}.{name}"] = value
+    rooms = {"fluctua": {"tcmt", "insitu"}}
+    return {
+        name: set(getattr(module, "__all__", ())) | rooms.get(name, set())
+        for name, module in every.items()
+    }
+
+
+def options_of_commands():
+    """The options of every command, `--help` not counted."""
+
+    def walk(command, path):
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                yield from walk(child, (*path, name))
+        else:
+            options = [p.name for p in command.params if p.param_type_name == "option"]
+            yield " ".join(path), [name for name in options if name != "help"]
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+def python_texts(folder):
+    """Python of the examples, and of the blocks of Python in the pages and the README."""
+    if folder == "examples":
+        return {path.name: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    pages = [ROOT / "README.md", *sorted((ROOT / folder).rglob("*.md"))]
+    blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return {path.name: "\n".join(blocks.findall(path.read_text())) for path in pages}
+
+
+def private_imports(folder):
+    """Imports of names that are not public."""
+    public = namespaces()
+    private = []
+    for file, text in python_texts(folder).items():
+        for line in IMPORT.findall(text):
+            node = ast.parse(line).body[0]
+            names = {alias.name for alias in node.names}
+            if isinstance(node, ast.Import):
+                hidden = names - public.keys()
+            else:
+                hidden = names - public.get(node.module, set())
+            private += [f"{file}: {line}"] if hidden else []
+    return private
