@@ -198,7 +198,7 @@ def settings(theta: Any, phi: Any) -> Any:
     return {"omega": omega, "kappa": theta["kappa"] * phi["gain"], "chi": jnp.zeros_like(omega)}
 
 
-PROJECT = fl.box({"omega": -3.0, "kappa": 0.0}, {"omega": 3.0, "kappa": 2.0})
+BOUNDS = ({"omega": -3.0, "kappa": 0.0}, {"omega": 3.0, "kappa": 2.0})
 RULE = optax.adam(RATE, b2=0.99)
 
 
@@ -226,16 +226,10 @@ def follow(
         if way == "told":
             tell(estimator, lattice.hidden(i))
         lattice.now = i
-        (record,) = fl.train(
-            key,
-            now.theta,
-            estimator,
-            RULE,
-            count=COUNT,
-            iterations=i + 1,
-            project=PROJECT,
-            resume=now,
+        training = fl.Training(
+            estimator, now.theta, RULE, trajectories=COUNT, bounds=BOUNDS, seed=lattice.seed
         )
+        (record,) = fl.train(training, iterations=i + 1, start_from=now)
         if (i - CHANGE) % LOOK_EVERY == 0 or estimator.event:
             J = lattice.value(record.theta, i)
             points.append(Point(lattice.scenario, lattice.seed, way, i, J, estimator.event))
@@ -276,9 +270,10 @@ def trainings(job: tuple[str, int, tuple[str, ...]]) -> list[Point]:
     warnings.simplefilter("ignore", RuntimeWarning)  # those that forget nothing say so
     lattice, key, points = Lattice(scenario, seed), jax.random.key(seed), []
     estimator = lattice.calibrated()
-    for record in fl.train(
-        key, lattice.start, estimator, RULE, count=COUNT, iterations=CHANGE, project=PROJECT
-    ):
+    training = fl.Training(
+        estimator, lattice.start, RULE, trajectories=COUNT, bounds=BOUNDS, seed=seed
+    )
+    for record in fl.train(training, iterations=CHANGE):
         if record.iteration % LOOK_EVERY == 0:
             points.append(
                 Point(

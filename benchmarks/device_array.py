@@ -64,9 +64,9 @@ def boxes(iterations=80):
 
         start = {"omega": jnp.zeros(task.network.sites), "kappa": jnp.ones(len(task.network.bonds))}
         rule = optax.adam(optax.cosine_decay_schedule(0.1, iterations, alpha=0.05))
-        bounds = fl.box({"omega": -2.0, "kappa": 0.0}, {"omega": 2.0, "kappa": 1.5})
+        bounds = ({"omega": -2.0, "kappa": 0.0}, {"omega": 2.0, "kappa": 1.5})
         *_, last = fl.train(
-            jax.random.key(0), start, mean, rule, count=1, iterations=iterations, project=bounds
+            fl.Training(mean, start, rule, trajectories=1, bounds=bounds), iterations=iterations
         )
         others = np.array([of(seed, last.next_theta)[0] for seed in range(2000, 2100)])
         level = with_error(float(others.mean()), float(others.std(ddof=1) / 10))

@@ -197,7 +197,7 @@ def lattice(
     folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
 ) -> None:
     """A small lattice with an escalating schedule, rewinds included."""
-    from fluctua.runs import train as runs
+    from fluctua.runs import lattice as runs
     from fluctua.runs.config import PRESETS, changed
 
     config = changed(
@@ -234,7 +234,7 @@ def lattice(
 def own(
     folder: Path, acknowledged: list[str], tell: Callable[[str], None], draw: random.Random
 ) -> None:
-    """A process of one's own, through fluctua.run and fluctua.resume."""
+    """A process of one's own, through fluctua.run."""
     import jax.numpy as jnp
     import optax
 
@@ -245,16 +245,8 @@ def own(
     estimator = fl.ppgt(
         process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 21))
     )
-    how: Any = fl.resume if (folder / "run.json").exists() else fl.run
-    how(
-        folder,
-        estimator,
-        {"f": jnp.zeros(1)},
-        optax.adam(0.1),
-        count=20,
-        iterations=40,
-        checkpoint_seconds=0.02,
-    )
+    training = fl.Training(estimator, {"f": jnp.zeros(1)}, optax.adam(0.1), trajectories=20)
+    fl.run(training, iterations=40, folder=folder, checkpoint_seconds=0.02)
 
 
 def same_training(folder: Path, reference: Path) -> None:
@@ -606,7 +598,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
     import scipy.stats  # noqa: F401
 
     import fluctua.insitu.training
-    import fluctua.runs.train  # noqa: F401
+    import fluctua.runs.lattice  # noqa: F401
 
     shim = ctypes.CDLL(str(work / "shim.so"))
     tally = Tally(options.out, options.fresh)

@@ -99,7 +99,7 @@ class Problem(NamedTuple):
     theta: Any
     estimator: Callable[[str], Any]
     value: Callable[[Any], float]
-    project: Callable[[Any], Any] | None
+    bounds: tuple[Any, Any] | None
     rate: float
     count: int
     iterations: int
@@ -140,7 +140,7 @@ def lattice(seed: int) -> Problem:
 
     start = {"omega": jnp.zeros(sites), "kappa": jnp.ones(bonds), "chi": jnp.zeros(sites)}
     bounds = [{"omega": 3.0 * s, "kappa": 1.0 + s, "chi": 0.0} for s in (-1, 1)]
-    return Problem(start, made, value, fl.box(*bounds), 0.05, 4, 80)
+    return Problem(start, made, value, tuple(bounds), 0.05, 4, 80)
 
 
 class OnDevice:
@@ -231,7 +231,7 @@ def double_well(seed: int, sigma: float, *, quadratic: bool, skew: float) -> Pro
     def value(theta):
         return float(fl.evaluate(true, of_device(theta), objective=objective, count=4000).J)
 
-    return Problem(jnp.zeros(PUSHES), made, value, fl.box(-3.0, 3.0), 0.05, 16, 96)
+    return Problem(jnp.zeros(PUSHES), made, value, (-3.0, 3.0), 0.05, 16, 96)
 
 
 class Pulled:
@@ -273,13 +273,15 @@ def trainings(job: tuple[str, float, int, tuple[str, ...]]) -> list[Point]:
     for way in ways:
         points.append(Point(regime, sigma, seed, way, 0, begin))
         for record in fl.train(
-            jax.random.key(seed),
-            problem.theta,
-            problem.estimator(way),
-            optax.adam(problem.rate, b2=0.99),
-            count=problem.count,
+            fl.Training(
+                problem.estimator(way),
+                problem.theta,
+                optax.adam(problem.rate, b2=0.99),
+                trajectories=problem.count,
+                bounds=problem.bounds,
+                seed=seed,
+            ),
             iterations=problem.iterations,
-            project=problem.project,
         ):
             last = record.iteration == problem.iterations - 1
             if last or (regime != "sweep" and record.iteration % 4 == 3):

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 import fluctua as fl
 from fluctua.core.sources import run_and_pilot
+from fluctua.learn.training import Length, ascend
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed
@@ -234,11 +235,13 @@ def methods(problem: Problem) -> dict[str, Callable[[int, int], Iterator[Any]]]:
 
     def natural(seed: int, iterations: int) -> Iterator[Any]:
         records = fl.train(
-            jax.random.key(seed),
-            problem.theta,
-            fl.natural(problem.estimator),
-            fl.optimisers.kl_ascent(problem.kl),
-            count=problem.count,
+            fl.Training(
+                fl.natural(problem.estimator),
+                problem.theta,
+                fl.optimisers.kl_ascent(problem.kl),
+                trajectories=problem.count,
+                seed=seed,
+            ),
             iterations=iterations,
         )
         for record in records:
@@ -302,16 +305,10 @@ def natural(iterations: int) -> Iterator[dict[str, Any]]:
             }
             for name, (estimator, rule) in rules.items():
                 parts.estimator.restore({}, parts.theta)
-                records = fl.train(
-                    parts.key,
-                    parts.theta,
-                    estimator,
-                    rule,
-                    count=300,
-                    iterations=iterations,
-                    project=parts.project,
+                training = fl.Training(
+                    estimator, parts.theta, rule, trajectories=300, bounds=parts.bounds
                 )
-                for record in records:
+                for record in ascend(training, parts.key, training.start, Length(iterations)):
                     if record.iteration % 2 == 0:
                         yield {
                             "problem": f"{rows} × {columns}",

@@ -109,14 +109,11 @@ def train_wrong(
     estimator = fl.ShrunkCorrection(twin, memory=memory, carry=True)
     size, iterations = config.ensemble.trajectories, config.iterations
     fl.run(
-        folder,
-        estimator,
-        parts.theta,
-        parts.rule,
-        count=size,
+        fl.Training(
+            estimator, parts.theta, parts.rule, trajectories=size, bounds=parts.bounds, seed=seed
+        ),
         iterations=iterations,
-        seed=seed,
-        project=parts.project,
+        folder=folder,
     )
     (folder / WRONG).write_text(
         json.dumps({"error": error, "seed": seed, "sigma_kappa": config.task.sigma_kappa})

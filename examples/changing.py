@@ -66,11 +66,8 @@ if __name__ == "__main__":
 
         with tempfile.TemporaryDirectory() as folder:
             fl.run(
-                f"{folder}/run",
-                estimator,
-                jnp.array(0.0),
-                optax.adam(0.1),
-                count=4,
+                fl.Training(estimator, jnp.array(0.0), optax.adam(0.1), trajectories=4),
                 iterations=40,
+                folder=f"{folder}/run",
                 on_row=show,
             )

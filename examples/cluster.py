@@ -11,7 +11,6 @@ All three print the same numbers, to the last digit, also if you kill some of th
 
 import argparse
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -33,11 +32,7 @@ estimator = fl.ppgt(
 
 with fl.distributed(estimator, asked.address, shards=16) as sharded:
     training = fl.train(
-        jax.random.key(0),
-        {"force": jnp.zeros(())},
-        sharded,
-        optax.adam(0.1),
-        count=asked.count,
+        fl.Training(sharded, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=asked.count),
         iterations=asked.iterations,
     )
     for record in training:

@@ -66,7 +66,7 @@ boxes = array(
 )
 estimator, theta = fl.ppgt(process, energy, boxes, baseline="twin"), {"detuning": jnp.array(0.0)}
 for record in fl.train(
-    jax.random.key(0), theta, estimator, optax.adam(0.2), count=80, iterations=12
+    fl.Training(estimator, theta, optax.adam(0.2), trajectories=80), iterations=12
 ):
     theta = record.next_theta
 print(record.estimate, boxes.describe(record.estimate.groups), sep="\n")

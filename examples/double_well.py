@@ -43,13 +43,8 @@ def train(iterations: int, count: int):
     # without a nudge no run ever switches, and there is nothing to learn from
     start = 0.3 * jnp.ones(12)
     records = fl.train(
-        jax.random.key(0),
-        start,
-        estimator,
-        optax.adam(0.05),
-        count=count,
+        fl.Training(estimator, start, optax.adam(0.05), trajectories=count, bounds=(-2, 2)),
         iterations=iterations,
-        project=fl.box(-2, 2),
     )
     return list(watch(records, iterations))
 

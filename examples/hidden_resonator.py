@@ -47,7 +47,9 @@ for name, value in of_network.items():
             f"{(measured - g) / error:+.1f} σ"
         )
 
-training = fl.train(jax.random.key(1), theta, estimator, optax.adam(0.1), iterations=30, count=300)
+training = fl.train(
+    fl.Training(estimator, theta, optax.adam(0.1), trajectories=300, seed=1), iterations=30
+)
 trained = list(training)[-1].next_theta
 before, after = exact.value(task, theta), exact.value(task, trained)
 print(f"transmission of the chain: {before:.3f} before, {after:.3f} after 30 × 300 trajectories")

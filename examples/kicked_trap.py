@@ -60,7 +60,7 @@ def exact_work(th):
 def train(iterations, count):
     rule = optax.sgd(optax.cosine_decay_schedule(0.1, iterations))
     return list(
-        fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations)
+        fl.train(fl.Training(estimator, RAMP, rule, trajectories=count), iterations=iterations)
     )
 
 

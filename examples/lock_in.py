@@ -6,7 +6,6 @@ examples/lock_in.py` runs it."""
 
 import argparse
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -40,11 +39,7 @@ options = parser.parse_args()
 theta = {"stiffness": jnp.array(30.0)}
 estimator = fl.ppgt(seen.process, seen.objective, simulator, baseline="mean")
 training = fl.train(
-    jax.random.key(0),
-    theta,
-    estimator,
-    optax.adam(0.6),
-    count=options.count,
+    fl.Training(estimator, theta, optax.adam(0.6), trajectories=options.count),
     iterations=options.iterations,
 )
 for record in training:

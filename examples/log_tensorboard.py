@@ -25,12 +25,9 @@ with SummaryWriter(f"{folder}-events") as writer:
 
     print(
         fl.run(
-            folder,
-            estimator,
-            {"force": jnp.zeros(())},
-            optax.adam(0.1),
-            count=200,
+            fl.Training(estimator, {"force": jnp.zeros(())}, optax.adam(0.1), trajectories=200),
             iterations=30,
+            folder=folder,
             on_row=log,
         )
     )

@@ -27,12 +27,9 @@ with wandb.init(project="fluctua", config=settings) as board:
     theta = {"force": jnp.zeros(())}
     print(
         fl.run(
-            folder,
-            estimator,
-            theta,
-            optax.adam(0.1),
-            count=count,
+            fl.Training(estimator, theta, optax.adam(0.1), trajectories=count),
             iterations=iterations,
+            folder=folder,
             on_row=log,
         )
     )

@@ -64,7 +64,7 @@ def best_on_grid():
 def train(iterations, count):
     rule = optax.sgd(optax.cosine_decay_schedule(30.0, iterations))
     return list(
-        fl.train(jax.random.key(0), RAMP, estimator, rule, count=count, iterations=iterations)
+        fl.train(fl.Training(estimator, RAMP, rule, trajectories=count), iterations=iterations)
     )
 
 

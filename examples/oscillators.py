@@ -89,15 +89,17 @@ def train(iterations: int, count: int) -> list:
     return list(
         watch(
             fl.train(
-                jax.random.key(0),
-                theta,
-                estimator,
-                optax.adam(0.03),
-                count=count,
-                iterations=iterations,
-                project=fl.box(
-                    {"coupling": 0.0, "detuning": -2.0}, {"coupling": 1.2, "detuning": 2.0}
+                fl.Training(
+                    estimator,
+                    theta,
+                    optax.adam(0.03),
+                    trajectories=count,
+                    bounds=(
+                        {"coupling": 0.0, "detuning": -2.0},
+                        {"coupling": 1.2, "detuning": 2.0},
+                    ),
                 ),
+                iterations=iterations,
             ),
             iterations,
         )

@@ -5,7 +5,6 @@ from the data sheet, which a calibration has found; nobody has a simulator of it
 acquisition fails, as acquisitions do. Run it with `python examples/own_instrument.py`.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -90,9 +89,9 @@ substrate = instrument_substrate(
 )
 estimator = fl.ppgt(process, energy, substrate)
 theta = {"detuning": jnp.array(0.0), "drive": jnp.array(1.0)}
-bounds = fl.box({"detuning": -2.0, "drive": 0.0}, {"detuning": 2.0, "drive": 2.0})
+bounds = ({"detuning": -2.0, "drive": 0.0}, {"detuning": 2.0, "drive": 2.0})
 for record in fl.train(
-    jax.random.key(0), theta, estimator, optax.adam(0.15), count=200, iterations=16, project=bounds
+    fl.Training(estimator, theta, optax.adam(0.15), trajectories=200, bounds=bounds), iterations=16
 ):
     if record.iteration % 3 == 0:
         print(

@@ -17,15 +17,6 @@ objective = fl.Objective(terminal=lambda theta, x: -((x[0] - 1) ** 2))
 estimator = fl.ppgt(process, objective, fl.simulator(process, jnp.zeros(1), jnp.linspace(0, 2, 41)))
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/trap")
-go = fl.resume if folder.exists() else fl.run
-print(
-    go(
-        folder,
-        estimator,
-        {"force": jnp.zeros(())},
-        optax.adam(0.1),
-        count=200,
-        iterations=60,
-        checkpoint_seconds=1.0,
-    )
-)
+theta = {"force": jnp.zeros(())}
+training = fl.Training(estimator, theta, optax.adam(0.1), trajectories=200)
+print(fl.run(training, iterations=60, folder=folder, checkpoint_seconds=1.0))

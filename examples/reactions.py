@@ -6,7 +6,6 @@ examples/reactions.py` runs it."""
 
 import argparse
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -47,11 +46,7 @@ options = parser.parse_args()
 theta = {"make": jnp.log(jnp.array(20.0)), "half": jnp.log(jnp.array(60.0))}
 estimator = fl.ppgt(gene, steady, simulator, baseline="mean")
 training = fl.train(
-    jax.random.key(0),
-    theta,
-    estimator,
-    optax.adam(0.1),
-    count=options.count,
+    fl.Training(estimator, theta, optax.adam(0.1), trajectories=options.count),
     iterations=options.iterations,
 )
 for record in training:

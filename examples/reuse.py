@@ -29,7 +29,7 @@ theta = {"stiffness": jnp.array(1.0), "way": jnp.array([0.0, 0.0])}
 
 estimator = fl.natural(fl.ppgt(process, arrive, simulator))
 for record in fl.train(
-    jax.random.key(0), theta, estimator, fl.optimisers.kl_ascent(0.1), count=200, iterations=25
+    fl.Training(estimator, theta, fl.optimisers.kl_ascent(0.1), trajectories=200), iterations=25
 ):
     if record.iteration % 6 == 0:
         print(f"iteration {record.iteration:2d}   J = {record.estimate.value:+.3f}")

@@ -63,8 +63,8 @@ if __name__ == "__main__":
             f"∂J/∂{name} = {first.gradient[name]:.2f} ± {first.stderr[name]:.2f}, exactly "
             f"{exact[name]:.2f}"
         )
-    records = fl.train(jax.random.key(0), START, estimator, optax.adam(0.05), **vars(options))
-    *_, last = records
+    training = fl.Training(estimator, START, optax.adam(0.05), trajectories=options.count)
+    *_, last = fl.train(training, iterations=options.iterations)
     print(
         f"signal to noise: {exact_ratio(START):.3f} before, {exact_ratio(last.next_theta):.3f} "
         "after, exactly"

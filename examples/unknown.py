@@ -5,7 +5,6 @@ A damped pendulum in a noisy bath is pushed to come to rest at an angle of one r
 pushes have gains that nobody told us, and stiffness and friction are not those of the data sheet.
 Run it with `python examples/unknown.py`."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -52,7 +51,7 @@ if __name__ == "__main__":
     J = lambda theta: fl.evaluate(device, theta, objective=rest, count=200)
     print(f"before: {J(theta)}")
     *_, record = fl.train(
-        jax.random.key(0), theta, estimator, optax.adam(0.1), count=2, iterations=60
+        fl.Training(estimator, theta, optax.adam(0.1), trajectories=2), iterations=60
     )
     print(
         f"after:  {J(record.next_theta)}; {record.trajectories} trajectories trained and calibrated"

@@ -30,7 +30,7 @@ BARE, GUARDED = (
     tcmt.transmission(NETWORK, **SETTING),
     tcmt.transmission(NETWORK, guard="dark", **SETTING),
 )
-BOUNDS = fl.box({"omega": -0.3, "gamma_e": 0.2}, {"omega": 0.3, "gamma_e": 8.0})
+BOUNDS = ({"omega": -0.3, "gamma_e": 0.2}, {"omega": 0.3, "gamma_e": 8.0})
 
 
 class Course(NamedTuple):
@@ -47,13 +47,10 @@ class Course(NamedTuple):
 def train(task: tcmt.Task, iterations: int, count: int) -> Course:
     theta = tcmt.initial_parameters(jax.random.key(0), NETWORK, train=("omega", "gamma_e"))
     records = fl.train(
-        jax.random.key(1),
-        theta,
-        task.estimator("cpu"),
-        optax.adam(0.1),
-        count=count,
+        fl.Training(
+            task.estimator("cpu"), theta, optax.adam(0.1), trajectories=count, bounds=BOUNDS, seed=1
+        ),
         iterations=iterations,
-        project=BOUNDS,
     )
     quiet = tcmt.with_noise(BARE, sigma_w=0.0)
     rows = [

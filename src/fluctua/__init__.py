@@ -1,6 +1,7 @@
 """Fluctua: train stochastic physical systems from their own fluctuations.
 
-`simulator`, `ppgt` and `gradient` estimate; `train`, `run` and `evaluate` train. Baselines, scores,
+`simulator`, `ppgt` and `gradient` estimate; `Training` describes a training,
+`train`, `run` and `evaluate` do it. Baselines, scores,
 filters, integrators, optimisers and reference estimators are in the namespaces of these names.
 """
 
@@ -22,13 +23,13 @@ from fluctua.learn.natural import fisher, natural
 from fluctua.learn.reuse import Clip, reweighted
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.learn.shrunk_correction import ShrunkCorrection
-from fluctua.learn.train import box, train
+from fluctua.learn.training import Training, train
 from fluctua.processes import filters
 from fluctua.processes.jumps import Events, Jumps, RandomJump, bin_events
 from fluctua.processes.observed import Normal, Observed
 from fluctua.processes.stationary import stationary
 from fluctua.scale.distributed import distributed
-from fluctua.store.training import resume, run
+from fluctua.store.runner import run
 
 __version__ = _version("fluctua")
 
@@ -50,11 +51,11 @@ __all__ = [
     "SelfCalibrating",
     "ShrunkCorrection",
     "Step",
+    "Training",
     "Trajectories",
     "Twin",
     "baselines",
     "bin_events",
-    "box",
     "distributed",
     "evaluate",
     "feedback_environment",
@@ -70,7 +71,6 @@ __all__ = [
     "ppgt",
     "reduce_samples",
     "reference",
-    "resume",
     "returns_to_go",
     "reweighted",
     "run",

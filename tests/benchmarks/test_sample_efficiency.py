@@ -9,7 +9,7 @@ import pytest
 
 import sample_efficiency as study
 from figures import assert_legible
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.config import PRESETS, changed
 from sample_efficiency import EXACT, Curve
 

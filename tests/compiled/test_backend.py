@@ -147,11 +147,8 @@ def kernel_calls(monkeypatch):
 
 
 def ascend(subject, most=12, **options):
-    return list(
-        islice(
-            fl.train(jax.random.key(0), THETA, subject, optax.sgd(1e-3), count=8, **options), most
-        )
-    )
+    training = fl.Training(subject, THETA, optax.sgd(1e-3), trajectories=8)
+    return list(islice(fl.train(training, **options), most))
 
 
 @pytest.mark.parametrize("shards", [0, 1])

@@ -288,15 +288,6 @@ def test_yardsticks_need_a_simulator():
         fl.reference.spsa(OBJECTIVE, fl.simulator(PROCESS, jnp.zeros(2), T), step=0.0)
 
 
-def test_bounds_that_cross():
-    with pytest.raises(
-        ValueError, match="every lower bound must be at most its upper bound; got 1.0 and 0.0"
-    ):
-        fl.box(1.0, 0.0)
-    with pytest.raises(ValueError, match="structure of theta"):
-        fl.box({"q": 0.0}, {"q": 1.0})(THETA)
-
-
 def test_comparison_needs_two_samples_of_each():
     run = fl.simulator(PROCESS, jnp.zeros(2), T)
     with pytest.raises(

@@ -187,14 +187,11 @@ def test_evaluate(key):
 
 def test_training_and_runs(tmp_path):
     estimator = fl.ppgt(PROCESS, SNR, SIMULATOR)
-    settings = {"count": 200, "iterations": 12}
-    *_, last = fl.train(jax.random.key(0), THETA, estimator, optax.adam(0.05), **settings)
+    training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=200)
+    *_, last = fl.train(training, iterations=12)
     assert exact(last.next_theta) > 1.5 * exact(THETA)
-    fl.run(tmp_path / "run", estimator, THETA, optax.adam(0.05), seed=0, **settings)
-    assert (
-        fl.resume(tmp_path / "run", estimator, THETA, optax.adam(0.05), seed=0, **settings)
-        is not None
-    )
+    fl.run(training, 12, tmp_path / "run")
+    assert fl.run(training, 12, tmp_path / "run") is not None
 
 
 def test_mistakes(key):

@@ -127,22 +127,24 @@ def test_a_run_stops_after_doubt_and_goes_on_if_asked(tmp_path):
         calls.append(count)
         return (device_of() if len(calls) < 3 else GAIN)(key, theta, count)
 
-    options = {"count": 40, "iterations": 6, "seed": 1}
+    def describe(estimator):
+        return fl.Training(estimator, THETA, optax.sgd(1e-3), trajectories=40, seed=1)
+
     with (
         pytest.warns(RuntimeWarning, match="noise amplitude"),
         pytest.raises(DoubtError, match="noise amplitude"),
     ):
-        fl.run(tmp_path / "run", made(failing), THETA, optax.sgd(1e-3), **options)
+        fl.run(describe(made(failing)), 6, tmp_path / "run")
     assert len(calls) == 3  # nothing is measured after it
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
     assert len(rows) == 1 + 3
     assert "doubt: the trajectories are not those of the model. The noise amplitude" in rows[-1]
     with pytest.raises(DoubtError, match="noise amplitude"):  # remembered
-        fl.resume(tmp_path / "run", made(failing), THETA, optax.sgd(1e-3), **options)
+        fl.run(describe(made(failing)), 6, tmp_path / "run")
     assert len(calls) == 3
     again = made(failing, on_doubt="continue")
     with pytest.warns(RuntimeWarning, match="noise amplitude"):
-        fl.resume(tmp_path / "run", again, THETA, optax.sgd(1e-3), **options)
+        fl.run(describe(again), 6, tmp_path / "run")
     assert len(calls) == 6
 
 
@@ -151,7 +153,11 @@ def test_doubt_in_the_last_iteration_ends_the_run_with_an_error(tmp_path):
         pytest.warns(RuntimeWarning, match="noise amplitude"),
         pytest.raises(DoubtError, match="noise amplitude"),
     ):
-        fl.run(tmp_path / "run", made(GAIN), THETA, optax.sgd(1e-3), count=40, iterations=1)
+        fl.run(
+            fl.Training(made(GAIN), THETA, optax.sgd(1e-3), trajectories=40),
+            iterations=1,
+            folder=tmp_path / "run",
+        )
     assert (tmp_path / "run" / "summary.json").exists()
 
 

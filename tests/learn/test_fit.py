@@ -159,14 +159,14 @@ def test_a_run_that_keeps_trajectories_goes_on_bit_for_bit(tmp_path):
     def device(key, theta, count):
         return SIMULATOR(key, of_both(theta, jnp.asarray(TRUTHS["both"])), count)
 
-    def train(run, folder, iterations):
+    def train(folder, iterations):
         estimator = fl.SelfCalibrating(MODEL, device, of_both, start, spread, samples=0, memory=9)
-        rule = optax.adam(0.05)
-        return run(folder, estimator, THETA, rule, iterations=iterations, count=4, seed=5)
+        training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=4, seed=5)
+        return fl.run(training, iterations, folder)
 
-    whole = train(fl.run, tmp_path / "whole", 4)
-    train(fl.run, tmp_path / "part", 2)
-    rest = train(fl.resume, tmp_path / "part", 4)
+    whole = train(tmp_path / "whole", 4)
+    train(tmp_path / "part", 2)
+    rest = train(tmp_path / "part", 4)
     assert np.array_equal(flat(whole.theta), flat(rest.theta))
 
 

@@ -162,12 +162,14 @@ def test_it_trains_and_is_resumed(tmp_path):
     theta = {"k": jnp.array(K), "m": jnp.array(M)}
     process = fl.Process(lambda th, x: -th["k"] * (x - th["m"]), lambda th, x: SIGMA * jnp.ones(1))
     run = fl.simulator(process, jnp.array([X0]), T)
-    arguments = (fl.natural(fl.ppgt(process, OBJECTIVE, run)), theta, fl.optimisers.kl_ascent(0.01))
-    whole = fl.run(tmp_path / "whole", *arguments, count=100, iterations=12)
-    fl.run(tmp_path / "cut", *arguments, count=100, iterations=5)
-    cut = fl.resume(tmp_path / "cut", *arguments, count=100, iterations=12)
+    estimator = fl.ppgt(process, OBJECTIVE, run)
+    rule = fl.optimisers.kl_ascent(0.01)
+    training = fl.Training(fl.natural(estimator), theta, rule, trajectories=100)
+    whole = fl.run(training, 12, tmp_path / "whole")
+    fl.run(training, 5, tmp_path / "cut")
+    cut = fl.run(training, 12, tmp_path / "cut")
     np.testing.assert_array_equal(whole.theta["m"], cut.theta["m"])
-    assert whole.summary["final"]["J"] > float(fl.evaluate(arguments[0].estimator, theta).J) + 0.1
+    assert whole.summary["final"]["J"] > float(fl.evaluate(estimator, theta).J) + 0.1
 
 
 def test_parameters_without_a_score_are_named():
@@ -190,15 +192,11 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="natural"):
         next(
             fl.train(
-                jax.random.key(0),
-                THETA,
-                estimator,
-                fl.optimisers.kl_ascent(0.01),
-                count=20,
+                fl.Training(estimator, THETA, fl.optimisers.kl_ascent(0.01), trajectories=20),
                 iterations=1,
             )
         )
     record = next(
-        fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.1), count=20, iterations=1)
+        fl.train(fl.Training(estimator, THETA, optax.sgd(0.1), trajectories=20), iterations=1)
     )
     assert record.estimate.natural is None

@@ -1,6 +1,5 @@
 """The paper's rule against its equations by hand, and optax's rules by name."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -66,11 +65,7 @@ def test_training_with_it_climbs():
     start = {"f": jnp.zeros(1)}
     records = list(
         fl.train(
-            jax.random.key(0),
-            start,
-            estimator,
-            fl.optimisers.rms_ascent(0.2),
-            count=100,
+            fl.Training(estimator, start, fl.optimisers.rms_ascent(0.2), trajectories=100),
             iterations=25,
         )
     )

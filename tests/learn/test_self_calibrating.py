@@ -231,12 +231,9 @@ def test_a_device_that_jumps_is_learnt_anew(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it is dealt with
         fl.run(
-            tmp_path / "run",
-            estimator,
-            THETA,
-            optax.sgd(1e-6),
-            count=20,
+            fl.Training(estimator, THETA, optax.sgd(1e-6), trajectories=20),
             iterations=8,
+            folder=tmp_path / "run",
             on_row=lambda row, record: rows.append(row),
         )
     assert [row.iteration for row in rows if row.event.startswith("renewed χ²")] == [5]
@@ -370,21 +367,24 @@ def test_calls_that_measure_nothing_cost_nothing():
         MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=3
     )
     records = list(
-        fl.train(jax.random.key(0), THETA, estimator, optax.sgd(0.0), count=4, iterations=7)
+        fl.train(fl.Training(estimator, THETA, optax.sgd(0.0), trajectories=4), iterations=7)
     )
     assert [record.trajectories for record in records] == [4, 4, 4, 8, 8, 8, 12]
     assert estimator.calibration.trajectories == 12
     assert [record.estimate.count for record in records] == [4, 0, 0, 4, 0, 0, 4]
 
 
+def describe(estimator, **options):
+    return fl.Training(estimator, THETA, optax.adam(0.05), trajectories=4, seed=5, **options)
+
+
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     made = lambda: fl.SelfCalibrating(
         MODEL, device_of(drawn(1)), effective, NOMINAL, 0.2, measure_every=2
     )
-    options = {"count": 4, "seed": 5, "project": fl.box(0.1, 3.0)}
-    whole = fl.run(tmp_path / "whole", made(), THETA, optax.adam(0.05), iterations=5, **options)
-    fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=3, **options)
-    rest = fl.resume(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=5, **options)
+    whole = fl.run(describe(made(), bounds=(0.1, 3.0)), 5, tmp_path / "whole")
+    fl.run(describe(made(), bounds=(0.1, 3.0)), 3, tmp_path / "part")
+    rest = fl.run(describe(made(), bounds=(0.1, 3.0)), 5, tmp_path / "part")
     assert np.array_equal(flat(whole.theta), flat(rest.theta))
 
 
@@ -416,12 +416,9 @@ def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path
     first, second, third = (flat(e.gradient) for e in estimates)
     np.testing.assert_allclose(first, second, rtol=1e-5)
     assert np.abs(third - second).max() > 1e-3
-    run = lambda place, estimator, go, n: go(
-        tmp_path / place, estimator, THETA, optax.adam(0.05), count=4, seed=5, iterations=n
-    )
-    whole = run("whole", made(correction="weighted"), fl.run, 4)
-    run("part", made(correction="weighted"), fl.run, 3)
-    rest = run("part", made(correction="weighted"), fl.resume, 4)
+    whole = fl.run(describe(made(correction="weighted")), 4, tmp_path / "whole")
+    fl.run(describe(made(correction="weighted")), 3, tmp_path / "part")
+    rest = fl.run(describe(made(correction="weighted")), 4, tmp_path / "part")
     assert np.array_equal(flat(whole.theta), flat(rest.theta))
 
 
@@ -482,12 +479,9 @@ def test_training_recovers_from_a_jump(tmp_path):
     b, bend = best_of({**NOMINAL, "offset": jnp.asarray(0.0)}, k)
     rows = []
     result = fl.run(
-        tmp_path / "run",
-        estimator,
-        jnp.asarray(b),
-        optax.sgd(1 / bend),
-        count=20,
+        fl.Training(estimator, jnp.asarray(b), optax.sgd(1 / bend), trajectories=20),
         iterations=9,
+        folder=tmp_path / "run",
         on_row=lambda row, record: rows.append(row),
     )
     assert [row.iteration for row in rows if row.event] == [4]
@@ -522,28 +516,19 @@ def test_another_task_keeps_what_is_known(tmp_path):
         0.2,
         samples=0,
     )
-    options, rows = {"count": 4, "seed": 5}, []
+    rows = []
     on_row = lambda row, record: rows.append((row, record))
     whole = made()
-    fl.run(
-        tmp_path / "whole", whole, THETA, optax.adam(0.05), iterations=5, on_row=on_row, **options
-    )
+    fl.run(describe(whole), 5, tmp_path / "whole", on_row=on_row)
     assert [row.event for row, _ in rows] == ["", "", "", "new task", ""]
     assert whole.calibration.trajectories == 20
     one = fl.SelfCalibrating(away, device_of(drawn(1)), effective, NOMINAL, 0.2, samples=0)
     for row, record in rows[:4]:
         estimate = one(jax.random.fold_in(jax.random.key(5), row.iteration), record.theta, 4)
     assert np.array_equal(flat(estimate.gradient), flat(rows[3][1].estimate.gradient))
-    fl.run(tmp_path / "part", made(), THETA, optax.adam(0.05), iterations=4, **options)
+    fl.run(describe(made()), 4, tmp_path / "part")
     rest = []
-    fl.resume(
-        tmp_path / "part",
-        made(),
-        THETA,
-        optax.adam(0.05),
-        iterations=5,
-        on_row=lambda row, record: rest.append((row, record)),
-        **options,
-    )
+    on_row = lambda row, record: rest.append((row, record))
+    fl.run(describe(made()), 5, tmp_path / "part", on_row=on_row)
     assert rest[-1][0].event == ""
     assert np.array_equal(flat(rest[-1][1].next_theta), flat(rows[-1][1].next_theta))

@@ -295,7 +295,7 @@ def test_the_carried_table_is_used():
 def test_trains():
     weighted = fl.ShrunkCorrection(ESTIMATOR, memory=5)
     records = list(
-        fl.train(jax.random.key(0), THE.theta, weighted, optax.sgd(0.01), count=50, iterations=4)
+        fl.train(fl.Training(weighted, THE.theta, optax.sgd(0.01), trajectories=50), iterations=4)
     )
     assert records[-1].trajectories == 200
 

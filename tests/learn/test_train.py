@@ -9,19 +9,18 @@ import optax
 import pytest
 
 import fluctua as fl
+from fluctua.learn.training import Bounds
 
 PROCESS = fl.Process(lambda th, x: th["f"] - x, lambda th, x: 0.3 * jnp.ones_like(x))
 OBJECTIVE = fl.Objective(terminal=lambda th, x: -((x[0] - 1) ** 2))
 RUN = fl.simulator(PROCESS, jnp.zeros(1), jnp.linspace(0, 2, 21))
 ESTIMATOR = fl.ppgt(PROCESS, OBJECTIVE, RUN, baseline="optimal")
 THETA = {"f": jnp.zeros(1)}
-KEY = jax.random.key(0)
 
 
-def run(**options):
-    return fl.train(
-        KEY, THETA, ESTIMATOR, optax.adam(0.1), **{"count": 100, "iterations": 60, **options}
-    )
+def run(iterations=60, start_from=None, trajectories=100, **options):
+    training = fl.Training(ESTIMATOR, THETA, optax.adam(0.1), trajectories=trajectories, **options)
+    return fl.train(training, iterations, start_from=start_from)
 
 
 def test_it_reaches_the_optimum():
@@ -33,29 +32,31 @@ def test_it_reaches_the_optimum():
 
 def test_resumed_training_repeats_itself_exactly():
     whole = list(run(iterations=8))
-    tail = list(run(iterations=8, resume=whole[4]))
+    tail = list(run(iterations=8, start_from=whole[4]))
     assert [r.iteration for r in tail] == [5, 6, 7]
     for a, b in zip(whole[5:], tail, strict=True):
         np.testing.assert_array_equal(a.next_theta["f"], b.next_theta["f"])
         assert a.trajectories == b.trajectories
 
 
-def test_projection_keeps_parameters_in_their_box():
-    inside = [r.theta["f"][0] for r in run(project=fl.box(0.1, 0.3), iterations=10)]
+def test_bounds_hold():
+    inside = [r.theta["f"][0] for r in run(bounds=(0.1, 0.3), iterations=10)]
     assert inside[0] == pytest.approx(0.1)
     assert max(inside) == pytest.approx(0.3)
 
 
-def test_box_takes_prefixes():
+def test_bounds_take_prefixes():
     theta = {"a": jnp.array([-1.0, 5.0]), "b": {"c": jnp.asarray(9.0)}}
-    got = fl.box({"a": 0.0, "b": -1.0}, {"a": jnp.array([1.0, 2.0]), "b": 3.0})(theta)
+    got = Bounds({"a": 0.0, "b": -1.0}, {"a": jnp.array([1.0, 2.0]), "b": 3.0}).project(theta)
     np.testing.assert_array_equal(got["a"], [0, 2])
     assert got["b"]["c"] == 3
 
 
-def test_count_may_follow_a_schedule_and_the_caller_stops():
+def test_trajectories_may_follow_a_schedule_and_the_caller_stops():
     records = list(
-        itertools.islice(run(count=lambda iteration: 10 * (iteration + 1), iterations=None), 3)
+        itertools.islice(
+            run(trajectories=lambda iteration: 10 * (iteration + 1), iterations=None), 3
+        )
     )
     assert [r.trajectories for r in records] == [10, 30, 60]
 
@@ -68,7 +69,8 @@ def test_optimisers_that_ask_get_the_second_moment():
         return jax.tree.map(jnp.zeros_like, updates), state
 
     asking = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    record = next(fl.train(KEY, THETA, ESTIMATOR, asking, count=50, iterations=1))
+    training = fl.Training(ESTIMATOR, THETA, asking, trajectories=50)
+    record = next(fl.train(training, iterations=1))
     np.testing.assert_array_equal(seen[0][0]["f"], record.estimate.second_moment["f"])
     assert seen[0][1] == -record.estimate.value
 
@@ -79,10 +81,10 @@ def test_a_gradient_that_is_not_finite_stops_with_the_records_intact():
         bad = {"f": jnp.full(1, jnp.nan)} if theta["f"][0] != 0 else estimate.gradient
         return estimate._replace(gradient=bad)
 
-    records = fl.train(KEY, THETA, failing, optax.sgd(0.1), count=10)
+    records = fl.train(fl.Training(failing, THETA, optax.sgd(0.1), trajectories=10))
     next(records)
     with pytest.raises(
-        FloatingPointError, match="gradient of iteration 1 is not finite.*resume=record"
+        FloatingPointError, match="gradient of iteration 1 is not finite.*start_from=record"
     ):
         next(records)
 
@@ -96,7 +98,8 @@ def test_a_bare_function_trains_and_a_half_estimator_is_refused(key):
     exact = lambda key, theta, count: fl.Estimate(
         -2 * theta, theta * 0, theta**2, -(theta**2), theta * 0, count
     )
-    records = list(fl.train(key, jnp.array(1.0), exact, optax.sgd(0.25), count=7, iterations=3))
+    training = fl.Training(exact, jnp.array(1.0), optax.sgd(0.25), trajectories=7)
+    records = list(fl.train(training, iterations=3))
     assert records[-1].trajectories == 21
     assert float(records[-1].next_theta) == pytest.approx(0.125)
 
@@ -108,7 +111,7 @@ def test_a_bare_function_trains_and_a_half_estimator_is_refused(key):
             return exact(key, theta, count)
 
     with pytest.raises(TypeError, match=r"Half has 'cost' and lacks 'pilot', 'restore', 'state'"):
-        fl.train(key, jnp.array(1.0), Half(), optax.sgd(0.25), count=7)
+        fl.Training(Half(), jnp.array(1.0), optax.sgd(0.25), trajectories=7)
 
 
 def test_the_pilot_of_a_time_only_baseline_is_counted(key):
@@ -120,5 +123,6 @@ def test_the_pilot_of_a_time_only_baseline_is_counted(key):
         run,
         baseline=fl.baselines.time_only(pilot=16),
     )
-    records = list(fl.train(key, jnp.array(1.0), estimator, optax.sgd(0.1), count=5, iterations=2))
+    training = fl.Training(estimator, jnp.array(1.0), optax.sgd(0.1), trajectories=5)
+    records = list(fl.train(training, iterations=2))
     assert records[-1].trajectories == 2 * (5 + 16)

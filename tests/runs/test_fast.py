@@ -10,7 +10,7 @@ from estimators import wrong_by
 from fluctua import tcmt
 from fluctua.core.twin import Twin
 from fluctua.learn.shrunk_correction import ShrunkCorrection
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed
 from fluctua.tcmt.exact import value_and_gradient

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fluctua.cli.app import app
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.config import PRESETS, changed, named
 from fluctua.runs.heeded import CONDITIONS, refuse_ignored
 

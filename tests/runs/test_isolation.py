@@ -9,8 +9,8 @@ import pytest
 from fluctua.runs.build import make_network, make_task
 from fluctua.runs.config import PRESETS, changed
 from fluctua.runs.evaluate import evaluate
+from fluctua.runs.lattice import complete
 from fluctua.runs.reading import read_run
-from fluctua.runs.train import complete
 from fluctua.tcmt import exact
 from isolation import both_ways
 

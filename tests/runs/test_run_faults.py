@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fluctua.cli.app import app
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.config import PRESETS, changed, dump, load
 from fluctua.store import checkpoint, course, history
 from fluctua.store import folder as runfolder

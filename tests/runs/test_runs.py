@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fluctua.cli import progress
 from fluctua.cli.app import app
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.config import PRESETS, changed, digest, read_stamp
 from fluctua.runs.reading import read_course, read_run
 from fluctua.store import checkpoint, course, history

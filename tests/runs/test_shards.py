@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from cuda_device import has_gpu
 from fluctua.cli.app import app
 from fluctua.runs import build as building
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.build import build
 from fluctua.runs.config import PRESETS, changed
 from fluctua.runs.evaluate import evaluate

@@ -11,7 +11,7 @@ import pytest
 
 from fluctua import tcmt
 from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.runs import train as runs
+from fluctua.runs import lattice as runs
 from fluctua.runs.build import make_estimator, make_task
 from fluctua.runs.config import changed, dump, named, parse
 from fluctua.runs.evaluate import evaluate

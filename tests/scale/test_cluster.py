@@ -15,7 +15,11 @@ import trap
 from fluctua.scale import cluster
 from fluctua.store import history
 
-LINE = {"count": 400, "iterations": 4, "seed": 3, "checkpoint_seconds": 0.0}
+ITERATIONS = 4
+
+
+def describe(estimator):
+    return fl.Training(estimator, trap.THETA, optax.adam(0.1), trajectories=400, seed=3)
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
@@ -70,10 +74,8 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
 ):
     third = machines.add_node(num_cpus=1)
     machines.wait_for_nodes()
-    start = (trap.THETA, optax.adam(0.1))
-    fl.run(
-        tmp_path / "here", fl.distributed(fl.ppgt(*trap_parts()), None, shards=20), *start, **LINE
-    )
+    alone = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
+    fl.run(describe(alone), ITERATIONS, tmp_path / "here")
     estimator = fl.distributed(fl.ppgt(*trap_parts()), None, shards=20)
     estimator.pool = pool = Killing(estimator.ranged, machines.address)
     try:
@@ -88,7 +90,7 @@ def test_history_is_that_of_one_process_though_a_worker_and_a_machine_are_killed
             pool.after, pool.kill = 30, kill_machine
 
         pool.after, pool.kill = 5, kill_worker
-        fl.run(tmp_path / "there", estimator, *start, **LINE)
+        fl.run(describe(estimator), ITERATIONS, tmp_path / "there")
         reasons = {loss.reason.split(":")[0] for loss in estimator.losses}
         assert rows(tmp_path / "there") == rows(tmp_path / "here")
         assert len(estimator.losses) >= 2

@@ -210,16 +210,14 @@ def test_acquired_trajectories_are_never_asked_for_twice():
 
 
 def test_a_training_goes_on_where_it_was_cut_off(tmp_path):
-    whole = fl.run(
-        tmp_path / "whole",
-        fl.distributed(of_trap(), None, shards=4),
-        *arguments(),
-        count=70,
-        iterations=6,
-    )
-    fl.run(tmp_path / "cut", chaotic(of_trap(), 3, shards=4), *arguments(), count=70, iterations=3)
+    def describe(estimator):
+        return fl.Training(estimator, *arguments(), trajectories=70)
+
+    alone = fl.distributed(of_trap(), None, shards=4)
+    whole = fl.run(describe(alone), 6, tmp_path / "whole")
+    fl.run(describe(chaotic(of_trap(), 3, shards=4)), 3, tmp_path / "cut")
     again = chaotic(of_trap(), 8, shards=4, seed=9)
-    ended = fl.resume(tmp_path / "cut", again, *arguments(), count=70, iterations=6)
+    ended = fl.run(describe(again), 6, tmp_path / "cut")
     assert_same(ended.theta, whole.theta)
     a, b = (
         [row._replace(seconds=0.0) for row in history.read(tmp_path / n / "history.csv")]

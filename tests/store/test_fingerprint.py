@@ -203,6 +203,7 @@ import jax.numpy as jnp
 import optax
 import fluctua as fl
 from fluctua.core.protocols import as_estimator
+from fluctua.learn.training import Bounds
 from fluctua.store.parts import describe_training
 
 weights = {name: 0.1 * jnp.arange(2.0) for name in {"some", "names", "in", "a", "set"}}
@@ -217,7 +218,7 @@ for one in (process, jumps):
         return estimator(key, theta, int(count) if count in {4, 8} else 4)
     for subject in (estimator, fl.natural(estimator), own):
         rule = optax.adam(optax.cosine_decay_schedule(0.1, 9))
-        print(describe_training(as_estimator(subject), jnp.ones(2), rule, fl.box(0.0, 2.0)))
+        print(describe_training(as_estimator(subject), jnp.ones(2), rule, Bounds(0.0, 2.0).project))
 """
 
 

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fluctua.core.text import with_error
-from fluctua.learn.train import Record
+from fluctua.learn.training import Record
 from fluctua.runs.config import Config
 from fluctua.store.history import Row, effective
 

@@ -154,7 +154,7 @@ def _begin(
 ) -> int:
     from rich.console import Console
 
-    from fluctua.runs import train as runs
+    from fluctua.runs import lattice as runs
     from fluctua.runs.build import resolve_backend
     from fluctua.runs.config import PRESETS, changed, dump, named
     from fluctua.runs.heeded import refuse_ignored
@@ -192,7 +192,7 @@ def _branch(
 ) -> int:
     from rich.console import Console
 
-    from fluctua.runs import train as runs
+    from fluctua.runs import lattice as runs
     from fluctua.runs.config import load
     from fluctua.scale.distributed import SHARDS
 
@@ -212,7 +212,7 @@ def _warn(text: str) -> None:
 def _go_on(folder: Path, changes: dict[str, Any], watch: bool, cluster: str | None) -> int:
     from rich.console import Console
 
-    from fluctua.runs import train as runs
+    from fluctua.runs import lattice as runs
     from fluctua.runs.config import load
     from fluctua.store import history
 

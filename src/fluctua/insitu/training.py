@@ -49,15 +49,15 @@ from fluctua.insitu.instrument.substrate import DOUBT, ON_DOUBT, Incident, Measu
 from fluctua.insitu.model import Model, Unknown, corrected
 from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
 from fluctua.learn.self_calibrating import SelfCalibrating
-from fluctua.learn.train import Record, box, train
-from fluctua.store import checkpoint, history, journal
+from fluctua.learn.training import Length, Record, Training, check_bounds
+from fluctua.store import checkpoint, history, journal, loop
 from fluctua.store import folder as runfolder
-from fluctua.store.checkpoint import State, after
-from fluctua.store.checkpoint import begin as begin_state
+from fluctua.store.checkpoint import RunState
 from fluctua.store.fingerprint import describe
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
-from fluctua.store.journal import Journal, Keep, Step
+from fluctua.store.journal import JournalOptions, RunFiles
+from fluctua.store.loop import Advance, Loop, Opened
 from fluctua.store.parts import Parts, describe_record, refuse_other_parts, stamp_parts
 
 Rows = Iterator[tuple[Row, Record]]
@@ -78,7 +78,7 @@ training itself.
 """
 
 SHARES = ("settings", "parameters")
-KEEP = Keep(checkpoints=3, seconds=0.0, every=1)
+KEEP = JournalOptions(checkpoints=3, seconds=0.0, every=1)
 """A checkpoint after every row: what an instrument measured cannot be had again."""
 
 
@@ -231,17 +231,9 @@ def run(
     place = _place(folder)
     run = secrets.token_hex(8)
     session = _Session(connect, model, plan, estimator, place, report)
-    book = journal.create(
-        place,
-        session.settings(run),
-        run,
-        session.beginning(),
-        journal.named_leaves,
-        need=_space(plan),
-        keep=KEEP,
-    )
+    opened = loop.begin(session.list_files(run))
     session.open()
-    return _rows(session, book, session.beginning())
+    return _iterate(session, opened)
 
 
 def resume(
@@ -299,25 +291,17 @@ def resume(
             session.stamp,
             lambda text: session.note(Incident("plan", 0, text)),
         )
-        state = journal.standing(place, run, session.beginning(), warn)
+        files = session.list_files(run)
+        state = journal.read_state(files, warn)
         if state.row == 0 and place.history.exists() and len(history.read(place.history)) > 1:
             name = checkpoint.set_aside(place.history)  # an instrument does not repeat itself
             warn(
                 "no checkpoint is left: calibrated and trained anew; the rows so far are kept as "
                 f"{name}"
             )
-        book = journal.reopen(
-            place,
-            lock,
-            session.settings(run),
-            run,
-            state,
-            journal.named_leaves,
-            keep=KEEP,
-            report=warn,
-        )
+        book = journal.reopen(files, lock, state, report=warn)
         session.open()
-        return _rows(session, book, state)
+        return _iterate(session, Opened(book, state))
 
 
 def read_plan(folder: str | Path) -> Plan:
@@ -454,17 +438,34 @@ class _Session:
         if model.steps is not None:
             rule = optax.chain(rule, optax.stateless(partial(_by_family, model.steps)))
         self.rule = optax.with_extra_args_support(rule)
-        self.project = box(model.lower, model.upper)
+        self.bounds = check_bounds((model.lower, model.upper))
         self.stamp = stamp_parts(_describe(model, self.make))
 
-    def settings(self, run: str) -> bytes:
-        """The content of plan.json."""
-        return write_plan(dataclasses.asdict(self.plan), run, self.stamp)
+    def list_files(self, run: str) -> RunFiles:
+        """What the files of the run have in common, `run` being its fingerprint."""
+        theta = self.bounds.project(self.model.start)
+        return RunFiles(
+            self.place,
+            write_plan(dataclasses.asdict(self.plan), run, self.stamp),
+            run,
+            checkpoint.begin(theta, self.rule.init(theta)),
+            KEEP,
+            need=_space(self.plan),
+        )
 
-    def beginning(self) -> State:
-        """Before the first row."""
-        theta = self.project(self.model.start)
-        return begin_state(theta, self.rule.init(theta))
+    @property
+    def loop(self) -> Loop:
+        """The training, with what happens after an iteration."""
+        plan = self.plan
+        training = Training(
+            self.estimator,
+            self.model.start,
+            self.rule,
+            trajectories=plan.trajectories,
+            bounds=self.bounds,
+            seed=plan.seed,
+        )
+        return Loop(training, Length(plan.iterations), advance=self.advance)
 
     def open(self) -> None:
         """The instruments as a substrate, and the estimator that uses it."""
@@ -625,21 +626,19 @@ class _Session:
         for device in self.devices:
             device.load(arrays)
 
-    def step(self, state: State, record: Record) -> Step:
+    def advance(self, state: RunState, record: Record) -> Advance:
         """A record as a row, and the calibration that follows from it."""
         self._check_doubt()
         self.follow()
         self.groups = record.estimate.groups
         self.table.add(state.row, self.health(), self.groups)
         events = (self.event(), getattr(self.estimator, "event", ""))
-        row = journal.row_of(state.row, record, "; ".join(filter(None, events)))._replace(
+        row = journal.make_row(state.row, record, "; ".join(filter(None, events)))._replace(
             trajectories=self.spent()
         )
         self.iteration = str(record.iteration + 1)
-        further = self.arrays()
-        return Step(
-            dataclasses.replace(after(state, record, self.estimator.state), further=further), row
-        )
+        new = checkpoint.after(state, record, self.estimator.state)
+        return Advance(dataclasses.replace(new, further=self.arrays()), row)
 
     def _check_doubt(self) -> None:
         """Note that a model that is calibrated as it goes is in doubt, and stop before its
@@ -658,22 +657,10 @@ class _Session:
             text = self.substrate.describe(self.groups) + "\n"
             checkpoint.replace(self.place.path / "devices.txt", text.encode())
 
-    def records(self, state: State) -> Iterator[Record]:
-        """The training from a state on."""
-        self.iteration = str(state.now.iteration)
-        return train(
-            jax.random.key(self.plan.seed),
-            state.now.theta,
-            self.estimator,
-            self.rule,
-            count=self.plan.trajectories,
-            iterations=self.plan.iterations,
-            project=self.project,
-            resume=state.now._replace(trajectories=state.spent),
-        )
 
-
-def _rows(session: _Session, book: Journal, state: State) -> Rows:
+def _iterate(session: _Session, opened: Opened) -> Rows:
+    """Calibrate or put back what a checkpoint holds, then train."""
+    book, state = opened
     try:
         try:
             if "counts" in state.further:
@@ -683,17 +670,14 @@ def _rows(session: _Session, book: Journal, state: State) -> Rows:
                 state = dataclasses.replace(state, further=session.arrays())
                 with runfolder.explained(book.place):
                     book.save(state)
-            if state.memory:
-                session.estimator.restore(state.memory, state.now.theta)
+            training = session.loop
+            loop.restore_memory(training.training, state)
             session.table.open(state.row)
         except BaseException:
             book.close(None)
             raise
-
-        def over(state):
-            return "planned" if state.now.iteration >= session.plan.iterations else ""
-
-        yield from book.rows(state, session.records, session.step, over)
+        session.iteration = str(state.now.iteration)
+        yield from loop.iterate(Opened(book, state), training)
         session.report_calibration()
     finally:
         session.conclude()

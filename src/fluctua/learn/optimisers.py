@@ -68,7 +68,7 @@ def rms_ascent(
 
     Returns: an optax rule.
 
-    >>> train(key, theta, estimator, rms_ascent(0.05), count=1000, iterations=75, project=box(0, 2))
+    >>> Training(estimator, theta, rms_ascent(0.05), trajectories=1000, bounds=(0, 2))
     """
     for name, value, fits in (
         ("learning_rate", learning_rate, learning_rate > 0),

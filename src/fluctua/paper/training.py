@@ -20,7 +20,7 @@ import optax
 
 from fluctua import tcmt
 from fluctua.core.types import Params
-from fluctua.learn.train import box, train
+from fluctua.learn.training import Length, Training, ascend
 from fluctua.runs.build import FAMILIES, make_network, make_task
 from fluctua.runs.config import load_unedited, named
 from fluctua.runs.evaluate import load_parameters
@@ -382,12 +382,10 @@ def trained_here(seed: int, sigma_kappa: float) -> Lattice:
         {"one": optax.adam(0.02), "chi": optax.adam(2e-4)},
         {"omega": "one", "kappa": "one", "chi": "chi"},
     )
-    bounds = box(
-        {"omega": -5.0, "kappa": 0.0, "chi": -0.05}, {"omega": 5.0, "kappa": 2.0, "chi": 0.05}
-    )
-    *_, last = train(
-        k_run, theta, task.estimator("cpu"), rule, count=256, iterations=10, project=bounds
-    )
+    low = {"omega": -5.0, "kappa": 0.0, "chi": -0.05}
+    high = {"omega": 5.0, "kappa": 2.0, "chi": 0.05}
+    training = Training(task.estimator("cpu"), theta, rule, trajectories=256, bounds=(low, high))
+    *_, last = ascend(training, k_run, training.start, Length(10))
     return Lattice(task, last.next_theta, sigma_kappa, 10, f"trained here, seed {seed}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from fluctua.core.baselines import Twin, binned
 from fluctua.core.types import Array, Estimator, Params
 from fluctua.learn.optimisers import by_name
 from fluctua.learn.shrunk_correction import ShrunkCorrection
-from fluctua.learn.train import box
+from fluctua.learn.training import Bounds, Training, check_bounds
 from fluctua.runs.config import Config
 from fluctua.runs.heeded import is_unknown
 from fluctua.runs.unknown import make_calibrated
@@ -31,15 +32,24 @@ GROUP = 4096
 MOST_STEPS = 10**8
 
 
-class Parts(NamedTuple):
-    """key: of the noise; that of the start was split off. theta: the start, inside the bounds."""
+class LatticeParts(NamedTuple):
+    """What a configuration is made into.
+
+    key: of the noise; that of the start was split off. theta: the start, inside the bounds.
+    """
 
     task: tcmt.Task
     key: Array
     theta: Params
     estimator: Estimator
     rule: optax.GradientTransformationExtraArgs
-    project: Any
+    bounds: Bounds
+
+    def describe(self, trajectories: int | Callable[[int], int]) -> Training:
+        """The training of these parts with so many trajectories per iteration."""
+        return Training(
+            self.estimator, self.theta, self.rule, trajectories=trajectories, bounds=self.bounds
+        )
 
 
 def resolve_backend(name: str) -> str:
@@ -168,18 +178,20 @@ def _twin(config: Config, task: tcmt.Task) -> Twin | KernelTwin:
     return KernelTwin(rank=b.rank)
 
 
-def build(config: Config, cluster: str | None = None) -> Parts:
+def build(config: Config, cluster: str | None = None) -> LatticeParts:
     """Everything a training needs.
 
     `config.backend` must be resolved. cluster: the address of one, for its shards.
     """
     task = make_task(config)
     o = config.optimiser
-    bounds = config.bounds
     scales = {name: getattr(o, f"{name}_scale") for name in FAMILIES}
     rule = by_name(o.rule, o.learning_rate, o.options, scales, o.decay)
-    sides = [{name: getattr(bounds, name)[side] for name in FAMILIES} for side in (0, 1)]
-    project = box(*sides)
+    sides = {name: getattr(config.bounds, name) for name in FAMILIES}
+    low = {name: side[0] for name, side in sides.items()}
+    high = {name: side[1] for name, side in sides.items()}
+    bounds = check_bounds((low, high))
     k_start, k_run = jax.random.split(jax.random.key(config.seed))
-    theta = project(tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std))
-    return Parts(task, k_run, theta, make_estimator(config, task, cluster), rule, project)
+    start = tcmt.initial_parameters(k_start, task.network, chi_std=config.start.chi_std)
+    estimator = make_estimator(config, task, cluster)
+    return LatticeParts(task, k_run, bounds.project(start), estimator, rule, bounds)

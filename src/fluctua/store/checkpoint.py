@@ -4,7 +4,7 @@ or refused.
 A file appears under its name only when it is complete and on the disk, so a kill at any moment
 leaves the earlier ones as they were. Never pickle.
 
-`State` is all that is needed to go on after some row of a run, with its form as plain arrays.
+`RunState` is all that is needed to go on after some row of a run, with its form as plain arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from fluctua.core.types import Params
 from fluctua.learn.optimisers import FIT_FROM
-from fluctua.learn.train import Iterate, Record
+from fluctua.learn.training import Iterate, Record
 
 CHECKSUM = "sha256"
 
@@ -143,7 +143,7 @@ def settle(partial: Path, path: Path) -> None:
 
 
 @dataclass
-class State:
+class RunState:
     """A run between two rows.
 
     row: the next one. now: the next iteration. spent: trajectories. seconds: of training. tier: how
@@ -167,12 +167,12 @@ class State:
     further: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def begin(theta: Params, optimiser_state: Any) -> State:
+def begin(theta: Params, optimiser_state: Any) -> RunState:
     """Before the first row."""
-    return State(0, Iterate(0, theta, optimiser_state), 0, 0.0, 0, 0, [], [])
+    return RunState(0, Iterate(0, theta, optimiser_state), 0, 0.0, 0, 0, [], [])
 
 
-def after(state: State, record: Record, memory: dict[str, np.ndarray]) -> State:
+def after(state: RunState, record: Record, memory: dict[str, np.ndarray]) -> RunState:
     """The state after one more record. The given one is left alone."""
     return dataclasses.replace(
         state,
@@ -186,7 +186,7 @@ def after(state: State, record: Record, memory: dict[str, np.ndarray]) -> State:
     )
 
 
-def remember(state: State, iterate: Iterate, window: int) -> None:
+def remember(state: RunState, iterate: Iterate, window: int) -> None:
     """Keep an iterate, the one before the present one, for a rewind.
 
     That goes back 12W iterations at most, or to the tier's start, which bounds memory and
@@ -197,7 +197,7 @@ def remember(state: State, iterate: Iterate, window: int) -> None:
     state.past = [p for p in state.past if p.iteration >= oldest or p.iteration == state.tier_start]
 
 
-def rewind(state: State, iteration: int) -> None:
+def rewind(state: RunState, iteration: int) -> None:
     """Go back to where `iteration` began; what came after is forgotten."""
     if iteration < state.now.iteration:
         state.now = next(p for p in state.past if p.iteration == iteration)
@@ -211,7 +211,7 @@ def rewind(state: State, iteration: int) -> None:
 NUMBERS = ("row", "spent", "seconds", "tier", "tier_start")
 
 
-def to_arrays(state: State) -> dict[str, np.ndarray]:
+def to_arrays(state: RunState) -> dict[str, np.ndarray]:
     """Named arrays; leaves of θ and of the optimiser's state are numbered in the order of their
     tree.
     """
@@ -227,7 +227,7 @@ def to_arrays(state: State) -> dict[str, np.ndarray]:
     return arrays
 
 
-def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
+def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> RunState:
     """The state again. like: an iterate of the same training, for the shapes and the tree."""
     template, tree = jax.tree.flatten((like.theta, like.optimiser_state))
 
@@ -257,7 +257,7 @@ def from_arrays(arrays: dict[str, np.ndarray], like: Iterate) -> State:
     rest = (
         n for n in arrays if n not in known and not n.startswith(("now/", "past/", "estimator/"))
     )
-    return State(
+    return RunState(
         row=int(arrays["row"]),
         now=iterate(int(arrays["iteration"]), [arrays[f"now/{i}"] for i in range(count)]),
         spent=int(arrays["spent"]),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, NamedTuple
 
@@ -23,20 +23,31 @@ import jax
 import numpy as np
 
 from fluctua.core.types import Estimate, Params
-from fluctua.learn.train import Record
+from fluctua.learn.training import Record
 from fluctua.store import checkpoint, course, folder, history
-from fluctua.store.checkpoint import Damaged, State, from_arrays, to_arrays
+from fluctua.store.checkpoint import Damaged, RunState, from_arrays, to_arrays
 from fluctua.store.files import describe_kind
 from fluctua.store.folder import RunFolder
 from fluctua.store.history import Row
 
-Rows = Generator[tuple[Row, Record], None, None]
 Names = Callable[[Params], Mapping[str, np.ndarray]]
 RUN = "run"
 """Entry of a checkpoint with the fingerprint of its run."""
 
 
-class Keep(NamedTuple):
+def name_leaves(theta: Params) -> dict[str, np.ndarray]:
+    """The arrays of any pytree by name.
+
+    {"a": [x, y]} has "a.0" and "a.1"; a bare array is "theta".
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(theta)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(v)
+        for path, v in leaves
+    }
+
+
+class JournalOptions(NamedTuple):
     """What is written, and how often.
 
     Args:
@@ -45,6 +56,7 @@ class Keep(NamedTuple):
         every: iterations between two records of the parameters; 0 is none.
         group: where in `parameters.h5` the arrays of θ are.
         describe: puts what belongs to the system into `parameters.h5`.
+        names: θ -> its arrays by name.
 
     """
 
@@ -53,36 +65,52 @@ class Keep(NamedTuple):
     every: int = 10
     group: str = ""
     describe: Callable[[h5py.File], None] | None = None
+    names: Names = name_leaves
+
+    def group_arrays(self, theta: Params) -> dict[str, np.ndarray]:
+        """The arrays of θ by their names in `parameters.h5`."""
+        return {self.group + name: array for name, array in self.names(theta).items()}
 
 
-class Step(NamedTuple):
-    """What a record leads to. restart: whether the records go on from another place than where
-    this one ended.
+class RunFiles(NamedTuple):
+    """What the files of one run have in common.
+
+    Args:
+        place: the folder.
+        settings: the content of its settings file.
+        run: the fingerprint; a file of another run is refused.
+        start: the state before the first row.
+        options: what is written, and how often.
+        need: bytes that the run will take.
+        advice: how a run takes less room.
+
     """
 
-    state: State
-    row: Row
-    restart: bool = False
+    place: RunFolder
+    settings: bytes
+    run: str
+    start: RunState
+    options: JournalOptions
+    need: int = 0
+    advice: str = ""
 
 
 class Journal:
     """The open folder of a run. Made by `create` and `reopen`.
 
     Args:
-        place: the folder, prepared.
+        files: the folder, prepared, and what is written into it.
         lock: of the folder, held until `close`.
-        run: the fingerprint.
-        keep: what is written, and how often.
-        names: θ -> its arrays by name.
 
     """
 
-    def __init__(self, place: RunFolder, lock: IO[str], run: str, keep: Keep, names: Names):
+    def __init__(self, files: RunFiles, lock: IO[str]):
+        place = files.place
         self.place = place
         self.lock = lock
-        self.run = run
-        self.keep = keep
-        self.names = names
+        self.run = files.run
+        self.options = files.options
+        self.names = files.options.names
         self.file = open(place.history, "a", encoding="utf-8")  # noqa: SIM115
         self.signal = open(place.signal, "a", encoding="utf-8")  # noqa: SIM115
         self.points: list[course.Point] = []
@@ -92,7 +120,7 @@ class Journal:
     @property
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self.saved >= self.keep.seconds
+        return time.monotonic() - self.saved >= self.options.seconds
 
     def add(self, row: Row, theta: Params, estimate: Estimate) -> None:
         """One more row."""
@@ -100,12 +128,12 @@ class Journal:
         history.append_signal(
             self.signal, row.row, self.names(estimate.gradient), self.names(estimate.stderr)
         )
-        if self.keep.every:
-            self.last = course.Point(row.row, row.iteration, _grouped(self.keep, self.names(theta)))
-            if row.iteration % self.keep.every == 0:
+        if self.options.every:
+            self.last = course.Point(row.row, row.iteration, self.options.group_arrays(theta))
+            if row.iteration % self.options.every == 0:
                 self.points.append(self.last)
 
-    def save(self, state: State) -> None:
+    def save(self, state: RunState) -> None:
         """A checkpoint: the history first, then the parameters, then the state that vouches
         for both.
         """
@@ -114,10 +142,10 @@ class Journal:
         course.append(self.place.parameters, self.points)
         self.points = []
         arrays = to_arrays(state) | {RUN: np.array(self.run)}
-        checkpoint.write(self.place.checkpoints, state.row, arrays, self.keep.checkpoints)
+        checkpoint.write(self.place.checkpoints, state.row, arrays, self.options.checkpoints)
         self.saved = time.monotonic()
 
-    def close(self, state: State | None) -> None:
+    def close(self, state: RunState | None) -> None:
         """A last checkpoint, with the last parameters even off the grid; `final.npz`; and the lock
         is let go.
 
@@ -130,7 +158,7 @@ class Journal:
             if (
                 self.last is not None
                 and self.last.row < state.row
-                and self.last.iteration % self.keep.every
+                and self.last.iteration % self.options.every
             ):
                 self.points.append(self.last)
             self.save(state)
@@ -144,110 +172,53 @@ class Journal:
                 self.signal.close()
             self.lock.close()
 
-    def rows(
-        self,
-        state: State,
-        records: Callable[[State], Iterator[Record]],
-        step: Callable[[State, Record], Step],
-        finished: Callable[[State], str],
-    ) -> Rows:
-        """Records as rows, each in the history before it is yielded; whoever stops iterating stops
-        the run.
 
-        Args:
-            state: where the run stands.
-            records: of the training from a state on.
-            step: a record made into a row and the state after it.
-            finished: why a run is over, or nothing.
-
-        """
-        try:
-            while not finished(state):
-                for record in records(state):
-                    after, row, restart = step(state, record)
-                    over = finished(after)
-                    with folder.explained(self.place):
-                        self.add(row, record.theta, record.estimate)
-                        state = after
-                        if (restart or self.due) and not over:  # the last one is written by `close`
-                            self.save(state)
-                    yield row, record
-                    if restart or over:
-                        break
-        finally:  # also when whoever iterates stops, and on Ctrl-C
-            with folder.explained(self.place):
-                self.close(state)
-
-
-def create(
-    place: RunFolder,
-    settings: bytes,
-    run: str,
-    start: State,
-    names: Names,
-    *,
-    need: int,
-    keep: Keep,
-    replace: bool = False,
-    advice: str = "",
-) -> Journal:
+def create(files: RunFiles, *, replace: bool = False) -> Journal:
     """The journal of a new run, in a folder of its own.
 
+    A start that is not the beginning of a training is kept in start.npz.
+
     Args:
-        place: the folder.
-        settings: the content of its settings file.
-        run: the fingerprint.
-        start: the state before the first row; kept in start.npz where that is not the beginning of
-            a training.
-        names: θ -> its arrays by name.
-        need: bytes that the run will take.
-        keep: what is written, and how often.
+        files: of the run.
         replace: remove an earlier run there.
-        advice: how a run takes less room.
 
     """
-    lock = folder.prepare(place, need, replace=replace, advice=advice)
+    place = files.place
+    start = files.start
+    lock = folder.prepare(place, files.need, replace=replace, advice=files.advice)
     try:
         with folder.explained(place):
             if start.now.iteration:
-                checkpoint.replace(
-                    place.start, checkpoint.packed(to_arrays(start) | {RUN: np.array(run)})
-                )
-            checkpoint.replace(place.settings, settings)
-            _fresh_files(place, run, names(start.now.theta), keep)
-            return Journal(place, lock, run, keep, names)
+                arrays = to_arrays(start) | {RUN: np.array(files.run)}
+                checkpoint.replace(place.start, checkpoint.packed(arrays))
+            checkpoint.replace(place.settings, files.settings)
+            _write_fresh_files(files, start.now.theta)
+            return Journal(files, lock)
     except BaseException:
         lock.close()
         raise
 
 
 def reopen(
-    place: RunFolder,
+    files: RunFiles,
     lock: IO[str],
-    settings: bytes,
-    run: str,
-    state: State,
-    names: Names,
+    state: RunState,
     *,
-    keep: Keep,
     report: Callable[[str], None],
     over: bool = False,
 ) -> Journal:
     """The journal of a run that goes on; its files are cut back to where it stands.
 
     Args:
-        place: the folder.
+        files: of the run; its settings file is written anew.
         lock: of the folder.
-        settings: the content of its settings file from now on.
-        run: the fingerprint; a file of another run is refused.
-        state: where the run stands, from `standing`.
-        names: θ -> its arrays by name.
-        keep: what is written, and how often.
-        report: is told of damaged files.
+        state: where the run stands, from `read_state`.
+        report: called with a line of text about each damaged file.
         over: whether nothing is left to train.
 
     """
-    known = _grouped(keep, names(state.now.theta))
+    place = files.place
+    theta = state.now.theta
     with folder.explained(place):
         for path in (place.signal, place.parameters):
             if kind := describe_kind(path):
@@ -255,28 +226,35 @@ def reopen(
                     f"{path.name} is {kind}. It is kept as {checkpoint.set_aside(path)}; a file "
                     "takes its place."
                 )
-        for name, owner in owners(place).items():
-            refuse_other(place, name, owner, run)
-        checkpoint.replace(place.settings, settings)
+        for name, owner in read_owners(place).items():
+            refuse_other(place, name, owner, files.run)
+        checkpoint.replace(place.settings, files.settings)
         if state.row == 0:
-            _fresh_files(place, run, names(state.now.theta), keep)
-            return Journal(place, lock, run, keep, names)
-        history.truncate(place.history, state.row - 1, run)
-        _truncate_signal(place, names(state.now.theta), state.row - 1, report)
-        if keep.every:
-            try:
-                course.truncate(
-                    place.parameters, list(known), state.row - 1, 1 if over else keep.every
-                )
-            except Damaged as error:
-                if place.parameters.exists():
-                    name = checkpoint.set_aside(place.parameters)
-                    report(
-                        f"parameters.h5 is damaged: {error}. It is kept as {name}; records go on "
-                        "in a new one."
-                    )
-                course.create(place.parameters, known, run, keep.describe)
-        return Journal(place, lock, run, keep, names)
+            _write_fresh_files(files, theta)
+            return Journal(files, lock)
+        history.truncate(place.history, state.row - 1, files.run)
+        _truncate_signal(place, files.options.names(theta), state.row - 1, report)
+        if files.options.every:
+            _truncate_parameters(files, state, 1 if over else files.options.every, report)
+        return Journal(files, lock)
+
+
+def _truncate_parameters(
+    files: RunFiles, state: RunState, every: int, report: Callable[[str], None]
+) -> None:
+    """Cut parameters.h5 back to the last row; a damaged one is set aside."""
+    path = files.place.parameters
+    known = files.options.group_arrays(state.now.theta)
+    try:
+        course.truncate(path, list(known), state.row - 1, every)
+    except Damaged as error:
+        if path.exists():
+            name = checkpoint.set_aside(path)
+            report(
+                f"parameters.h5 is damaged: {error}. It is kept as {name}; records go on in a new "
+                "one."
+            )
+        course.create(path, known, files.run, files.options.describe)
 
 
 def _truncate_signal(
@@ -291,31 +269,29 @@ def _truncate_signal(
         history.truncate_signal(place.signal, theta, last)
 
 
-def standing(place: RunFolder, run: str, start: State, report: Callable[[str], None]) -> State:
-    """Where a run stands: at its newest good checkpoint, where it was branched off, or at its
-    start.
+def read_state(files: RunFiles, report: Callable[[str], None]) -> RunState:
+    """Where a run stands: at its newest good checkpoint, at its branching point, or at its start.
 
     Args:
-        place: the folder.
-        run: the fingerprint; a checkpoint of another run is refused.
-        start: the state before the first row.
-        report: is told of damaged checkpoints.
+        files: of the run; a checkpoint of another run is refused.
+        report: called with a line of text about each damaged checkpoint.
 
     """
+    place = files.place
     readable = checkpoint.newest(place.checkpoints, report)
     if readable is None and not place.start.exists():
-        return start
+        return files.start
     try:
         path, arrays = readable or (place.start, checkpoint.read(place.start))
     except Damaged as error:
         raise ValueError(
             f"{place.start} is damaged: {error}. Branch again from the run it came from."
         ) from None
-    refuse_other(place, str(path.relative_to(place.path)), str(arrays.pop(RUN, "")), run)
-    return from_arrays(arrays, start.now)
+    refuse_other(place, str(path.relative_to(place.path)), str(arrays.pop(RUN, "")), files.run)
+    return from_arrays(arrays, files.start.now)
 
 
-def owners(place: RunFolder) -> dict[str, str]:
+def read_owners(place: RunFolder) -> dict[str, str]:
     """The fingerprints that history and parameters carry, by file; those without are left out."""
     marks = {}
     if place.history.is_file():
@@ -338,7 +314,7 @@ def refuse_other(place: RunFolder, name: str, owner: str, run: str) -> None:
         )
 
 
-def row_of(number: int, record: Record, event: str = "") -> Row:
+def make_row(number: int, record: Record, event: str = "") -> Row:
     """A record as a row of the history."""
     e = record.estimate
     norm = np.sqrt(
@@ -357,23 +333,11 @@ def row_of(number: int, record: Record, event: str = "") -> Row:
     )
 
 
-def named_leaves(theta: Params) -> dict[str, np.ndarray]:
-    """The arrays of any pytree by name: {"a": [x, y]} has "a.0" and "a.1"; a bare array is
-    "theta".
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(theta)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(v)
-        for path, v in leaves
-    }
-
-
-def _grouped(keep: Keep, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {keep.group + name: array for name, array in arrays.items()}
-
-
-def _fresh_files(place: RunFolder, run: str, theta: Mapping[str, np.ndarray], keep: Keep) -> None:
+def _write_fresh_files(files: RunFiles, theta: Params) -> None:
+    """History, signal and parameters without rows."""
+    place = files.place
     checkpoint.replace(place.history, history.HEADER.encode())
-    checkpoint.replace(place.signal, history.signal_header(theta).encode())
-    if keep.every:
-        course.create(place.parameters, _grouped(keep, theta), run, keep.describe)
+    checkpoint.replace(place.signal, history.signal_header(files.options.names(theta)).encode())
+    if files.options.every:
+        arrays = files.options.group_arrays(theta)
+        course.create(place.parameters, arrays, files.run, files.options.describe)

@@ -131,7 +131,7 @@ def describe_training(
     """
     parts = describe_estimator(estimator, theta)
     parts["optimiser"] = describe_optimiser(rule, theta)
-    parts["project"] = describe(project, as_shapes(theta))
+    parts["bounds"] = describe(project, as_shapes(theta))
     return parts
 
 

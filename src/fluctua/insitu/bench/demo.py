@@ -32,7 +32,7 @@ from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
 from fluctua.insitu.training import Plan, Rows
 from fluctua.insitu.training import run as train_in_situ
-from fluctua.learn.train import box, train
+from fluctua.learn.training import Training, train
 from fluctua.store.history import Row
 from fluctua.tcmt import exact
 
@@ -156,16 +156,9 @@ def simulated(
         gain = hidden.gain
     estimator = Exact(task, offset, gain)
     rule = optax.adam(optax.cosine_decay_schedule(0.05, iterations, alpha=0.05))
-    records = train(
-        jax.random.key(0),
-        model.start,
-        estimator,
-        rule,
-        count=1,
-        iterations=iterations,
-        project=box(model.lower, model.upper),
-    )
-    *_, last = records
+    bounds = (model.lower, model.upper)
+    training = Training(estimator, model.start, rule, trajectories=1, bounds=bounds)
+    *_, last = train(training, iterations)
     return last.next_theta, float(estimator(jax.random.key(0), last.next_theta, 1).value)
 
 

@@ -1,0 +1,356 @@
+"""Training of a lattice into a folder, from a configuration.
+
+`run(config, folder)` yields a row and a record per iteration, `complete` runs to the end, and
+`resume(folder, {"iterations": 200})` goes on. A kill loses only time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core.types import Params
+from fluctua.learn import optimisers
+from fluctua.learn.training import Length, Record
+from fluctua.runs import config as configuration
+from fluctua.runs.build import FAMILIES, LatticeParts, build, resolve_backend
+from fluctua.runs.config import Config
+from fluctua.runs.heeded import refuse_ignored
+from fluctua.runs.reading import ORDER_OF_STEP, describing
+from fluctua.runs.summary import conclude
+from fluctua.scale.distributed import close
+from fluctua.store import checkpoint, journal, loop
+from fluctua.store import folder as runfolder
+from fluctua.store.checkpoint import RunState
+from fluctua.store.folder import RunFolder
+from fluctua.store.history import Row
+from fluctua.store.journal import JournalOptions, RunFiles
+from fluctua.store.loop import Advance, Loop, Opened, Segment
+
+Rows = Generator[tuple[Row, Record], None, dict[str, Any]]
+"""Rows with their records; what the generator returns is the summary."""
+
+
+def run(
+    config: Config, folder: str | Path, *, replace: bool = False, cluster: str | None = None
+) -> Rows:
+    """Train into a new folder.
+
+    Everything that can be wrong with the configuration or the folder is raised here, before the
+    first iteration.
+
+    Args:
+        config: what to train.
+        folder: where; made if it does not exist.
+        replace: remove an earlier run in that folder.
+        cluster: the address of a Ray cluster that computes the `ensemble.shards`; in this process
+            if not given.
+    Returns: a generator of each row of the history with its `Record`; stop iterating to stop.
+
+    """
+    refuse_ignored(config, configuration.PRESETS[config.preset])
+    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
+    run = _LatticeRun(config, build(config, cluster), RunFolder(Path(folder)))
+    identity = configuration.digest(configuration.dump(config))
+    opened = loop.begin(run.list_files(identity, run.start), replace=replace)
+    return _iterate(run, opened)
+
+
+def resume(
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    report: Callable[[str], None] = print,
+    cluster: str | None = None,
+) -> Rows:
+    """Go on with a run from its newest good checkpoint; the rows after it are computed again, and
+    come out the same.
+
+    Args:
+        folder: of the run.
+        changes: of `ADJUSTABLE` keys.
+        report: is told of damaged files.
+        cluster: the address of a Ray cluster, another one or none if that is so now.
+    Returns: a generator of the rows to come.
+
+    """
+    place = runfolder.existing(folder, RunFolder(Path(folder)))
+    with runfolder.holding(place) as lock:
+        fixed = sorted(set(changes or {}) - set(configuration.ADJUSTABLE))
+        if fixed:
+            raise ValueError(
+                f"a run goes on as it began: `{fixed[0]}` cannot change, only "
+                f"{', '.join(configuration.ADJUSTABLE)} can. For another "
+                "training begin another run."
+            )
+        config = configuration.changed(configuration.load(place.settings), changes or {})
+        identity = _read_identity(place, config)
+        run = _LatticeRun(config, build(config, cluster), place)
+        files = run.list_files(identity, run.start)
+        runfolder.room(place, files.need, files.advice)
+        state = journal.read_state(files, report)
+        over = finished(config, state)
+        if over and (place.path / "summary.json").exists():
+            raise ValueError(
+                f"nothing is left to do in {folder}: {over}. To go on: --iterations, "
+                "--max-trajectories or --max-minutes with a larger number."
+            )
+        return _iterate(run, loop.reopen(files, lock, state, run.loop, report))
+
+
+def branch(
+    source: str | Path,
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+    report: Callable[[str], None] = print,
+    cluster: str | None = None,
+) -> Rows:
+    """Begin another run where `source` stands: its parameters, its optimiser and its iteration, in
+    a new folder.
+
+    What is learnt with other trajectories an iteration, say, from one breakpoint on.
+
+    Args:
+        source: the run to begin from.
+        folder: of the new run.
+        changes: any keys that leave the lattice and the optimiser's rule as they are.
+        replace: remove an earlier run in that folder.
+        report: is told of damaged files.
+        cluster: the address of a Ray cluster that computes the `ensemble.shards`.
+    Returns: a generator of the rows of the new run.
+
+    """
+    origin = runfolder.existing(source, RunFolder(Path(source)))
+    before = configuration.load(origin.settings)
+    config = configuration.changed(before, changes or {})
+    refuse_ignored(config, before)
+    config = dataclasses.replace(config, backend=resolve_backend(config.backend))
+    run = _LatticeRun(config, build(config, cluster), RunFolder(Path(folder)))
+    there = _read_source(run, origin, before, report)
+    state = dataclasses.replace(
+        there,
+        row=0,
+        seconds=0.0,
+        tier=0,
+        tier_start=there.now.iteration,
+        past=[],
+        memory=there.memory if _remember_alike(before, config) else {},
+    )
+    over = finished(config, state)
+    if over:
+        raise ValueError(
+            f"nothing would be left to do: {over}, those of {source} included. Give more."
+        )
+    digest = configuration.digest(configuration.dump(config))
+    arrays = checkpoint.to_arrays(state)
+    identity = runfolder.fingerprint(digest.encode(), checkpoint.checksum(arrays))
+    opened = loop.begin(run.list_files(identity, state), replace=replace)
+    loop.restore_memory(run.loop.training, state)
+    return _iterate(run, opened)
+
+
+def complete(config: Config, folder: str | Path) -> dict[str, Any]:
+    """`run` to its end; the summary."""
+    rows = run(config, folder)
+    while True:
+        try:
+            next(rows)
+        except StopIteration as end:
+            return end.value
+
+
+def finished(config: Config, state: RunState) -> str:
+    """Why a run is over, or nothing."""
+    if state.now.iteration >= config.iterations:
+        return f"it has run its {config.iterations:,} iterations"
+    most = config.stop.max_trajectories
+    minutes = config.stop.max_minutes
+    if most and state.spent + ensemble_size(config, state.tier, state.now.iteration) > most:
+        return f"it has used {state.spent:,} of at most {most:,} trajectories"
+    if minutes and state.seconds >= 60 * minutes:
+        return f"it has trained for {minutes:g} minutes"
+    return ""
+
+
+def ensemble_size(config: Config, tier: int, iteration: int) -> int:
+    """Trajectories of an iteration."""
+    e = config.ensemble
+    if e.schedule == "escalation":
+        return e.budgets[tier]
+    if e.schedule == "steps" and e.steps:
+        return next(size for begins, size in reversed(e.steps) if begins <= iteration)
+    return e.trajectories
+
+
+class Escalated(NamedTuple):
+    """The state after a record, and the event if the schedule made one."""
+
+    state: RunState
+    event: str
+
+
+def escalate(
+    config: Config, state: RunState, record: Record, memory: dict[str, np.ndarray]
+) -> Escalated:
+    """Add a record to the state, with more trajectories from here on where the schedule says so.
+
+    The given state is left alone.
+    """
+    new = checkpoint.after(state, record, memory)
+    e = config.ensemble
+    if e.schedule != "escalation" or state.tier == len(e.budgets) - 1:
+        return Escalated(new, "")
+    checkpoint.remember(new, state.now, e.window)
+    back_to = optimisers.escalation(
+        new.values, new.tier_start, window=e.window, confidence=e.confidence
+    )
+    if back_to is None:
+        return Escalated(new, "")
+    event = f"escalate {e.budgets[new.tier + 1]}"
+    if back_to < new.now.iteration:
+        event += f"; rewind {back_to}"
+    checkpoint.rewind(new, back_to)
+    new.tier += 1
+    new.tier_start = back_to
+    return Escalated(new, event)
+
+
+def estimate_space(config: Config, parameters: int) -> int:
+    """Bytes that a run may take: records twice (one copy while writing), checkpoints and rewind
+    history.
+    """
+    records = 2 * 8 * parameters * (config.iterations // config.keep.parameters_every + 2)
+    rewinds = 12 * config.ensemble.window if config.ensemble.schedule == "escalation" else 0
+    steps = round(config.task.horizon / config.task.dt)
+    checkpoint = 8 * (3 * parameters * (rewinds + 2) + steps + config.iterations)
+    return records + (config.keep.checkpoints + 1) * checkpoint + 170 * config.iterations + 2**22
+
+
+class _LatticeRun(NamedTuple):
+    """A configuration, what it is made into, and its folder."""
+
+    config: Config
+    parts: LatticeParts
+    place: RunFolder
+
+    @property
+    def start(self) -> RunState:
+        """The state before the first row."""
+        return checkpoint.begin(self.parts.theta, self.parts.rule.init(self.parts.theta))
+
+    @property
+    def loop(self) -> Loop:
+        """The training with the schedule of its configuration."""
+        training = self.parts.describe(self.config.ensemble.trajectories)
+        return Loop(training, Length(None), self._select_segment, self._advance, self._explain_end)
+
+    def _select_segment(self, state: RunState) -> Segment:
+        """The training from the present state, with the noise of the present tier."""
+        training = self.parts.describe(
+            lambda iteration: ensemble_size(self.config, state.tier, iteration)
+        )
+        return Segment(training, jax.random.fold_in(self.parts.key, state.tier))
+
+    def _advance(self, state: RunState, record: Record) -> Advance:
+        new, event = escalate(self.config, state, record, self.parts.estimator.state)
+        return Advance(new, journal.make_row(state.row, record, event), bool(event))
+
+    def _explain_end(self, state: RunState) -> str:
+        return finished(self.config, state)
+
+    def list_files(self, identity: str, start: RunState) -> RunFiles:
+        """What the files of the run have in common."""
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.parts.theta))
+        return RunFiles(
+            self.place,
+            configuration.stamped(self.config, identity).encode(),
+            identity,
+            start,
+            _make_options(self.config, self.parts),
+            need=estimate_space(self.config, size),
+            advice="record less often (keep.parameters_every)",
+        )
+
+
+def _iterate(run: _LatticeRun, opened: Opened) -> Rows:
+    try:
+        yield from loop.iterate(opened, run.loop)
+    finally:
+        close(run.parts.estimator)
+    return conclude(run.place, run.config)
+
+
+def _read_source(
+    run: _LatticeRun, origin: RunFolder, config: Config, report: Callable[[str], None]
+) -> RunState:
+    """Where the run stands that another one begins from."""
+    files = run._replace(place=origin).list_files(_read_identity(origin, config), run.start)
+    state = journal.read_state(files, report)
+    if not checkpoint.listed(origin.checkpoints):
+        raise ValueError(f"{origin.path} has no checkpoint to begin from: train it for longer.")
+    return state
+
+
+def _make_options(config: Config, parts: LatticeParts) -> JournalOptions:
+    """How often is written, and what parameters.h5 says of the lattice."""
+    task = config.task
+    keep = config.keep
+    attributes = {
+        "sigma_kappa": task.sigma_kappa,
+        "sigma_w": task.sigma_w,
+        "horizon": task.horizon,
+        "dt": task.dt,
+        "drive_amplitude": task.amplitude,
+        "gamma_e": config.lattice.gamma_e,
+        "gamma": config.lattice.gamma,
+    }
+    if task.reward == "isolation":
+        attributes["isolation"] = 1.0
+    if task.step != "euler":
+        attributes["step_order"] = ORDER_OF_STEP[task.step]
+    return JournalOptions(
+        keep.checkpoints,
+        keep.checkpoint_seconds,
+        keep.parameters_every,
+        describe=describing(parts.task.network, attributes),
+        names=_name_families,
+    )
+
+
+def _read_identity(place: RunFolder, config: Config) -> str:
+    """The fingerprint of a run.
+
+    A file without one is of an earlier version, unless other files have theirs.
+    """
+    stated = configuration.read_stamp(place.settings)
+    if stated:
+        return stated
+    if journal.read_owners(place):
+        raise ValueError(
+            f"{place.settings} is cut short: its last line, with the fingerprint of the run, is "
+            "missing. Put the whole "
+            "file back."
+        )
+    return configuration.digest(configuration.dump(config))
+
+
+def _name_families(theta: Params) -> dict[str, np.ndarray]:
+    return {name: np.asarray(theta[name]) for name in FAMILIES}
+
+
+def _remember_alike(a: Config, b: Config) -> bool:
+    """Whether what one's estimator remembers is of use to the other's."""
+    return _select_remembered(a) == _select_remembered(b)
+
+
+def _select_remembered(config: Config) -> tuple[Any, ...]:
+    """The settings that what an estimator remembers depends on."""
+    task = config.task
+    return config.baseline, config.device, config.calibration, task.horizon, task.dt, task.step

@@ -1,0 +1,146 @@
+"""The loop of every training into a folder: of a process, a lattice or an instrument.
+
+`begin` and `reopen` give a journal and the state to start from; `iterate` runs `Loop` from there,
+with each row in the history before it is yielded. What differs between systems is in the functions
+of `Loop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
+
+from fluctua.core.types import Array
+from fluctua.learn.training import Length, Record, Training, ascend
+from fluctua.store import folder, journal
+from fluctua.store.checkpoint import RunState, after
+from fluctua.store.history import Row
+from fluctua.store.journal import Journal, RunFiles
+
+Rows = Generator[tuple[Row, Record], None, None]
+
+
+class Segment(NamedTuple):
+    """The training from a state on, until a restart, and the key of its noise."""
+
+    training: Training
+    key: Array
+
+
+class Advance(NamedTuple):
+    """What a record leads to.
+
+    restart: whether the records go on from another place than where this one ended.
+    """
+
+    state: RunState
+    row: Row
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training with its limits and what happens around an iteration.
+
+    Args:
+        training: what to train.
+        length: how many iterations.
+        segment: (state) -> the training from that state on; the whole training if not given.
+        advance: (state, record) -> state and row after a record.
+        finished: (state) -> why the training is over, or an empty string.
+
+    """
+
+    training: Training
+    length: Length
+    segment: Callable[[RunState], Segment] | None = None
+    advance: Callable[[RunState, Record], Advance] | None = None
+    finished: Callable[[RunState], str] | None = None
+
+    def select_segment(self, state: RunState) -> Segment:
+        """The training from a state on."""
+        if self.segment is None:
+            return Segment(self.training, self.training.key)
+        return self.segment(state)
+
+    def add_record(self, state: RunState, record: Record) -> Advance:
+        """State and row after a record. The given state is left alone."""
+        if self.advance is not None:
+            return self.advance(state, record)
+        estimator: Any = self.training.estimator
+        event = getattr(estimator, "event", "")
+        row = journal.make_row(state.row, record, event)
+        return Advance(after(state, record, estimator.state), row)
+
+    def explain_end(self, state: RunState) -> str:
+        """Why the training is over, or an empty string."""
+        if self.finished is not None:
+            return self.finished(state)
+        count = self.length.iterations
+        over = count is not None and state.now.iteration >= count
+        return f"it has run its {count:,} iterations" if over else ""
+
+
+class Opened(NamedTuple):
+    """The journal of a run, and where the run stands."""
+
+    journal: Journal
+    state: RunState
+
+
+def begin(files: RunFiles, *, replace: bool = False) -> Opened:
+    """Open a new run. replace: remove an earlier run in that folder."""
+    return Opened(journal.create(files, replace=replace), files.start)
+
+
+def reopen(
+    files: RunFiles, lock: IO[str], state: RunState, loop: Loop, report: Callable[[str], None]
+) -> Opened:
+    """Open a run that goes on from `state`, with what its estimator remembers.
+
+    Args:
+        files: of the run.
+        lock: of its folder.
+        state: where it stands, from `journal.read_state`.
+        loop: the training.
+        report: called with a line of text about each damaged file.
+
+    """
+    over = bool(loop.explain_end(state))
+    book = journal.reopen(files, lock, state, report=report, over=over)
+    restore_memory(loop.training, state)
+    return Opened(book, state)
+
+
+def restore_memory(training: Training, state: RunState) -> None:
+    """Give the estimator of a training what it remembered at `state`."""
+    estimator: Any = training.estimator
+    if state.memory:
+        estimator.restore(state.memory, state.now.theta)
+
+
+def iterate(opened: Opened, loop: Loop) -> Rows:
+    """Train from where a run stands; each row is in the history before it is yielded.
+
+    Stop iterating to stop the run.
+    """
+    book, state = opened
+    try:
+        while not loop.explain_end(state):
+            training, key = loop.select_segment(state)
+            now = state.now._replace(trajectories=state.spent)
+            for record in ascend(training, key, now, loop.length):
+                new, row, restart = loop.add_record(state, record)
+                over = loop.explain_end(new)
+                with folder.explained(book.place):
+                    book.add(row, record.theta, record.estimate)
+                    state = new
+                    if (restart or book.due) and not over:  # the last one is written by `close`
+                        book.save(state)
+                yield row, record
+                if restart or over:
+                    break
+    finally:  # also when the caller stops iterating, and on Ctrl-C
+        with folder.explained(book.place):
+            book.close(state)

@@ -1,0 +1,273 @@
+"""Training of any process into a folder: history, checkpoints, a summary; a kill loses only time.
+
+>>> training = Training(estimator, theta, optax.adam(0.05), trajectories=50)
+>>> result = run(training, iterations=3, folder="runs/trap")
+>>> result = run(training, iterations=5, folder="runs/trap")  # continues
+
+`fluctua plot runs/trap` draws the learning curve.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fluctua.core.types import Params
+from fluctua.learn.evaluate import can_refine, evaluate
+from fluctua.learn.training import Length, Record, Training, check_whole_number
+from fluctua.store import folder as runfolder
+from fluctua.store import history, journal, loop
+from fluctua.store.checkpoint import begin, checksum, replace
+from fluctua.store.fingerprint import describe
+from fluctua.store.folder import RunFolder
+from fluctua.store.history import Row
+from fluctua.store.journal import JournalOptions, RunFiles
+from fluctua.store.loop import Loop, Opened
+from fluctua.store.parts import Parts, describe_training, refuse_other_parts, stamp_parts
+from fluctua.store.summary import course_of, fallen, line_of_peak, lines_of_J, on_the_grid
+
+OnRow = Callable[[Row, Record], None]
+
+COMPARED = {
+    "seed": "`seed`",
+    "count": "`trajectories`",
+    "parameters": "`parameters`",
+    "start": "`theta`, the start",
+}
+"""Entries of run.json that may not change, and what messages call them."""
+
+
+class RunResult(NamedTuple):
+    """A finished run. theta: after the last step. summary: as in summary.json.
+
+    Prints as summary.txt.
+    """
+
+    folder: Path
+    theta: Params
+    summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return (
+            format_summary(self.summary)
+            + f"run        {self.folder}   draw it: fluctua plot {self.folder}"
+        )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What `run` does, checked. planned: iterations that the run was first asked for."""
+
+    training: Training
+    place: RunFolder
+    iterations: int
+    planned: int
+    options: JournalOptions
+
+    @property
+    def loop(self) -> Loop:
+        return Loop(self.training, Length(self.iterations, self.planned))
+
+
+def run(
+    training: Training,
+    iterations: int,
+    folder: str | Path,
+    *,
+    on_row: OnRow | None = None,
+    replace: bool = False,
+    report: Callable[[str], None] = print,
+    checkpoint_seconds: float = 20.0,
+    parameters_every: int = 1,
+) -> RunResult:
+    """Train as `train` does, into a folder that survives a kill.
+
+    A folder that holds a run is continued from its newest good checkpoint, to the bit as if it had
+    not been cut off; one that is complete is read and returned. The folder holds fingerprints of
+    the training: another drift, reward, noise, time grid, baseline, learning rate or seed is
+    refused by name. Where JAX, optax or Python has another version, a function that looks
+    different may be the same: that is reported and not refused.
+
+    Whether backend="auto" runs kernels is decided by the iterations that were first asked for, and
+    beyond those by the iterations so far.
+
+    Args:
+        training: what to train; the same one to continue.
+        iterations: how many in all, those before included.
+        folder: where; made if it does not exist.
+        on_row: called with every row of the history and its `Record`, once it is written.
+        replace: remove an earlier run in that folder and begin again.
+        report: called with a line of text about damaged files and about what cannot be compared.
+        checkpoint_seconds: between two checkpoints; 0 is every iteration.
+        parameters_every: iterations between two records of θ in parameters.h5; 0 is none.
+
+    Returns: a `RunResult`: θ after the last step, and the summary.
+
+    """
+    check_whole_number("iterations", iterations, 1)
+    check_whole_number("parameters_every", parameters_every, 0)
+    place = RunFolder(
+        Path(folder),
+        "run.json",
+        'fluctua.run(…, folder="{folder}") with the same training',
+        "replace=True",
+    )
+    options = JournalOptions(3, checkpoint_seconds, parameters_every, "theta/")
+    task = _Task(training, place, iterations, iterations, options)
+    if place.settings.is_file() and not replace:
+        return _continue(task, on_row, report)
+    opened = loop.begin(_list_files(task, _describe(task)), replace=replace)
+    return _complete(task, opened, on_row)
+
+
+def _continue(task: _Task, on_row: OnRow | None, report: Callable[[str], None]) -> RunResult:
+    place = runfolder.existing(task.place.path, task.place)
+    with runfolder.holding(place) as lock:
+        began = _read(place)
+        planned = int(began.get("planned", began["iterations"]))
+        task = _Task(task.training, place, task.iterations, planned, task.options)
+        settings = _describe(task)
+        _refuse_changes(place, began, settings, report)
+        files = _list_files(task, settings)
+        runfolder.room(place, files.need)
+        state = journal.read_state(files, report)
+        done = place.path / "summary.json"
+        if task.loop.explain_end(state) and done.exists():
+            lock.close()
+            return RunResult(place.path, state.now.theta, json.loads(done.read_text()))
+        opened = loop.reopen(files, lock, state, task.loop, report)
+    return _complete(task, opened, on_row)
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """A summary for people."""
+    lines = [
+        *lines_of_J(summary),
+        f"training   {summary['iterations']:,} iterations, {summary['trajectories']:,} "
+        f"trajectories, {summary['seconds']:.1f} s",
+        *line_of_peak(summary),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _list_files(task: _Task, settings: dict[str, Any]) -> RunFiles:
+    """What the files of a run have in common. settings: from `_describe`."""
+    training: Any = task.training
+    return RunFiles(
+        task.place,
+        (json.dumps(settings, indent=1) + "\n").encode(),
+        settings["run"],
+        begin(training.theta, training.optimiser.init(training.theta)),
+        task.options,
+        need=_estimate_space(task),
+        advice="record less often (parameters_every)",
+    )
+
+
+def _describe(task: _Task) -> dict[str, Any]:
+    """The content of run.json, with the fingerprint of what may not change as `run`."""
+    training = task.training
+    size = training.trajectories
+    leaves = journal.name_leaves(training.theta)
+    asked: dict[str, Any] = {
+        "seed": int(training.seed),
+        "count": "a function of the iteration" if callable(size) else int(size),
+        "parameters": {name: f"{v.dtype} {list(v.shape)}" for name, v in leaves.items()},
+        "start": checksum(leaves).hex()[:16],
+    }
+    identity = runfolder.fingerprint(json.dumps(asked).encode())
+    extent = {"iterations": int(task.iterations), "planned": task.planned}
+    return {"run": identity, **extent, **asked, **stamp_parts(_describe_parts(task))}
+
+
+def _describe_parts(task: _Task) -> Parts:
+    """Fingerprints of the code of a run."""
+    training = task.training
+    parts = describe_training(
+        training.estimator, training.theta, training.optimiser, training.project
+    )
+    if callable(training.trajectories):
+        sizes = [int(training.ensemble_size(iteration)) for iteration in range(task.planned)]
+        parts["trajectories"] = describe(sizes)
+    return parts
+
+
+def _read(place: RunFolder) -> dict[str, Any]:
+    """The content of run.json."""
+    try:
+        began = json.loads(place.settings.read_text())
+        missing = {*COMPARED, "iterations"} - set(began)
+        if missing:
+            raise ValueError(f"`{min(missing)}` is missing")
+        return began
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{place.settings} is damaged ({error}); it is written by `fluctua.run`."
+        ) from None
+
+
+def _refuse_changes(
+    place: RunFolder, began: dict[str, Any], settings: dict[str, Any], report: Callable[[str], None]
+) -> None:
+    """Raise if numbers or code of a run are not those that it began with."""
+    for name, words in COMPARED.items():
+        if began[name] != settings[name]:
+            raise ValueError(
+                f"a run goes on as it began: {words} was {began[name]} and is {settings[name]}. "
+                "Only `iterations` can change; for another training begin another run."
+            )
+    refuse_other_parts(place.settings, began, settings, report)
+
+
+def _estimate_space(task: _Task) -> int:
+    """Bytes that the run may take: records twice (one copy while writing), checkpoints, history."""
+    start = task.training.start
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves((start.theta, start.optimiser_state)))
+    options = task.options
+    records = 2 * 8 * size * (task.iterations // options.every + 2) if options.every else 0
+    checkpoint = 8 * (2 * size + task.iterations)
+    return records + (options.checkpoints + 1) * checkpoint + 170 * task.iterations + 2**22
+
+
+def _complete(task: _Task, opened: Opened, on_row: OnRow | None) -> RunResult:
+    theta = opened.state.now.theta
+    rows = loop.iterate(opened, task.loop)
+    try:
+        for row, record in rows:
+            theta = record.next_theta
+            if on_row is not None:
+                on_row(row, record)
+    finally:
+        rows.close()
+    result = RunResult(task.place.path, theta, _conclude(task, theta))
+    estimator = task.training.estimator
+    if hasattr(estimator, "check_doubt"):  # of the last iteration: the next call would have refused
+        estimator.check_doubt()
+    return result
+
+
+def _conclude(task: _Task, theta: Params) -> dict[str, Any]:
+    """Measure the final parameters afresh where there is a simulator, and write the summary."""
+    rows = history.read(task.place.history)
+    last = rows[-1]
+    summary: dict[str, Any] = {**course_of(rows), "last": {"J": last.J, "J_stderr": last.J_stderr}}
+    estimator: Any = task.training.estimator
+    if can_refine(estimator):
+        count = min(max(last.ensemble, 256), 2000)
+        seed = task.training.seed
+        final = evaluate(estimator, theta, count=count, seed=seed, refine=1)._asdict()
+        finer = evaluate(estimator, theta, count=count, seed=seed, refine=2)._asdict()
+        summary |= {"final": final, "finer": finer, **on_the_grid(final, finer)}
+    summary |= fallen(history.effective(rows), summary.get("final", summary["last"]))
+    path = task.place.path
+    with runfolder.explained(task.place):
+        replace(path / "summary.txt", format_summary(summary).encode())
+        # last: it marks the run as complete
+        replace(path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    return summary
