@@ -22,8 +22,8 @@ import numpy as np
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.core.residuals.alternatives import FITTED
-from fluctua.core.residuals.guard import examine_batch
+from fluctua.core.likelihood.alternatives import FITTED
+from fluctua.core.likelihood.guard import examine_batch
 
 FOLDER = Path(__file__).parents[1] / "results" / "guard"
 DT = 0.02

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.residuals.alternatives import FITTED
-from fluctua.core.residuals.guard import Residuals, examine, examine_batch
+from fluctua.core.likelihood.alternatives import FITTED
+from fluctua.core.likelihood.guard import Residuals, examine, examine_batch
 from fluctua.core.scores import local_linear
 
 THETA = {"k": jnp.array([1.0, 3.0])}

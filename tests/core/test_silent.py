@@ -9,7 +9,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core import check
-from fluctua.core.residuals.guard import examine
+from fluctua.core.likelihood.guard import examine
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
 from fluctua.core.types import Step

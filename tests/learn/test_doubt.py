@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.residuals.guard import DoubtError
+from fluctua.core.likelihood.guard import DoubtError
 from fluctua.learn.belief import CHANCE, beyond
 from fluctua.learn.self_calibrating import CORRECTIONS
 

@@ -9,8 +9,8 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import philox
+from fluctua.core.likelihood.guard import examine
 from fluctua.core.ppgt import gradient_samples
-from fluctua.core.residuals.guard import examine
 from fluctua.core.sources import run_and_pilot
 from fluctua.processes import jumps
 from fluctua.processes.jumps import Jumps, RandomJump, bin_events

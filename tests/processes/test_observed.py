@@ -11,8 +11,8 @@ from scipy.stats import multivariate_normal
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.core.likelihood.guard import examine
 from fluctua.core.ppgt import gradient_samples
-from fluctua.core.residuals.guard import examine
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
 from fluctua.core.sources import run_and_pilot

@@ -180,7 +180,7 @@ def _save(out: Path, fit: Any, theta: Any) -> None:
 
 
 def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
-    from fluctua.insitu.calibration.table import table_of
+    from fluctua.insitu.calibration.table import tabulate_calibration
     from fluctua.insitu.recording.writer import put_table
 
     if kind != "recording":
@@ -190,4 +190,4 @@ def _write(file: Path, kind: str, calibration: Any, count: int) -> None:
             "noise.observation_variance into it yourself (docs/recordings.md), or use --out and "
             "--params."
         )
-    put_table(file, "noise", table_of(calibration, count))
+    put_table(file, "noise", tabulate_calibration(calibration, count))

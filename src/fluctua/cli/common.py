@@ -17,7 +17,7 @@ from fluctua.core.words import escape_controls
 from fluctua.store.files import require_file
 
 if TYPE_CHECKING:
-    from fluctua.core.residuals.guard import Residuals
+    from fluctua.core.likelihood.guard import Residuals
     from fluctua.insitu.recording.reader import RecordingFile
     from fluctua.tcmt import Task
 

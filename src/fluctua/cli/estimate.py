@@ -37,7 +37,7 @@ from fluctua.cli.common import (
 
 if TYPE_CHECKING:
     from fluctua.insitu.advice import Sampling
-    from fluctua.insitu.estimating import Result
+    from fluctua.insitu.estimating import RecordingEstimate
     from fluctua.insitu.pooling import EstimateOptions
     from fluctua.insitu.recording.model import RecordingModel
 
@@ -305,7 +305,7 @@ def _several(
     refuse_if(strict, *residuals)
 
 
-def _write(out: Path | None, result: Result) -> None:
+def _write(out: Path | None, result: RecordingEstimate) -> None:
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -328,7 +328,7 @@ def _window(text: str, continuing: bool) -> float | str:
         raise ValueError(f"--window is a time or auto; got {text!r}.") from None
 
 
-def _refuse_change(strict: bool, result: Result) -> None:
+def _refuse_change(strict: bool, result: RecordingEstimate) -> None:
     """Say on stderr that a record is not steady; with `strict` exit 1."""
     change = result.continuing.change if result.continuing else None
     if change is None or not change.seen:
@@ -357,7 +357,7 @@ def _warn_of_euler(*judged: Sampling | None) -> None:
     )
 
 
-def _numbers(result: Result, seconds: float) -> dict[str, Any]:
+def _numbers(result: RecordingEstimate, seconds: float) -> dict[str, Any]:
     e = result.estimate
     numbers: dict[str, Any] = {
         "J": float(e.value),
@@ -388,7 +388,7 @@ def _numbers(result: Result, seconds: float) -> dict[str, Any]:
     return {**numbers, "refused": list(result.view.missing) if result.view else []}
 
 
-def _print(result: Result, label: Any) -> None:
+def _print(result: RecordingEstimate, label: Any) -> None:
     from fluctua.core.text import describe_estimate
 
     say(

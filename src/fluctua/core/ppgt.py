@@ -28,8 +28,8 @@ from fluctua.core.baselines import (
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
+from fluctua.core.likelihood.guard import LAWS, check_linearisation, warn_about_residuals
 from fluctua.core.protocols import PlainEstimator
-from fluctua.core.residuals.guard import LAWS, check_linearisation, warn_of_residuals
 from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
@@ -673,12 +673,12 @@ def _guard(
         recording.events(0, 1)
     )  # none: the score says so
     if isinstance(process, Remembering) or counted:
-        warn_of_residuals(process, theta, trajectories, stacklevel=4)
+        warn_about_residuals(process, theta, trajectories, stacklevel=4)
     law = LAWS.get(score)
     if law is local_linear and isinstance(process, Process):
         check_linearisation(process, theta, trajectories)
     if law is not None and isinstance(process, Process) and not examined:
-        warn_of_residuals(process, theta, trajectories, transition=law, stacklevel=4)
+        warn_about_residuals(process, theta, trajectories, transition=law, stacklevel=4)
 
 
 def _plans(method: Method) -> tuple[Baseline, ...]:

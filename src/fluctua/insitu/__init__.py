@@ -16,7 +16,7 @@ from fluctua.insitu.calibration.table import (
     NoiseTable,
     apply_calibration,
     read_noise,
-    table_of,
+    tabulate_calibration,
 )
 from fluctua.insitu.continuing import estimate_continuing
 from fluctua.insitu.estimating import estimate
@@ -61,6 +61,6 @@ __all__ = [
     "read_plan",
     "resume",
     "run",
-    "table_of",
+    "tabulate_calibration",
     "visibility",
 ]

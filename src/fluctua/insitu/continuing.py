@@ -19,14 +19,14 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.integrators import rate_of
-from fluctua.core.residuals.guard import TRANSITIONS, examine
+from fluctua.core.likelihood.guard import TRANSITIONS, examine
 from fluctua.core.scores import CorrectedScore
 from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories, jit
 from fluctua.insitu.estimating import (
     AUTO,
     LAWS,
     SCORES,
-    Result,
+    RecordingEstimate,
     blank,
     blanked,
     check_events,
@@ -38,7 +38,7 @@ from fluctua.insitu.readout import (
     measure_remainder,
     observation_variance,
     reward_term,
-    warn_of_remainder,
+    warn_about_remainder,
 )
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile
@@ -180,7 +180,7 @@ def estimate_continuing(
     score: str = AUTO,
     baseline: str | Twin | None = None,
     observation_noise: Any = None,
-) -> Result:
+) -> RecordingEstimate:
     """∇θ of the long-run average of the reward, from a record of the steady state: one trace or a
     few.
 
@@ -194,7 +194,7 @@ def estimate_continuing(
         observation_noise: variance of the measurement, a number or (M,), to correct J and its
             gradient for.
 
-    Returns: a `Result`, whose `continuing` has the window and what it leaves out.
+    Returns: a `RecordingEstimate`, whose `continuing` has the window and what it leaves out.
 
     """
     score = resolve_score(recording, model.process, score)
@@ -243,7 +243,7 @@ def estimate_continuing(
     if noise is not None and isinstance(process, Process):
         answer = _without_shared_noise(answer, recording, process, reward, used, noise, theta)
         remainder = measure_remainder(reward, noise, theta, recording, average=True)
-        warn_of_remainder(remainder, float(answer.estimate.value_stderr))
+        warn_about_remainder(remainder, float(answer.estimate.value_stderr))
     if view is not None:
         missing, error = (
             blanked(tree, view[0]) for tree in (answer.missing, answer.missing_stderr)
@@ -255,7 +255,9 @@ def estimate_continuing(
     parts = (
         np.array([answer.batches[k::PARTS].mean(axis=0) for k in range(PARTS)]) if many else None
     )
-    return Result(answer.estimate, None if view is None else view[0], parts, residuals, answer)
+    return RecordingEstimate(
+        answer.estimate, None if view is None else view[0], parts, residuals, answer
+    )
 
 
 def beginning(recording: RecordingFile) -> Trajectories:
@@ -272,12 +274,12 @@ def long_run(recording: RecordingFile, model: RecordingModel) -> Objective:
     if model.observed is None:
         return model.objective
     return Objective(
-        running=_Scaled(rate_of(check.objective(model.objective)), float(np.ptp(recording.t)))
+        running=_ScaledReward(rate_of(check.objective(model.objective)), float(np.ptp(recording.t)))
     )
 
 
 @dataclass(frozen=True)
-class _Scaled:
+class _ScaledReward:
     """A reward times a number."""
 
     reward: Any

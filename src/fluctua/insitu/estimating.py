@@ -16,8 +16,8 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import RunningSums
+from fluctua.core.likelihood.guard import Residuals, Transition, examine
 from fluctua.core.ppgt import chunked_samples, gradient
-from fluctua.core.residuals.guard import Residuals, Transition, examine
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.types import (
     AnyProcess,
@@ -29,14 +29,20 @@ from fluctua.core.types import (
     Score,
     Trajectories,
 )
-from fluctua.insitu.hidden import PartialScore, Visibility, filter_of, observed_model, visibility
+from fluctua.insitu.hidden import (
+    PartialScore,
+    Visibility,
+    choose_filter,
+    observed_model,
+    visibility,
+)
 from fluctua.insitu.readout import (
     correct_objective,
     measure_remainder,
     observation_variance,
     reward_term,
     subtract,
-    warn_of_remainder,
+    warn_about_remainder,
 )
 from fluctua.insitu.recording.model import RecordingModel
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
@@ -58,7 +64,7 @@ BASELINES = ("none", "time", "mean", "optimal", "twin")
 FILTER = "filter"
 
 
-class Result(NamedTuple):
+class RecordingEstimate(NamedTuple):
     """estimate: NaN where a parameter is not trainable. view: why, if channels are hidden; None
     where a filter helps.
 
@@ -96,7 +102,7 @@ def estimate(
     observation_noise: Any = None,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
-) -> Result:
+) -> RecordingEstimate:
     """∇θJ with errors from a recording.
 
     Args:
@@ -119,8 +125,8 @@ def estimate(
         chunk_bytes: of states held at a time.
         progress: called with (trajectories read, to read).
 
-    Returns: a `Result`. Where the residuals are not the noise of the process it warns, with the
-    likely cause.
+    Returns: a `RecordingEstimate`. Warns with the likely cause where the residuals are not the
+    noise of the process.
 
     >>> with open_recording("run.nc") as recording:
     ...     print(estimate(recording, process, objective).estimate)
@@ -158,7 +164,7 @@ def estimate(
                 raise ValueError(
                     "a filter knows the transitions of `full_score` and `local_linear_score` only."
                 )
-            filtered = filter_of(
+            filtered = choose_filter(
                 recording, process, objective, theta, law, observed, size, observation_noise
             )
             note = FILTER if filtered.process else filtered.why
@@ -219,10 +225,10 @@ def estimate(
         parts = sums.by_parts()
         part = of_running(sums)
     if readout is not None:
-        warn_of_remainder(
+        warn_about_remainder(
             measure_remainder(rewards, readout, theta, recording), float(result.value_stderr)
         )
-    return Result(
+    return RecordingEstimate(
         result if view is None else blank(result, view),
         view,
         parts,
@@ -311,7 +317,7 @@ def resolve_score(recording: RecordingFile, process: AnyProcess, score: str = AU
 
 def estimate_model(
     recording: RecordingFile, model: RecordingModel, *, score: str = AUTO, **options: Any
-) -> Result:
+) -> RecordingEstimate:
     """`estimate` with a recording's model, hidden channels and all. score: as for `resolve_score`.
 
     >>> estimate_model(recording, load_model(recording), score="local-linear").estimate

@@ -31,7 +31,7 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.integrators import refuse_step
-from fluctua.core.residuals.guard import Transition
+from fluctua.core.likelihood.guard import Transition
 from fluctua.core.text import names
 from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step, jit
 from fluctua.insitu.recording.reader import RecordingFile
@@ -266,7 +266,7 @@ FIRST_SAMPLES = 10_000
 """From which the law of the start is taken, where all components are measured."""
 
 
-class Filter(NamedTuple):
+class FilterChoice(NamedTuple):
     """process: an `Observed`, or None where there is no filter, for the reason in `why`.
     objective: of its channels.
     """
@@ -276,7 +276,7 @@ class Filter(NamedTuple):
     why: str = ""
 
 
-def filter_of(
+def choose_filter(
     recording: RecordingFile,
     process: Process,
     objective: Objective,
@@ -285,7 +285,7 @@ def filter_of(
     observed: np.ndarray | None,
     size: int | None,
     variance: np.ndarray | None,
-) -> Filter:
+) -> FilterChoice:
     """The process as the recording shows it, if its start is known and the filter is affordable.
 
     law: of one step. observed, size: as in `estimate`. variance: of the readout (D,), or None.
@@ -302,14 +302,14 @@ def filter_of(
         power = (first**2).mean(axis=0)
         known = 1.5 * (1 + 6 / np.sqrt(len(first))) * noise
         if np.any(power > known + 1e-12 * np.max(recording.x[0] ** 2)):
-            return Filter(
+            return FilterChoice(
                 None,
                 seen,
                 "the record does not begin with empty resonators, so hidden ones are not known",
             )
         start = np.zeros(whole)
     else:
-        start = _law_of(first, noise)
+        start = _fit_start(first, noise)
     filtered = Observed(
         process, observe=np.eye(whole)[rows], noise=noise, start=start, transition=law
     )
@@ -320,15 +320,15 @@ def filter_of(
     )
     operations = _operations(checked, recording, ravel_pytree(theta)[0].size, whole)
     if operations > MOST_OPERATIONS:
-        return Filter(
+        return FilterChoice(
             None,
             seen,
             f"a filter for {whole} components that bend would take {operations:.0e} operations",
         )
-    return Filter(filtered, seen)
+    return FilterChoice(filtered, seen)
 
 
-def _law_of(first: np.ndarray, noise: np.ndarray) -> Normal:
+def _fit_start(first: np.ndarray, noise: np.ndarray) -> Normal:
     """N(mean, covariance) of the first states, from samples (E, M) with noise on them."""
     covariance = np.atleast_2d(np.cov(first, rowvar=False)) - np.diag(noise)
     scale, vectors = np.linalg.eigh(covariance)

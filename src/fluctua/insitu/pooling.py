@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.residuals.guard import Residuals
+from fluctua.core.likelihood.guard import Residuals
 from fluctua.core.types import Params
 from fluctua.insitu.advice import Sampling, judge_euler
 from fluctua.insitu.calibration.table import apply_calibration
 from fluctua.insitu.estimating import (
     AUTO,
     CHUNK_BYTES,
-    Result,
+    RecordingEstimate,
     blank,
     estimate_model,
     resolve_score,
@@ -39,8 +39,9 @@ DOUBLE = ("float64", "complex128")
 
 
 class OfFile(NamedTuple):
-    """What one recording says. The fields are those of `Result` and `CalibratedModel`; theta:
-    parameters that it is of.
+    """The estimate of one file, with the fields of `RecordingEstimate` and `CalibratedModel`.
+
+    theta: its parameters.
 
     transition: whose score was used. sampling: of Euler's score, whether it suits; else None.
     parameters, settings: as they are stored in the file.
@@ -62,7 +63,7 @@ class OfFile(NamedTuple):
 class Pooled(NamedTuple):
     """result: of all files together. files: of each."""
 
-    result: Result
+    result: RecordingEstimate
     files: tuple[OfFile, ...]
 
 
@@ -170,7 +171,9 @@ def estimate_files(
         for file in files:
             result = result if file.view is None else blank(result, file.view)
     views = [file.view for file in files if file.view is not None]
-    return Pooled(Result(result, views[0] if views else None, score=first.score), tuple(files))
+    return Pooled(
+        RecordingEstimate(result, views[0] if views else None, score=first.score), tuple(files)
+    )
 
 
 def _refuse_others(first: OfFile, other: OfFile) -> None:

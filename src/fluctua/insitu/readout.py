@@ -201,7 +201,7 @@ def _remainders(
     return jax.vmap(along_time, in_axes=(0, None, None, 0))(states, *times, context)
 
 
-def warn_of_remainder(remainder: Remainder, value_stderr: float, stacklevel: int = 2) -> None:
+def warn_about_remainder(remainder: Remainder, value_stderr: float, stacklevel: int = 2) -> None:
     """Warn where the correction of the reward may leave more in J than its standard error."""
     if remainder.bound > value_stderr:
         warnings.warn(

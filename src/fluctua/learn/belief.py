@@ -155,7 +155,7 @@ def _square(information: np.ndarray, score: np.ndarray) -> tuple[float, int]:
 # --------------------------------------------------------------------------------------- for people
 
 
-class Calibration(NamedTuple):
+class Posterior(NamedTuple):
     """What is known of a device after some trajectories.
 
     unknown, stderr: with the structure of φ; those that are watched have the value that they would
@@ -182,7 +182,7 @@ class Calibration(NamedTuple):
         return _table(self)
 
 
-def _table(known: Calibration) -> str:
+def _table(known: Posterior) -> str:
     """What a device is known to be, a line for each family of unknowns, and how well the model
     fits.
     """

@@ -27,9 +27,9 @@ from fluctua.core import check
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import check_along, diffusion_at, with_silent
 from fluctua.core.integrators import mean_rate
+from fluctua.core.likelihood.alternatives import FITTED, Table
+from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
-from fluctua.core.residuals.alternatives import FITTED, Table
-from fluctua.core.residuals.guard import LAWS, TRANSITIONS, Batch, Residuals, examine_batch
 from fluctua.core.scores import (
     CorrectedScore,
     drift_score,
@@ -297,10 +297,10 @@ def measured_readout(trajectories: Trajectories) -> float:
 
 # ------------------------------------------------------------------------------------------ models
 
-NOT_EXAMINED = Batch(Residuals(np.ones(0), np.zeros(0), 0))
+NOT_EXAMINED = Examination(Residuals(np.ones(0), np.zeros(0), 0))
 
 
-class CalibratedModel(Protocol):
+class CalibratableModel(Protocol):
     """What `SelfCalibrating` asks of a model in the parameters p: an estimator with a twin, such as
     that of `ppgt`.
     """
@@ -327,15 +327,15 @@ class CalibratedModel(Protocol):
 
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
-    ) -> Batch:
+    ) -> Examination:
         """Whether they are those of the process at p, with what batches before them left
-        (`Batch.sums`).
+        (`Examination.sums`).
         """
 
 
 @dataclass(frozen=True)
-class General:
-    """Any Itô process with a twin as a `CalibratedModel`."""
+class CalibratableProcess:
+    """Any Itô process with a twin as a `CalibratableModel`."""
 
     estimator: PPGT
 
@@ -367,7 +367,7 @@ class General:
 
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
-    ) -> Batch:
+    ) -> Examination:
         """Whether they are those of the process at p; a score of one's own may know another
         law: not asked.
         """

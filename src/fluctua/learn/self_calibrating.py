@@ -11,7 +11,7 @@ was never measured. With these unknowns φ the model's parameters are p(θ, φ),
 One model serves score and twin. Its error is in the error bar, Cov[∇J] = H Λ⁻¹ Hᵀ with H = ∂²J/∂θ∂φ
 and Λ the precision of φ̂, and two readings say when not to trust it: the score of new trajectories
 has mean zero where the model is right, and so has that of unknowns that are watched and not fitted.
-The residuals at φ̂ are examined beside them (`fluctua.core.residuals.guard`): against a structure
+The residuals at φ̂ are examined beside them (`fluctua.core.likelihood.guard`): against a structure
 that the unknowns cannot express, whatever the correction.
 """
 
@@ -29,15 +29,21 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.ppgt import PPGT
-from fluctua.core.residuals import alternatives
-from fluctua.core.residuals.guard import DoubtError
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import names
 from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
 from fluctua.core.words import close_match
-from fluctua.learn.belief import Belief, Calibration, beyond, chosen, like, prior_precision
-from fluctua.learn.evidence import At, CalibratedModel, Evidence, General, measured_readout
+from fluctua.learn.belief import Belief, Posterior, beyond, chosen, like, prior_precision
+from fluctua.learn.evidence import (
+    At,
+    CalibratableModel,
+    CalibratableProcess,
+    Evidence,
+    measured_readout,
+)
 from fluctua.learn.fit import BENT, SETTLED, Fit, Likelihood, fit_map, measure_bend
 from fluctua.learn.kept import Kept, pack, restore_kept
 from fluctua.learn.shrunk_correction import Weighed, weigh
@@ -153,7 +159,7 @@ class SelfCalibrating:
 
     def __init__(
         self,
-        model: PPGT | CalibratedModel | Callable[[int], PPGT | CalibratedModel],
+        model: PPGT | CalibratableModel | Callable[[int], PPGT | CalibratableModel],
         device: Substrate,
         effective: Callable[[Params, Params], Params],
         unknown: Params,
@@ -347,7 +353,7 @@ class SelfCalibrating:
             )
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> Posterior:
         """What is known of the device."""
         b = self.belief
         values = b.mean.copy()
@@ -362,7 +368,7 @@ class SelfCalibrating:
 
         degrees = int((~b.free).sum())
         watched = tuple(bool(v) for v in ~b.free)
-        return Calibration(
+        return Posterior(
             tree(values), tree(errors), self._trajectories, *self._surprise, chi2, degrees, watched
         )
 
@@ -444,7 +450,9 @@ class SelfCalibrating:
         """Ask this model from now on."""
         _check_model(task)
         self._task = task
-        self.model: CalibratedModel = General(task) if isinstance(task, PPGT) else task
+        self.model: CalibratableModel = (
+            CalibratableProcess(task) if isinstance(task, PPGT) else task
+        )
 
     # --------------------------------------------------------------------------------- the gradient
 
@@ -630,14 +638,14 @@ def _is_gaussian(fit: Fit, likelihoods: Sequence[Likelihood], prior: Belief) -> 
     return fit.converged and measure_bend(likelihoods, fit, prior) <= BENT
 
 
-def _pack(sums: alternatives.Sums) -> np.ndarray:
+def _pack(sums: alternatives.FamilySums) -> np.ndarray:
     """One array. (4, rows, columns)"""
     return np.stack([sums.total, sums.variance, sums.third, np.full_like(sums.total, sums.terms)])
 
 
-def _unpack(packed: np.ndarray) -> alternatives.Sums:
+def _unpack(packed: np.ndarray) -> alternatives.FamilySums:
     total, variance, third, count = np.asarray(packed, np.float64)
-    return alternatives.Sums(total, variance, third, float(count.flat[0]))
+    return alternatives.FamilySums(total, variance, third, float(count.flat[0]))
 
 
 def _check_model(model: Any) -> None:
@@ -648,7 +656,7 @@ def _check_model(model: Any) -> None:
             "the model of a `SelfCalibrating` simulates and has a twin: ppgt(..., simulator, "
             "baseline=Twin())."
         )
-    model = General(model) if isinstance(model, PPGT) else model
+    model = CalibratableProcess(model) if isinstance(model, PPGT) else model
     lacking = [
         name
         for name in ("split", "recorded", "returns", "evidence", "examine")

@@ -18,7 +18,7 @@ f and F of each trajectory averaged over N(m, P) to second order,
     f̄(m) = f + ½ Σ_kl P_kl ∂_k∂_l f,     F̄ = ∂f̄/∂m,
 
 which for drifts of third degree leaves the skewness of the hidden state alone as an error.
-`core.residuals` looks for it in the innovations y − ŷ, whose covariance must be S; on a simulator
+`core.likelihood` looks for it in the innovations y − ŷ, whose covariance must be S; on a simulator
 `fluctua.reference.finite_differences` measures it.
 """
 

@@ -38,8 +38,8 @@ from fluctua.core import check
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
 from fluctua.core.ppgt import score_of
-from fluctua.core.residuals.guard import LAWS, TRANSITIONS, warn_of_residuals
 from fluctua.core.scores import full_score
 from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error
@@ -437,7 +437,7 @@ def _guard(process: AnyProcess, score: Score, theta: Params, record: Trajectorie
         return
     few = max(2, min(len(record.t), TRANSITIONS // len(record.x) + 1))
     some = Trajectories(np.asarray(record.t)[:few], np.asarray(record.x[:, :few]), record.context)
-    warn_of_residuals(process, theta, some, transition=law, stacklevel=3)
+    warn_about_residuals(process, theta, some, transition=law, stacklevel=3)
 
 
 def _window(window: float | str, memory: float, dt: float, steps: int, parts: np.ndarray) -> int:

@@ -23,9 +23,9 @@ from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Samples, reduce_samples
 from fluctua.core.integrators import Substeps
+from fluctua.core.likelihood.alternatives import FITTED, Table
+from fluctua.core.likelihood.guard import TRANSITIONS, Examination, examine_batch
 from fluctua.core.ppgt import ppgt
-from fluctua.core.residuals.alternatives import FITTED, Table
-from fluctua.core.residuals.guard import TRANSITIONS, Batch, examine_batch
 from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
 from fluctua.core.twin import TwinSamples
@@ -238,7 +238,7 @@ class Fused:
         readout: float,
         earlier: Table | None,
         known_noise: bool = True,
-    ) -> Batch:
+    ) -> Examination:
         """Whether they are those of the network at θ, by the model's own steps from each
         sample to the next.
         """
@@ -381,7 +381,7 @@ class OfLosses:
 
     def examine(
         self, theta: Params, trajectories: Trajectories, readout: float, earlier: Table | None
-    ) -> Batch:
+    ) -> Examination:
         """Whether they are those of the network at θ, whose noise is not what calibrated
         its losses.
         """

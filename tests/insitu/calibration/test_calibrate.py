@@ -17,7 +17,7 @@ from fluctua.core import check
 from fluctua.core.scores import local_linear
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.report import describe
-from fluctua.insitu.calibration.table import read_noise, table_of
+from fluctua.insitu.calibration.table import read_noise, tabulate_calibration
 from problems import flat, tolerance
 
 A, B, SIGMA = np.array([[-0.8, 1.0], [-1.2, -0.5]]), np.array([0.3, -0.2]), np.array([0.5, 0.7])
@@ -330,7 +330,7 @@ def test_what_hidden_sites_do_to_their_neighbours_is_not_called_noise(tmp_path):
     assert "the noise is the model's" in text
     for alarm in ("not white", "depends on the state:", "is shared"):
         assert alarm not in text
-    insitu.files.put_table(tmp_path / "r.nc", "noise", table_of(calibration, 40))
+    insitu.files.put_table(tmp_path / "r.nc", "noise", tabulate_calibration(calibration, 40))
     with insitu.files.open(tmp_path / "r.nc") as r:
         variance = read_noise(r.description).observation_variance
     # Re ψ₁, Re ψ₂, Im ψ₁, Im ψ₂: what is not known of site 1 is taken as for site 2

@@ -135,7 +135,7 @@ def test_parameters_as_calibrated_where_the_knobs_were_off(tmp_path):
     insitu.files.put_table(path, "drive", {**drive, "amplitude": 0.9 * drive["amplitude"]})
     _, gradient = exact.value_and_gradient(NOMINAL, THETA)
     with insitu.files.open(path) as r:
-        table = insitu.table_of(
+        table = insitu.tabulate_calibration(
             insitu.calibrate(r, insitu.files.load_model(r), bias=False), r.count
         )
     insitu.files.put_table(path, "noise", table)

@@ -144,7 +144,7 @@ def test_a_start_that_is_known_but_for_rounding_is_taken():
     rounding.
     """
     rng = np.random.default_rng(0)
-    start = hidden._law_of(rng.normal(size=(50, 6)) @ rng.normal(size=(6, 12)), np.zeros(12))
+    start = hidden._fit_start(rng.normal(size=(50, 6)) @ rng.normal(size=(6, 12)), np.zeros(12))
     process = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: jnp.ones(12))
     off = start.covariance - 1e-3 * np.eye(12)
     with jax.enable_x64(False):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.core.residuals.guard import examine
+from fluctua.core.likelihood.guard import examine
 from fluctua.core.scores import local_linear
 from fluctua.insitu.advice import sampling
 from problems import flat, tolerance

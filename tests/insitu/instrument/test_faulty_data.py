@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fluctua as fl
 from fluctua.cli.app import app
-from fluctua.core.residuals.guard import DoubtError
+from fluctua.core.likelihood.guard import DoubtError
 from fluctua.insitu import Plan, files, network_model
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import box, device, server

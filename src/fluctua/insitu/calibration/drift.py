@@ -335,7 +335,7 @@ class FeatureDrift(Protocol):
     def entries(self, theta: Params) -> Entries: ...
 
 
-class Sums(NamedTuple):
+class NormalEquations(NamedTuple):
     """Σ A₋ᵀC⁻¹A₋ and Σ A₋ᵀC⁻¹A (P, P), and Σ A₋ᵀC⁻¹r of every trajectory (E, P)."""
 
     gram: np.ndarray
@@ -352,7 +352,7 @@ def feature_sums(
     q: np.ndarray,
     mask: np.ndarray,
     lagged: bool,
-) -> Sums:
+) -> NormalEquations:
     """The sums of trajectories x (E, T+1, M) at θ. q: Q (M,). mask: 0 for components to leave out.
 
     (M,)
@@ -393,7 +393,7 @@ def feature_sums(
         np.add.at(gram, np.ix_(p, p), scale * own[np.ix_(f, f)])
         np.add.at(normal, np.ix_(p, p), scale * cross[np.ix_(f, f)])
         np.add.at(rows.T, p, (weight[i] * v)[:, None] * score.T[of])
-    return Sums(gram, normal, rows)
+    return NormalEquations(gram, normal, rows)
 
 
 @partial(jit, static_argnums=(0, 1, 2))

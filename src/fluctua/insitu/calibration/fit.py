@@ -12,7 +12,7 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
-from fluctua.core.residuals.guard import Residuals, examine
+from fluctua.core.likelihood.guard import Residuals, examine
 from fluctua.core.scores import euler, local_linear
 from fluctua.core.types import Estimate, Params, Process, Trajectories
 from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift

@@ -82,7 +82,7 @@ def settings(
 
 
 @dataclass(frozen=True)
-class Drift:
+class KnobDrift:
     """μ of a calibrated network: (settings, x, t, calibration) -> (2N,)."""
 
     linear: LinearDrift
@@ -105,7 +105,7 @@ def process(task: Task) -> Process:
     context: `KnobValues`, and of a task with modulation what was recorded of it.
     """
     return Process(
-        Drift(LinearDrift(task.network, task.drives, task.frame, task.modulation)), _noise
+        KnobDrift(LinearDrift(task.network, task.drives, task.frame, task.modulation)), _noise
     )
 
 

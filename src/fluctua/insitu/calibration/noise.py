@@ -17,7 +17,7 @@ diagonal Q and s²,
     r_i'] = −F_ii s_i²,
 
 which is undone (`spreading`). A component without noise of its own has Q = 0, known; what its
-residuals say is left to the guard (`core.residuals`). Noise of its readout is told by E[r r'] as
+residuals say is left to the guard (`core.likelihood`). Noise of its readout is told by E[r r'] as
 that of any other. For Euler's transition W = F = 1, and a residual tells of its own component
 alone.
 """
@@ -416,7 +416,7 @@ def spreading(process: Process, theta: Params, data: Trajectories) -> Spreading:
     return Spreading(*(np.mean(part, axis=0) for part in zip(*parts, strict=True)))
 
 
-class State(NamedTuple):
+class RecordedState(NamedTuple):
     """A recorded state (M,), its time, the interval after it, and the context of its trajectory."""
 
     x: Array
@@ -425,7 +425,7 @@ class State(NamedTuple):
     context: PyTree
 
 
-def draw_states(data: Trajectories) -> list[State]:
+def draw_states(data: Trajectories) -> list[RecordedState]:
     """`STATES` states of `data`, the same ones at every call."""
     rng = np.random.default_rng(0)
     dtype = jnp.result_type(float)
@@ -438,7 +438,9 @@ def draw_states(data: Trajectories) -> list[State]:
         context = jax.tree.map(lambda leaf: leaf[j], data.context)  # noqa: B023
         x = jnp.asarray(data.x[j, n], dtype)
         states.append(
-            State(x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context)
+            RecordedState(
+                x, jnp.asarray(data.t[n], dtype), float(data.t[n + 1] - data.t[n]), context
+            )
         )
     return states
 

@@ -59,7 +59,7 @@ class NoiseTable(NamedTuple):
     origin: str
 
 
-def table_of(calibration: Calibration, trajectories: int) -> dict[str, Any]:
+def tabulate_calibration(calibration: Calibration, trajectories: int) -> dict[str, Any]:
     """What `put_table(path, "noise", …)` takes.
 
     Args:
@@ -68,7 +68,8 @@ def table_of(calibration: Calibration, trajectories: int) -> dict[str, Any]:
 
     Returns: the table.
 
-    >>> put_table("run.nc", "noise", table_of(calibrate(recording, model), recording.count))
+    >>> table = tabulate_calibration(calibrate(recording, model), recording.count)
+    >>> put_table("run.nc", "noise", table)
     """
     names = ("diffusion", "diffusion_stderr", "observation_variance", "observation_stderr")
     table: dict[str, Any] = {name: getattr(calibration.noise, name) for name in names}

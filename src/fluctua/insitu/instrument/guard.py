@@ -9,7 +9,7 @@ the median over the trajectories of a batch, the mean over its steps, and less w
 states: ν is the noise of a trajectory whatever the calibrated drift misses. A dead channel has ν =
 0, a random one a large ν.
 
-Beside that, the residuals of a batch are tested against common faults (`core.residuals`), with the
+Beside that, the residuals of a batch are tested against common faults (`core.likelihood`), with the
 noise of the
 calibration: what is found is a doubt. Noise of a readout is in two residuals, and is told from
 diffusion by that,
@@ -34,9 +34,9 @@ import scipy
 from fluctua.core import check
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import mean_rate
-from fluctua.core.residuals.alternatives import FEWEST_STEPS, Limits
-from fluctua.core.residuals.guard import Batch, examine_batch
-from fluctua.core.residuals.report import TOLERANCE
+from fluctua.core.likelihood.alternatives import FEWEST_STEPS, Limits
+from fluctua.core.likelihood.guard import Examination, examine_batch
+from fluctua.core.likelihood.report import TOLERANCE
 from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, jit
 
 SLACK = 2.0
@@ -307,7 +307,7 @@ class ResidualGuard:
         )
 
 
-def _judge(batch: Batch, missed: float) -> str:
+def _judge(batch: Examination, missed: float) -> str:
     """The cause of a doubt; none where kicks are larger than they should be by what the drift
     may miss alone.
     """

@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.residuals.guard import DoubtError
+from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.types import Array, Params, Trajectories
 from fluctua.insitu.instrument.connection import Connection, Hung
 from fluctua.insitu.instrument.guard import Repeats, ResidualGuard, find_dead

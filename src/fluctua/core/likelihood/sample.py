@@ -13,9 +13,9 @@ import scipy
 from fluctua.core import check
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.integrators import Substeps
-from fluctua.core.residuals import alternatives
-from fluctua.core.residuals.alternatives import RUN
-from fluctua.core.residuals.kicks import (
+from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.alternatives import RUN
+from fluctua.core.likelihood.kicks import (
     Standardised,
     Transition,
     have_noise,

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.residuals import alternatives
-from fluctua.core.residuals.alternatives import KNOWN, Finding
-from fluctua.core.residuals.causes import describe
-from fluctua.core.residuals.report import Residuals, is_wrong
-from fluctua.core.residuals.sample import Sample, collect_sums, reduce_squares, standardise_states
+from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.alternatives import KNOWN, Finding
+from fluctua.core.likelihood.causes import describe
+from fluctua.core.likelihood.report import Residuals, is_wrong
+from fluctua.core.likelihood.sample import Sample, collect_sums, reduce_squares, standardise_states
 from fluctua.core.types import Trajectories
 
 FEW_TIMES = 2.0
@@ -64,7 +64,7 @@ def explain(
     return residuals._replace(cause=cause)
 
 
-def _fits(sample: Sample, change: _Change) -> bool:
+def _fits(sample: Sample, change: _Mistake) -> bool:
     """Whether nothing is wrong with the residuals once a mistake is undone."""
     made = standardise_states(sample, sample.law, change.x, change.t)
     if is_wrong(*reduce_squares(sample, made, change.x, change.t)).any():
@@ -139,7 +139,7 @@ def _describe_growth(residuals: Residuals, unexplained: bool) -> str:
     )
 
 
-class _Change(NamedTuple):
+class _Mistake(NamedTuple):
     """One mistake undone: states and times without it. what: completes "They fit …"."""
 
     what: str
@@ -147,24 +147,24 @@ class _Change(NamedTuple):
     t: np.ndarray
 
 
-def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Change]:
+def _changes(x: np.ndarray, t: np.ndarray, turned: np.ndarray | None) -> Iterator[_Mistake]:
     """Mistakes undone: units, axes or components that were swapped, signs, the direction of
     time.
     """
     if turned is not None:
-        yield _Change("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
+        yield _Mistake("as (time, trajectory, state): pass x.swapaxes(0, 1)", turned, t)
     for factor in UNITS:
-        yield _Change(f"if the state is multiplied by {factor:g} (another unit)", x * factor, t)
+        yield _Mistake(f"if the state is multiplied by {factor:g} (another unit)", x * factor, t)
     for factor in (*UNITS, 60.0, 1 / 60):
-        yield _Change(f"if the times are multiplied by {factor:g} (another unit)", x, t * factor)
-    yield _Change("if time is reversed", x[:, ::-1], t)
+        yield _Mistake(f"if the times are multiplied by {factor:g} (another unit)", x, t * factor)
+    yield _Mistake("if time is reversed", x[:, ::-1], t)
     size = x.shape[2]
     if size > MOST_SWAPS:
         return
     for i, j in combinations(range(size), 2):
         order = np.arange(size)
         order[[i, j]] = j, i
-        yield _Change(f"if components {i} and {j} are swapped", x[..., order], t)
+        yield _Mistake(f"if components {i} and {j} are swapped", x[..., order], t)
     for i in range(size):
         sign = np.where(np.arange(size) == i, -1, 1).astype(x.dtype)
-        yield _Change(f"if component {i} has the other sign", x * sign, t)
+        yield _Mistake(f"if component {i} has the other sign", x * sign, t)

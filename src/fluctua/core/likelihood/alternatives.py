@@ -87,7 +87,7 @@ FITTED = Limits(mean=0.01)
 """Where the parameters were fitted to the same trajectories: what is left is not their error."""
 
 
-class Sums(NamedTuple):
+class FamilySums(NamedTuple):
     """T, V, Σ|f|³ times the skewness of its factor, and the number of terms of one family.
 
     (rows, columns) each
@@ -102,7 +102,7 @@ class Sums(NamedTuple):
 OF_MEAN = ("offset", "linear", "square", "cube", "radial", *(f"moved {delay}" for delay in DELAYS))
 """Families of what the drift lacks."""
 
-Table = dict[str, Sums]
+Table = dict[str, FamilySums]
 """Families by name. Rows are components, columns what f is of: components, or nothing."""
 
 
@@ -213,7 +213,7 @@ def _choose_runs(shape: tuple[int, ...], where: Places) -> np.ndarray:
     return begins[chosen][:, None] + np.arange(run)
 
 
-def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
+def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> FamilySums:
     """Sums of the rows of a factor (M, n) with those of f (K, n). (M, K)"""
     total = factor @ f.T
     square = f * f
@@ -221,10 +221,10 @@ def _sum(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
     third = np.zeros_like(total)
     if skew:
         third += skew * np.einsum("kn,kn->k", square, np.abs(f))
-    return Sums(total, variance, third, float(f.shape[1]))
+    return FamilySums(total, variance, third, float(f.shape[1]))
 
 
-def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
+def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> FamilySums:
     """Sums of every row of a factor (M, n) with the same one of f (M, n). (M, 1)"""
 
     def multiply(a, b):
@@ -232,10 +232,10 @@ def _sum_own(factor: np.ndarray, f: np.ndarray, skew: float = 0.0) -> Sums:
 
     square = f * f
     third = skew * multiply(square, np.abs(f))
-    return Sums(multiply(factor, f), multiply(f, f), third, float(f.shape[1]))
+    return FamilySums(multiply(factor, f), multiply(f, f), third, float(f.shape[1]))
 
 
-def _sum_for(size: int) -> Callable[..., Sums]:
+def _sum_for(size: int) -> Callable[..., FamilySums]:
     """Of every component with every other; of large systems with itself alone, where products
     of all take too long.
     """
@@ -260,7 +260,7 @@ def _scale(x: np.ndarray) -> _Scale:
 
 def _of_states(
     z: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
-) -> Iterator[tuple[str, Sums]]:
+) -> Iterator[tuple[str, FamilySums]]:
     """Families of functions of the state, of the rows (M, n) of one half with means of the
     other.
     """
@@ -287,7 +287,7 @@ def _of_states(
 
 def _of_variance_by_state(
     squares: np.ndarray, states: dict[str, np.ndarray], other: dict[str, np.ndarray]
-) -> Iterator[tuple[str, Sums]]:
+) -> Iterator[tuple[str, FamilySums]]:
     """Families of a variance that depends on the state, of the rows (M, n) of one half with
     means of the other.
     """
@@ -312,7 +312,7 @@ def _bend(x: np.ndarray, x_other: np.ndarray) -> Callable[[np.ndarray, np.ndarra
     return lambda f, f_other: f - (f_other @ lines_other.T @ inverse) @ lines
 
 
-def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, Sums]]:
+def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """v of every component, rows of z² (M, n), and of all together."""
     total = np.sum(squares - 1, axis=1) / np.sqrt(2)
     yield "v", _constant(total[:, None], float(squares.shape[1]))
@@ -320,14 +320,14 @@ def _of_variance(squares: np.ndarray) -> Iterator[tuple[str, Sums]]:
         yield "v of all", _constant(total.sum(keepdims=True)[:, None], float(squares.size))
 
 
-def _constant(total: np.ndarray, count: float) -> Sums:
+def _constant(total: np.ndarray, count: float) -> FamilySums:
     """Sums of squares without a factor, f = 1."""
-    return Sums(
+    return FamilySums(
         total, np.full(total.shape, count), np.full(total.shape, SKEW_OF_SQUARE * count), count
     )
 
 
-def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
+def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, FamilySums]]:
     """Of kicks (M, E, R, L), R runs of L neighbours."""
     size = len(z)
     if size > 1:
@@ -340,7 +340,7 @@ def _products(z: np.ndarray, blurred: bool) -> Iterator[tuple[str, Sums]]:
             yield f"lag {lag}", add_up(_rows(z[..., lag:]), _rows(z[..., :-lag]))
 
 
-def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
+def _widen(family: str, sums: FamilySums, excess: np.ndarray, blurred: bool) -> FamilySums:
     """The sums with the variance that they have where v is not 1, or where the noise of a sample is
     in two residuals.
 
@@ -352,7 +352,7 @@ def _widen(family: str, sums: Sums, excess: np.ndarray, blurred: bool) -> Sums:
     return sums._replace(variance=sums.variance * factor[:, None] * (1.5 if blurred else 1.0))
 
 
-def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Sums]]:
+def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, FamilySums]]:
     """Mean and variance of every step, or of neighbouring ones together where there are many. (M,
     bins)
 
@@ -368,7 +368,7 @@ def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Sums]]:
 
     each = np.diff(edges) * float(count)
     whole = np.broadcast_to(each, (size, bins)).copy()
-    yield "step", Sums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
+    yield "step", FamilySums(add_up(z.sum(axis=0)), whole, SKEW_OF_KICK * whole, float(each.mean()))
     v = add_up(square.sum(axis=0)) / each
     for name, ratio, n in (
         ("step v", v, each),
@@ -378,17 +378,21 @@ def _of_steps(z: np.ndarray, square: np.ndarray) -> Iterator[tuple[str, Sums]]:
         more = np.where(ratio > 1, SKEW_OF_KICK * n, 0)
         yield (
             name,
-            Sums(score * np.sqrt(n), np.broadcast_to(n, ratio.shape).copy(), more, float(n.mean())),
+            FamilySums(
+                score * np.sqrt(n), np.broadcast_to(n, ratio.shape).copy(), more, float(n.mean())
+            ),
         )
 
 
-def _pairs(z: np.ndarray) -> Sums:
+def _pairs(z: np.ndarray) -> FamilySums:
     """Sums over two trajectories, each with every later one. (E, E)"""
     flat = z[:MOST_PAIRED].reshape(len(z[:MOST_PAIRED]), -1)
     above = np.triu(np.ones((len(flat), len(flat)), bool), 1)
     total = np.where(above, flat @ flat.T, 0)
     variance = np.outer(np.sum(flat * flat, axis=1), np.ones(len(flat)))
-    return Sums(total, np.where(above, variance, 0), np.zeros_like(total), float(flat.shape[1]))
+    return FamilySums(
+        total, np.where(above, variance, 0), np.zeros_like(total), float(flat.shape[1])
+    )
 
 
 # ------------------------------------------------------------------------------------------ verdict
@@ -428,7 +432,7 @@ def _widen_tail(normal: float, skew: np.ndarray) -> np.ndarray:
 
 
 def _effect(
-    family: str, sums: Sums, statistic: np.ndarray, drift: np.ndarray, limits: Limits
+    family: str, sums: FamilySums, statistic: np.ndarray, drift: np.ndarray, limits: Limits
 ) -> tuple[np.ndarray, float]:
     """How large a deviation is, in the unit of its limit, and the limit."""
     size = np.abs(statistic) / np.sqrt(sums.terms)
@@ -454,10 +458,10 @@ def add(before: Table | None, news: Table, fade: float = 1.0) -> Table:
     }
 
 
-def _add(before: Sums | None, news: Sums) -> Sums:
+def _add(before: FamilySums | None, news: FamilySums) -> FamilySums:
     if before is None or before.total.shape != news.total.shape:
         return news
-    return Sums(
+    return FamilySums(
         before.total + news.total,
         before.variance + news.variance,
         before.third + news.third,
@@ -471,7 +475,9 @@ def fade(table: Table | None, factor: float) -> Table | None:
         return table
 
     def weigh(s):
-        return Sums(factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.terms)
+        return FamilySums(
+            factor * s.total, factor**2 * s.variance, factor**3 * s.third, factor * s.terms
+        )
 
     return {name: weigh(sums) for name, sums in table.items()} if factor else None
 

@@ -19,7 +19,7 @@ and less where the states were simulated in coarser steps: nothing, if the steps
 What is below `SLACK` counts as 1. With the locally linear transition r = x' − m, and d² has no
 first term.
 
-Beside v, residuals are tested against common faults (`fluctua.core.residuals.alternatives`).
+Beside v, residuals are tested against common faults (`fluctua.core.likelihood.alternatives`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ import scipy
 from fluctua.core import check
 from fluctua.core.dependence import depends
 from fluctua.core.diffusion import diffusion_matrix, q_matrix
-from fluctua.core.residuals import alternatives
-from fluctua.core.residuals.alternatives import KNOWN, Finding, Limits
-from fluctua.core.residuals.causes import describe
-from fluctua.core.residuals.kicks import Standardised, Transition
-from fluctua.core.residuals.mistakes import UNITS, explain
-from fluctua.core.residuals.report import Residuals, is_wrong
-from fluctua.core.residuals.sample import (
+from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.alternatives import KNOWN, Finding, Limits
+from fluctua.core.likelihood.causes import describe
+from fluctua.core.likelihood.kicks import Standardised, Transition
+from fluctua.core.likelihood.mistakes import UNITS, explain
+from fluctua.core.likelihood.report import Residuals, is_wrong
+from fluctua.core.likelihood.sample import (
     FEWEST,
     Sample,
     choose_finer_law,
@@ -127,7 +127,7 @@ class DoubtError(RuntimeError):
     """
 
 
-class Batch(NamedTuple):
+class Examination(NamedTuple):
     """What a batch says. sums: of its tests with those of the batches before, for the next; None
     where there are none.
 
@@ -152,7 +152,7 @@ def examine_batch(
     earlier: alternatives.Table | None = None,
     start: Array | None = None,
     known_noise: bool = True,
-) -> Batch:
+) -> Examination:
     """`examine` for a run of batches, whose small deviations add up.
 
     Args:
@@ -163,21 +163,21 @@ def examine_batch(
         readout: variance of the measurement.
         most: transitions to look at.
         limits: deviations that pass however certain they are.
-        earlier: `Batch.sums` of the batches before.
+        earlier: `Examination.sums` of the batches before.
         start: the state (M,) from which every trajectory begins, where there is one.
         known_noise: whether the amplitude of the noise is what `process` says; else it is that of
             the trajectories, up to a factor of ten in v.
 
-    Returns: a `Batch`.
+    Returns: an `Examination`.
 
     """
     process = check.process(process)
     theta = check.parameters(theta)
     data = trajectories if isinstance(trajectories, Trajectories) else next(iter(trajectories))
     if isinstance(process, Remembering):
-        return Batch(_examine_samples(process, theta, data, most), earlier)
+        return Examination(_examine_samples(process, theta, data, most), earlier)
     if isinstance(process, Counting):
-        return Batch(_examine_counts(process, theta, data, most), earlier)
+        return Examination(_examine_counts(process, theta, data, most), earlier)
     assert isinstance(process, Process)
     sample = take_sample(process, theta, data, transition, readout, most)
     with np.errstate(
@@ -201,7 +201,7 @@ def examine_batch(
             residuals = residuals._replace(cause=describe(findings[0], sample.components))
         elif start is not None:
             residuals = residuals._replace(cause=_compare_start(sample, start, scale))
-    return Batch(residuals, sums, tuple(findings[:MOST_FINDINGS]))
+    return Examination(residuals, sums, tuple(findings[:MOST_FINDINGS]))
 
 
 def _find(
@@ -361,7 +361,7 @@ def _counts(
     return happened.sum(axis=(0, 1)), expected.sum(axis=(0, 1))
 
 
-def warn_of_residuals(
+def warn_about_residuals(
     process: AnyProcess,
     theta: Params,
     trajectories: Trajectories | Iterable[Trajectories],

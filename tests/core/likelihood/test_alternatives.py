@@ -5,8 +5,8 @@ own where it is not.
 import numpy as np
 import pytest
 
-from fluctua.core.residuals import alternatives
-from fluctua.core.residuals.alternatives import FITTED, Limits
+from fluctua.core.likelihood import alternatives
+from fluctua.core.likelihood.alternatives import FITTED, Limits
 
 DT = 0.02
 EVERYTHING = Limits(mean=0, variance=0, product=0, step=0)

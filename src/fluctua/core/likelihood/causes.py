@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fluctua.core.residuals.alternatives import Finding
+from fluctua.core.likelihood.alternatives import Finding
 
 Words = Callable[[Finding, int, int], str]
 
