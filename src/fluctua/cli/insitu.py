@@ -15,10 +15,10 @@ from fluctua.cli.common import EXPECTED, STOPPED, fail, free_folder, say
 
 if TYPE_CHECKING:
     from fluctua.insitu import Model
-    from fluctua.insitu.bench.demo import Result
-    from fluctua.insitu.bench.population import Comparison
+    from fluctua.insitu.bench.demo import DemoResult
+    from fluctua.insitu.bench.population import PopulationComparison
     from fluctua.insitu.instrument import VirtualBench
-    from fluctua.insitu.instrument.virtual import Description as Sheet
+    from fluctua.insitu.instrument.virtual import BenchDescription as Sheet
     from fluctua.insitu.training import Plan, Rows
     from fluctua.tcmt import Network
 
@@ -117,7 +117,7 @@ def demo(
         say(f"recorded   {out / 'recordings'}, {size / 2**20:,.0f} MiB")
 
 
-def _table_of_many(result: Comparison) -> str:
+def _table_of_many(result: PopulationComparison) -> str:
     from fluctua.core.text import with_error
 
     k = result.devices
@@ -508,7 +508,7 @@ def _shown(rows: Rows, plan: Plan) -> Iterator[Any]:
         yield kept[-1], record
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result: DemoResult) -> str:
     from fluctua.core.text import with_error
 
     def shown(level):

@@ -69,7 +69,7 @@ def virtual_bench(
     Connect with PyVISA (TCPIP::127.0.0.1::5025::SOCKET) or netcat (nc 127.0.0.1 5025, then *IDN?).
     The box is not what its data sheet says; docs/virtual_bench.md lists its commands.
     """
-    from fluctua.insitu.bench.box import Bench, Plan, parse
+    from fluctua.insitu.bench.box import Bench, FaultPlan, parse
     from fluctua.insitu.bench.device import Sheet
     from fluctua.insitu.bench.server import Server, serve
 
@@ -94,7 +94,7 @@ def virtual_bench(
         benches = [
             Bench(
                 replace(sheet, seed=seed + k),
-                Plan(
+                FaultPlan(
                     tuple(f for which, f in faults if which in (None, k)),
                     rate=fault_rate,
                     seed=seed + k,

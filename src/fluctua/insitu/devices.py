@@ -38,10 +38,10 @@ CALIBRATION = "calibration/"
 FIRST = "first calibration/"
 CUT_OFF = "cut off"
 MOST_DRIFTS = 8
-"""SelfCalibrating quantities that `devices.csv` follows; the first of more."""
+"""Calibrated quantities that `devices.csv` follows; the first of more."""
 
 
-class Device:
+class CalibratedDevice:
     """One instrument of a training.
 
     Args:
@@ -213,14 +213,14 @@ class Device:
 
 
 def followed(values: dict[str, Any]) -> list[str]:
-    """SelfCalibrating quantities whose drift is worth a curve: not their errors."""
+    """Calibrated quantities whose drift is worth a curve: not their errors."""
     return [name for name in sorted(values) if not name.endswith("_stderr")][:MOST_DRIFTS]
 
 
-class Table:
+class DeviceTable:
     """`devices.csv` of a run that goes on."""
 
-    def __init__(self, folder: Path, devices: Sequence[Device]):
+    def __init__(self, folder: Path, devices: Sequence[CalibratedDevice]):
         self.path = folder / FILE
         self.devices = devices
         self.names: list[str] = []

@@ -41,11 +41,17 @@ from fluctua.core.ppgt import ppgt
 from fluctua.core.protocols import as_estimator
 from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
 from fluctua.core.words import close_match
-from fluctua.insitu.devices import Device, Table
+from fluctua.insitu.devices import CalibratedDevice, DeviceTable
 from fluctua.insitu.instrument.device_array import DeviceArray, DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument
-from fluctua.insitu.instrument.substrate import DOUBT, ON_DOUBT, Incident, Measured, Retry
+from fluctua.insitu.instrument.substrate import (
+    DOUBT,
+    ON_DOUBT,
+    Incident,
+    InstrumentSubstrate,
+    Retry,
+)
 from fluctua.insitu.model import Model, Unknown, corrected
 from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
 from fluctua.learn.self_calibrating import SelfCalibrating
@@ -405,10 +411,10 @@ class _Session:
     The instrument comes with `open`, once the folder is ours.
     """
 
-    substrate: Measured | DeviceArray
+    substrate: InstrumentSubstrate | DeviceArray
     estimator: Estimator
-    devices: list[Device]
-    table: Table
+    devices: list[CalibratedDevice]
+    table: DeviceTable
     groups: Groups | None = None
 
     def __init__(
@@ -474,7 +480,7 @@ class _Session:
         several = len(self.connects) > 1
         guard = ResidualGuard(model.process)
         self.devices = [
-            Device(
+            CalibratedDevice(
                 one,
                 model,
                 guard.another(),
@@ -489,7 +495,7 @@ class _Session:
             )
             for k, one in enumerate(self.connects)
         ]
-        self.table = Table(self.place.path, self.devices)
+        self.table = DeviceTable(self.place.path, self.devices)
         self.substrate = self.devices[0].substrate
         if several:
             correct = model.correct if plan.share == "parameters" else None

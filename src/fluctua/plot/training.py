@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fluctua.core.types import Params
-from fluctua.insitu.bench.demo import Result
-from fluctua.insitu.bench.population import Comparison
+from fluctua.insitu.bench.demo import DemoResult
+from fluctua.insitu.bench.population import PopulationComparison
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import LOOK, WIDTH, save
 from fluctua.runs.reading import History, Run, effective, read_history, read_run
@@ -121,7 +121,7 @@ def _undone(history: History, kept: History) -> list[np.ndarray]:
 LEVELS = {"in situ": "#332288", "true": "#117733", "nominal": "#AA4422", "gap": "0.45"}
 
 
-def draw_in_situ(result: Result) -> Figure:
+def draw_in_situ(result: DemoResult) -> Figure:
     """One curve and three levels; an arrow for what the simulation promised and the bench did
     not keep.
     """
@@ -209,7 +209,7 @@ DESIGNS = {
 }
 
 
-def draw_population(result: Comparison) -> Figure:
+def draw_population(result: PopulationComparison) -> Figure:
     """J of every box after each way of training: those that were trained on the left, those
     that were not beside.
     """

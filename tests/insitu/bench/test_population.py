@@ -3,13 +3,15 @@
 import numpy as np
 
 from fluctua.insitu.bench.demo import Level
-from fluctua.insitu.bench.population import Comparison, Design, read, together
+from fluctua.insitu.bench.population import Design, PopulationComparison, read, together
 from fluctua.plot.training import draw_population
 
 
 def comparison(shift):
     levels = lambda start: [Level(start + 0.1 * k + shift, 0.01) for k in range(5)]
-    return Comparison(3, [Design("before", levels(0.0), 0), Design("settings", levels(0.2), 700)])
+    return PopulationComparison(
+        3, [Design("before", levels(0.0), 0), Design("settings", levels(0.2), 700)]
+    )
 
 
 def test_tables_are_read_back_and_put_together(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from fluctua.core.types import Trajectories
 from fluctua.insitu import files, network_model
 from fluctua.insitu.bench import device, server
-from fluctua.insitu.bench.box import KINDS, Bench, Fault, Plan, parse
+from fluctua.insitu.bench.box import KINDS, Bench, Fault, FaultPlan, parse
 from fluctua.insitu.instrument import transport, virtual
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Batch, CommandRejected, Health, InstrumentError
@@ -82,7 +82,7 @@ def run(tmp_path, *faults, count=30, timeout=20.0, visa=False, retry=None, guard
     faults.
     """
     guard, context = calibrated() if guarded else (None, None)
-    bench = Bench(SHEET, Plan(tuple(map(parse, faults)), seed=1))
+    bench = Bench(SHEET, FaultPlan(tuple(map(parse, faults)), seed=1))
     incidents, pauses = [], []
     with server.background(bench) as port:
         address = f"TCPIP::127.0.0.1::{port}::SOCKET" if visa else f"tcp://127.0.0.1:{port}"
@@ -558,7 +558,7 @@ def test_clipping_that_would_bias_is_told():
 def test_faults_as_text():
     assert parse("nan@5x2") == Fault("nan", 5, 2)
     assert str(Fault("drop", 3)) == "drop@3"
-    plan = Plan((Fault("drop", 2, 2), Fault("nan", 3)))
+    plan = FaultPlan((Fault("drop", 2, 2), Fault("nan", 3)))
     assert [plan.next() for _ in range(5)] == [
         "",
         "drop",
@@ -573,7 +573,7 @@ def test_faults_as_text():
 
 @pytest.mark.filterwarnings("ignore:.*clipped:RuntimeWarning")
 def test_random_faults_for_hours_in_a_second(tmp_path):
-    bench = Bench(SHEET, Plan(rate=0.4, seed=4))
+    bench = Bench(SHEET, FaultPlan(rate=0.4, seed=4))
     bench.faults.rng = np.random.default_rng(1)
     with server.background(bench, stall=0.1) as port:
         substrate = instrument_substrate(

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from fluctua import insitu, tcmt
 from fluctua.insitu.recording import ownership
 from fluctua.insitu.recording.foreign import KNOWN
-from fluctua.insitu.recording.model import task_of, task_tables
+from fluctua.insitu.recording.model import build_task, task_tables
 
 T = np.array([0.0, 0.1, 0.3])
 
@@ -37,8 +37,8 @@ def test_a_recording_says_by_which_steps_its_network_is_meant(step):
     assert ("step" in head.network) == (
         step == "heun"
     )  # files of before say nothing, and are Euler's
-    assert task_of(head).process == task.process
-    assert task_of(head).objective == task.objective
+    assert build_task(head).process == task.process
+    assert build_task(head).objective == task.objective
 
 
 NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)

@@ -40,10 +40,10 @@ class Problem(Exception):
 class Bench:
     """The box: its settings, its last acquisition, its age."""
 
-    def __init__(self, sheet: Sheet | None = None, faults: Plan | None = None):
+    def __init__(self, sheet: Sheet | None = None, faults: FaultPlan | None = None):
         self.sheet = sheet or Sheet()
         self.hidden = hidden(self.sheet)
-        self.faults = faults or Plan(seed=self.sheet.seed)
+        self.faults = faults or FaultPlan(seed=self.sheet.seed)
         self.shots = 0
         self.boots = 0
         self.boot()
@@ -145,7 +145,7 @@ def parse(text: str) -> Fault:
     return Fault(match[1], int(match[2]), int(match[3] or 1))
 
 
-class Plan:
+class FaultPlan:
     """Which fault meets which acquisition. rate: that of a random one, for endurance tests."""
 
     def __init__(self, faults: tuple[Fault, ...] = (), *, rate: float = 0.0, seed: int = 0):

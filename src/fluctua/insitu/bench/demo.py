@@ -26,7 +26,7 @@ from fluctua import tcmt
 from fluctua.core.types import Array, Estimate, Params, Trajectories
 from fluctua.insitu.bench import device
 from fluctua.insitu.calibration.knobs import parameters
-from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
+from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import DeviceFit, Model
 from fluctua.insitu.networks import network_model
@@ -44,7 +44,7 @@ class Level(NamedTuple):
     stderr: float
 
 
-class Result(NamedTuple):
+class DemoResult(NamedTuple):
     """Levels of the demonstration. rows: of the in-situ training. discarded: trajectories, by kind
     of incident.
 
@@ -162,7 +162,7 @@ def simulated(
     return last.next_theta, float(estimator(jax.random.key(0), last.next_theta, 1).value)
 
 
-def power(model: Model, substrate: Measured, settings: Params, count: int) -> Level:
+def power(model: Model, substrate: InstrumentSubstrate, settings: Params, count: int) -> Level:
     """J on the bench, afresh."""
     t, x = substrate(None, settings, count)[:2]
     running = model.objective.running
@@ -184,7 +184,7 @@ def run(
     say: Callable[[str], None] = print,
     show: Callable[[Rows], Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
-) -> Result:
+) -> DemoResult:
     """Everything, into a new folder.
 
     address: (host, port) -> what to connect to. bench_options: further words for `fluctua
@@ -236,7 +236,7 @@ def run(
         name: float(np.sqrt(np.mean((np.asarray(v) - truth[name]) ** 2)))
         for name, v in believed.items()
     }
-    return Result(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
+    return DemoResult(before, nominal, promised, true, in_situ, rows, dict(discarded), error)
 
 
 def _noting(model: Model, calibration: dict[str, Array]) -> Model:

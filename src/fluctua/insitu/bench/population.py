@@ -23,7 +23,7 @@ import numpy as np
 from fluctua.core.types import Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
-from fluctua.insitu.instrument.substrate import Incident, Measured, instrument_substrate
+from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate
 from fluctua.insitu.instrument.virtual import VirtualBench
 from fluctua.insitu.model import Model
 from fluctua.insitu.networks import network_model
@@ -57,7 +57,7 @@ class Design(NamedTuple):
         )
 
 
-class Comparison(NamedTuple):
+class PopulationComparison(NamedTuple):
     """devices: that were trained together. designs: before training, and after each way of it."""
 
     devices: int
@@ -79,7 +79,7 @@ class Comparison(NamedTuple):
         tables.write(path, columns, header)
 
 
-def read(path: Path) -> Comparison:
+def read(path: Path) -> PopulationComparison:
     """A comparison that was saved."""
     table = tables.read(path)
     designs = []
@@ -87,10 +87,10 @@ def read(path: Path) -> Comparison:
         of = table.where(design=name)
         levels = [Level(float(j), float(e)) for j, e in zip(of["J"], of["error"], strict=True)]
         designs.append(Design(name, levels, int(of["trajectories"][0])))
-    return Comparison(int(table.header["devices"]), designs)
+    return PopulationComparison(int(table.header["devices"]), designs)
 
 
-def together(each: Sequence[Comparison]) -> Comparison:
+def together(each: Sequence[PopulationComparison]) -> PopulationComparison:
     """Several comparisons as one: all boxes that were trained, then all that took no part."""
     designs = []
     for same in zip(*(one.designs for one in each), strict=True):
@@ -101,7 +101,7 @@ def together(each: Sequence[Comparison]) -> Comparison:
             level for one, d in zip(each, same, strict=True) for level in d.levels[one.devices :]
         ]
         designs.append(Design(same[0].name, trained + others, sum(d.spent for d in same)))
-    return Comparison(sum(one.devices for one in each), designs)
+    return PopulationComparison(sum(one.devices for one in each), designs)
 
 
 def compare(
@@ -117,7 +117,7 @@ def compare(
     say: Callable[[str], None] = print,
     show: Callable[[Rows], Rows] = lambda rows: rows,
     report: Callable[[Incident], None] = lambda incident: None,
-) -> Comparison:
+) -> PopulationComparison:
     """Everything, into folders below a new one.
 
     Args:
@@ -167,14 +167,14 @@ def compare(
             designs.append(Design(name, _levels(model, boxes, settings, measure), row.trajectories))
         for box in boxes:
             box.close()
-    result = Comparison(devices, designs)
+    result = PopulationComparison(devices, designs)
     result.save(
         folder / "array.csv", {"devices": devices, "held_out": held_out, "seed": sheet.seed}
     )
     return result
 
 
-def _corrected(model: Model, box: Measured, plan: Plan, theta: Params) -> Params:
+def _corrected(model: Model, box: InstrumentSubstrate, plan: Plan, theta: Params) -> Params:
     """Settings of one box, from a calibration of its own."""
     assert model.correct is not None
     rng = np.random.default_rng(plan.seed)
@@ -186,6 +186,6 @@ def _corrected(model: Model, box: Measured, plan: Plan, theta: Params) -> Params
 
 
 def _levels(
-    model: Model, boxes: Sequence[Measured], settings: Sequence[Params], count: int
+    model: Model, boxes: Sequence[InstrumentSubstrate], settings: Sequence[Params], count: int
 ) -> list[Level]:
     return [power(model, box, at, count) for box, at in zip(boxes, settings, strict=True)]

@@ -27,7 +27,7 @@ from fluctua.insitu.calibration.residuals import (
 from fluctua.insitu.continuing import SplitRecord, estimate_continuing, long_run, split_record
 from fluctua.insitu.estimating import SCORES, estimate
 from fluctua.insitu.hidden import observed_model, visibility
-from fluctua.insitu.recording.model import RecordingModel, task_of
+from fluctua.insitu.recording.model import RecordingModel, build_task
 from fluctua.insitu.recording.reader import RecordingFile, with_silent_named
 
 ROUNDS = 4
@@ -173,7 +173,7 @@ def calibrate(
     fitted = process
     start = theta
     if record.description.network and model.observed is not None:
-        linear = linear_model(task_of(record.description), theta)
+        linear = linear_model(build_task(record.description), theta)
         fitted = check.process(linear.process)
         start = check.parameters(linear.theta)
     usable = None

@@ -36,7 +36,7 @@ from fluctua.insitu.calibration.network import LinearDrift, linear_model
 from fluctua.insitu.calibration.noise import observation_seen
 from fluctua.insitu.calibration.report import flat, limit
 from fluctua.insitu.recording.description import Description, now, software_name
-from fluctua.insitu.recording.model import RecordingModel, task_of
+from fluctua.insitu.recording.model import RecordingModel, build_task
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.tcmt.coupled_modes import carrier
 
@@ -363,7 +363,7 @@ def _with_drift(
     line = f"parameters: as calibrated ({table.origin}); {_furthest(table, model.theta, theta)}"
     if model.observed is None:  # the user's own process: all of its drift is in θ
         return model._replace(theta=theta), line
-    task = task_of(recording.description)
+    task = build_task(recording.description)
     nominal = linear_model(task, theta).theta
     rest = {name: 0 * nominal[name] for name in ("omega", "kappa", "chi")}
     if task.frame == "lab":  # where a linear model adds the carrier to ω

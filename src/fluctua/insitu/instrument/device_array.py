@@ -25,7 +25,12 @@ import numpy as np
 from fluctua.core.text import describe_groups
 from fluctua.core.types import Array, Groups, Params, Trajectories
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument, InstrumentError
-from fluctua.insitu.instrument.substrate import Incident, Measured, Retry, instrument_substrate
+from fluctua.insitu.instrument.substrate import (
+    Incident,
+    InstrumentSubstrate,
+    Retry,
+    instrument_substrate,
+)
 
 STEADY = 2.0
 """Shares are kept until rates differ from them by this factor: clocks are noisy, and equal shares
@@ -68,7 +73,7 @@ class DeviceArray:
 
     def __init__(
         self,
-        devices: Sequence[Measured],
+        devices: Sequence[InstrumentSubstrate],
         *,
         share: Share | None = None,
         rates: Sequence[float] | None = None,

@@ -111,7 +111,7 @@ class Retry(NamedTuple):
         return min(self.longest, self.first * 2 ** (failures - 1))
 
 
-class Measured:
+class InstrumentSubstrate:
     """The substrate made by `measured`.
 
     `counts`: trajectories by verdict, and failures by kind. `identity`: of the instrument, once it
@@ -441,7 +441,7 @@ def instrument_substrate(
     on_doubt: str | None = "stop",
     report: Callable[[Incident], None] = lambda incident: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Measured:
+) -> InstrumentSubstrate:
     """An instrument as a substrate, for `ppgt`.
 
     Args:
@@ -478,7 +478,7 @@ def instrument_substrate(
         raise ValueError(
             f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}, or None; got {on_doubt!r}."
         )
-    return Measured(
+    return InstrumentSubstrate(
         connect,
         batch=batch,
         retry=retry,

@@ -30,7 +30,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 SWITCHED_ON = "Is the bench switched on? fluctua virtual-bench starts one."
 
 
-class Description(NamedTuple):
+class BenchDescription(NamedTuple):
     """What the bench says of itself.
 
     identity: maker, model and serial number. rows, columns: of its lattice. sigma_w: its noise, by
@@ -85,7 +85,7 @@ class VirtualBench:
         try:
             self._greet(address)
             rows, columns = map(int, query_numbers(self.line, "NETW:LATT?", 2))
-            self.description = Description(
+            self.description = BenchDescription(
                 self._identity(address),
                 rows,
                 columns,

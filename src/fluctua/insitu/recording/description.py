@@ -75,7 +75,7 @@ class Description:
             return object.__setattr__(self, name, value)
 
         put("t", np.asarray(check.times(self.t), np.float64))
-        put("channels", names_of(self.channels))
+        put("channels", check_names(self.channels))
         kind = np.dtype(self.dtype)
         if kind.name not in ("float32", "float64", "complex64", "complex128"):
             raise ValueError(
@@ -123,7 +123,7 @@ class Description:
 
 def _kinds(kinds: EventKinds, width: int) -> EventKinds:
     """Names of their own, and a change of the whole state for each."""
-    names = names_of(kinds.names)
+    names = check_names(kinds.names)
     if kinds.changes is None:
         return EventKinds(names, None, bool(kinds.still))
     changes = np.asarray(kinds.changes, np.float64)
@@ -136,7 +136,7 @@ def _kinds(kinds: EventKinds, width: int) -> EventKinds:
     return EventKinds(names, changes, bool(kinds.still))
 
 
-def names_of(channels: Sequence[str]) -> tuple[str, ...]:
+def check_names(channels: Sequence[str]) -> tuple[str, ...]:
     """Distinct names, one at least."""
     names = tuple(channels)
     if not names or not all(isinstance(name, str) and name for name in names):

@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     change: np.ndarray
 
 
-def rows_of(d: Description, events: Any) -> Rows | None:
+def make_rows(d: Description, events: Any) -> Rows | None:
     """The events of one trajectory, leaves (T, K, …), as rows; refused where they are not of
     this recording.
     """
@@ -224,7 +224,7 @@ def whole(group: h5py.Group, n: int) -> bool:
     )
 
 
-def bytes_of(rows: Rows | None) -> int:
+def count_bytes(rows: Rows | None) -> int:
     """What they take in the file at most, a chunk of each data set begun."""
     return 0 if rows is None else (24 + 8 * rows.change.shape[1]) * (len(rows.step) + CHUNK)
 
@@ -264,7 +264,7 @@ class EventReader:
             self._held = (first, stop), [self._row(j) for j in range(first, stop)]
         return self._held[1]
 
-    def of_kinds(self) -> np.ndarray:
+    def count_kinds(self) -> np.ndarray:
         """How many events of each kind there are. (R,)"""
         assert self._d.events is not None
         channel = np.asarray(self._group["channel"][: self._ends[-1]])

@@ -258,7 +258,7 @@ class _Reversed(_Compound):
         return self._values(self._data[full[::-1]]).T
 
 
-class _Scaled:
+class _ScaledSamples:
     """Counts in their units when sliced. scale: a number or (C,)"""
 
     def __init__(self, data: Any, scale: np.ndarray):
@@ -380,7 +380,7 @@ def _scaled(path: Path, x: Any, scale: Any) -> tuple[Any, np.ndarray | None]:
             f"{scale}."
         )
     each = np.broadcast_to(each, (x.shape[2],))
-    scaled = _Scaled(x, each)
+    scaled = _ScaledSamples(x, each)
     if x.dtype.kind not in "iu":
         return scaled, None
     ends = np.array([np.iinfo(x.dtype).min, np.iinfo(x.dtype).max]).astype(scaled.dtype)

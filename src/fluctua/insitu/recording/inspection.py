@@ -27,7 +27,7 @@ CLIPPED = 5
 """Samples at one extreme value that are too many for a continuous quantity; see `_clipping`."""
 
 
-class Finding(NamedTuple):
+class RecordingFinding(NamedTuple):
     """what: a word. serious: whether a gradient would be wrong. text: for people, with what to
     do.
     """
@@ -43,7 +43,7 @@ class Inspection(NamedTuple):
     """
 
     summary: dict[str, Any]
-    findings: list[Finding]
+    findings: list[RecordingFinding]
     mean: np.ndarray
     spread: np.ndarray
     lowest: np.ndarray
@@ -81,7 +81,7 @@ def inspect(recording: RecordingFile, *, chunk_bytes: int = CHUNK_BYTES) -> Insp
             "follows is of the "
             f"others: {layout.name_trajectories(list(lost))} ({next(iter(lost.values()))})"
         )
-        findings.append(Finding("damaged", True, text))
+        findings.append(RecordingFinding("damaged", True, text))
     if seen.count:
         findings += [*_finite(seen), *_stuck(seen, d.components)]
         if (
@@ -144,7 +144,7 @@ def _events(recording: RecordingFile) -> dict[str, Any] | None:
     reader = recording.events
     if kinds is None or reader is None:
         return None
-    each = dict(zip(kinds.names, reader.of_kinds().tolist(), strict=False))
+    each = dict(zip(kinds.names, reader.count_kinds().tolist(), strict=False))
     return {"kinds": each, "random_sizes": kinds.changes is None, "still": kinds.still}
 
 
@@ -246,14 +246,16 @@ def _nanmean(x: np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------------------- the checks
 
 
-def _whole(recording: RecordingFile) -> list[Finding]:
+def _whole(recording: RecordingFile) -> list[RecordingFinding]:
     findings = [
-        Finding("damaged", True, f"{text}. `fluctua convert` copies what is whole.")
+        RecordingFinding("damaged", True, f"{text}. `fluctua convert` copies what is whole.")
         for text in recording.damage
     ]
     if recording.count == 0:
         findings.append(
-            Finding("empty", True, "no trajectory is complete: there is nothing to estimate from.")
+            RecordingFinding(
+                "empty", True, "no trajectory is complete: there is nothing to estimate from."
+            )
         )
     if recording.interrupted:
         text = (
@@ -261,29 +263,29 @@ def _whole(recording: RecordingFile) -> list[Finding]:
             "Go on with "
             "--append, or make it an ordinary file with fluctua.insitu.files.repair."
         )
-        findings.append(Finding("interrupted", False, text))
+        findings.append(RecordingFinding("interrupted", False, text))
     if recording.incomplete:
         text = (
             f"{counted(recording.incomplete, 'trajectory')} at the end, cut short, left out; the "
             "others are whole."
         )
-        findings.append(Finding("incomplete", False, text))
+        findings.append(RecordingFinding("incomplete", False, text))
     if recording.kind == "recording" and not recording.has_checksums:
         text = (
             "the file was written before trajectories had checksums: its states are taken as they "
             "are, and damage to "
             "them may pass. `fluctua convert` makes a copy with checksums."
         )
-        findings.append(Finding("no checksums", False, text))
+        findings.append(RecordingFinding("no checksums", False, text))
     if not recording.description.parameters:
         text = (
             "the parameters that were set are not in the file: pass them to `estimate` (--params)."
         )
-        findings.append(Finding("no parameters", False, text))
+        findings.append(RecordingFinding("no parameters", False, text))
     return findings
 
 
-def _grid(t: np.ndarray) -> list[Finding]:
+def _grid(t: np.ndarray) -> list[RecordingFinding]:
     """Gaps of two intervals or more are dropped samples; smaller departures are an irregular
     grid.
     """
@@ -301,7 +303,7 @@ def _grid(t: np.ndarray) -> list[Finding]:
             "intervals long. The score takes each gap for one long step; use --score "
             "local-linear, or record again."
         )
-        return [Finding("dropped samples", True, text)]
+        return [RecordingFinding("dropped samples", True, text)]
     uneven = np.abs(dt - usual).max() / usual
     if uneven > 1e-3:
         text = (
@@ -309,11 +311,11 @@ def _grid(t: np.ndarray) -> list[Finding]:
             "allowed, if the times "
             "are those of the samples and not of their arrival."
         )
-        return [Finding("irregular grid", False, text)]
+        return [RecordingFinding("irregular grid", False, text)]
     return []
 
 
-def _finite(seen: _Seen) -> list[Finding]:
+def _finite(seen: _Seen) -> list[RecordingFinding]:
     if not seen.bad:
         return []
     j, n, i = seen.bad[0]
@@ -324,19 +326,19 @@ def _finite(seen: _Seen) -> list[Finding]:
         "convert --drop` leaves "
         "such trajectories out."
     )
-    return [Finding("not finite", True, text)]
+    return [RecordingFinding("not finite", True, text)]
 
 
-def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+def _stuck(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     still = np.flatnonzero(seen.moments()[1] == 0)
     if not still.size:
         return []
     one = "s" if still.size == 1 else ""
     text = f"{_named(still, components)} never change{one}: disconnected, or not part of the state."
-    return [Finding("dead channel", True, text)]
+    return [RecordingFinding("dead channel", True, text)]
 
 
-def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     """Clipping piles samples up on one value. A continuous quantity takes its extreme once, and one
     rounded to steps takes its last step less often than the last but one; so: at least `CLIPPED`
     samples, and three times the next.
@@ -353,7 +355,7 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
                 "range. Lower the gain "
                 "and record again."
             )
-            findings.append(Finding("clipping", True, text))
+            findings.append(RecordingFinding("clipping", True, text))
     if findings:
         return findings
     for side, end, sign in (("above", seen.top, 1), ("below", seen.bottom, -1)):
@@ -368,11 +370,11 @@ def _clipping(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
                 f"samples ({share:.2%}) at exactly {sign * end.value[worst]:g}. Lower the gain and "
                 "record again."
             )
-            findings.append(Finding("clipping", True, text))
+            findings.append(RecordingFinding("clipping", True, text))
     return findings
 
 
-def _repeats(seen: _Seen, d: Description) -> list[Finding]:
+def _repeats(seen: _Seen, d: Description) -> list[RecordingFinding]:
     if not seen.repeats:
         return []
     total = sum(n for _, n in seen.repeats)
@@ -383,7 +385,7 @@ def _repeats(seen: _Seen, d: Description) -> list[Finding]:
     )
     if chance is not None and not chance.held:
         return [
-            Finding(
+            RecordingFinding(
                 "ties",
                 False,
                 f"{where} repeat{'s' * (total == 1)} the one before, as chance has it{predicted}.",
@@ -395,7 +397,7 @@ def _repeats(seen: _Seen, d: Description) -> list[Finding]:
         "one. A repeated "
         "sample is a kick that never was; record again, or drop those trajectories."
     )
-    return [Finding("dropped samples", True, text)]
+    return [RecordingFinding("dropped samples", True, text)]
 
 
 def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
@@ -413,7 +415,7 @@ def _predicted(chance: Judgement, steps: np.ndarray, d: Description) -> str:
     )
 
 
-def _slow(x: np.ndarray, d: Description) -> list[Finding]:
+def _slow(x: np.ndarray, d: Description) -> list[RecordingFinding]:
     """A drift of one long record (T+1, M), or that it is too short to tell."""
     search = find_trend(x)
     time = search.memory * float(np.median(np.diff(d.t)))
@@ -427,18 +429,18 @@ def _slow(x: np.ndarray, d: Description) -> list[Finding]:
             "elsewhere, use a part "
             "of the record in which it does not."
         )
-        return [Finding("drift", True, text)]
+        return [RecordingFinding("drift", True, text)]
     if not search.resolved:
         text = (
             f"{d.components[search.slowest]} is correlated over {time:.3g}, a "
             f"{len(x) / search.memory:.0f}th of the "
             "record: a drift could not be told from its own fluctuations."
         )
-        return [Finding("slow", False, text)]
+        return [RecordingFinding("slow", False, text)]
     return []
 
 
-def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+def _drift(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     """Time averages of the first and of the last quarter of the trajectories, in standard
     errors.
     """
@@ -464,10 +466,10 @@ def _drift(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
         "standard errors). "
         "The system, or its parameters, were not the same throughout."
     )
-    return [Finding("drift", True, text)]
+    return [RecordingFinding("drift", True, text)]
 
 
-def _twice(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
+def _twice(seen: _Seen, components: tuple[str, ...]) -> list[RecordingFinding]:
     """Channels that are the same numbers throughout: their noise is one, and the score counts
     it twice.
     """
@@ -475,7 +477,7 @@ def _twice(seen: _Seen, components: tuple[str, ...]) -> list[Finding]:
     for k in np.flatnonzero(seen.moments()[1] > 0):
         groups.setdefault(seen.hashes[k].digest(), []).append(int(k))
     return [
-        Finding(
+        RecordingFinding(
             "identical channels",
             True,
             f"{' and '.join(components[k] for k in same)} are the same numbers in every sample: "

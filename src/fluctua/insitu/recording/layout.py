@@ -356,7 +356,7 @@ def damaged_tables(file: h5py.File) -> list[str]:
     ]
 
 
-def damaged_dimensions(unreadable: texts.Unreadable) -> list[str]:
+def damaged_dimensions(unreadable: texts.UnreadableTexts) -> list[str]:
     """What is lost with the names of the axes, which only other programs use."""
     if not unreadable.dimensions:
         return []

@@ -73,7 +73,7 @@ class SampledEnvelope:
         return jnp.interp(t, jnp.asarray(self.t), jnp.asarray(self.values))
 
 
-def network_of(description: Description) -> tcmt.Network:
+def build_network(description: Description) -> tcmt.Network:
     """The network in a recording's table."""
     table = description.network
     names = [f.name for f in dataclasses.fields(tcmt.Network)]
@@ -86,7 +86,7 @@ def network_of(description: Description) -> tcmt.Network:
     return tcmt.Network(**{name: np.asarray(table[name]) for name in names})
 
 
-def task_of(description: Description) -> Task:
+def build_task(description: Description) -> Task:
     """The task that a recording was made with, on the recording's own time grid."""
     d = description
     table = description.network
@@ -96,7 +96,7 @@ def task_of(description: Description) -> Task:
             "--model FILE.py, with "
             "`process` and `objective` (in Python, call fluctua.gradient with yours)."
         )
-    network = network_of(d)
+    network = build_network(d)
     count = int(table["copies"])
     simulated = network if count == 1 else copies(network, count)
     drives = _drives(d)
@@ -186,7 +186,7 @@ def load_model(
             theta = _merge_recorded(recording, module.theta, source)
         model = RecordingModel(module.process, module.objective, theta)
     else:
-        task = task_of(d)
+        task = build_task(d)
         sites = task.simulated.sites
         seen = observed_sites(d, sites)
         model = RecordingModel(

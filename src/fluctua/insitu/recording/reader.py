@@ -25,7 +25,7 @@ from fluctua.insitu.recording.event_rows import EventReader
 from fluctua.store.files import require_file
 
 
-class States:
+class RecordedStates:
     """x (E, T+1, M) real, loaded when sliced along trajectories and times; complex channels as
     [Re, Im].
     """
@@ -93,13 +93,16 @@ def _bounded(key: Any, size: int) -> Any:
 class RecordingFile:
     """An open recording. Made by `open_recording`; use it in a `with`.
 
-    description: the head. count: E, complete trajectories. incomplete: begun and not finished,
-    never shown.
-    kind: "recording", "npz", "MATLAB v7.3" or "HDF5". x: `States`. interrupted: whether its writer
-    was killed, or is writing now. damage: what is not as it was written, in words. events: an
-    `EventReader`, or None.
+    description: the head.
+    count: E, complete trajectories.
+    incomplete: trajectories that were begun and not finished, never shown.
+    kind: "recording", "npz", "MATLAB v7.3" or "HDF5".
+    x: `RecordedStates`.
+    interrupted: whether its writer was killed, or is writing now.
+    damage: what is not as it was written, in words.
+    events: an `EventReader`, or None.
     rails: (2, C), the ends of the range of samples that an instrument counted, in units; None where
-    they are not known.
+        they are not known.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class RecordingFile:
         self.damage = damage
         self.rails = rails
         self._checksums = checksums
-        self.x = States(data, count)
+        self.x = RecordedStates(data, count)
         self._context = context
         self._file = file
         self.events: EventReader | None = None

@@ -59,7 +59,7 @@ def is_dimension(data: h5py.Dataset) -> bool:
     return isinstance(name, bytes) and name.startswith(b"This is a netCDF dimension")
 
 
-class Unreadable(NamedTuple):
+class UnreadableTexts(NamedTuple):
     """What lies in damaged heaps.
 
     texts: names of attributes and data sets. dimensions: data sets whose axes have lost their
@@ -70,7 +70,7 @@ class Unreadable(NamedTuple):
     dimensions: tuple[str, ...]
 
 
-def find_unreadable(path: Path) -> Unreadable:
+def find_unreadable(path: Path) -> UnreadableTexts:
     """Name what an HDF5 file holds in damaged heaps; everything of variable length is read.
 
     Of a file that cannot be opened for another reason nothing is named: its reader finds that one.
@@ -99,10 +99,10 @@ def find_unreadable(path: Path) -> Unreadable:
             file.visititems(look)
     except (OSError, RuntimeError, KeyError):
         pass
-    return Unreadable(tuple(texts), tuple(dimensions))
+    return UnreadableTexts(tuple(texts), tuple(dimensions))
 
 
-def refuse_unreadable(unreadable: Unreadable, path: Path) -> None:
+def refuse_unreadable(unreadable: UnreadableTexts, path: Path) -> None:
     """Raise if texts of a file cannot be read."""
     if unreadable.texts:
         shown = ", ".join(unreadable.texts[:3]) + (", …" if len(unreadable.texts) > 3 else "")

@@ -36,7 +36,7 @@ LOST = 0.02
 """Share of the variance of its fluctuations that a record may lose with its trend."""
 
 
-class Trend(NamedTuple):
+class RecordTrend(NamedTuple):
     """A drift of one component.
 
     what: "mean" or "variance". component: its number. change: second half of the record − first.
@@ -58,7 +58,7 @@ class TrendSearch(NamedTuple):
     drift.
     """
 
-    trend: Trend | None
+    trend: RecordTrend | None
     slowest: int
     memory: float
     resolved: bool
@@ -76,7 +76,7 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
     group = -(-len(x) // POINTS)
     whole = len(x) // group * group
     alarm = ALARM / (2 * x.shape[1] * records)
-    trends: list[Trend] = []
+    trends: list[RecordTrend] = []
     slowest = 0
     memory = 0.0
     resolved = True
@@ -95,12 +95,14 @@ def find_trend(x: np.ndarray, *, records: int = 1) -> TrendSearch:
                 resolved = tested.resolved
             limit = alarm if tested.resolved else alarm / 10
             if tested.probability < limit:
-                trends.append(Trend(what, i, tested.change, tested.errors, tested.probability))
+                trends.append(
+                    RecordTrend(what, i, tested.change, tested.errors, tested.probability)
+                )
     clearest = min(trends, key=lambda trend: trend.probability, default=None)
     return TrendSearch(clearest, slowest, memory, resolved)
 
 
-def describe_trend(trend: Trend, components: tuple[str, ...]) -> str:
+def describe_trend(trend: RecordTrend, components: tuple[str, ...]) -> str:
     """What drifts and by how much, without a full stop."""
     return (
         f"the {trend.what} of {components[trend.component]} differs by {trend.change:.3g} between "

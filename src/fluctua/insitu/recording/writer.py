@@ -117,7 +117,7 @@ class Writer:
         rows = _rows(d, states, events)
         if not self._file:
             raise ValueError(f"{self.path} is closed; append_to goes on with it.")
-        self._reserve(event_rows.bytes_of(rows))
+        self._reserve(event_rows.count_bytes(rows))
         try:
             due = self.durable is True or (
                 self.durable and time.monotonic() - self._synced >= self.durable
@@ -334,7 +334,8 @@ def _begin(
     ]
     try:
         check_limit(
-            path, expected_bytes(description, len(states)) + sum(map(event_rows.bytes_of, happened))
+            path,
+            expected_bytes(description, len(states)) + sum(map(event_rows.count_bytes, happened)),
         )
         with h5py.File(draft, "w", **_options(durable)) as file:
             layout.write_head(file, description)
@@ -526,7 +527,7 @@ def _states(d: Description, states: Any) -> np.ndarray:
 
 def _rows(d: Description, states: np.ndarray, events: Any) -> event_rows.Rows | None:
     """The events of one trajectory, which must be of its states."""
-    rows = event_rows.rows_of(d, events)
+    rows = event_rows.make_rows(d, events)
     if rows is not None:
         x = np.concatenate([states.real, states.imag], axis=1) if d.is_complex else states
         wrong = event_rows.check_rows(d, rows, x)
