@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fluctua as fl
-from fluctua.core.types import Estimator
+from fluctua.core.protocols import Estimator
 from fluctua.learn.reference import Comparison
 from fluctua.plot.style import LOOK, WIDTH, save_png
 

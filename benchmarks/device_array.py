@@ -21,8 +21,8 @@ import optax
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.core.estimate import Estimate
 from fluctua.core.text import with_error
-from fluctua.core.types import Estimate
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.population import read, together
 from fluctua.plot.style import save_png

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fluctua import tcmt
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.plot.network import draw_panel
 from fluctua.plot.style import FAMILY, LOOK, WIDTH, letter, save
 from fluctua.runs.build import make_network, make_task

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.types import Array, Objective, Params, Process
+from fluctua.core.arrays import Array, Params
+from fluctua.core.objective import Objective
+from fluctua.core.process import Process
 
 
 class Own(NamedTuple):

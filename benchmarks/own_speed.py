@@ -30,11 +30,11 @@ import numpy as np
 
 from fluctua.compiled.backend import simulator
 from fluctua.compiled.cuda import require_cupy
+from fluctua.core.arrays import jit
 from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, threefry
 from fluctua.core.ppgt import ppgt
 from fluctua.core.sources import estimate_seeds
-from fluctua.core.types import jit
 from lattice_speed import write_json
 from machine import describe_machine
 from own_processes import PROCESSES, Own

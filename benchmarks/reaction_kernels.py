@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fluctua as fl
-from fluctua.core.types import Estimator
+from fluctua.core.protocols import Estimator
 from machine import describe_machine
 from reactions import association, repressilator
 

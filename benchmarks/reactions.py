@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fluctua as fl
-from fluctua.core.types import Estimator
+from fluctua.core.protocols import Estimator
 
 ROOT = Path(__file__).resolve().parents[1]
 MOLECULES = 20

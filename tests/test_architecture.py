@@ -152,7 +152,7 @@ def test_variables_say_what_they_hold():
 
 
 def test_programs_are_compiled_in_full_precision():
-    """By `fluctua.core.types.jit`: a plain `jax.jit` multiplies matrices in TF32 on a GPU."""
+    """By `fluctua.core.arrays.jit`: a plain `jax.jit` multiplies matrices in TF32 on a GPU."""
 
     def is_plain(node):
         return isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.jit"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.estimate import Samples, labelled, reduce_samples
-from fluctua.core.types import Trajectories, Variances
+from fluctua.core.estimate import Samples, Variances, labelled, reduce_samples
+from fluctua.core.trajectories import Trajectories
 
 COUNTS = np.array([4, 4, 6, 2, 8])
 GROUP = np.repeat(np.arange(5) + 7, COUNTS)  # any numbers will do

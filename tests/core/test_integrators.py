@@ -12,8 +12,8 @@ import pytest
 import fluctua as fl
 from fluctua.core.draws import silent
 from fluctua.core.integrators import MAPS, _diagonal_phi, _phi, mean_rate, rate_of, step_at
+from fluctua.core.process import STEPS
 from fluctua.core.scores import Gaussian, euler
-from fluctua.core.types import STEPS
 from problems import tolerance
 
 SPIRAL = {"k": jnp.array(0.4), "turn": jnp.array(2.0), "push": jnp.array(0.7)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.types import jit
+from fluctua.core.arrays import jit
 
 HIDDEN = 24
 

@@ -10,9 +10,9 @@ import pytest
 import fluctua as fl
 from fluctua.core import check
 from fluctua.core.likelihood.guard import examine
+from fluctua.core.process import Step
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
-from fluctua.core.types import Step
 from fluctua.learn.evidence import evidence
 
 DT = 0.05

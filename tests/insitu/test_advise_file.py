@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import insitu
 from fluctua.cli.app import app
-from fluctua.core.types import Estimate
+from fluctua.core.estimate import Estimate
 from fluctua.insitu.advice import sampling
 from fluctua.learn.repetitions import PARTS, repetitions
 

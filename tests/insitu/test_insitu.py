@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import fluctua as fl
 from fluctua import tcmt
 from fluctua.cli.app import app
-from fluctua.core.types import Estimate, Trajectories
+from fluctua.core.estimate import Estimate
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import files
 from fluctua.insitu import training as loop
 from fluctua.insitu.bench import demo, device, server

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom
 
 import fluctua as fl
-from fluctua.core.types import Step
+from fluctua.core.process import Step
 from problems import (
     exact_return,
     flat,

@@ -9,9 +9,9 @@ import pytest
 
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import silent
+from fluctua.core.process import Step
 from fluctua.core.scores import full_score
 from fluctua.core.sources import estimate_seeds
-from fluctua.core.types import Step
 from fluctua.tcmt import (
     Drive,
     Lead,

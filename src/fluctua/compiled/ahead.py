@@ -16,9 +16,10 @@ from fluctua.compiled.emit import Layout
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 from fluctua.core import draws
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.draws import Wiener, threefry
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import Array, Params, PyTree, Times, jit
+from fluctua.core.trajectories import Times
 
 DOMINATED = 1
 NOT_FINITE = 2

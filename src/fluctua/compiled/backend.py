@@ -31,12 +31,13 @@ from fluctua.compiled.emit import Layout, laid_out, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, describe_shapes, traced
 from fluctua.core import baselines, draws, simulate, sweep
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.draws import Start, Wiener, threefry
+from fluctua.core.process import AnyProcess
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
 from fluctua.core.sources import Call, Swept, run_and_pilot
 from fluctua.core.sweep import Sums, Tables
 from fluctua.core.twin_sweep import Parts, TwinCall
-from fluctua.core.types import AnyProcess, Array, Params, PyTree, jit
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
 

@@ -18,8 +18,8 @@ from fluctua.compiled.ahead import joined, rows
 from fluctua.compiled.emit import Layout, definitions, functions, native, waves
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
+from fluctua.core.arrays import Params, jit
 from fluctua.core.simulate import Ensemble, Simulator
-from fluctua.core.types import Params, jit
 
 OPTIONS = ("-std=c++17", "--prec-div=false", "--prec-sqrt=false")
 CONSTANT_BYTES = 60_000

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fluctua.compiled.scalar import Unsupported
+from fluctua.core.arrays import Array, PyTree
 from fluctua.core.draws import threefry
 from fluctua.core.simulate import Recipe
-from fluctua.core.types import Array, PyTree
 from fluctua.processes.jumps import Jumps, RandomJump, Scored, next_event
 
 DRAWS = 3

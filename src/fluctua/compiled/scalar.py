@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from fluctua.compiled.arrays import ARRAYS, UNROLLED, eliminated
 from fluctua.compiled.elements import ELEMENTWISE, NODES, Unsupported, constant, each
 from fluctua.compiled.graph import CONTEXT, NOISE, STATE, TIME, External, Graph
-from fluctua.core.types import jit
+from fluctua.core.arrays import jit
 
 LENGTH = 128
 """Steps of a loop that is written out."""

@@ -18,11 +18,12 @@ from fluctua.compiled.events import DRAWS, Inner, bind_event, left_by, served
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
 from fluctua.core import sweep
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Wiener, silent
+from fluctua.core.process import Process
 from fluctua.core.simulate import Ensemble, Recipe, transition_one, width
 from fluctua.core.sweep import Model
 from fluctua.core.text import names
-from fluctua.core.types import Array, Params, Process, PyTree
 
 MOST_STATES = 300
 MOST_PARAMETERS = 1024

@@ -21,11 +21,11 @@ from fluctua.compiled.emit import Layout, function, laid_out, native, numbers_ah
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, Tracer, alone, describe_shapes, flattened, traced
 from fluctua.core import baselines, check, twin_sweep
+from fluctua.core.arrays import Array, PyTree, jit, on_host
 from fluctua.core.draws import Density
 from fluctua.core.simulate import Ensemble
 from fluctua.core.twin import Guess, Numbers, check_path, direct_term, expand
 from fluctua.core.twin_sweep import Backward, Parts, TwinCall, advance_twin, batches, end
-from fluctua.core.types import Array, PyTree, jit, on_host
 
 KEPT_BYTES = 256 * 2**20
 """The most that the kept states of the trajectories of one pass may take."""

@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.check import form, leading
-from fluctua.core.types import Array, Params, Process, PyTree, jit
+from fluctua.core.process import Process
 from fluctua.core.words import close_match
 
 __all__ = ["Baseline", "Inputs", "binned", "carried", "mean", "none", "optimal", "time_only"]

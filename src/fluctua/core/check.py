@@ -12,23 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from fluctua.core.types import (
-    STEPS,
-    AnyProcess,
-    Array,
-    FunctionOfMeans,
-    NoiseProduct,
-    Objective,
-    Params,
-    Process,
-    PyTree,
-    Remembering,
-    Rewards,
-    Times,
-    jit,
-    on_host,
-    put,
-)
+from fluctua.core.arrays import Array, Params, PyTree, jit, on_host, put
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
+from fluctua.core.process import STEPS, AnyProcess, NoiseProduct, Process, Remembering
+from fluctua.core.trajectories import Times
 from fluctua.core.words import close_match
 
 # ------------------------------------------------------------------------------- user's callables

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fluctua.core.types import Array, PyTree
+from fluctua.core.arrays import Array, PyTree
 
 Marks = list[np.ndarray]
 """One boolean array for each input or output of an operation, of its shape."""

@@ -25,20 +25,12 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, on_host
 from fluctua.core.dependence import depends, find_slopes
+from fluctua.core.objective import Rewards
+from fluctua.core.process import AnyProcess, NoiseProduct, Process
 from fluctua.core.text import names
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    NoiseProduct,
-    Params,
-    Process,
-    PyTree,
-    Rewards,
-    Trajectories,
-    jit,
-    on_host,
-)
+from fluctua.core.trajectories import Trajectories
 
 
 class Diffusion(NamedTuple):

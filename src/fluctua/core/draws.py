@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.check import leading
-from fluctua.core.types import Array, Params, PyTree
 
 
 class Density(NamedTuple):

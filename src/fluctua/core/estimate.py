@@ -30,19 +30,10 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
-from fluctua.core.text import SURE
-from fluctua.core.types import (
-    Array,
-    Estimate,
-    FunctionOfMeans,
-    Groups,
-    Objective,
-    Params,
-    Trajectories,
-    Variances,
-    jit,
-    put,
-)
+from fluctua.core.arrays import Array, Params, jit, put
+from fluctua.core.objective import FunctionOfMeans, Objective
+from fluctua.core.text import SURE, describe_estimate
+from fluctua.core.trajectories import Trajectories
 
 FEWEST = 8
 """Trajectories that are needed to say anything about skewness and tails."""
@@ -56,6 +47,83 @@ LEAST_DEGREES = 2 / 3
 """Degrees of freedom of Student's t, at the least: two samples of the problems of
 `benchmarks/intervals.py`, and two squares of normal numbers, are then covered to 94 % and more. It
 is measured and not derived."""
+
+
+class Variances(NamedTuple):
+    """between: of the means of groups, τ², without what trajectories add to it. within: of one
+    trajectory, σ².
+    """
+
+    between: float
+    within: float
+
+    def worthwhile(self, group: float = 1.0, trajectory: float = 1.0) -> float:
+        """Trajectories a group, n = √(c_g σ² / c_t τ²): of least variance (τ² + σ²/n)/K at a cost
+        of K(c_g + c_t n).
+
+        Args:
+            group: c_g, what going to another group costs.
+            trajectory: c_t, what one more trajectory costs, in the same unit.
+
+        """
+        if not (group > 0 and trajectory > 0):
+            raise ValueError(
+                f"costs must be positive; got {group!r} for a group, {trajectory!r} for a "
+                "trajectory."
+            )
+        return (
+            float(np.sqrt(group * self.within / (trajectory * self.between)))
+            if self.between > 0
+            else float("inf")
+        )
+
+
+class Groups(NamedTuple):
+    """What K groups of trajectories say one by one: devices of an array, say.
+
+    group: (K,) their numbers. counts: (K,) trajectories. values, value_errors: (K,) the expected
+    return of each. returns, gradient: variances of the return, and of the gradient, summed over its
+    components. value_stderr, stderr: the errors of the value and of the gradient, with the
+    structure of θ, if these groups were all there are.
+    """
+
+    group: np.ndarray
+    counts: np.ndarray
+    values: np.ndarray
+    value_errors: np.ndarray
+    returns: Variances
+    gradient: Variances
+    value_stderr: Array
+    stderr: Params
+
+
+class Estimate(NamedTuple):
+    """A gradient and how far to trust it. The first three fields have the structure of θ.
+
+    gradient: mean over trajectories. stderr: its standard error. second_moment: mean square over
+    *single* trajectories (the paper's step size needs it). value, value_stderr: the expected return
+    and its standard error. count: trajectories averaged. interval: (low, high), each with the
+    structure of θ, that hold the gradient with 95 %; value_interval: the same of the value. None
+    where only means and errors are known, as from the fused kernels; ±1.96 stderr is then right for
+    many trajectories and too narrow for few. Below 50 trajectories intervals are widened, and say
+    so in print: samples so few tell little of their skewness and tails. natural: F⁻¹ times the
+    gradient, of estimators made by `natural`; else None. groups: where trajectories were of several
+    devices; errors are then those of the mean over all devices of which these are a sample.
+    """
+
+    gradient: Params
+    stderr: Params
+    second_moment: Params
+    value: Array
+    value_stderr: Array
+    count: int  # type: ignore[assignment]
+    interval: tuple[Params, Params] | None = None
+    value_interval: tuple[Array, Array] | None = None
+    natural: Params | None = None
+    groups: Groups | None = None
+
+    def __repr__(self) -> str:
+        return describe_estimate(self)
 
 
 class Samples(NamedTuple):

@@ -34,7 +34,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
-from fluctua.core.types import Array, FunctionOfMeans, Objective, Params, Process, PyTree, Rewards
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
+from fluctua.core.process import Process
 
 __all__ = ["Exponential", "trapezoidal"]
 
@@ -133,7 +135,7 @@ class Substeps:
 
 
 MAPS: dict[str, Rate] = {"heun": heun, "rk4": rk4}
-"""By name, Euler's apart; another one is also named in `fluctua.core.types.STEPS`."""
+"""By name, Euler's apart; another one is also named in `fluctua.core.process.STEPS`."""
 
 
 def mean_rate(

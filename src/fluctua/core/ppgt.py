@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, sources, twin_sweep
+from fluctua.core.arrays import Array, Params, end_to_end, put
 from fluctua.core.baselines import (
     Baseline,
     Setting,
@@ -27,13 +28,16 @@ from fluctua.core.baselines import (
 )
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
-from fluctua.core.estimate import Samples, combined, labelled, reduce_samples, unflatten
+from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.likelihood.guard import LAWS, check_linearisation, warn_about_residuals
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
+from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score, Step, Transition
 from fluctua.core.protocols import PlainEstimator
 from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
 from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
 from fluctua.core.sweep import Model, Tables, random_start, silenced
+from fluctua.core.trajectories import Substrate, Trajectories
 from fluctua.core.twin import (
     Numbers,
     TwinModel,
@@ -42,25 +46,6 @@ from fluctua.core.twin import (
     checked_initial,
     checked_twin,
     twin_parameters,
-)
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Counting,
-    Estimate,
-    FunctionOfMeans,
-    Objective,
-    Params,
-    Process,
-    Remembering,
-    Rewards,
-    Score,
-    Step,
-    Substrate,
-    Trajectories,
-    Transition,
-    end_to_end,
-    put,
 )
 
 

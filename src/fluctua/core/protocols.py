@@ -10,11 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
+
+
+class Estimates(Protocol):
+    """The least that an estimator is: a function (key, theta, count) -> Estimate."""
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...
+
+
+class Estimator(Protocol):
+    """Anything that turns θ and a number of samples into an `Estimate`.
+
+    `fluctua.core.protocols.as_estimator` makes one of a bare function (key, theta, count) ->
+    Estimate.
+    """
+
+    def __call__(self, key: Array, theta: Params, count: int) -> Estimate: ...
+
+    def cost(self, theta: Params) -> int:
+        """Trajectories per sample."""
+
+    @property
+    def pilot(self) -> int:
+        """Trajectories that a call runs on top; of an estimator that remembers, those of
+        its last call.
+        """
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is remembered between calls, as plain arrays; empty where nothing is."""
+
+    def restore(self, state: Mapping[str, np.ndarray], theta: Params) -> None:
+        """Put a `state` back, to go on where another left off. theta: parameters that it is of."""
 
 
 class PlainEstimator:

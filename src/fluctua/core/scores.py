@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
+from fluctua.core.arrays import Array, Params
 from fluctua.core.diffusion import (
     Diffusion,
     are_singular,
@@ -46,7 +47,7 @@ from fluctua.core.diffusion import (
     lacks_score,
 )
 from fluctua.core.integrators import mean_rate
-from fluctua.core.types import Array, Params, Process, Score, Step
+from fluctua.core.process import Process, Score, Step
 
 __all__ = ["drift_score", "full_score", "local_linear_score", "residual"]
 

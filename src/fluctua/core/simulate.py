@@ -13,21 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.draws import Density, Reparameterised, Start, Wiener, checked_start, threefry
 from fluctua.core.integrators import mean_rate
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    NoiseProduct,
-    Params,
-    Process,
-    PyTree,
-    Remembering,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.process import AnyProcess, NoiseProduct, Process, Remembering
+from fluctua.core.trajectories import Times, Trajectories
 
 
 class Counted(NamedTuple):

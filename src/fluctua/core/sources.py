@@ -22,10 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check, sweep
+from fluctua.core.arrays import Array, Params, PyTree, jit, on_host, part, put, working_dtype
 from fluctua.core.baselines import Baseline, check_baseline
 from fluctua.core.diffusion import check_along, check_finite, check_model, q_matrix
 from fluctua.core.draws import philox_key_words
 from fluctua.core.integrators import mean_rate
+from fluctua.core.objective import Rewards
+from fluctua.core.process import AnyProcess, Process
 from fluctua.core.simulate import (
     Recipe,
     Simulator,
@@ -39,21 +42,7 @@ from fluctua.core.simulate import (
     transition,
 )
 from fluctua.core.sweep import Model, Sums, Tables, silenced
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Params,
-    Process,
-    PyTree,
-    Rewards,
-    Times,
-    Trajectories,
-    jit,
-    on_host,
-    part,
-    put,
-    working_dtype,
-)
+from fluctua.core.trajectories import Times, Trajectories
 
 BLOCK_BYTES = 256 * 2**20
 """How much of a recording is held at a time, all trajectories together."""

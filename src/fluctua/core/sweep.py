@@ -22,22 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Inputs
 from fluctua.core.draws import Density, Reparameterised
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Memory,
-    Params,
-    Process,
-    PyTree,
-    Remembering,
-    Rewards,
-    Score,
-    Step,
-    Times,
-    jit,
-)
+from fluctua.core.objective import Rewards
+from fluctua.core.process import AnyProcess, Memory, Process, Remembering, Score, Step
+from fluctua.core.trajectories import Times
 
 
 class Model(NamedTuple):

@@ -37,13 +37,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.integrators import mean_rate
+from fluctua.core.process import Process
 from fluctua.core.scores import drift_score, full_score
 from fluctua.core.sweep import Model
-from fluctua.core.types import Array, Params, Process, PyTree
 
 HESSIAN_BYTES = 2**30
 """The most that the Hessians of a batch may take.

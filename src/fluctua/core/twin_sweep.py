@@ -18,12 +18,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, sweep
+from fluctua.core.arrays import Array, Params, PyTree, end_to_end, jit, part
 from fluctua.core.baselines import Inputs
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
 from fluctua.core.integrators import mean_rate
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
 from fluctua.core.sources import Recording, check_rounding, check_scores, trajectory_of
+from fluctua.core.trajectories import Times
 from fluctua.core.twin import (
     Guess,
     Numbers,
@@ -35,7 +37,6 @@ from fluctua.core.twin import (
     expand,
     expand_terminal,
 )
-from fluctua.core.types import Array, Params, PyTree, Times, end_to_end, jit, part
 
 Parts = tuple[Array, Array, Array, Array]
 """Direct and correction (E, P) each, returns (E,), mean of Λ (T+1,)."""

@@ -26,8 +26,10 @@ import numpy as np
 from scipy.linalg import matrix_balance
 
 from fluctua.core import check
+from fluctua.core.arrays import Params
+from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.types import Params, Process, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibration.fit import only_diffusions
 from fluctua.insitu.calibration.noise import fit_noise, jacobians, mean_diffusion
 from fluctua.insitu.calibration.table import apply_calibration, read_noise

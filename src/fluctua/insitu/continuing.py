@@ -17,11 +17,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.integrators import rate_of
 from fluctua.core.likelihood.guard import TRANSITIONS, examine
+from fluctua.core.objective import Objective
+from fluctua.core.process import Process, Score, Step
 from fluctua.core.scores import CorrectedScore
-from fluctua.core.types import Array, Objective, Params, Process, Score, Step, Trajectories, jit
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.estimating import (
     AUTO,
     LAWS,

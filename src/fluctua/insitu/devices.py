@@ -24,7 +24,9 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from fluctua.core.types import Groups, PyTree, Trajectories
+from fluctua.core.arrays import PyTree
+from fluctua.core.estimate import Groups
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.device_array import DeviceHealth
 from fluctua.insitu.instrument.guard import ResidualGuard
 from fluctua.insitu.instrument.protocol import Instrument

@@ -29,11 +29,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix
 from fluctua.core.integrators import refuse_step
 from fluctua.core.likelihood.guard import Transition
+from fluctua.core.objective import Objective
+from fluctua.core.process import Process, Step
 from fluctua.core.text import names
-from fluctua.core.types import Array, Objective, Params, Process, PyTree, Step, jit
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.observed import Normal, Observed
 

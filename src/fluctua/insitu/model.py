@@ -11,16 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
 from fluctua.core.integrators import step_at
-from fluctua.core.types import (
-    Array,
-    NoiseProduct,
-    Objective,
-    Params,
-    Process,
-    Rewards,
-    Trajectories,
-)
+from fluctua.core.objective import Objective, Rewards
+from fluctua.core.process import NoiseProduct, Process
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.substrate import Head
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.types import Params, Trajectories
+from fluctua.core.arrays import Params
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibration import knobs
 from fluctua.insitu.calibration.knobs import KnobValues
 from fluctua.insitu.calibration.network import linear_model

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Params
 from fluctua.core.likelihood.guard import Residuals
-from fluctua.core.types import Params
 from fluctua.insitu.advice import Sampling, judge_euler
 from fluctua.insitu.calibration.table import apply_calibration
 from fluctua.insitu.estimating import (

@@ -44,20 +44,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core.objective import Objective, Rewards
+from fluctua.core.process import Process, Score, Step
 from fluctua.core.scores import without_readout
 from fluctua.core.text import with_error
-from fluctua.core.types import (
-    Array,
-    Objective,
-    Params,
-    Process,
-    Rewards,
-    Score,
-    Step,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Trajectories
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,13 @@ import jax
 import numpy as np
 import optax
 
+from fluctua.core.arrays import Params
 from fluctua.core.baselines import chosen
+from fluctua.core.estimate import Groups
+from fluctua.core.objective import Objective, Rewards
 from fluctua.core.ppgt import ppgt
-from fluctua.core.protocols import as_estimator
-from fluctua.core.types import Estimator, Groups, Objective, Params, Process, Rewards
+from fluctua.core.process import Process
+from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.words import close_match
 from fluctua.insitu.devices import CalibratedDevice, DeviceTable
 from fluctua.insitu.instrument.device_array import DeviceArray, DeviceHealth

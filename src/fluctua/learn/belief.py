@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import scipy
 
+from fluctua.core.arrays import Params
 from fluctua.core.text import with_error
-from fluctua.core.types import Params
 from fluctua.core.words import close_match
 from fluctua.learn.evidence import Evidence
 

@@ -15,14 +15,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, sources, sweep
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Baseline, half
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
 from fluctua.core.estimate import Samples, unflatten
+from fluctua.core.process import Step
 from fluctua.core.scores import Ratio
 from fluctua.core.simulate import grid
 from fluctua.core.sources import Recording
-from fluctua.core.types import Array, Params, PyTree, Step, Times, jit
+from fluctua.core.trajectories import Times
 
 RatioOfStep = Callable[[Any, Params, Params, Step], Ratio]
 """(process, new, old, step) -> Ratio."""

@@ -16,8 +16,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, jit
+from fluctua.core.objective import Objective, Rewards
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance_one, begin_one
-from fluctua.core.types import Array, Objective, Params, Rewards, Times, jit
+from fluctua.core.trajectories import Times
 
 
 def settings_environment(measure: Callable[[Array, Params], Any], low: Params, high: Params) -> Any:

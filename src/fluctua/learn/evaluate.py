@@ -15,23 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.ppgt import PPGT
+from fluctua.core.protocols import Estimator
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
 from fluctua.core.sources import returns_of
 from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
-from fluctua.core.types import (
-    Array,
-    Estimator,
-    FunctionOfMeans,
-    Objective,
-    Params,
-    Rewards,
-    Substrate,
-    Times,
-    jit,
-)
+from fluctua.core.trajectories import Substrate, Times
 
 FRESH = 0x4A
 """Sets the noise of an evaluation apart from that of a training with the same seed."""

@@ -24,12 +24,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import check_along, diffusion_at, with_silent
 from fluctua.core.integrators import mean_rate
 from fluctua.core.likelihood.alternatives import FITTED, Table
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
 from fluctua.core.ppgt import PPGT
+from fluctua.core.process import NoiseProduct, Process, Score, Step
 from fluctua.core.scores import (
     CorrectedScore,
     drift_score,
@@ -39,20 +41,8 @@ from fluctua.core.scores import (
 )
 from fluctua.core.simulate import Simulator
 from fluctua.core.sources import MOST_SEARCHED, only, returns_of
+from fluctua.core.trajectories import Times, Trajectories
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import (
-    Array,
-    NoiseProduct,
-    Params,
-    Process,
-    PyTree,
-    Score,
-    Step,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
 
 FEWEST_INCREMENTS = 10
 """Of a trajectory, to tell noise of the readout from what moves the state."""

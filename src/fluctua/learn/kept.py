@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.types import Params, Trajectories
+from fluctua.core.arrays import Params
+from fluctua.core.trajectories import Trajectories
 from fluctua.learn.belief import Belief
 
 MOST_KEPT = 2**17

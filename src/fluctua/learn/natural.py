@@ -24,26 +24,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check, sweep
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, checked_start
+from fluctua.core.estimate import Estimate
+from fluctua.core.objective import Objective
 from fluctua.core.ppgt import PPGT, score_of
+from fluctua.core.process import AnyProcess, Score
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
 from fluctua.core.sources import BLOCK_BYTES, Recording, check_scores, over_block, run_and_pilot
 from fluctua.core.text import names
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Estimate,
-    Objective,
-    Params,
-    PyTree,
-    Score,
-    Times,
-    Trajectories,
-    jit,
-)
+from fluctua.core.trajectories import Times, Trajectories
 
 ROWS = 20
 """Rows of scores for every parameter that are aimed at: F is then known to about a quarter in every

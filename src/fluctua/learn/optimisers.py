@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.core.words import close_match
 
 __all__ = ["kl_ascent", "rms_ascent"]

@@ -23,21 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Samples, combined, reduce_samples
-from fluctua.core.protocols import as_estimator
+from fluctua.core.estimate import Estimate, Samples, combined, reduce_samples
+from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
+from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.simulate import Recipe, Simulator, advance_one, begin_one, first_state, grid, seen
-from fluctua.core.types import (
-    Array,
-    Estimate,
-    Estimator,
-    FunctionOfMeans,
-    Objective,
-    Params,
-    Rewards,
-    Times,
-    jit,
-)
+from fluctua.core.trajectories import Times
 
 __all__ = ["compare", "finite_differences", "pathwise", "spsa"]
 

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core.estimate import Estimate
 from fluctua.core.text import names, with_error
-from fluctua.core.types import Estimate
 
 CLEAR = 2.0
 PARTS = 10

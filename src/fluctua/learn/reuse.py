@@ -27,11 +27,14 @@ import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
 from fluctua.core import check, sweep
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.baselines import Baseline, Twin, chosen, half, time_only
 from fluctua.core.diffusion import check_equivalent, check_model
 from fluctua.core.draws import Density, Reparameterised, checked_start
-from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.estimate import Estimate, Samples, reduce_samples
+from fluctua.core.objective import Objective, Rewards
 from fluctua.core.ppgt import gradient_samples, mean_return_to_go, score_of
+from fluctua.core.process import AnyProcess, Process, Score, Step
 from fluctua.core.scores import (
     Ratio,
     drift_score,
@@ -41,22 +44,7 @@ from fluctua.core.scores import (
     log_ratio,
 )
 from fluctua.core.sources import BLOCK_BYTES, MOST_SEARCHED, Recording, over_block, pieces
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Estimate,
-    Objective,
-    Params,
-    Process,
-    PyTree,
-    Rewards,
-    Score,
-    Step,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Times, Trajectories
 from fluctua.learn.clip import Clip, RatioOfStep, clipped_samples
 
 FEWEST = 20.0

@@ -29,12 +29,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood import alternatives
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import names
-from fluctua.core.types import Array, Estimate, Params, Substrate, Trajectories
+from fluctua.core.trajectories import Substrate, Trajectories
 from fluctua.core.words import close_match
 from fluctua.learn.belief import Belief, Posterior, beyond, chosen, like, prior_precision
 from fluctua.learn.evidence import (

@@ -25,11 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
 from fluctua.core.integrators import step_at
 from fluctua.core.ppgt import PPGT
+from fluctua.core.process import NoiseProduct, Process
+from fluctua.core.protocols import Estimator
 from fluctua.core.simulate import Simulator
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Estimator, NoiseProduct, Params, Process
 
 SUMS = ("weight", "weight_square", "correction", "square", "direct")
 """What is remembered: Σw, Σw²/count, and of each parameter Σw⟨c⟩, Σw²Var⟨c⟩, Σw⟨d⟩."""

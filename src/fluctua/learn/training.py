@@ -17,9 +17,10 @@ import numpy as np
 import optax
 
 from fluctua.core import check
-from fluctua.core.protocols import as_estimator
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
+from fluctua.core.protocols import Estimates, Estimator, as_estimator
 from fluctua.core.simulate import plan_calls
-from fluctua.core.types import Array, Estimate, Estimates, Estimator, Params
 
 
 class Bounds(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import silent
-from fluctua.core.types import Array, Params
 from fluctua.learn.reference import pathwise
 from fluctua.paper.training import Lattice, nearest
 from fluctua.runs import noise

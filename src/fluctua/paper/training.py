@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from fluctua import tcmt
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.learn.training import Length, Training, ascend
 from fluctua.runs.build import FAMILIES, make_network, make_task
 from fluctua.runs.config import load_unedited, named

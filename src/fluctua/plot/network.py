@@ -22,7 +22,7 @@ from matplotlib.gridspec import SubplotSpec
 from matplotlib.patches import Circle, Polygon
 from matplotlib.transforms import AffineDeltaTransform, ScaledTranslation, blended_transform_factory
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.plot.style import LOOK
 from fluctua.tcmt import Network, parameters
 

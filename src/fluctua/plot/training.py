@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.insitu.bench.demo import DemoResult
 from fluctua.insitu.bench.population import PopulationComparison
 from fluctua.plot.network import draw_panel

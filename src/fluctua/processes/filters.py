@@ -27,9 +27,11 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Density, Reparameterised, Start
 from fluctua.core.integrators import refuse_step
-from fluctua.core.types import Array, NoiseProduct, Objective, Params, Process, PyTree
+from fluctua.core.objective import Objective
+from fluctua.core.process import NoiseProduct, Process
 
 __all__ = [
     "Filter",

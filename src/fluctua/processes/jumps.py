@@ -24,10 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import with_silent
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import Ratio, full_score, log_ratio
 from fluctua.core.simulate import one_step
-from fluctua.core.types import Array, Params, Process, PyTree, Step
 
 
 class RandomJump(NamedTuple):

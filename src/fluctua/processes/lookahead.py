@@ -28,11 +28,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin
 from fluctua.core.baselines import none as no_baseline
 from fluctua.core.integrators import mean_rate
+from fluctua.core.objective import Rewards
+from fluctua.core.process import AnyProcess, Score
 from fluctua.core.sources import Recording
 from fluctua.core.sweep import Model
+from fluctua.core.trajectories import Times
 from fluctua.core.twin import (
     Guess,
     Numbers,
@@ -43,7 +47,6 @@ from fluctua.core.twin import (
     expand,
     twin_parameters,
 )
-from fluctua.core.types import AnyProcess, Array, Params, PyTree, Rewards, Score, Times, jit
 
 BEGINNINGS = 20
 """Times that the path begins anew within a window."""

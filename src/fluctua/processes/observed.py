@@ -36,24 +36,15 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import refuse_step
+from fluctua.core.process import Memory, Process, Step
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.simulate import one_step
 from fluctua.core.text import names
-from fluctua.core.types import (
-    Array,
-    Memory,
-    Params,
-    Process,
-    PyTree,
-    Step,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Times, Trajectories
 
 READOUT = 2**30
 """The step whose draw is the readout of the first sample: steps of the process itself never come so

@@ -35,28 +35,18 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
-from fluctua.core.estimate import Samples, reduce_samples
+from fluctua.core.estimate import Estimate, Samples, reduce_samples
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
+from fluctua.core.objective import Objective, Rewards
 from fluctua.core.ppgt import score_of
+from fluctua.core.process import AnyProcess, Process, Score, Step
 from fluctua.core.scores import full_score
 from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Estimate,
-    Objective,
-    Params,
-    Process,
-    PyTree,
-    Rewards,
-    Score,
-    Step,
-    Trajectories,
-    jit,
-)
+from fluctua.core.trajectories import Trajectories
 from fluctua.processes.lookahead import Lookahead, lookahead
 
 PLATEAU = 5.0

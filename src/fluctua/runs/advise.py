@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.types import Array, Params
+from fluctua.core.arrays import Array, Params
 from fluctua.learn.repetitions import Measured, jackknife
 from fluctua.runs import noise
 from fluctua.runs.noise import (

@@ -10,8 +10,9 @@ import jax
 import optax
 
 from fluctua import tcmt
+from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Twin, binned
-from fluctua.core.types import Array, Estimator, Params
+from fluctua.core.protocols import Estimator
 from fluctua.learn.optimisers import by_name
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.learn.training import Bounds, Training, check_bounds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.learn import optimisers
 from fluctua.learn.training import Length, Record
 from fluctua.runs import config as configuration

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Array, Params
+from fluctua.core.arrays import Array, Params
 from fluctua.learn.repetitions import Measured, into_batches
 from fluctua.tcmt.tasks import Task, with_noise
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
+from fluctua.core.arrays import Array, Params
 from fluctua.core.draws import philox_seed
 from fluctua.core.simulate import noise_key
-from fluctua.core.types import Array, Params, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.runs.config import Config
 from fluctua.tcmt.experiment import Experiment

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Estimate, Params
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.scale.cluster import Cluster
 from fluctua.scale.dispatch import AHEAD, Call, Here, Pool, gathered

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core.estimate import Moments, RunningSums, Samples, interval
-from fluctua.core.types import Estimate, Params
+from fluctua.core.arrays import Params
+from fluctua.core.estimate import Estimate, Moments, RunningSums, Samples, interval
 
 
 class Part(NamedTuple):

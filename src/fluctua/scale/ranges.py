@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
 from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator, plan_calls
 from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Params
 from fluctua.scale.parts import Part, of_samples
 from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, collect_samples, next_table
 from fluctua.tcmt.kernel.options import LANES, Binned

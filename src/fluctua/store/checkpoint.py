@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.learn.optimisers import FIT_FROM
 from fluctua.learn.training import Iterate, Record
 

@@ -22,7 +22,8 @@ import h5py
 import jax
 import numpy as np
 
-from fluctua.core.types import Estimate, Params
+from fluctua.core.arrays import Params
+from fluctua.core.estimate import Estimate
 from fluctua.learn.training import Record
 from fluctua.store import checkpoint, course, folder, history
 from fluctua.store.checkpoint import Damaged, RunState, from_arrays, to_arrays

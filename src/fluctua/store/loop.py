@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
-from fluctua.core.types import Array
+from fluctua.core.arrays import Array
 from fluctua.learn.training import Length, Record, Training, ascend
 from fluctua.store import folder, journal
 from fluctua.store.checkpoint import RunState, after

@@ -14,10 +14,10 @@ import jax
 import optax
 
 from fluctua.core import check
+from fluctua.core.arrays import Params, PyTree
 from fluctua.core.ppgt import PPGT, Method
 from fluctua.core.protocols import FunctionEstimator
 from fluctua.core.simulate import Simulator, first_state
-from fluctua.core.types import Params, PyTree
 from fluctua.store import fingerprint
 from fluctua.store.fingerprint import as_shapes, configuration, describe
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.learn.evaluate import can_refine, evaluate
 from fluctua.learn.training import Length, Record, Training, check_whole_number
 from fluctua.store import folder as runfolder

@@ -35,8 +35,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import box_muller, philox_key_words, philox_words
-from fluctua.core.types import STEPS, Array, NoiseProduct, Params, Process, PyTree
+from fluctua.core.process import STEPS, NoiseProduct, Process
 from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.types import Array, Params, jit
+from fluctua.core.arrays import Array, Params, jit
 from fluctua.tcmt.coupled_modes import (
     Drive,
     Frame,

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Wiener, philox
 from fluctua.core.integrators import trapezoidal
+from fluctua.core.objective import Objective
+from fluctua.core.process import Process
 from fluctua.core.simulate import Counted, Simulator, simulator
-from fluctua.core.types import Array, Objective, Params, Process, PyTree
 from fluctua.tcmt.coupled_modes import (
     Draw,
     Drive,

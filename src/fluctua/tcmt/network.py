@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core.types import Array
+from fluctua.core.arrays import Array
 
 FAMILIES = ("omega", "kappa", "chi", "gamma_e", "gamma")
 """What θ may hold: detunings (N,), couplings (B,), Kerr (N,), lead couplings (L,), losses (N,)."""

@@ -28,9 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.dependence import varies_in_slope
+from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
-from fluctua.core.types import Array, Params, PyTree, Trajectories, jit
 from fluctua.learn.evidence import At, Evidence
 from fluctua.tcmt.coupled_modes import delta_kappa
 from fluctua.tcmt.experiment import Experiment

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.tcmt.coupled_modes import carrier
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters

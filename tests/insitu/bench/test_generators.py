@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fluctua import tcmt
-from fluctua.core.types import Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import Plan, files, instrument_substrate, network_model, run
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import Bench

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fluctua as fl
-from fluctua.core.types import Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.guard import Repeats, ResidualGuard
 
 SIGMA = np.array([0.3, 0.1])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluctua.core.types import Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu import files, network_model
 from fluctua.insitu.bench import device, server
 from fluctua.insitu.bench.box import KINDS, Bench, Fault, FaultPlan, parse

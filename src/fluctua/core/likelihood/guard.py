@@ -35,6 +35,7 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, put, working_dtype
 from fluctua.core.dependence import depends
 from fluctua.core.diffusion import diffusion_matrix, q_matrix
 from fluctua.core.likelihood import alternatives
@@ -55,22 +56,9 @@ from fluctua.core.likelihood.sample import (
     standardise_states,
     take_sample,
 )
+from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score, Step
 from fluctua.core.scores import drift_score, euler, full_score, local_linear, local_linear_score
-from fluctua.core.types import (
-    AnyProcess,
-    Array,
-    Counting,
-    Params,
-    Process,
-    PyTree,
-    Remembering,
-    Score,
-    Step,
-    Trajectories,
-    jit,
-    put,
-    working_dtype,
-)
+from fluctua.core.trajectories import Trajectories
 
 TRANSITIONS = 20_000
 """Looked at: they know v to one per cent."""

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_at, diffusion_matrix, has_fewer_noises
 from fluctua.core.integrators import mean_rate
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import Gaussian, euler, local_linear
-from fluctua.core.types import Array, Params, Process, PyTree, Step, jit
 
 Transition = Callable[[Process, Params, Step], Gaussian]
 

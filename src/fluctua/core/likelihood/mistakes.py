@@ -17,7 +17,7 @@ from fluctua.core.likelihood.alternatives import KNOWN, Finding
 from fluctua.core.likelihood.causes import describe
 from fluctua.core.likelihood.report import Residuals, is_wrong
 from fluctua.core.likelihood.sample import Sample, collect_sums, reduce_squares, standardise_states
-from fluctua.core.types import Trajectories
+from fluctua.core.trajectories import Trajectories
 
 FEW_TIMES = 2.0
 """v up to which its dependence on the state is told from v itself."""

@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, put, working_dtype
 from fluctua.core.diffusion import q_matrix
 from fluctua.core.integrators import Substeps
 from fluctua.core.likelihood import alternatives
@@ -23,18 +24,9 @@ from fluctua.core.likelihood.kicks import (
     spread_noise,
     standardise,
 )
+from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.types import (
-    Array,
-    NoiseProduct,
-    Params,
-    Process,
-    PyTree,
-    Step,
-    Trajectories,
-    put,
-    working_dtype,
-)
+from fluctua.core.trajectories import Trajectories
 
 FEWEST = 200
 

@@ -23,7 +23,9 @@ import numpy as np
 import optax
 
 from fluctua import tcmt
-from fluctua.core.types import Array, Estimate, Params, Trajectories
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Estimate
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.bench import device
 from fluctua.insitu.calibration.knobs import parameters
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.insitu.bench import device
 from fluctua.insitu.bench.demo import Level, bench_processes, power, sheet_options
 from fluctua.insitu.instrument.substrate import Incident, InstrumentSubstrate, instrument_substrate

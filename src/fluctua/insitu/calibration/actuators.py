@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import scipy
 
+from fluctua.core.arrays import Array
 from fluctua.core.text import names
-from fluctua.core.types import Array
 from fluctua.insitu.calibration.drift import DriftFit
 
 

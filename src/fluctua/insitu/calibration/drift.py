@@ -43,19 +43,11 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import Gaussian, euler
 from fluctua.core.text import names
-from fluctua.core.types import (
-    Array,
-    Params,
-    Process,
-    PyTree,
-    Step,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Times, Trajectories
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 
 Transition = Callable[[Process, Params, Step], Gaussian]

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Params
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.estimate import Estimate
 from fluctua.core.likelihood.guard import Residuals, examine
+from fluctua.core.process import Process
 from fluctua.core.scores import euler, local_linear
-from fluctua.core.types import Estimate, Params, Process, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibration.drift import DriftFit, Transition, fit_drift
 from fluctua.insitu.calibration.network import linear_model
 from fluctua.insitu.calibration.noise import NoiseFit, fit_noise

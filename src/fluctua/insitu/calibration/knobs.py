@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from fluctua.core.arrays import Array, Params
+from fluctua.core.process import Process
 from fluctua.core.text import with_error
-from fluctua.core.types import Array, Params, Process, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibration.actuators import OwnGains, knob_gains
 from fluctua.insitu.calibration.drift import fit_drift
 from fluctua.insitu.calibration.fit import SystemFit, fit_system

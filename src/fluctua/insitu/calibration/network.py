@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua import tcmt
-from fluctua.core.types import Array, Params, Process, PyTree
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.process import Process
 from fluctua.insitu.calibration.drift import Entries
 from fluctua.tcmt.coupled_modes import (
     Frame,

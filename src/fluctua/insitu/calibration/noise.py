@@ -35,18 +35,11 @@ import scipy
 from scipy.linalg import expm, toeplitz
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
-from fluctua.core.types import (
-    Array,
-    Params,
-    Process,
-    PyTree,
-    Step,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.calibration.drift import Transition, student_factor, with_diffusion
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 

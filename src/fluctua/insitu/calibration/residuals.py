@@ -25,23 +25,14 @@ import scipy
 from jax.flatten_util import ravel_pytree
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.integrators import mean_rate
+from fluctua.core.objective import Objective, Rewards
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
 from fluctua.core.sweep import to_go
-from fluctua.core.types import (
-    Array,
-    Objective,
-    Params,
-    Process,
-    PyTree,
-    Rewards,
-    Step,
-    Times,
-    Trajectories,
-    jit,
-    working_dtype,
-)
+from fluctua.core.trajectories import Times, Trajectories
 from fluctua.insitu.calibration.drift import Transition
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
 

@@ -28,9 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.diffusion import diffusion_matrix
+from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.text import names
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree
 from fluctua.insitu.calibration.fit import Calibration, only_diffusions
 from fluctua.insitu.calibration.network import LinearDrift, linear_model
 from fluctua.insitu.calibration.noise import observation_seen

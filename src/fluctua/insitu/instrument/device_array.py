@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fluctua.core.arrays import Array, Params
+from fluctua.core.estimate import Groups
 from fluctua.core.text import describe_groups
-from fluctua.core.types import Array, Groups, Params, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.protocol import CommandRejected, Instrument, InstrumentError
 from fluctua.insitu.instrument.substrate import (
     Incident,

@@ -32,12 +32,14 @@ import numpy as np
 import scipy
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.diffusion import diffusion_matrix
 from fluctua.core.integrators import mean_rate
 from fluctua.core.likelihood.alternatives import FEWEST_STEPS, Limits
 from fluctua.core.likelihood.guard import Examination, examine_batch
 from fluctua.core.likelihood.report import TOLERANCE
-from fluctua.core.types import Array, NoiseProduct, Params, Process, PyTree, Trajectories, jit
+from fluctua.core.process import NoiseProduct, Process
+from fluctua.core.trajectories import Trajectories
 
 SLACK = 2.0
 """Noise within this factor of that at calibration is the noise: calibrations are good to some per

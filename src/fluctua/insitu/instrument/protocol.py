@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from fluctua.core.types import Array, Params
+from fluctua.core.arrays import Array, Params
 
 
 class InstrumentError(RuntimeError):

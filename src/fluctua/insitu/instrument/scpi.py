@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Array
+from fluctua.core.arrays import Array
 
 MOST_DIGITS = 9
 """The length of a block has one to nine digits."""

@@ -33,8 +33,9 @@ import jax
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
 from fluctua.core.likelihood.guard import DoubtError
-from fluctua.core.types import Array, Params, Trajectories
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.instrument.connection import Connection, Hung
 from fluctua.insitu.instrument.guard import Repeats, ResidualGuard, find_dead
 from fluctua.insitu.instrument.protocol import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.insitu.instrument import scpi
 from fluctua.insitu.instrument.protocol import (
     Batch,

@@ -18,7 +18,9 @@ import numpy as np
 
 from fluctua import tcmt
 from fluctua.core import check
-from fluctua.core.types import AnyProcess, Array, Objective, Params, Process
+from fluctua.core.arrays import Array, Params
+from fluctua.core.objective import Objective
+from fluctua.core.process import AnyProcess, Process
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.reader import RecordingFile
 from fluctua.processes.jumps import Jumps

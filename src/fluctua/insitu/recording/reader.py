@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Params, working_dtype
 from fluctua.core.diffusion import with_silent
-from fluctua.core.types import Params, Process, Trajectories, working_dtype
+from fluctua.core.process import Process
+from fluctua.core.trajectories import Trajectories
 from fluctua.insitu.recording import foreign, layout, ownership, texts
 from fluctua.insitu.recording.checked import CheckedStates
 from fluctua.insitu.recording.description import Description, counted

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluctua.core import check
+from fluctua.core.arrays import Array, Params
 from fluctua.core.simulate import sampled
-from fluctua.core.types import Array, Params
 from fluctua.insitu.recording.description import Description
 from fluctua.insitu.recording.model import task_tables
 from fluctua.insitu.recording.writer import append_to, create

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluctua.core.types import Params
+from fluctua.core.arrays import Params
 from fluctua.tcmt.kernel import cpu, cuda_twin
 from fluctua.tcmt.kernel.cpu import TwinSums
 from fluctua.tcmt.kernel.layout import modulation_pieces, tolerance

@@ -1,0 +1,51 @@
+"""What a user wants of a system: rewards, whose expected sum is maximised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fluctua.core.arrays import Array
+
+
+class Objective(NamedTuple):
+    """What is maximised: J = E[g_T(X_T) + ∫ g(X_t, t) dt + Σ_n r(X_n, X_{n+1}) + g_0(X_0)] (Eq. 2,
+    and two more).
+
+    running: (theta, x, t, context) -> g, a scalar rate of reward.
+    terminal: (theta, x, context) -> g_T, a scalar.
+    step: (theta, x, x_next, t, dt, context) -> r, a scalar for the step as a whole and not a rate:
+    work, heat, a current, anything that depends on both ends of a step. The score of a step meets
+    the reward of that step.
+    initial: (theta, x0, context) -> g_0, a scalar.
+
+    Each may be None (no such reward). Arguments at the end that are not used may be left off.
+    """
+
+    running: Callable[..., Array] | None = None
+    terminal: Callable[..., Array] | None = None
+    step: Callable[..., Array] | None = None
+    initial: Callable[..., Array] | None = None
+
+
+class FunctionOfMeans(NamedTuple):
+    """J = F(m₁, …, m_K), a function of expected returns m_i = E[R_i]; made by `function_of_means`.
+
+    function: F, of K numbers. parts: the K objectives.
+    """
+
+    function: Callable[..., Array]
+    parts: tuple[Any, ...]
+
+
+class Rewards(NamedTuple):
+    """An `Objective` as the library calls it: its rewards take all their arguments.
+
+    A missing running or terminal reward is zero. A missing step or initial one stays None: nothing
+    is computed for it.
+    """
+
+    running: Callable[..., Array]
+    terminal: Callable[..., Array]
+    step: Callable[..., Array] | None = None
+    initial: Callable[..., Array] | None = None

@@ -1,0 +1,181 @@
+"""What a user writes about a system: its drift and noise, or the transition of another kind.
+
+`Process` is the usual case. The protocols below it are for processes that are not diffusions: with
+events (`fluctua.Jumps`), or seen through an instrument (`fluctua.Observed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from fluctua.core.arrays import Array, Params, PyTree
+from fluctua.core.trajectories import Times
+
+STEPS = ("euler", "heun", "rk4")
+"""Maps of one step that have a name; `fluctua.core.integrators` has them."""
+
+
+class NoiseProduct(NamedTuple):
+    """Noise as a product, for systems whose (M, W) matrix is too large or too structured to write
+    down.
+
+    product: (theta, x, t, context, dw (W,)) -> σ dw (M,), linear in `dw`.
+    width: W, the number of Wiener processes.
+
+    The diffusion follows from it, Q v = σ(σᵀ v)/2, by transposing the product.
+    """
+
+    product: Callable[..., Array]
+    width: int
+
+
+class Process(NamedTuple):
+    """An Itô process dX = μ(X, t) dt + σ(X, t) dW (Eq. 1), written for one trajectory at one time.
+
+    drift: (theta, x (M,), t, context) -> μ (M,).
+
+    noise: the same arguments -> σ, either (M,) for independent noise on each component or (M, W);
+    or a `NoiseProduct`; or None for a process that is only measured, never simulated.
+
+    diffusion: (theta, x, t, context, v (M,)) -> Q v (M,), matrix-free products with Q = σσᵀ/2.
+    Needed only when `noise` is None; the score then uses conjugate gradients.
+
+    silent: components that never have noise of their own. The library finds them; leave it off,
+    unless `step` is not Euler's.
+
+    step: the map m of one step, X' = m(X, Δt) + σ√Δt z, that simulators and scores use: "euler", m
+    = x + μΔt; "heun", "rk4"; an `Exponential`; or a function (drift, theta, x, t, dt, context) ->
+    (m − x)/Δt. See `fluctua.core.integrators`.
+
+    Arguments at the end that a callable does not use may be left off: `lambda theta, x: -theta *
+    x`.
+
+    >>> Process(drift=lambda k, x: -k * x, noise=lambda k, x: 0.3 * jnp.ones_like(x))
+    """
+
+    drift: Callable[..., Array]
+    noise: Callable[..., Array] | NoiseProduct | None
+    diffusion: Callable[..., Array] | None = None
+    silent: tuple[int, ...] = ()
+    step: str | Callable[..., Array] = "euler"
+
+
+class Step(NamedTuple):
+    """One transition x -> x_next of one trajectory, at time t, over dt. events: what happened
+    between, if known.
+    """
+
+    x: Array
+    x_next: Array
+    t: Array
+    dt: Array
+    context: PyTree = None
+    events: PyTree = None
+
+
+class Score(Protocol):
+    """U = ∂θ ln p(x'|x) of one transition; the structure of θ."""
+
+    def __call__(self, process: Any, theta: Params, step: Step) -> Params: ...
+
+
+class Transition(Protocol):
+    """A process of another kind, in the place of a `Process`: hashable, for one trajectory over
+    one step.
+    """
+
+    def advance(
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        draw: Callable,
+        n: Array,
+        t: Array,
+        dt: Array,
+    ) -> tuple[Array, PyTree]:
+        """The next state, and what the score needs besides the two ends, or None. stream,
+        draw: of a `Wiener`.
+        """
+
+    def events(
+        self,
+        theta: Params,
+        x: Array,
+        context: PyTree,
+        stream: PyTree,
+        n: Array,
+        t: Array,
+        dt: Array,
+        most: int,
+    ) -> PyTree:
+        """What a record of that step holds besides its two ends; `most`: the largest
+        `count` that `advance` left.
+        """
+
+    def score(self, theta: Params, step: Step) -> Params:
+        """U of one step; the structure of θ."""
+
+    def check(
+        self, theta: Params, x: Array, t: Array, context: PyTree, where: str = ""
+    ) -> Transition:
+        """Raise, if the process cannot be right at this state.
+
+        Returns it, with what was found out about it.
+        """
+
+
+class Memory(NamedTuple):
+    """What a score remembers of the steps before. shared: the same for all trajectories. own:
+    of each, (E, ...).
+    """
+
+    shared: PyTree
+    own: PyTree
+
+
+@runtime_checkable
+class Remembering(Transition, Protocol):
+    """A `Transition` whose simulated state is not what is seen of it, so that its score depends on
+    the whole past.
+
+    It brings its own start; `advance` takes and gives simulated states, everything else those that
+    are seen.
+    """
+
+    def first(
+        self, key: Array, theta: Params, context: PyTree, stream: PyTree, draw: Callable
+    ) -> Array:
+        """The simulated state at the start."""
+
+    def seen(self, state: Array) -> Array:
+        """What the trajectory holds of simulated states (..., Z). (..., M)"""
+
+    def begin(self, theta: Params, x: Array, t: Array, context: PyTree) -> tuple[Params, Memory]:
+        """∂θ ln p(x₀), and what is remembered of it."""
+
+    def update(self, theta: Params, step: Step, memory: Memory) -> tuple[Params, Memory]:
+        """U = ∂θ ln p(x'|x and all before), and what is remembered after the step."""
+
+    def residuals(self, theta: Params, times: Times, x: Array, context: PyTree) -> Array:
+        """Squares of the residuals of x (E, T+1, M), in units of what is expected: of mean 1.
+
+        (E, T, M)
+        """
+
+
+@runtime_checkable
+class Counting(Transition, Protocol):
+    """A `Transition` whose events can be counted, to be compared with its rates."""
+
+    def counts(self, theta: Params, step: Step) -> tuple[Array, Array]:
+        """How often each event happened in one recorded step, and how often its rate says, ∫a ds.
+
+        (R,) each
+        """
+
+
+AnyProcess = Process | Transition
+"""What a simulator runs and a score is of."""
