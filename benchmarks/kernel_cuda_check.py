@@ -107,7 +107,7 @@ def check_heun():
     }
     for dtype, limit in (("float32", 5e-5), ("float64", 1e-10)):
         for name, (network, options) in cases.items():
-            spec = rectangle(**network, step="heun")
+            spec = rectangle(**network, integrator="heun")
             options = {
                 **options,
                 "dtype": dtype,
@@ -131,7 +131,7 @@ def time_heun(cp):
     print("The paper's lattice, 2,000 steps, 20,000 trajectories, whole calls, fastest of 3")
     for sigma_kappa in (0.0, 0.2):
         for step in ("euler", "heun"):
-            spec = paper_lattice(steps=2_000, sigma_kappa=sigma_kappa).replace(step=step)
+            spec = paper_lattice(steps=2_000, sigma_kappa=sigma_kappa).replace(integrator=step)
             best = np.inf
             for _ in range(4):
                 begin = time.perf_counter()

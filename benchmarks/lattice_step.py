@@ -60,7 +60,9 @@ class System(NamedTuple):
     steps: dict[str, tuple[float, ...]]
 
     def task(self, step: str, dt: float) -> tcmt.Task:
-        return tcmt.transmission(self.network, horizon=self.horizon, dt=dt, s=self.drive, step=step)
+        return tcmt.transmission(
+            self.network, horizon=self.horizon, dt=dt, s=self.drive, integrator=step
+        )
 
 
 def systems() -> list[System]:

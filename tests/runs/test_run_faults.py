@@ -97,7 +97,9 @@ def test_folders_without_fingerprints_go_on(run_copy, longer):
     """As earlier versions left them."""
     config = load(run_copy / "config.toml")
     old = dump(config).replace("memory = 100.0", "memory = 100.0\ntwin_error = 0.0")
+    old = old.replace("integrator = ", "step = ")
     assert "twin_error" in old
+    assert 'step = "euler"' in old
     (run_copy / "config.toml").write_text(old)
     rows = [line.rpartition(",")[0] for line in (run_copy / "history.csv").read_text().splitlines()]
     (run_copy / "history.csv").write_text("\n".join(rows) + "\n")

@@ -152,12 +152,12 @@ def test_the_jax_backend_trains_too(tmp_path):
 
 
 def test_a_run_with_heun_steps_goes_on_with_them(tmp_path):
-    config = changed(CONFIG, {"task.step": "heun", "task.dt": 0.05, "iterations": 4})
+    config = changed(CONFIG, {"task.integrator": "heun", "task.dt": 0.05, "iterations": 4})
     runs.complete(config, tmp_path / "whole")
     list(runs.run(changed(config, {"iterations": 2}), tmp_path / "run"))
     list(runs.resume(tmp_path / "run", {"iterations": 4}))
     assert_same_run(tmp_path / "whole", tmp_path / "run")
-    assert read_run(tmp_path / "run").task.step == "heun"
+    assert read_run(tmp_path / "run").task.integrator == "heun"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["dt"] == 0.05
 
 

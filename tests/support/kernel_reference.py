@@ -26,7 +26,7 @@ def rectangle(
     lab=False,
     harmonics=10,
     Omega=0.1,
-    step="euler",
+    integrator="euler",
 ):
     """A disordered lattice, driven at one corner and read at two others."""
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def rectangle(
     external = np.zeros(n)
     external[[0, n - 1]] = 1.0, 0.7
     internal = 0.02 + 0.05 * rng.random(n)
-    t = dt * np.arange(steps + (step == "heun"))
+    t = dt * np.arange(steps + (integrator == "heun"))
     wave = np.exp(-1j * 2.0 * t) * (1 - np.exp(-t)) if lab else np.ones(1)
     return KernelSpec(
         omega=0.5 * rng.standard_normal(n),
@@ -61,7 +61,7 @@ def rectangle(
         harmonics=harmonics,
         Omega=Omega,
         start=0.1 * (rng.standard_normal(n) + 1j * rng.standard_normal(n)),
-        step=step,
+        integrator=integrator,
     )
 
 

@@ -103,7 +103,7 @@ def test_scores_of_the_rates():
 
 @pytest.mark.parametrize("step", ["euler", "heun"])
 def test_a_run_is_a_slice_of_a_longer_one_and_threads_do_not_matter(step):
-    spec = rectangle(sigma_kappa=0.1).replace(step=step)
+    spec = rectangle(sigma_kappa=0.1).replace(integrator=step)
     whole = kernel.run(spec, 5, 70, threads=1, samples=True)
     again = kernel.run(spec, 5, 70, threads=3, samples=True)
     part = kernel.run(spec, 5, 30, first_trajectory=40, samples=True)

@@ -40,10 +40,16 @@ CASES = {
     "one resonator": ({"rows": 1, "columns": 1}, {}),
     "no scores": ({}, {"scores": False}),
     "no noise": ({}, {"noise": False}),
-    "Heun": ({"step": "heun", "steps": 41, "lab": True}, {"rates": True, "baseline": True}),
-    "Heun, modulated": ({"step": "heun", "sigma_kappa": 0.2, "steps": 40}, {"antithetic": True}),
-    "Heun, longer pieces": ({"step": "heun", "sigma_kappa": 0.2, "steps": 45, "dt": 1e-3}, {}),
-    "Heun, no noise": ({"step": "heun", "steps": 20}, {"noise": False}),
+    "Heun": ({"integrator": "heun", "steps": 41, "lab": True}, {"rates": True, "baseline": True}),
+    "Heun, modulated": (
+        {"integrator": "heun", "sigma_kappa": 0.2, "steps": 40},
+        {"antithetic": True},
+    ),
+    "Heun, longer pieces": (
+        {"integrator": "heun", "sigma_kappa": 0.2, "steps": 45, "dt": 1e-3},
+        {},
+    ),
+    "Heun, no noise": ({"integrator": "heun", "steps": 20}, {"noise": False}),
 }
 
 
@@ -141,7 +147,7 @@ def test_several_sites_a_thread(device):
 
 
 def test_several_sites_a_thread_with_heuns_step(device):
-    spec = rectangle(33, 33, steps=5, step="heun")
+    spec = rectangle(33, 33, steps=5, integrator="heun")
     cpu, gpu = both(spec, 3, samples=True)
     assert deviation(gpu.samples.kappa, cpu.samples.kappa) < 2e-5
     assert deviation(gpu.samples.chi, cpu.samples.chi) < 2e-5

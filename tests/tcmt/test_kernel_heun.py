@@ -33,7 +33,7 @@ TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 
 def heun(**case):
     """A lattice with a strong Kerr effect."""
-    spec = rectangle(**{"steps": 40, "dt": 0.02, **case}, step="heun")
+    spec = rectangle(**{"steps": 40, "dt": 0.02, **case}, integrator="heun")
     return spec.replace(chi=STRONG * spec.chi)
 
 
@@ -161,14 +161,14 @@ def test_overflow_names_its_step():
     [
         (lambda: kernel.run(heun(), 0, 4, baseline=Binned(2)), "binned.*heun"),
         (lambda: run_twin(heun(), 0, 4, backend="cuda"), "twin.*heun"),
-        (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`step` differs"),
+        (lambda: run_twin(heun(), 0, 4, twin=rectangle(steps=40, dt=0.02)), "`integrator` differs"),
         (
             lambda: measured_scores(
                 KernelJob(heun(), 0, 1, KernelOptions()), np.zeros((1, 2, 24)), 1
             ),
             "measured.*heun",
         ),
-        (lambda: rectangle().replace(step="rk4"), "rk4.*jax"),
+        (lambda: rectangle().replace(integrator="rk4"), "rk4.*jax"),
         (lambda: heun(lab=True).replace(steps=41), r"\(42, 1\)"),
     ],
 )

@@ -46,7 +46,7 @@ def assert_same(fused, reference, rtol=1e-9):
     ],
 )
 def test_every_family_of_a_heun_task_equals_the_reference(make, options, baseline):
-    task = make(NETWORK, horizon=0.9, dt=0.03, step="heun", **options)
+    task = make(NETWORK, horizon=0.9, dt=0.03, integrator="heun", **options)
     reference = task.estimator("jax", baseline=baseline).samples(KEY, THETA, 6)
     assert_same(
         task.estimator("cpu", baseline=baseline, dtype="float64").samples(KEY, THETA, 6), reference
@@ -60,7 +60,7 @@ def test_the_twin_of_a_heun_task_equals_the_reference():
 
     The kernel's guess has half of the last reward at the end and no rewards of steps, which is the
     same sum."""
-    task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, sigma_kappa=0.2, step="heun")
+    task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, sigma_kappa=0.2, integrator="heun")
     rate = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03).objective.running
     by_ends = fl.Objective(
         running=lambda theta, x, t: rate(theta, x, t) * jnp.where(t > 0, 1.0, 0.5),
@@ -80,7 +80,7 @@ def test_the_twin_of_a_heun_task_equals_the_reference():
 
 def test_the_reward_is_the_trapezoid_sum():
     """On measured states too, by the kernels' door."""
-    task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, step="heun")
+    task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, integrator="heun")
     path = task.simulator()(run_and_pilot(KEY)[0], THETA, 4)
     rate = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03).objective.running
     of_path = jax.vmap(jax.vmap(lambda x, t: rate(THETA, x, t), (0, 0)), (0, None))(path.x, path.t)
@@ -99,7 +99,7 @@ def test_a_reward_of_ones_own_is_of_second_order_too():
     drive, rate = tcmt.Drive(0, envelope=jnp.cos), lambda theta, x, t: jnp.sum(x**2) * jnp.exp(-t)
 
     def value(dt):
-        task = tcmt.custom(NETWORK, drive, rate, horizon=1.2, dt=dt, step="heun")
+        task = tcmt.custom(NETWORK, drive, rate, horizon=1.2, dt=dt, integrator="heun")
         path = task.simulator(fl.core.draws.silent)(KEY, THETA, 2)
         return fl.mean_return_to_go(task.objective, THETA, path)[0]
 
@@ -108,27 +108,28 @@ def test_a_reward_of_ones_own_is_of_second_order_too():
 
 
 def test_another_noise_keeps_the_step():
-    task = tcmt.with_noise(tcmt.transmission(NETWORK, dt=0.02, step="heun"), sigma_w=0.1)
-    assert task.step == "heun"
+    task = tcmt.with_noise(tcmt.transmission(NETWORK, dt=0.02, integrator="heun"), sigma_w=0.1)
+    assert task.integrator == "heun"
     assert task.objective.step is not None
 
 
 def test_doors_without_a_step_refuse_it_by_name():
     heun, rk4 = (
-        tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, step=step) for step in ("heun", "rk4")
+        tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, integrator=step)
+        for step in ("heun", "rk4")
     )
     for task, backend, baseline, message in (
-        (heun, "cpu", Binned(2), 'binned.*step="heun"'),
-        (heun, "cpu", "optimal", 'binned.*step="heun"'),
-        (heun, "cuda", "twin", 'twin.*step="heun"'),
+        (heun, "cpu", Binned(2), 'binned.*integrator="heun"'),
+        (heun, "cpu", "optimal", 'binned.*integrator="heun"'),
+        (heun, "cuda", "twin", 'twin.*integrator="heun"'),
         (rk4, "cpu", "time", "rk4.*jax"),
     ):
         with pytest.raises(ValueError, match=message):
             task.estimator(backend, baseline=baseline)
     with pytest.raises(ValueError, match="heun"):
         exact.value(heun, {})
-    with pytest.raises(ValueError, match="`step`.*'midpoint'"):
-        tcmt.transmission(NETWORK, step="midpoint")
+    with pytest.raises(ValueError, match="`integrator`.*'midpoint'"):
+        tcmt.transmission(NETWORK, integrator="midpoint")
 
 
 @pytest.mark.parametrize("step", SERIES)
@@ -154,15 +155,17 @@ def test_undamped_modes_are_never_stable_but_with_rk4():
 
 def test_stability_names_the_step():
     euler, heun, rk4 = (
-        tcmt.stability(tcmt.transmission(tcmt.paper(), dt=0.05, step=step), {})
+        tcmt.stability(tcmt.transmission(tcmt.paper(), dt=0.05, integrator=step), {})
         for step in ("euler", "heun", "rk4")
     )
     assert (euler.stable, heun.stable, rk4.stable) == (False, True, True)
-    assert 'step="heun"' in str(euler)
+    assert 'integrator="heun"' in str(euler)
     assert str(heun).startswith("Heun steps of 0.05")
     assert 20 * euler.largest_dt < heun.largest_dt < rk4.largest_dt
     network, theta = tcmt.rectangular(3, 3), {"omega": np.linspace(-2, 2, 9)}
-    verdict = tcmt.stability(tcmt.transmission(network, horizon=2.0, dt=0.1, step="heun"), theta)
+    verdict = tcmt.stability(
+        tcmt.transmission(network, horizon=2.0, dt=0.1, integrator="heun"), theta
+    )
     p = {
         name: jnp.asarray(theta.get(name, getattr(network, name)))
         for name in tcmt.parameters(network, {})

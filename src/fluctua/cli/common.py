@@ -85,7 +85,9 @@ def lattice_start(
     from fluctua import tcmt
 
     network = tcmt.rectangular(*lattice_size(lattice), sigma_w=sigma_w)
-    task = tcmt.transmission(network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa, step=step)
+    task = tcmt.transmission(
+        network, horizon=horizon, dt=dt, sigma_kappa=sigma_kappa, integrator=step
+    )
     k_start, k_run = jax.random.split(jax.random.key(seed))
     return task, tcmt.initial_parameters(k_start, network, chi_std=chi_std), k_run
 

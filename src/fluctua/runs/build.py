@@ -105,7 +105,7 @@ def make_task(
         s=t.amplitude,
         frequency=t.frequency,
         sigma_kappa=t.sigma_kappa if sigma_kappa is None else sigma_kappa,
-        step=t.step,
+        integrator=t.integrator,
     )
 
 

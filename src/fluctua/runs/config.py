@@ -23,7 +23,7 @@ from fluctua.runs import rules
 from fluctua.runs.rules import Rule
 from fluctua.store.files import require_file
 from fluctua.store.folder import fingerprint
-from fluctua.tcmt.kernel.options import STEPS
+from fluctua.tcmt.kernel.options import INTEGRATORS
 
 
 def _key(default: Any, rule: Rule, comment: str) -> Any:
@@ -64,8 +64,10 @@ class TaskConfig:
     )
     horizon: float = _key(20.0, rules.number(above=0, below=LARGE), "T, in units of 1 / coupling")
     dt: float = _key(1e-3, rules.number(above=0), "time step")
-    step: str = _key(
-        "euler", rules.word(*STEPS), "euler: the paper's; heun: of second order, for longer steps"
+    integrator: str = _key(
+        "euler",
+        rules.word(*INTEGRATORS),
+        "euler: the paper's; heun: of second order, for longer steps",
     )
     sigma_w: float = _key(0.5, rules.number(above=0), "noise amplitude of every open channel")
     sigma_kappa: float = _key(
@@ -287,6 +289,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
 def parse(tree: Mapping[str, Any]) -> Config:
     """The configuration of a parsed TOML file."""
+    tree = _rename_keys(tree, {old: new for new, old in EARLIER_NAMES.items()})
     name = _rule(Config, "preset")("preset", tree.get("preset", "paper"))
     return _filled(PRESETS[name], {k: v for k, v in tree.items() if k != "preset"}, "")
 
@@ -329,7 +332,8 @@ def digest(text: str) -> str:
     """Fingerprint of the keys of a TOML file, without those that may change and whatever is no
     key.
     """
-    tree = tomllib.loads(text)
+    # earlier names: a run that began with them keeps its fingerprint
+    tree = _rename_keys(tomllib.loads(text), EARLIER_NAMES)
     for name in ADJUSTABLE:
         *section, key = name.split(".")
         (tree.get(section[0], {}) if section else tree).pop(key, None)
@@ -380,6 +384,21 @@ def load_unedited(path: Path) -> Config:
 
 RETIRED = {"baseline.twin_error": 0.0}
 """Keys of earlier files, and the value at which they change nothing."""
+
+EARLIER_NAMES = {"task.integrator": "task.step"}
+"""Keys by their names today, and those that they have in earlier files of runs."""
+
+
+def _rename_keys(tree: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of a parsed file with other names of some `section.key`."""
+    renamed = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    for before, after in names.items():
+        section, old = before.split(".")
+        new = after.split(".")[1]
+        part = renamed.get(section)
+        if isinstance(part, dict) and old in part and new not in part:
+            part[new] = part.pop(old)
+    return renamed
 
 
 def _filled(record: Any, tree: Mapping[str, Any], where: str) -> Any:

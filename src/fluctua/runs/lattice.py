@@ -313,8 +313,8 @@ def _make_options(config: Config, parts: LatticeParts) -> JournalOptions:
     }
     if task.reward == "isolation":
         attributes["isolation"] = 1.0
-    if task.step != "euler":
-        attributes["step_order"] = ORDER_OF_STEP[task.step]
+    if task.integrator != "euler":
+        attributes["step_order"] = ORDER_OF_STEP[task.integrator]
     return JournalOptions(
         keep.checkpoints,
         keep.checkpoint_seconds,
@@ -353,4 +353,11 @@ def _remember_alike(a: Config, b: Config) -> bool:
 def _select_remembered(config: Config) -> tuple[Any, ...]:
     """The settings that what an estimator remembers depends on."""
     task = config.task
-    return config.baseline, config.device, config.calibration, task.horizon, task.dt, task.step
+    return (
+        config.baseline,
+        config.device,
+        config.calibration,
+        task.horizon,
+        task.dt,
+        task.integrator,
+    )

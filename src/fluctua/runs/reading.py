@@ -186,7 +186,7 @@ def _task(path: Path, course: Course) -> tcmt.Task:
         dt=a["dt"],
         s=a["drive_amplitude"],
         sigma_kappa=a["sigma_kappa"],
-        step=steps[a.get("step_order", 1.0)],
+        integrator=steps[a.get("step_order", 1.0)],
     )
 
 

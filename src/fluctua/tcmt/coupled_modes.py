@@ -247,7 +247,7 @@ def process(
     *,
     frame: Frame = "rotating",
     modulation: Modulation | None = None,
-    step: str = "euler",
+    integrator: str = "euler",
 ) -> Process:
     """The network as an Itô process with state [Re ψ, Im ψ] (2N,) and θ a dict (see
     `network.FAMILIES`).
@@ -260,7 +260,7 @@ def process(
         frame: "rotating" with the drive, or "lab".
         modulation: of the couplings; the process then needs `context` (see `coupled_modes.Draw`),
             which `tasks` add.
-        step: "euler", "heun" or "rk4" (see `fluctua.core.integrators`).
+        integrator: "euler", "heun" or "rk4" (see `fluctua.core.integrators`).
 
     Returns: the process.
 
@@ -270,8 +270,10 @@ def process(
         raise ValueError(
             f"`frame` must be one of {', '.join(map(repr, get_args(Frame)))}; got {frame!r}."
         )
-    if step not in STEPS:
-        raise ValueError(f"`step` must be one of {', '.join(map(repr, STEPS))}; got {step!r}.")
+    if integrator not in STEPS:
+        raise ValueError(
+            f"`integrator` must be one of {', '.join(map(repr, STEPS))}; got {integrator!r}."
+        )
     noise: Callable[..., Array] | NoiseProduct
     if network.local:
         noise = DiagonalNoise(network)
@@ -280,7 +282,7 @@ def process(
     return Process(
         NetworkDrift(network, checked_drives(network, drive), frame, checked(modulation)),
         noise,
-        step=step,
+        step=integrator,
     )
 
 

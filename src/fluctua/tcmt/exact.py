@@ -240,8 +240,10 @@ def _numbers(task: Experiment, theta: Params) -> dict[str, np.ndarray]:
             "exact moments know rewards that are weighted output powers; this task has another "
             "reward."
         )
-    if task.step != "euler":
-        raise ValueError(f"exact moments are of Euler's step; this task has step={task.step!r}.")
+    if task.integrator != "euler":
+        raise ValueError(
+            f"exact moments are of Euler's step; this task has integrator={task.integrator!r}."
+        )
     if task.modulation is not None:
         raise ValueError(
             "exact moments need σ_κ = 0: a modulated network has no closed moments. Use finite "

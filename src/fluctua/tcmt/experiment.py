@@ -57,7 +57,7 @@ class Experiment(NamedTuple):
     copies: int = 1
 
     @property
-    def step(self) -> str:
+    def integrator(self) -> str:
         """The map of one step by its name: "euler", "heun" or "rk4"."""
         assert isinstance(
             self.process.step, str
@@ -141,14 +141,14 @@ class CrossPower:
         return jnp.asarray(self.weights, x.dtype) @ jnp.real(one * other.conj())
 
 
-def accumulated(rate: Callable[..., Array], step: str) -> Objective:
+def accumulated(rate: Callable[..., Array], integrator: str) -> Objective:
     """∫g dt: the left sum Σg(X_n)Δt of the paper with Euler's step, else of second order as the
     step, by trapezoids.
 
     rate: g (theta, x, t, context).
     """
     left = Objective(running=rate)
-    return left if step == "euler" else trapezoidal(left)
+    return left if integrator == "euler" else trapezoidal(left)
 
 
 @dataclass(frozen=True)

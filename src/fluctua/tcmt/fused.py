@@ -37,7 +37,13 @@ from fluctua.tcmt import state_scores
 from fluctua.tcmt.coupled_modes import carrier, coefficients, incoming_at
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cuda import require_cupy
-from fluctua.tcmt.kernel.options import Binned, KernelOptions, KernelSpec, check_step, refuse_step
+from fluctua.tcmt.kernel.options import (
+    Binned,
+    KernelOptions,
+    KernelSpec,
+    check_integrator,
+    require_euler,
+)
 from fluctua.tcmt.kernel.run import Families, KernelResult, run
 from fluctua.tcmt.kernel.twin import KernelTwin, TwinResult, expected_lambda, run_twin, twin_options
 from fluctua.tcmt.network import parameters
@@ -197,7 +203,7 @@ class Fused:
         """What measured states say about unknowns of the network: see `fluctua.learn.evidence`."""
         p, slope = state_scores.at_point(at, theta, u)
         if (
-            self.task.step != "euler"
+            self.task.integrator != "euler"
             or self.task.copies > 1
             or not set(p) <= set(state_scores.KNOWN)
         ):
@@ -213,7 +219,7 @@ class Fused:
         """The two parts of the twin correction on measured states; score and twin are of
         the network at θ.
         """
-        is_served = self.task.step == "euler" and len(trajectories.t) == len(self.task.t)
+        is_served = self.task.integrator == "euler" and len(trajectories.t) == len(self.task.t)
         if (
             self.task.copies > 1
             or self.task.modulation
@@ -373,7 +379,7 @@ class OfLosses:
         readout: float = 0.0,
     ) -> Evidence:
         """What they say about the unknowns."""
-        refuse_step(self.fused.task.step, "the calibration of losses")
+        require_euler(self.fused.task.integrator, "the calibration of losses")
         p, slope = state_scores.at_point(at, theta, u)
         spec = kernel_spec(self.fused.task, p, self.fused.s_plus)
         return state_scores.evidence(
@@ -468,7 +474,7 @@ def fused(
         )
     coefficients(task.simulated, {})  # refuses leads on several resonators, and says what to do
     made, pilot, carries = _served(task, device, baseline)
-    _check_step(task.step, device, made)
+    _check_integrator(task.integrator, device, made)
     if isinstance(made, KernelTwin) and made.rank > task.simulated.sites:
         raise ValueError(
             f"`rank` is at most the {task.simulated.sites} resonators of the network; got "
@@ -478,13 +484,13 @@ def fused(
     return Carried(estimator) if carries else estimator
 
 
-def _check_step(step: str, device: str, baseline: Any) -> None:
-    """Refuse a step that these kernels do not take, before the first call."""
-    check_step(step)
+def _check_integrator(integrator: str, device: str, baseline: Any) -> None:
+    """Refuse an integrator that these kernels do not have, before the first call."""
+    check_integrator(integrator)
     if isinstance(baseline, Binned):
-        refuse_step(step, "the kernels' binned baseline")
+        require_euler(integrator, "the kernels' binned baseline")
     if isinstance(baseline, KernelTwin) and device == "cuda":
-        refuse_step(step, "the twin on the GPU")
+        require_euler(integrator, "the twin on the GPU")
 
 
 def _served(
@@ -575,7 +581,7 @@ def incoming_table(task: Experiment) -> np.ndarray:
     """s⁺ on every lead at every time that a step asks for, (T, L) or (T+1, L), or (L,) where it
     is constant.
     """
-    t = task.t[:-1] if task.step == "euler" else task.t
+    t = task.t[:-1] if task.integrator == "euler" else task.t
     s_plus = incoming_at(task.drives, task.simulated.leads, t, task.frame)
     return s_plus[0] if np.all(s_plus == s_plus[0]) else s_plus
 
@@ -608,7 +614,7 @@ def kernel_spec(task: Experiment, theta: Params, s_plus: np.ndarray | None = Non
         sigma_kappa=task.modulation.sigma_kappa if task.modulation else 0.0,
         Omega=task.modulation.omega_max / task.modulation.harmonics if task.modulation else 0.1,
         harmonics=task.modulation.harmonics if task.modulation else 10,
-        step=task.step,
+        integrator=task.integrator,
     )
 
 

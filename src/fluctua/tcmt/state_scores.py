@@ -129,7 +129,7 @@ def returns(spec: KernelSpec, t: np.ndarray, x: Array) -> np.ndarray:
     interval = np.diff(np.asarray(t, np.float64))
     weight = interval
     seen = np.asarray(x)[:, :-1]
-    if spec.step != "euler":
+    if spec.integrator != "euler":
         weight = (np.append(interval, 0.0) + np.append(0.0, interval)) / 2
         seen = np.asarray(x)
     psi = to_complex(seen)[..., spec.port_sites]

@@ -102,7 +102,7 @@ def transmission(
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
     guard: Guard | None = None,
-    step: str = "euler",
+    integrator: str = "euler",
 ) -> Task:
     """The paper's: ``J = E[(1/T) ∫ |s⁻_to / s⁺_source|² dt]``, the time-averaged fraction of power
     transmitted.
@@ -125,9 +125,9 @@ def transmission(
             two driven runs with independent noise, whose mean is ``|E s⁻|²``, the power that a
             lock-in sees; exact for any network, and what modulation scrambles does not count either
             (JAX only).
-        step: "euler", the paper's; "heun", of second order in Δt, as is the reward then, which is
-            summed by the trapezoid rule: steps ten times as long and more for the same bias
-                (docs/network.md); or "rk4" (JAX only).
+        integrator: "euler", the paper's; "heun", of second order in Δt, as is the reward then,
+            which is summed by the trapezoid rule: steps ten times as long and more for the same
+            bias (docs/network.md); or "rk4" (JAX only).
 
     Returns: the task.
 
@@ -141,7 +141,9 @@ def transmission(
     weights[to] = 1 / (positive(s=s) ** 2 * positive(horizon=horizon))
     drive = Drive(source, s, 0.0, frequency, envelope)
     if guard is None:
-        return _quadratic(network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame, step)
+        return _quadratic(
+            network, 1, (drive,), weights, horizon, dt, sigma_kappa, frame, integrator
+        )
     if guard == "dark":
         return _quadratic(
             network,
@@ -152,13 +154,21 @@ def transmission(
             dt,
             sigma_kappa,
             frame,
-            step,
+            integrator,
         )
     if guard == "coherent":
         both = (drive, Drive(leads + source, s, 0.0, frequency, envelope))
         reward = CrossPower(outputs(copies(network, 2), both, frame=frame), tuple(weights.tolist()))
         return assembled(
-            network, 2, both, reward, None, grid(horizon, dt), Modulation(sigma_kappa), frame, step
+            network,
+            2,
+            both,
+            reward,
+            None,
+            grid(horizon, dt),
+            Modulation(sigma_kappa),
+            frame,
+            integrator,
         )
     raise ValueError(f'`guard` must be None, "dark" or "coherent"; got {guard!r}.')
 
@@ -175,7 +185,7 @@ def isolation(
     envelope: Callable[[Array], Array] | None = None,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
-    step: str = "euler",
+    integrator: str = "euler",
 ) -> Task:
     """Forward minus backward: ``J = E[(1/T) ∫ (|s⁻_to / s⁺_source|² − |s⁻_source / s⁺_to|²) dt]``.
 
@@ -198,7 +208,7 @@ def isolation(
         envelope: t -> factor of the drive.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab" (docs/network.md has the trap).
-        step: "euler", "heun" or "rk4", as of `transmission`.
+        integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
     """
@@ -213,7 +223,7 @@ def isolation(
         Drive(source, s, 0.0, frequency, envelope),
         Drive(leads + to, s, 0.0, frequency, envelope),
     )
-    return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame, step)
+    return _quadratic(network, 2, drives, weights, horizon, dt, sigma_kappa, frame, integrator)
 
 
 def with_noise(
@@ -244,7 +254,15 @@ def with_noise(
     dt = horizon / (len(task.t) - 1)
     weights = np.asarray(task.weights)
     return _quadratic(
-        network, task.copies, task.drives, weights, horizon, dt, sigma_kappa, task.frame, task.step
+        network,
+        task.copies,
+        task.drives,
+        weights,
+        horizon,
+        dt,
+        sigma_kappa,
+        task.frame,
+        task.integrator,
     )
 
 
@@ -257,7 +275,7 @@ def custom(
     dt: float = 1e-3,
     sigma_kappa: float = 0.0,
     frame: Frame = "rotating",
-    step: str = "euler",
+    integrator: str = "euler",
 ) -> Task:
     """A task with any reward rate.
 
@@ -269,7 +287,7 @@ def custom(
         dt: Δt, the time step.
         sigma_kappa: σ_κ of the antagonistic modulation.
         frame: "rotating" with the drive, or "lab".
-        step: "euler", "heun" or "rk4", as of `transmission`.
+        integrator: "euler", "heun" or "rk4", as of `transmission`.
 
     Returns: the task.
     """
@@ -278,8 +296,8 @@ def custom(
     t = grid(horizon, dt)
     return Task(
         network=network,
-        process=process(network, drives, frame=frame, modulation=modulation, step=step),
-        objective=accumulated(running, step),
+        process=process(network, drives, frame=frame, modulation=modulation, integrator=integrator),
+        objective=accumulated(running, integrator),
         t=t,
         condition=condition(network),
         simulated=network,
@@ -298,7 +316,7 @@ def _quadratic(
     dt: float,
     sigma_kappa: float,
     frame: Frame,
-    step: str,
+    integrator: str,
 ) -> Task:
     """A task whose reward is a weighted sum of output powers."""
     simulated = network if count == 1 else copies(network, count)
@@ -306,7 +324,9 @@ def _quadratic(
     reward = WeightedPower(outputs(simulated, drives, frame=frame), fixed_weights)
     t = grid(horizon, dt)
     modulation = Modulation(sigma_kappa)
-    return assembled(network, count, drives, reward, fixed_weights, t, modulation, frame, step)
+    return assembled(
+        network, count, drives, reward, fixed_weights, t, modulation, frame, integrator
+    )
 
 
 def assembled(
@@ -318,14 +338,16 @@ def assembled(
     t: np.ndarray,
     modulation: Modulation | None,
     frame: Frame,
-    step: str = "euler",
+    integrator: str = "euler",
 ) -> Task:
     """A task of `count` copies of a network that share θ. reward: of all copies, (theta of all,
     x, t).
     """
     simulated = network if count == 1 else copies(network, count)
     modulation = checked(modulation)
-    drift, noise = process(simulated, drives, frame=frame, modulation=modulation, step=step)[:2]
+    drift, noise = process(
+        simulated, drives, frame=frame, modulation=modulation, integrator=integrator
+    )[:2]
     of_device: Callable[..., PyTree] = condition(network)
     if count > 1:
         drift = Tied(drift, count)
@@ -338,8 +360,8 @@ def assembled(
             noise = Tied(noise, count)
     return Task(
         network=network,
-        process=Process(drift, noise, step=step),
-        objective=accumulated(reward, step),
+        process=Process(drift, noise, step=integrator),
+        objective=accumulated(reward, integrator),
         t=t,
         condition=of_device,
         simulated=simulated,

@@ -34,7 +34,7 @@ class Stability(NamedTuple):
 
     kerr: the largest detuning 2χ|ψ|² that the linear response to the drive gives. bound: whether
     `radius` and `growth` are upper bounds and `largest_dt` a lower one, and not the values
-    themselves. step: "euler", "heun", "rk4".
+    themselves. integrator: "euler", "heun", "rk4".
     """
 
     radius: float
@@ -43,7 +43,7 @@ class Stability(NamedTuple):
     dt: float
     kerr: float
     bound: bool
-    step: str = "euler"
+    integrator: str = "euler"
 
     @property
     def stable(self) -> bool:
@@ -52,14 +52,14 @@ class Stability(NamedTuple):
 
     def __str__(self) -> str:
         kerr = f" (with a Kerr detuning of up to {self.kerr:.2g})" if self.kerr > 0 else ""
-        name = NAMES[self.step]
+        name = NAMES[self.integrator]
         if self.stable:
             return (
                 f"{name} steps of {self.dt:g} are stable{kerr}; the largest such is "
                 f"{self.largest_dt:.2g}."
             )
         most = "up to " if self.bound else ""
-        better = 'step="heun", ' if self.step == "euler" else ""
+        better = 'integrator="heun", ' if self.integrator == "euler" else ""
         return (
             f"{name} steps of {self.dt:g} are {'possibly ' if self.bound else ''}unstable at these "
             f"parameters{kerr}: a mode that should decay is multiplied by {most}{self.growth:.3g} "
@@ -102,17 +102,23 @@ def stability(task: Experiment, theta: Params) -> Stability:
             [np.linalg.eigvals(generator(network, q, offset)) for q in (p, shifted)]
         )
         bound = False
-    radius = float(np.abs(np.polyval(SERIES[task.step][::-1], dt * modes)).max())
-    largest = largest_step(task.step, modes).min()
+    radius = float(np.abs(np.polyval(SERIES[task.integrator][::-1], dt * modes)).max())
+    largest = largest_step(task.integrator, modes).min()
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         growth = float(np.exp(np.log(radius) * horizon / dt))
     # rounding of the eigenvalues of an undamped mode must not make its loss negative
     return Stability(
-        radius, growth, max(float(largest), 0.0), dt, float(np.abs(kerr).max()), bound, task.step
+        radius,
+        growth,
+        max(float(largest), 0.0),
+        dt,
+        float(np.abs(kerr).max()),
+        bound,
+        task.integrator,
     )
 
 
-def largest_step(step: str, modes: np.ndarray) -> np.ndarray:
+def largest_step(integrator: str, modes: np.ndarray) -> np.ndarray:
     """The largest Δt at which |P(λΔt)| ≤ 1; 0 for a mode that grows by itself, ∞ for one that does
     not move.
 
@@ -121,10 +127,10 @@ def largest_step(step: str, modes: np.ndarray) -> np.ndarray:
     """
     size = np.abs(modes)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if step == "euler":
+        if integrator == "euler":
             return np.where(size > 0, -2 * modes.real / size**2, np.inf)
         unit = np.where(size > 0, modes / size, 0.0)
-    c = SERIES[step]
+    c = SERIES[integrator]
     products = [
         (j + k, c[j] * c[k] * (unit**j * unit.conj() ** k).real)
         for j in range(len(c))

@@ -30,7 +30,7 @@ def simple(**changes):
 
 @pytest.mark.parametrize("step", ["euler", "heun"])
 def test_a_recording_says_by_which_steps_its_network_is_meant(step):
-    task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, step=step)
+    task = tcmt.transmission(tcmt.rectangular(1, 2), horizon=0.3, dt=0.1, integrator=step)
     head = insitu.files.Description(
         t=task.t, channels=("a", "b"), dtype="complex64", **task_tables(task)
     )

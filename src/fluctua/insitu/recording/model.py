@@ -45,8 +45,8 @@ def task_tables(task: Task) -> dict[str, dict[str, Any]]:
         f.name: getattr(task.network, f.name) for f in dataclasses.fields(task.network)
     }
     network |= {"weights": np.asarray(task.weights), "frame": task.frame, "copies": task.copies}
-    if task.step != "euler":
-        network["step"] = task.step
+    if task.integrator != "euler":
+        network["step"] = task.integrator
     network |= {"sigma_kappa": m.sigma_kappa, "harmonics": m.harmonics, "omega_max": m.omega_max}
     drive = {
         name: np.array([getattr(d, name) for d in task.drives])

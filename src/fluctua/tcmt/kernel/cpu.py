@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluctua.tcmt.kernel.layout import make_plan, neighbours, pairs
-from fluctua.tcmt.kernel.options import LANES, KernelJob, KernelTwinModel, cores, refuse_step
+from fluctua.tcmt.kernel.options import LANES, KernelJob, KernelTwinModel, cores, require_euler
 from fluctua.tcmt.native import _native
 
 
@@ -180,7 +180,7 @@ def measured_scores(e: KernelJob, x: np.ndarray, stride: int) -> np.ndarray:
     """
     o = e.options
     spec = e.spec
-    refuse_step(spec.step, "the kernel of measured states")
+    require_euler(spec.integrator, "the kernel of measured states")
     x = np.ascontiguousarray(x, o.real)
     sums = np.empty(3 * spec.sites + len(spec.bonds))
     states = MeasuredStates(len(x), x.shape[1] - 1, stride, o.threads or cores(), x, sums)

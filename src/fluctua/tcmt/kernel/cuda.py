@@ -447,7 +447,7 @@ def definitions(
         "DRIVE_TABLE": len(spec.drive) > 1,
         "INCOMING_TABLE": len(spec.incoming) > 1,
         "RECORD": o.record_every > 0,
-        "HEUN": spec.step == "heun",
+        "HEUN": spec.integrator == "heun",
         "WAVES_SHARED": waves_shared,
     }
     numbers = {

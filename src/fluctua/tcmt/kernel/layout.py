@@ -108,7 +108,7 @@ def make_plan(ensemble: KernelJob) -> KernelPlan:
         noise=bool(o.noise),
         antithetic=bool(o.antithetic),
         rates=ensemble.rates,
-        heun=spec.step == "heun",
+        heun=spec.integrator == "heun",
         dt=spec.dt,
         drive_rows=len(spec.drive),
         incoming_rows=len(spec.incoming),
@@ -237,7 +237,7 @@ def modulation_pieces(spec: KernelSpec, tolerance: float) -> tuple[int, np.ndarr
     pieces = -(-spec.times // steps)
     centre = (np.arange(pieces) * steps + (steps - 1) / 2) * spec.dt
     nodes = np.cos((2 * np.arange(3) + 1) * np.pi / 6) if steps > 2 else np.array([0.5, 0.0, -0.5])
-    if spec.step == "heun":
+    if spec.integrator == "heun":
         nodes = (nodes if steps > 2 else 2 * nodes) + 1 / steps
     k = np.arange(1, spec.harmonics + 1)
     angle = spec.Omega * k * (centre[:, None] + nodes * (steps * spec.dt / 2))[..., None]

@@ -29,7 +29,7 @@ GROUPS = 128
 """Partial sums of the CPU kernel, each of all parameters and steps."""
 BACKENDS = ("cpu", "cuda")
 PRECISIONS = ("float32", "float64")
-STEPS = ("euler", "heun")
+INTEGRATORS = ("euler", "heun")
 """Steps that the kernels take."""
 
 
@@ -50,7 +50,7 @@ class KernelSpec:
         incoming: s⁺ on the ports, complex (M,) or (T, M); (T+1, M) with Heun's step.
         sigma_kappa, Omega, harmonics: of the modulation; σ_κ = 0 is none.
         start: ψ at t = 0, complex (N,); None is zero.
-        step: "euler", or "heun": ψ + Δt/2[μ(ψ, t) + μ(ψ + Δtμ, t + Δt)] and the noise.
+        integrator: "euler", or "heun": ψ + Δt/2[μ(ψ, t) + μ(ψ + Δtμ, t + Δt)] and the noise.
 
     """
 
@@ -72,10 +72,10 @@ class KernelSpec:
     Omega: float = 0.1
     harmonics: int = 10
     start: np.ndarray | None = None
-    step: str = "euler"
+    integrator: str = "euler"
 
     def __post_init__(self) -> None:
-        check_step(self.step)
+        check_integrator(self.integrator)
         omega = _array("omega", self.omega, (-1,))
         n = omega.size
         if n == 0:
@@ -105,12 +105,14 @@ class KernelSpec:
             dt=dt,
             steps=steps,
             drive_sites=drive_sites,
-            drive=_table("drive", self.drive, steps + (self.step == "heun"), drive_sites.size),
+            drive=_table(
+                "drive", self.drive, steps + (self.integrator == "heun"), drive_sites.size
+            ),
             port_sites=port_sites,
             port_gain=_array("port_gain", self.port_gain, (port_sites.size,)),
             port_weight=_array("port_weight", self.port_weight, (port_sites.size,)),
             incoming=_table(
-                "incoming", self.incoming, steps + (self.step == "heun"), port_sites.size
+                "incoming", self.incoming, steps + (self.integrator == "heun"), port_sites.size
             ),
             sigma_kappa=_number("sigma_kappa", self.sigma_kappa),
             Omega=_number("Omega", self.Omega),
@@ -132,7 +134,7 @@ class KernelSpec:
         """How often drift and reward are asked for: at the start of every step, with Heun's
         also at the end.
         """
-        return self.steps + (self.step == "heun")
+        return self.steps + (self.integrator == "heun")
 
     @property
     def waves(self) -> int:
@@ -299,7 +301,7 @@ class KernelJob:
         self._check_memory()
 
     def _check_binned(self) -> None:
-        refuse_step(self.spec.step, "the kernels' binned baseline")
+        require_euler(self.spec.integrator, "the kernels' binned baseline")
         if self.count < 2:
             raise ValueError("a leave-one-out baseline needs at least 2 trajectories.")
         if self.options.antithetic:
@@ -392,20 +394,21 @@ class KernelTwinModel:
     curvature: np.ndarray | None = None
 
 
-def check_step(step: str) -> None:
-    """Raise for a step that the kernels do not take."""
-    if step not in STEPS:
+def check_integrator(integrator: str) -> None:
+    """Raise for an integrator that the kernels do not have."""
+    if integrator not in INTEGRATORS:
         raise ValueError(
-            f'the fused kernels step by "euler" or "heun"; got step={step!r}. Use backend="jax".'
+            f'the fused kernels have "euler" and "heun"; got integrator={integrator!r}. '
+            'Use backend="jax".'
         )
 
 
-def refuse_step(step: str, what: str) -> None:
+def require_euler(integrator: str, what: str) -> None:
     """Raise where a kernel knows Euler's step alone."""
-    if step != "euler":
+    if integrator != "euler":
         raise ValueError(
-            f'{what} has no step="{step}". The kernels have it without a baseline and with a '
-            'time-only one ("time", '
+            f'{what} has no integrator="{integrator}". The kernels have it without a baseline '
+            'and with a time-only one ("time", '
             '"carried"), those of the CPU with a twin too; backend="jax" has it with every '
             "baseline."
         )

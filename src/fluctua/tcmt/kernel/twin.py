@@ -37,7 +37,7 @@ from fluctua.tcmt.kernel.options import (
     KernelOptions,
     KernelSpec,
     KernelTwinModel,
-    refuse_step,
+    require_euler,
 )
 from fluctua.tcmt.kernel.run import Families, explain_overflow, families, run, statistics, value_of
 
@@ -146,7 +146,7 @@ def run_twin(
     """
     chosen = KernelTwin(rank=rank, knows_modulation=knows_modulation, segment=segment)
     if options.get("backend") == "cuda":
-        refuse_step(spec.step, "the twin on the GPU")
+        require_euler(spec.integrator, "the twin on the GPU")
     ensemble = KernelJob(
         spec, seed, count, twin_options(**options), first_trajectory, table, copies_of_samples=3
     )
@@ -183,7 +183,7 @@ def twin_options(**options: Any) -> KernelOptions:
 
 
 def _same_graph(spec: KernelSpec, twin: KernelSpec) -> KernelSpec:
-    for name in ("bonds", "drive_sites", "port_sites", "dt", "steps", "step"):
+    for name in ("bonds", "drive_sites", "port_sites", "dt", "steps", "integrator"):
         if not np.array_equal(getattr(spec, name), getattr(twin, name)):
             raise ValueError(
                 "a twin has the graph, drives, ports and steps of the network itself; its "
