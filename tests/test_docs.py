@@ -125,7 +125,15 @@ def name_page(page):
 
 REWRITTEN = {"README.md", "results/bits/README.md"} | {
     f"docs/{name}.md"
-    for name in ("theory", "laboratory", "calibration", "recordings", "noise", "unknown")
+    for name in (
+        "theory",
+        "laboratory",
+        "calibration",
+        "recordings",
+        "noise",
+        "unknown",
+        "training",
+    )
 }
 
 
