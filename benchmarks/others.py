@@ -150,20 +150,38 @@ def differences(problem: Problem, seed: int, *, width: float, rate: float) -> Co
         yield spent, u
 
 
+def make_environment(problem: Problem) -> Any:
+    """A `gymnasium.Env`: settings in, return out; an episode is one trajectory."""
+    import gymnasium
+
+    nothing = np.zeros(1, np.float32)
+
+    class Settings(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (problem.size,), np.float32)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return nothing, {}
+
+        def step(self, action: np.ndarray) -> Any:
+            key = jax.random.key(int(self.np_random.integers(2**31)))
+            seed = int(jax.random.bits(key) >> 1)
+            gain = problem.measure(seed, np.clip(np.asarray(action, np.float32), -1, 1))
+            return nothing, float(gain), True, False, {}
+
+    return Settings()
+
+
 def ppo(problem: Problem, seed: int, *, batch: int, rate: float, log_std: float) -> Course:
     """PPO over the settings (Stable-Baselines3): every episode is one action."""
     import torch
     from stable_baselines3 import PPO
 
     torch.set_num_threads(1)
-    one = np.ones(problem.size, np.float32)
-
-    def device(key, u):
-        return problem.measure(int(jax.random.bits(key) >> 1), np.asarray(u))
-
     agent = PPO(
         "MlpPolicy",
-        fl.settings_environment(device, -one, one),
+        make_environment(problem),
         seed=seed,
         n_steps=batch,
         batch_size=batch // 2,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +95,7 @@ def double_well() -> Problem:
     return Problem(process, objective, simulator, 0.3 * jnp.ones(12), 0.05, 0.1, 80)
 
 
+PPO = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "ppo_clip.py"))
 SMALL = {"trap": trap, "double well": double_well}
 
 
@@ -116,7 +118,7 @@ def reach_small(name: str) -> Iterator[dict[str, Any]]:
             lambda v, g, f=fraction: v + f * problem.rate * jnp.sign(g), problem.theta, gradient
         )
         found = fl.reweighted(
-            problem.process, problem.objective, theta, [(problem.theta, batch)], fewest=0
+            problem.process, problem.objective, theta, [(problem.theta, batch)], minimum_ess=0
         )
         yield row(name, f"Adam {problem.rate:g}", fraction, found.kl[0], found.ess / 1000)
 
@@ -167,7 +169,7 @@ def reach_lattice(count: int = 1000, checked: int = 4) -> Iterator[dict[str, Any
             paths = parts.task.simulator()(run_and_pilot(key)[0], theta, checked)
             moved = jax.tree.map(lambda v, s, f=tiny: v + f * s, theta, step)
             exact = fl.reweighted(
-                parts.task.process, parts.task.objective, moved, [(theta, paths)], fewest=0
+                parts.task.process, parts.task.objective, moved, [(theta, paths)], minimum_ess=0
             )
             print(
                 f"{place}, {name}: KL = {k:.4g}; by `reweighted` on {checked} trajectories "
@@ -225,13 +227,14 @@ def methods(problem: Problem) -> dict[str, Callable[[int, int], Iterator[Any]]]:
         yield at(now(), batches[-1:])
         for _ in range(3):
             try:
-                yield at(now(), batches[-1:], fewest=problem.count / 2)
+                yield at(now(), batches[-1:], minimum_ess=problem.count / 2)
             except ValueError:  # the batch is used up
                 return
 
     def clipped(now: Any, batches: Any) -> Iterator[Any]:
+        old, batch = batches[-1]
         for _ in range(4):
-            yield at(now(), batches[-1:], weights=fl.Clip(0.2))
+            yield PPO["clipped_gradient"](problem.process, problem.objective, now(), old, batch)
 
     def natural(seed: int, iterations: int) -> Iterator[Any]:
         records = fl.train(

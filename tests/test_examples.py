@@ -8,14 +8,17 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.linalg import expm
 
+import fluctua as fl
 from processes import environment_of_a_user
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +73,76 @@ def test_own_run_goes_on_with_its_folder(run, tmp_path):
     J = float(re.search(r"J after\s+(\S+) ±", first)[1])
     assert abs(J + 0.045) < 0.02  # σ²/2 = 0.045 is what the noise leaves
     assert run("own_run", tmp_path / "run") == first
+
+
+def load(name):
+    """The functions of an example."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / f"{name}.py")))
+
+
+def test_ppo_clip_trains_and_shows_its_bias(run):
+    out = run("ppo_clip")
+    assert float(re.findall(r"J = (\S+)", out)[-1]) > -0.25
+    reweighted, error = map(float, re.search(r"∇J = (\S+) ± (\S+) reweighted", out).groups())
+    surrogate = float(re.search(r"(\S+) by the surrogate", out)[1])
+    assert surrogate - reweighted > 4 * error
+
+
+def test_the_clipped_surrogate_is_that_of_its_formula():
+    """A constant force f and the reward X_T²: by hand with a clip, in closed form without one."""
+    ppo = load("ppo_clip")
+    sigma, horizon, steps = 0.7, 2.0, 16
+    dt = horizon / steps
+    process = fl.Process(lambda f, x, t: f * jnp.ones(1), lambda f, x: sigma * jnp.ones(1))
+    square = fl.Objective(terminal=lambda f, x: x[0] ** 2)
+    simulator = fl.simulator(process, jnp.zeros(1), jnp.linspace(0, horizon, steps + 1))
+    old, new = jnp.array(0.3), jnp.array(0.5)
+    batch = simulator(jax.random.key(0), old, 20_000)
+
+    few = fl.Trajectories(batch.t, batch.x[:6])
+    x = np.asarray(few.x)[..., 0]
+    kick = np.diff(x, axis=1)
+    rho = np.exp(float(new - old) * (kick - float(new + old) / 2 * dt) / sigma**2)
+    advantage = np.broadcast_to(x[:, -1:] ** 2, rho.shape)
+    free, held = rho * advantage, np.clip(rho, 0.95, 1.05) * advantage
+    by_hand = x[:, -1] ** 2 + (np.minimum(free, held) - advantage).sum(1)
+    found = ppo.clipped_values(process, square, new, old, few, 0.05, center=lambda v: v)
+    np.testing.assert_allclose(found, by_hand)
+    assert 0 < np.mean(held < free) < 1
+
+    # without a clip one step at a time is changed: 2T[(T − Δ)f + Δf'] in place of ∇J = 2T²f'
+    parts = [fl.Trajectories(batch.t, v) for v in np.split(np.asarray(batch.x), 20)]
+    slopes = [ppo.clipped_gradient(process, square, new, old, part, 1e9) for part in parts]
+    error = np.std(slopes, ddof=1) / np.sqrt(len(slopes))
+    exact = 2 * horizon * ((horizon - dt) * float(old) + dt * float(new))
+    assert abs(np.mean(slopes) - exact) < 4 * error
+    assert 2 * horizon**2 * float(new) - np.mean(slopes) > 8 * error
+
+    # where the trajectories were taken it is the plain estimate
+    plain = fl.gradient(process, square, old, few, baseline="none").gradient
+    slope = jax.grad(
+        lambda f: ppo.clipped_values(process, square, f, old, few, center=lambda v: v).mean()
+    )(old)
+    np.testing.assert_allclose(slope, plain, rtol=1e-9)
+
+
+def test_gymnasium_accepts_the_environments_and_feedback_pays(run):
+    checker = pytest.importorskip("gymnasium.utils.env_checker")
+    example = load("gymnasium_environment")
+    checker.check_env(example.SettingsEnvironment(), skip_render_check=True)
+    checker.check_env(example.FeedbackEnvironment(), skip_render_check=True)
+    with pytest.raises(ValueError, match="divide the 40 steps.*got 7"):
+        example.FeedbackEnvironment(every=7)
+    out = run("gymnasium_environment")
+    pairs = [tuple(map(float, v)) for v in re.findall(r"J = (\S+) ± (\S+)", out)]
+    # x rests at 1 with variance v = s²Δ(1 − (1 − Δ)²ⁿ)/(1 − (1 − Δ)²), from 0.7
+    dt, n = 1 / 40, np.arange(41)
+    decay = (1 - dt) ** n
+    square = (0.3 * decay) ** 2 + 0.16 * dt * (1 - decay**2) / (1 - (1 - dt) ** 2)
+    exact = -np.sum(square[:-1]) * dt - 0.01 - 2 * square[-1]
+    for mean, error in pairs[:2]:
+        assert abs(mean - exact) < 4 * error
+    assert pairs[2][0] > pairs[1][0] + 3 * np.hypot(pairs[1][1], pairs[2][1])
 
 
 @pytest.mark.long

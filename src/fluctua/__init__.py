@@ -19,10 +19,9 @@ from fluctua.core.process import NoiseProduct, Process, Step
 from fluctua.core.sweep import returns_to_go
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn import optimisers, reference
-from fluctua.learn.environment import feedback_environment, settings_environment
 from fluctua.learn.evaluate import evaluate
 from fluctua.learn.natural import fisher, natural
-from fluctua.learn.reuse import Clip, reweighted
+from fluctua.learn.reuse import reweighted
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.learn.shrunk_correction import ShrunkCorrection
 from fluctua.learn.training import Training, train
@@ -36,7 +35,6 @@ from fluctua.store.runner import run
 __version__ = _version("fluctua")
 
 __all__ = [
-    "Clip",
     "Density",
     "DoubtError",
     "Estimate",
@@ -60,7 +58,6 @@ __all__ = [
     "bin_events",
     "distributed",
     "evaluate",
-    "feedback_environment",
     "filters",
     "fisher",
     "function_of_means",
@@ -77,7 +74,6 @@ __all__ = [
     "reweighted",
     "run",
     "scores",
-    "settings_environment",
     "simulator",
     "stationary",
     "train",
