@@ -123,17 +123,8 @@ def name_page(page):
     return page.relative_to(ROOT).as_posix()
 
 
-REWRITTEN = {"README.md", "results/bits/README.md"} | {
-    f"docs/{name}.md"
-    for name in (
-        "theory",
-        "laboratory",
-        "calibration",
-        "recordings",
-        "noise",
-        "unknown",
-        "training",
-    )
+REWRITTEN = {"README.md", "CONTRIBUTING.md", "results/bits/README.md"} | {
+    name_page(page) for page in DOCS.glob("*.md")
 }
 
 
