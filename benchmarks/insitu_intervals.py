@@ -23,7 +23,7 @@ from scipy.stats import chi2
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.core.ppgt import gradient_samples
+from fluctua.core.estimator import gradient_samples
 from fluctua.core.simulate import advance_one, begin_one
 
 DT, HORIZON, FINEST = 2e-4, 5.0, 10

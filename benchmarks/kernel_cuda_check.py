@@ -528,7 +528,7 @@ def time_parts(cp, estimator, count):
 
     from fluctua import tcmt
     from fluctua.core import check
-    from fluctua.core.sources import estimate_seeds
+    from fluctua.core.streamed import estimate_seeds
     from fluctua.tcmt import fused
 
     key, theta = (

@@ -33,8 +33,8 @@ from fluctua.compiled.cuda import require_cupy
 from fluctua.core.arrays import jit
 from fluctua.core.baselines import time_only
 from fluctua.core.draws import philox, threefry
-from fluctua.core.ppgt import ppgt
-from fluctua.core.sources import estimate_seeds
+from fluctua.core.estimator import ppgt
+from fluctua.core.streamed import estimate_seeds
 from lattice_speed import write_json
 from machine import describe_machine
 from own_processes import PROCESSES, Own

@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
 import fluctua as fl
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.learn.training import Length, ascend
 from fluctua.plot.style import LOOK, WIDTH, letter, save
 from fluctua.runs.build import build
@@ -166,7 +166,7 @@ def reach_lattice(count: int = 1000, checked: int = 4) -> Iterator[dict[str, Any
             along = scores @ np.asarray(ravel_pytree(step)[0], np.float64)
             k = along.var() / 2
             tiny = 1e-3
-            paths = parts.task.simulator()(run_and_pilot(key)[0], theta, checked)
+            paths = parts.task.simulator()(split_key(key)[0], theta, checked)
             moved = jax.tree.map(lambda v, s, f=tiny: v + f * s, theta, step)
             exact = fl.reweighted(
                 parts.task.process, parts.task.objective, moved, [(theta, paths)], minimum_ess=0

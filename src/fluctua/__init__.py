@@ -12,11 +12,11 @@ from fluctua.core import baselines, integrators, scores
 from fluctua.core.baselines import Twin
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.estimate import Estimate, Samples, function_of_means, reduce_samples
+from fluctua.core.estimator import gradient, gradient_samples, mean_return_to_go, ppgt
 from fluctua.core.likelihood.guard import DoubtError
 from fluctua.core.objective import Objective
-from fluctua.core.ppgt import gradient, gradient_samples, mean_return_to_go, ppgt
 from fluctua.core.process import NoiseProduct, Process, Step
-from fluctua.core.sweep import returns_to_go
+from fluctua.core.theorem import returns_to_go
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn import optimisers, reference
 from fluctua.learn.evaluate import evaluate

@@ -12,7 +12,7 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.estimate import combined
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 
 STEPS, DT = 8, 0.2
 PROCESS = fl.Process(lambda th, x: th["k"] * (th["a"] - x), lambda th, x: th["s"] * jnp.ones(1))
@@ -62,7 +62,7 @@ def test_recorded_and_measured_are_streamed(key):
         return SIMULATOR(key, theta, count)
 
     streamed = fl.ppgt(PROCESS, SNR, SIMULATOR, baseline="mean")(key, THETA, 60)
-    t, x, *_ = SIMULATOR(run_and_pilot(key)[0], THETA, 60)
+    t, x, *_ = SIMULATOR(split_key(key)[0], THETA, 60)
     chunks = [fl.Trajectories(t, x[:25]), fl.Trajectories(t, x[25:])]
     for other in (
         fl.gradient(PROCESS, SNR, THETA, fl.Trajectories(t, x), baseline="mean"),

@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from problems import driven_rotor, flat, problem, tolerance, without_noise_parameters, z_scores
 
 BASELINES = {
@@ -56,7 +56,7 @@ def test_recorded_is_streamed(key, name):
     """The same trajectories, stored and in chunks: the same numbers up to rounding."""
     the = problem(driven_rotor)
     streamed = the.estimator(baseline=name).samples(key, the.theta, 60)
-    t, x, *_ = the.simulator(run_and_pilot(key)[0], the.theta, 60)
+    t, x, *_ = the.simulator(split_key(key)[0], the.theta, 60)
     chunks = [fl.Trajectories(t, x[:25]), fl.Trajectories(t, x[25:])]
     for source, room in ((fl.Trajectories(t, x), 2**20), (chunks, 2000)):
         recorded = fl.gradient_samples(

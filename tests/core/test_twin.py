@@ -15,7 +15,7 @@ import pytest
 
 import fluctua as fl
 from double_well import OBJECTIVE, PROCESS, START, STEPS, THETA, euler
-from fluctua.core.ppgt import total
+from fluctua.core.estimator import total
 from problems import (
     flat,
     multiplicative,

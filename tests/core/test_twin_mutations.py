@@ -16,7 +16,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.ppgt import gradient_samples
+from fluctua.core.estimator import gradient_samples
 from problems import exact_return, flat, multiplicative, problem, tolerance
 
 E, FEW, REJECTED = 20_000, 500, 6.0

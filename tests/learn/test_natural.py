@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fluctua as fl
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from problems import tolerance
 
 K, M, SIGMA, X0 = 0.8, 0.4, 0.6, 1.5
@@ -79,7 +79,7 @@ def test_streamed_recorded_and_replayed_scores_are_the_same():
     estimator = fl.natural(fl.ppgt(PROCESS, OBJECTIVE, RUN), blocks=5, damping=0.0)
     key, count = jax.random.key(3), 400
     estimate = estimator(key, THETA, count)
-    paths = RUN(run_and_pilot(key)[0], THETA, count)
+    paths = RUN(split_key(key)[0], THETA, count)
     information = fl.fisher(PROCESS, THETA, paths, blocks=5)
     direction = information.solve(estimate.gradient, damping=0.0)
     for name, value in direction.items():

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fluctua as fl
-from fluctua.core.ppgt import total
+from fluctua.core.estimator import total
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.shrunk_correction import own_certificate, weigh
 from problems import flat, ornstein_uhlenbeck, problem, tolerance

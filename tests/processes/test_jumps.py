@@ -9,9 +9,9 @@ import pytest
 
 import fluctua as fl
 from fluctua.core.draws import philox
+from fluctua.core.estimator import gradient_samples
 from fluctua.core.likelihood.guard import examine
-from fluctua.core.ppgt import gradient_samples
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.processes import jumps
 from fluctua.processes.jumps import Jumps, RandomJump, bin_events
 
@@ -93,7 +93,7 @@ def test_recorded_events_have_the_score_of_the_run_they_came_from(key):
     streamed = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=fl.baselines.mean()).samples(
         key, RATES, 200
     )
-    record = run(run_and_pilot(key)[0], RATES, 200)
+    record = run(split_key(key)[0], RATES, 200)
     recorded = gradient_samples(BIRTH_DEATH, COUNT, RATES, record, baseline=fl.baselines.mean())
     for name in RATES:
         np.testing.assert_allclose(

@@ -11,11 +11,11 @@ from scipy.stats import multivariate_normal
 
 import fluctua as fl
 from fluctua import tcmt
+from fluctua.core.estimator import gradient_samples
 from fluctua.core.likelihood.guard import examine
-from fluctua.core.ppgt import gradient_samples
 from fluctua.core.scores import local_linear
 from fluctua.core.simulate import Counted
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.processes.observed import log_likelihood
 from fluctua.tcmt import exact as of_network
 
@@ -91,7 +91,7 @@ def test_a_recording_gives_what_the_stream_gave_and_blocks_change_nothing(key):
     process = fl.Observed(OU, observe=[[1.0]], noise=READ, start=STARTS["drawn"])
     substrate = fl.simulator(process, t=T)
     streamed = fl.ppgt(process, POWER, substrate, baseline="optimal").samples(key, THETA, 64)
-    record = substrate(run_and_pilot(key)[0], THETA, 64)
+    record = substrate(split_key(key)[0], THETA, 64)
     assert record.x.shape == (64, 21, 1)
     for block_bytes in (2**20, 64 * 8 * 3):  # whole, and three steps at a time
         recorded = gradient_samples(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fluctua import fisher, natural, tcmt
 from fluctua.cli.app import app
 from fluctua.core.baselines import binned, time_only
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import KernelTwin
 from fluctua.tcmt.tasks import custom
@@ -107,9 +107,9 @@ def test_full_horizon_of_the_papers_lattice_in_single_precision():
     task = tcmt.transmission(tcmt.paper(), sigma_kappa=0.2)
     theta = tcmt.initial_parameters(jax.random.key(0), task.network)
     result = task.estimator("cpu", baseline="none").run(KEY, theta, 2, record_every=2000)
-    from fluctua.core.sources import run_and_pilot
+    from fluctua.core.streamed import split_key
 
-    x = task.simulator()(run_and_pilot(KEY)[0], theta, 2).x[:, ::2000]
+    x = task.simulator()(split_key(KEY)[0], theta, 2).x[:, ::2000]
     psi = np.asarray(x[..., :143] + 1j * x[..., 143:])
     deviation = np.abs(result.trajectories - psi).max() / np.abs(psi).max()
     assert deviation < 1e-5  # measured 1e-6; one rounding is 6e-8
@@ -169,7 +169,7 @@ def test_natural_gradient_equals_the_reference(baseline):
     jax_rows = natural(task.estimator("jax", baseline="none"), blocks=3)
     rows = task.estimator("cpu", baseline=baseline, dtype="float64").scores(KEY, theta, 40, 3)
     reference = fisher(
-        task.process, theta, task.simulator()(run_and_pilot(KEY)[0], theta, 40), blocks=3
+        task.process, theta, task.simulator()(split_key(KEY)[0], theta, 40), blocks=3
     ).rows
     np.testing.assert_allclose(
         rows, reference, rtol=0, atol=1e-8 * float(jnp.max(jnp.abs(reference)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fluctua.core.draws import silent
-from fluctua.core.sources import _returns
+from fluctua.core.streamed import Run, _collect_returns
 from fluctua.tcmt import (
     Drive,
     Lead,
@@ -48,7 +48,8 @@ def parameters_of(network, train=ALL, spread=0.0, seed=3):
 def returns(task, key, theta, count):
     estimator = task.estimator(baseline="none")
     run = task.simulator()
-    return _returns(estimator.method.model, run.recipe, count, key, theta, run.times, task.start)
+    rewards = estimator.method.model.objective
+    return _collect_returns(rewards, run.recipe, count, Run(key, theta, run.times, task.start))
 
 
 def finite_differences(task, key, theta, count, h=1e-3):

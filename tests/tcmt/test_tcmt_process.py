@@ -11,7 +11,7 @@ from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import silent
 from fluctua.core.process import Step
 from fluctua.core.scores import full_score
-from fluctua.core.sources import estimate_seeds
+from fluctua.core.streamed import estimate_seeds
 from fluctua.tcmt import (
     Drive,
     Lead,

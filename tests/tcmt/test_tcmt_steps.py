@@ -9,7 +9,7 @@ import pytest
 
 import fluctua as fl
 from fluctua import tcmt
-from fluctua.core.sources import run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.tcmt import exact
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.time_step import SERIES, largest_step
@@ -81,7 +81,7 @@ def test_the_twin_of_a_heun_task_equals_the_reference():
 def test_the_reward_is_the_trapezoid_sum():
     """On measured states too, by the kernels' door."""
     task = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03, integrator="heun")
-    path = task.simulator()(run_and_pilot(KEY)[0], THETA, 4)
+    path = task.simulator()(split_key(KEY)[0], THETA, 4)
     rate = tcmt.transmission(NETWORK, horizon=0.9, dt=0.03).objective.running
     of_path = jax.vmap(jax.vmap(lambda x, t: rate(THETA, x, t), (0, 0)), (0, None))(path.x, path.t)
     expected = np.trapezoid(of_path, path.t)

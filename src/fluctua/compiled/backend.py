@@ -30,13 +30,15 @@ from fluctua.compiled.ahead import (
 from fluctua.compiled.emit import Layout, laid_out, numbers_ahead
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program, describe_shapes, traced
-from fluctua.core import baselines, draws, simulate, sweep
+from fluctua.core import baselines, draws, simulate
+from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.draws import Start, Wiener, threefry
+from fluctua.core.model import Tables
 from fluctua.core.process import AnyProcess
 from fluctua.core.simulate import Counted, Ensemble, Recipe, Simulator, begin
-from fluctua.core.sources import Call, Swept, run_and_pilot
-from fluctua.core.sweep import Sums, Tables
+from fluctua.core.streamed import Call, Swept, split_key
+from fluctua.core.theorem import Sums
 from fluctua.core.twin_sweep import Parts, TwinCall
 from fluctua.core.words import close_match
 from fluctua.processes.jumps import Jumps
@@ -360,7 +362,7 @@ def _words(wiener: int, key: Array, theta: Params | None) -> Array:
     What a kernel begins with, in one piece: it is the number of launches that takes time on a GPU.
     """
     words = draws.philox_key_words if wiener == 2 else jax.random.key_data
-    pieces = [words(simulate.noise_key(noise)) for noise in run_and_pilot(key)]
+    pieces = [words(simulate.noise_key(noise)) for noise in split_key(key)]
     if theta is not None:
         pieces.append(jax.lax.bitcast_convert_type(ravel_pytree(theta)[0], jnp.uint32).ravel())
     return jnp.concatenate(pieces)
@@ -400,7 +402,7 @@ class _Work(NamedTuple):
         first = None if pilot else self.call.first
         device = self.device
         if not kernel.begins:
-            ensemble = _begun(self.call, run_and_pilot(key)[pilot], count, first)
+            ensemble = _begun(self.call, split_key(key)[pilot], count, first)
             if device:
                 own = device.ensemble(number_generator(substrate.recipe.wiener), ensemble)
                 own |= {
@@ -445,7 +447,7 @@ class _Work(NamedTuple):
         if objective.initial is None:
             return self.library.own(np.zeros(begun.count)), 0.0
         at_start = self.library.from_jax(
-            sweep.at_start(objective, self.call.theta, ensemble.x, ensemble.context)
+            terms.initial_rewards(objective, self.call.theta, ensemble.x, ensemble.context)
         )
         return at_start, self.library.total(at_start)
 
@@ -556,7 +558,7 @@ def _samples(call: Call, place: str) -> Swept:
         )
     if call.needs_pilot:
         pilot = max(plan.pilot for plan in plans)
-        tables = tables.filled(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))
+        tables = tables.fill_missing(work.rewarded(work.begun(pilot, pilot=True))[1].astype(real))
     begun = work.begun(count, pilot=False)
     baseline = work.baseline(begun, tables)
     scale = baseline.pop("scale", 1.0)
@@ -567,7 +569,7 @@ def _samples(call: Call, place: str) -> Swept:
         x, context, _ = begun.ensemble
         known = library.to_jax(baseline["guess"]) if "guess" in baseline else same
         guess = jnp.broadcast_to(jnp.asarray(known, real), count)
-        first = sweep.initial_sums(model, theta, x, substrate.t[0], context, guess, tables)
+        first = terms.start(model, theta, x, substrate.t[0], context, guess, tables).sums
         before = library.from_jax(_stacked(first, real))
         places["reward"][...], places["score"] = before[0], before[1 + parameters :]
         places = library.with_gradient(places, before[1 : 1 + parameters])

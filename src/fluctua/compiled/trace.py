@@ -17,12 +17,12 @@ from jax.flatten_util import ravel_pytree
 from fluctua.compiled.events import DRAWS, Inner, bind_event, left_by, served
 from fluctua.compiled.graph import Graph
 from fluctua.compiled.scalar import Unsupported, scalarise
-from fluctua.core import sweep
+from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import Wiener, silent
+from fluctua.core.model import Model, Moment
 from fluctua.core.process import Process
 from fluctua.core.simulate import Ensemble, Recipe, transition_one, width
-from fluctua.core.sweep import Model
 from fluctua.core.text import names
 
 MOST_STATES = 300
@@ -131,13 +131,12 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         flat: Array, x: Array, x_next: Array, t: Array, dt: Array, context: PyTree
     ) -> tuple[Array, Array]:
         theta = unravel(flat)
-        states = one((x, x_next, context))
-        running = sweep.running(model, theta, states[0], t, states[2]) * dt.astype(x.dtype)
+        moment = Moment(0, t, dt, *one((x, x_next, context)))
+        rate = terms.running_rewards(model.objective, theta, moment.x, t, moment.context)
+        running = rate * dt.astype(x.dtype)
         nothing = jnp.zeros(1, x.dtype)
-        paid = sweep.after_step(
-            model.objective, theta, nothing, states[0], states[1], (0, t, dt), states[2]
-        )
-        return running[0], paid[0]
+        arrival = terms.add_step_reward(model.objective, theta, nothing, moment)
+        return running[0], arrival[0]
 
     def scores(
         flat: Array,
@@ -150,18 +149,15 @@ def traced(model: Model, recipe: Recipe, theta: Params, ensemble: Ensemble, t: A
         events: PyTree,
     ) -> tuple[Array, Array]:
         left = None if events is None else left_by(unravel, x, *events)
-        ensemble = one((x, x_next, context, left))
-        score, explicit = sweep.scores(model, unravel(flat), ensemble, (0, t, dt), origin[:2])
-        return score[0], explicit[0]
+        moment = Moment(0, t, dt, *one((x, x_next, context, left)))
+        rows = terms.scores(model, unravel(flat), moment, origin[:2])
+        return rows.score[0], rows.explicit[0]
 
     def last(flat: Array, x: Array, context: PyTree, origin: Array) -> tuple[Array, Array]:
         theta = unravel(flat)
         (states, contexts) = one((x, context))
-        nothing = sweep.Sums(
-            jnp.zeros(1, x.dtype), jnp.zeros((1, flat.size), flat.dtype), jnp.zeros((1, 0))
-        )
-        explicit = sweep.finish(model, theta, nothing, states, origin, contexts)
-        return sweep.terminal(model, theta, states, contexts)[0], explicit[0]
+        explicit = terms.terminal_slopes(model, theta, states, origin, contexts)
+        return terms.terminal_rewards(model.objective, theta, states, contexts)[0], explicit[0]
 
     graph = Graph()
     tracer = Tracer(graph)

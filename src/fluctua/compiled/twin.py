@@ -23,8 +23,9 @@ from fluctua.compiled.trace import Program, Tracer, alone, describe_shapes, flat
 from fluctua.core import baselines, check, twin_sweep
 from fluctua.core.arrays import Array, PyTree, jit, on_host
 from fluctua.core.draws import Density
+from fluctua.core.process import Step
 from fluctua.core.simulate import Ensemble
-from fluctua.core.twin import Guess, Numbers, check_path, direct_term, expand
+from fluctua.core.twin import Guess, Numbers, check_path, direct_terms, expand
 from fluctua.core.twin_sweep import Backward, Parts, TwinCall, advance_twin, batches, end
 
 KEPT_BYTES = 256 * 2**20
@@ -89,9 +90,8 @@ def traced_twin(call: TwinCall, ensemble: Ensemble) -> TwinProgram:
     ) -> tuple[Array, ...]:
         numbers = Numbers(unravel(flat), unravel_own(own))
         guess = unrolled(of_v, m)
-        direct, expected, reward, left = direct_term(
-            twin, numbers, guess, x, x_next, xbar, (t, dt, origin), context
-        )
+        step = Step(x, x_next, t, dt, context)
+        direct, expected, reward, left = direct_terms(twin, numbers, guess, step, xbar, origin)
         new, gain = expand(twin, numbers, guess, xbar, t, dt, context)
         return direct, expected - gain - new.at(x - xbar), reward, left, gain, rolled(new)
 

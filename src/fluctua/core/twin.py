@@ -42,9 +42,9 @@ from fluctua.core.baselines import Baseline, Twin, check_baseline, chosen
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.draws import Density, Reparameterised
 from fluctua.core.integrators import mean_rate
-from fluctua.core.process import Process
+from fluctua.core.model import Model
+from fluctua.core.process import Process, Step
 from fluctua.core.scores import drift_score, full_score
-from fluctua.core.sweep import Model
 
 HESSIAN_BYTES = 2**30
 """The most that the Hessians of a batch may take.
@@ -185,24 +185,29 @@ def step_guess(
     return StepGuess(value, Guess(slope, jax.hessian(end)(m) if twin.order == 2 else None))
 
 
-def direct_term(
-    twin: TwinModel,
-    numbers: Numbers,
-    guess: Guess,
-    x: Array,
-    x_next: Array,
-    xbar: Array,
-    when: tuple[Array, Array, Array],
-    context: PyTree,
-) -> tuple[Array, Array, Array, Array]:
-    """∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,) at one measured step, the value in the braces with r̃ for
-    r and without vₙ₊₁, the reward gΔt + r, and r − r̃, which the kick of the step meets.
+class DirectTerms(NamedTuple):
+    """What the twin predicts at one measured step.
+
+    slope: ∂θ{gΔt + r + E[r̃ + Vₙ₊₁|Xₙ]} (P,). expected: the value in the braces, with r̃ for r and
+    without vₙ₊₁. reward: gΔt + r. unexplained: r − r̃, which the kick of the step meets.
+    """
+
+    slope: Array
+    expected: Array
+    reward: Array
+    unexplained: Array
+
+
+def direct_terms(
+    twin: TwinModel, numbers: Numbers, guess: Guess, step: Step, xbar: Array, origin: Array
+) -> DirectTerms:
+    """What the twin predicts at one measured step. origin: the first two times of the grid.
 
     With e = m(Xₙ) − x̄ₙ₊₁ this is (p + Se)·∂θμΔt + tr(S∂θQ)Δt + ∂θgΔt. A start that moves with θ
     displaces both ends of the step, x by w(t)dX₀ and the argument of V by −w(t + Δt)dX₀ (see
     `Reparameterised`).
     """
-    t, dt, origin = when
+    x, x_next, t, dt, context, _ = step
     model = twin.model
     theta = numbers.theta
     process = twin.model.process
@@ -238,7 +243,8 @@ def direct_term(
     (value, g), slope = jax.value_and_grad(expected, has_aux=True)(theta)
     paid = model.objective.step
     if paid is None:
-        return ravel_pytree(slope)[0], value, g * dt.astype(g.dtype), jnp.zeros((), x.dtype)
+        running = g * dt.astype(g.dtype)
+        return DirectTerms(ravel_pytree(slope)[0], value, running, jnp.zeros((), x.dtype))
 
     mu = jax.lax.stop_gradient(mean_rate(process, theta, x, t, dt, context))
     of_step = step_guess(
@@ -260,7 +266,8 @@ def direct_term(
     (r, explicit) = jax.value_and_grad(reward)(theta)
     left = r - of_step.value - of_step.guess.at((x_next - x) - mu * dt)
     total = jax.tree.map(lambda *parts: sum(parts), slope, of_mean, explicit)
-    return ravel_pytree(total)[0], value + mean, g * dt.astype(g.dtype) + r, left
+    reward_here = g * dt.astype(g.dtype) + r
+    return DirectTerms(ravel_pytree(total)[0], value + mean, reward_here, left)
 
 
 # ------------------------------------------------------------------------------------------ checks

@@ -17,23 +17,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check, sweep
+from fluctua.core import check
+from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, end_to_end, jit, part
 from fluctua.core.baselines import Inputs
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density
 from fluctua.core.integrators import mean_rate
+from fluctua.core.model import Moment, density_scores, mark_noiseless
+from fluctua.core.process import Step
+from fluctua.core.recorded import Recording, check_rounding, check_scores
 from fluctua.core.simulate import Ensemble, Recipe, Simulator, advance, begin_one, first_state, grid
-from fluctua.core.sources import Recording, check_rounding, check_scores, trajectory_of
+from fluctua.core.streamed import replay_trajectory
+from fluctua.core.theorem import weigh_score
 from fluctua.core.trajectories import Times
 from fluctua.core.twin import (
+    DirectTerms,
     Guess,
     Numbers,
     TwinModel,
     check_fit,
     check_guess,
     check_path,
-    direct_term,
+    direct_terms,
     expand,
     expand_terminal,
 )
@@ -97,13 +103,11 @@ def _end(
 ) -> Backward:
     flat, _ = ravel_pytree(numbers.theta)
     zero = jnp.zeros((x.shape[0], flat.size), flat.dtype)
-    reward = sweep.terminal(twin.model, numbers.theta, x, context)
+    reward = terms.terminal_rewards(twin.model.objective, numbers.theta, x, context)
     residual = (
         reward - value - jax.vmap(Guess.at, in_axes=(_axis(guess, x), 0))(_drop(guess, x), x - xbar)
     )
-    direct = sweep.finish(
-        twin.model, numbers.theta, sweep.Sums(reward, zero, zero), x, times.t, context
-    )
+    direct = zero + terms.terminal_slopes(twin.model, numbers.theta, x, times.t, context)
     return Backward(guess, value, residual, reward, direct, zero)
 
 
@@ -133,51 +137,60 @@ def reverse_block(
     _, path = jax.lax.scan(ahead, xbar, (t, dt))
 
     def body(carry: Backward, step: Any) -> tuple[Backward, Array]:
-        x, x_next, xbar, when = step
-        carry = _step_back(twin, numbers, carry, (x, x_next, context), xbar, when, origin)
+        xbar, n, t, dt, x, x_next = step
+        moment = Moment(n, t, dt, x, x_next, context)
+        carry = _step_back(twin, numbers, carry, moment, xbar, origin)
         return carry, carry.residual.mean()
 
-    return jax.lax.scan(body, carry, (x[:-1], x[1:], path, (first + index, t, dt)), reverse=True)
+    steps = (path, first + index, t, dt, x[:-1], x[1:])
+    return jax.lax.scan(body, carry, steps, reverse=True)
 
 
 def _step_back(
     twin: TwinModel,
     numbers: Numbers,
     carry: Backward,
-    ensemble: tuple[Array, Array, PyTree],
+    moment: Moment,
     xbar: Array,
-    when: tuple[Array, Array, Array],
     origin: Array,
 ) -> Backward:
-    x, x_next, context = ensemble
-    n, t, dt = when
     model = twin.model
     theta = numbers.theta
+    x = moment.x
 
-    def one(guess, x, x_next, xbar, c):
-        return direct_term(twin, numbers, guess, x, x_next, xbar, (t, dt, origin), c)
+    def predict(guess: Guess, x: Array, x_next: Array, xbar: Array, context: PyTree) -> DirectTerms:
+        step = Step(x, x_next, moment.t, moment.dt, context)
+        return direct_terms(twin, numbers, guess, step, xbar, origin)
 
     shared = _axis(carry.guess, x)
-    direct, expected, reward, left = jax.vmap(one, in_axes=(shared, 0, 0, shared, 0))(
-        _drop(carry.guess, x), x, x_next, _drop(xbar, x), context
+    predicted = jax.vmap(predict, in_axes=(shared, 0, 0, shared, 0))(
+        _drop(carry.guess, x), x, moment.x_next, _drop(xbar, x), moment.context
     )
-    residual = carry.residual if model.objective.step is None else carry.residual + left
-    score, _ = sweep.scores(model, theta, (*ensemble, None), when, origin)
-    kick = Inputs(n, theta, x, t, context, residual, score, numbers.table)
-    correction = (residual[:, None] - model.baseline(kick)) * score  # Λₙ₊₁: δₙ precedes the kick
+    residual = carry.residual  # Λₙ₊₁: δₙ precedes the kick
+    if model.objective.step is not None:
+        residual = residual + predicted.unexplained
+    score = terms.scores(model, theta, moment, origin).score
 
-    def back(guess, xbar, c):
-        return expand(twin, numbers, guess, xbar, t, dt, c)
+    def baseline(residual: Array, score: Array) -> Array:
+        inputs = Inputs(
+            moment.n, theta, x, moment.t, moment.context, residual, score, numbers.table
+        )
+        return model.baseline(inputs)
 
-    guess, gain = jax.vmap(back)(carry.guess, xbar, context)
+    correction = weigh_score(residual, score, baseline)
+
+    def go_back(guess: Guess, xbar: Array, context: PyTree) -> tuple[Guess, Array]:
+        return expand(twin, numbers, guess, xbar, moment.t, moment.dt, context)
+
+    guess, gain = jax.vmap(go_back)(carry.guess, xbar, moment.context)
     departure = jax.vmap(Guess.at, in_axes=(shared, 0))(_drop(guess, x), x - xbar)
-    delta = expected - gain - departure
+    delta = predicted.expected - gain - departure
     return Backward(
         guess,
         carry.value + gain,
         residual + delta,
-        carry.reward + reward,
-        carry.direct + direct.astype(score.dtype),
+        carry.reward + predicted.reward,
+        carry.direct + predicted.slope.astype(score.dtype),
         carry.correction + correction.astype(score.dtype),
     )
 
@@ -193,24 +206,22 @@ def start_terms(
     """
     model = twin.model
     theta = numbers.theta
-    explicit = sweep.initial_slopes(model, theta, x, context)
+    explicit = terms.initial_slopes(model, theta, x, context)
     direct = carry.direct if explicit is None else carry.direct + explicit
-    if not isinstance(model.start, Density):
+    score = density_scores(model, theta, x, context)
+    if score is None:
         return direct, carry.correction
-    log_density = model.start.log_density
 
-    def one(x, c):
-        return ravel_pytree(jax.grad(log_density)(theta, x, c))[0]
-
-    score = jax.vmap(one)(x, context)
+    def baseline(worth: Array, score: Array) -> Array:
+        inputs = Inputs(jnp.array(-1), theta, None, t, context, worth, score, None)
+        return model.initial_baseline(inputs)
 
     def term(worth: Array) -> Array:
-        kick = Inputs(jnp.array(-1), theta, None, t, context, worth, score, None)
-        return ((worth[:, None] - model.initial_baseline(kick)) * score).astype(score.dtype)
+        return weigh_score(worth, score, baseline).astype(score.dtype)
 
     value = jnp.broadcast_to(carry.value, carry.residual.shape)  # x̄₀ = X₀, so that V₀(X₀) = v₀
     if model.objective.initial is not None:
-        value = value + sweep.at_start(model.objective, theta, x, context)
+        value = value + terms.initial_rewards(model.objective, theta, x, context)
     return direct + term(value), carry.correction + term(carry.residual)
 
 
@@ -245,12 +256,12 @@ def streamed_parts(
     process = check_model(
         twin.model.process, twin.model.objective, theta, first, substrate.t, context
     )
-    twin = twin._replace(model=sweep.silenced(twin.model, process))
+    twin = twin._replace(model=mark_noiseless(twin.model, process))
     check_fit(twin, numbers, first, substrate.t, context, batch)
     call = TwinCall(twin, numbers, batch, substrate, key, count, offset)
     parts = None if substrate.backend is None else substrate.backend.parts(call)
     parts = _parts_by_jax(call) if parts is None else parts
-    trajectory = trajectory_of(substrate, key, theta, offset)
+    trajectory = replay_trajectory(substrate, key, theta, offset)
     check_scores(parts[0] + parts[1], twin.model.process, theta, trajectory, substrate.t, offset)
     return parts
 
@@ -320,7 +331,7 @@ def recorded_parts(
     process = check_model(
         twin.model.process, twin.model.objective, theta, recording.first, recording.t, context
     )
-    twin = twin._replace(model=sweep.silenced(twin.model, process))
+    twin = twin._replace(model=mark_noiseless(twin.model, process))
     check_rounding(twin.model.process, theta, recording)
     check_fit(twin, numbers, recording.first, recording.t, context, batch)
     steps = len(times.dt)
@@ -448,7 +459,7 @@ def finish_parts(
     direct, correction = start_terms(twin, numbers, carry, x, times.t[0], context)
     returns = carry.reward
     if twin.model.objective.initial is not None:
-        returns = returns + sweep.at_start(twin.model.objective, numbers.theta, x, context)
+        returns = returns + terms.initial_rewards(twin.model.objective, numbers.theta, x, context)
     return direct, correction, returns, jnp.concatenate(lambdas[::-1])
 
 

@@ -17,9 +17,9 @@ from fluctua.core import check
 from fluctua.core.arrays import Params
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.estimate import Estimate, RunningSums
+from fluctua.core.estimator import chunked_samples, gradient
 from fluctua.core.likelihood.guard import Residuals, Transition, examine
 from fluctua.core.objective import Objective
-from fluctua.core.ppgt import chunked_samples, gradient
 from fluctua.core.process import AnyProcess, Counting, Process, Score
 from fluctua.core.scores import CorrectedScore, euler, full_score, local_linear, local_linear_score
 from fluctua.core.trajectories import Trajectories

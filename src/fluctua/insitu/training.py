@@ -39,8 +39,8 @@ import optax
 from fluctua.core.arrays import Params
 from fluctua.core.baselines import chosen
 from fluctua.core.estimate import Groups
+from fluctua.core.estimator import ppgt
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.ppgt import ppgt
 from fluctua.core.process import Process
 from fluctua.core.protocols import Estimator, as_estimator
 from fluctua.core.words import close_match

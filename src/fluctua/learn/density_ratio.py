@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, diffusion, draws, scores, sources
+from fluctua.core import check, diffusion, draws, recorded, scores
 from fluctua.core.arrays import Array, Params, jit, working_dtype
+from fluctua.core.model import Moment
 from fluctua.core.objective import Rewards
 from fluctua.core.process import AnyProcess, Process, Score, Step
-from fluctua.core.trajectories import Times, Trajectories
+from fluctua.core.trajectories import Trajectories
 
 RatioFunction = Callable[[Any, Params, Params, Step], scores.Ratio]
 """(process, new, old, step) -> scores.Ratio: of the densities of one step."""
@@ -59,7 +60,7 @@ def _own_ratio(process: Any, new: Params, old: Params, step: Step) -> scores.Rat
     return process.log_ratio(new, old, step)
 
 
-def refuse_singular(law: PathLaw, theta: Params, old: Params, record: sources.Recording) -> None:
+def refuse_singular(law: PathLaw, theta: Params, old: Params, record: recorded.Recording) -> None:
     """Refuse parameters without a density: another start, noise or noiseless drift.
 
     Looks at a few states of a few trajectories.
@@ -106,7 +107,7 @@ def _check_path(
 
 
 def log_ratios(
-    law: PathLaw, rewards: Rewards, theta: Params, olds: Params, record: sources.Recording
+    law: PathLaw, rewards: Rewards, theta: Params, olds: Params, record: recorded.Recording
 ) -> scores.Ratio:
     """ln p_θ − ln p_old of the trajectories of a batch, at the parameters of every batch. (E, B)"""
     process = diffusion.check_model(
@@ -114,13 +115,13 @@ def log_ratios(
     )
     law = law._replace(process=process)
     sums = _start_ratio(law, theta, olds, record.first, record.context)
-    for n, times, x in record.blocks(sources.BLOCK_BYTES):
-        beside = record.context, record.events(n, n + len(times.dt))
-        sums = _add_block(law, theta, olds, sums, times, x, beside)
+    for n, times, x in record.blocks(recorded.BLOCK_BYTES):
+        block = recorded.Block(n, times, x, record.context, record.events(n, n + len(times.dt)))
+        sums = _add_block(law, theta, olds, sums, block)
     log, divergence = (np.asarray(v, np.float64) for v in sums)
     if np.isnan(log).any() or np.isposinf(log).any():
         bad = np.flatnonzero(~(log < np.inf).all(axis=1))
-        for b, j in np.argwhere(~(log < np.inf).T)[: sources.MOST_SEARCHED].tolist():
+        for b, j in np.argwhere(~(log < np.inf).T)[: recorded.MOST_SEARCHED].tolist():
             old = jax.tree.map(lambda leaf: leaf[b], olds)  # noqa: B023
             _check_path(law, theta, old, record.trajectory(j), j)
         raise FloatingPointError(
@@ -146,25 +147,16 @@ def _start_ratio(law: PathLaw, theta: Params, olds: Params, x: Array, context: A
 
 @partial(jit, static_argnums=0)
 def _add_block(
-    law: PathLaw,
-    theta: Params,
-    olds: Params,
-    sums: scores.Ratio,
-    times: Times,
-    x: Array,
-    beside: Any,
+    law: PathLaw, theta: Params, olds: Params, sums: scores.Ratio, block: recorded.Block
 ) -> scores.Ratio:
-    """Add the steps of a block. x (E, b+1, M). beside: contexts and events of the trajectories."""
+    """Add the steps of a block of recorded trajectories."""
 
-    def add_step(sums: scores.Ratio, states: Any, when: Any) -> scores.Ratio:
-        _, t, dt = when
-
+    def add_step(sums: scores.Ratio, moment: Moment) -> scores.Ratio:
         def one(x: Array, x_next: Array, context: Any, events: Any) -> scores.Ratio:
-            at = Step(x, x_next, t, dt, context, events)
+            at = Step(x, x_next, moment.t, moment.dt, context, events)
             return jax.vmap(lambda old: law.ratio(law.process, theta, old, at))(olds)
 
-        return jax.tree.map(
-            lambda total, v: total + v.astype(total.dtype), sums, jax.vmap(one)(*states)
-        )
+        ratios = jax.vmap(one)(moment.x, moment.x_next, moment.context, moment.events)
+        return jax.tree.map(lambda total, v: total + v.astype(total.dtype), sums, ratios)
 
-    return sources.over_block(add_step, sums, 0, times, x, beside)
+    return recorded.scan_block(add_step, sums, block)

@@ -17,12 +17,12 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params, jit
 from fluctua.core.estimate import FEWEST_OF_MEANS, values_of
+from fluctua.core.estimator import PPGT
+from fluctua.core.model import Moment, add_step_reward, initial_rewards
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
-from fluctua.core.ppgt import PPGT
 from fluctua.core.protocols import Estimator
+from fluctua.core.recorded import evaluate_returns
 from fluctua.core.simulate import Recipe, Simulator, advance, begin, grid
-from fluctua.core.sources import returns_of
-from fluctua.core.sweep import after_step, at_start
 from fluctua.core.text import with_error
 from fluctua.core.trajectories import Substrate, Times
 
@@ -96,7 +96,7 @@ def evaluate(
         t = trajectories.t
 
         def each(part):
-            return returns_of(part, theta, trajectories)
+            return evaluate_returns(part, theta, trajectories)
 
     if isinstance(rewards, FunctionOfMeans):
         check.count(count, FEWEST_OF_MEANS)
@@ -170,11 +170,13 @@ def _simulated(
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, total = carry
-        total = total + rate(x, step[1]) * step[2]
+        n, t, dt = step
+        total = total + rate(x, t) * dt
         x_next = advance(recipe, theta, ensemble._replace(x=x), *step)
-        return (x_next, after_step(rewards, theta, total, x, x_next, step, ensemble.context)), None
+        moment = Moment(n, t, dt, x, x_next, ensemble.context)
+        return (x_next, add_step_reward(rewards, theta, total, moment)), None
 
-    begun = at_start(rewards, theta, ensemble.x, ensemble.context)
+    begun = initial_rewards(rewards, theta, ensemble.x, ensemble.context)
     (x, total), _ = jax.lax.scan(body, (ensemble.x, begun), grid(times))
     return total + jax.vmap(lambda x, c: rewards.terminal(theta, x, c))(x, ensemble.context)
 

@@ -27,11 +27,12 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.dependence import depends, varies_in_slope
 from fluctua.core.diffusion import check_along, diffusion_at, with_silent
+from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import mean_rate
 from fluctua.core.likelihood.alternatives import FITTED, Table
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, Examination, Residuals, examine_batch
-from fluctua.core.ppgt import PPGT
 from fluctua.core.process import NoiseProduct, Process, Score, Step
+from fluctua.core.recorded import MOST_SEARCHED, evaluate_returns, only
 from fluctua.core.scores import (
     CorrectedScore,
     drift_score,
@@ -40,7 +41,6 @@ from fluctua.core.scores import (
     without_readout,
 )
 from fluctua.core.simulate import Simulator
-from fluctua.core.sources import MOST_SEARCHED, only, returns_of
 from fluctua.core.trajectories import Times, Trajectories
 from fluctua.core.twin import TwinSamples
 
@@ -339,7 +339,7 @@ class CalibratableProcess:
 
     def returns(self, theta: Params, trajectories: Trajectories) -> Array:
         """Their returns. (E,)"""
-        return returns_of(self.estimator.method.model.objective, theta, trajectories)
+        return evaluate_returns(self.estimator.method.model.objective, theta, trajectories)
 
     def evidence(
         self,

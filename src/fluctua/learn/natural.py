@@ -23,18 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fluctua.core import check, sweep
+from fluctua.core import check
+from fluctua.core import model as terms
 from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import none
 from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.estimate import Estimate
+from fluctua.core.estimator import PPGT, score_of
+from fluctua.core.model import Model, Moment, density_scores, mark_noiseless
 from fluctua.core.objective import Objective
-from fluctua.core.ppgt import PPGT, score_of
 from fluctua.core.process import AnyProcess, Score
+from fluctua.core.recorded import BLOCK_BYTES, Block, Recording, check_scores, scan_block
 from fluctua.core.scores import full_score
 from fluctua.core.simulate import Recipe, Simulator, begin, first_state, grid, transition
-from fluctua.core.sources import BLOCK_BYTES, Recording, check_scores, over_block, run_and_pilot
+from fluctua.core.streamed import split_key
 from fluctua.core.text import names
 from fluctua.core.trajectories import Times, Trajectories
 
@@ -122,7 +125,7 @@ def fisher(
     nothing = check.objective(Objective(terminal=_nothing))
     moving = None if start is None else checked_start(start)[0]
     process = check.process(process)
-    model = sweep.Model(process, nothing, score_of(process, score), moving, none().of, none().of)
+    model = Model(process, nothing, score_of(process, score), moving, none().of, none().of)
     return Fisher(_recorded_rows(model, theta, recording, blocks), recording.count, theta)
 
 
@@ -148,7 +151,7 @@ class Natural(NamedTuple):
                 _streamed_rows(estimator, key, theta, count, self.blocks), count, theta
             )
         else:  # an instrument runs once
-            trajectories = estimator.substrate(run_and_pilot(key)[0], theta, count)
+            trajectories = estimator.substrate(split_key(key)[0], theta, count)
             estimate = replace(estimator, substrate=lambda *_: trajectories)(key, theta, count)
             rows = _recorded_rows(
                 estimator.method.model, theta, Recording(trajectories, theta), self.blocks
@@ -224,10 +227,10 @@ def _streamed_rows(
     estimator: PPGT, key: Array, theta: Params, count: int, blocks: int | None
 ) -> Array:
     substrate: Any = estimator.substrate
-    k_run, _ = run_and_pilot(key)
+    k_run, _ = split_key(key)
     first, context = first_state(substrate, k_run, theta)
     model = estimator.method.model
-    model = sweep.silenced(
+    model = mark_noiseless(
         model, check_model(model.process, model.objective, theta, first, substrate.t, context)
     )
     many = blocks_for(count, _size(theta), len(substrate.t) - 1, blocks)
@@ -239,7 +242,7 @@ def _streamed_rows(
 
 @partial(jit, static_argnums=(0, 1, 2, 3))
 def _streamed(
-    model: sweep.Model,
+    model: Model,
     recipe: Recipe,
     count: int,
     blocks: int,
@@ -254,23 +257,21 @@ def _streamed(
 
     def body(carry: tuple[Array, Array], step: Any) -> tuple[tuple[Array, Array], None]:
         x, rows = carry
-        x_next, events = transition(recipe, theta, ensemble._replace(x=x), *step)
-        score, _ = sweep.scores(
-            model, theta, (x, x_next, ensemble.context, events), step, times.t[:2]
-        )
-        return (x_next, rows.at[step[0] * blocks // total].add(score)), None
+        n, t, dt = step
+        x_next, events = transition(recipe, theta, ensemble._replace(x=x), n, t, dt)
+        moment = Moment(n, t, dt, x, x_next, ensemble.context, events)
+        score = terms.scores(model, theta, moment, times.t[:2]).score
+        return (x_next, rows.at[moment.n * blocks // total].add(score)), None
 
     rows = jnp.zeros((blocks, count, ravel_pytree(theta)[0].size), ravel_pytree(theta)[0].dtype)
     rows = rows.at[0].add(_score_of_start(model, theta, ensemble.x, times, ensemble.context))
     return jax.lax.scan(body, (ensemble.x, rows), grid(times))[0][1]
 
 
-def _recorded_rows(
-    model: sweep.Model, theta: Params, recording: Recording, blocks: int | None
-) -> Array:
+def _recorded_rows(model: Model, theta: Params, recording: Recording, blocks: int | None) -> Array:
     context = recording.context
     total = len(recording.t) - 1
-    model = sweep.silenced(
+    model = mark_noiseless(
         model,
         check_model(model.process, model.objective, theta, recording.first, recording.t, context),
     )
@@ -279,8 +280,8 @@ def _recorded_rows(
     rows = jnp.zeros((many, recording.count, flat.size), flat.dtype)
     rows = rows.at[0].add(_score_of_start(model, theta, recording.first, recording.times, context))
     for n, times, x in recording.blocks(BLOCK_BYTES):
-        beside = context, recording.events(n, n + len(times.dt))
-        rows = _recorded(model, theta, rows, n, total, times, x, beside, recording.t[:2])
+        block = Block(n, times, x, context, recording.events(n, n + len(times.dt)))
+        rows = _add_block(model, theta, rows, total, block, recording.t[:2])
     check_scores(
         rows.sum(axis=0), model.process, theta, recording.trajectory, recording.t, recording.offset
     )
@@ -288,32 +289,22 @@ def _recorded_rows(
 
 
 @partial(jit, static_argnums=0)
-def _recorded(
-    model: sweep.Model,
-    theta: Params,
-    rows: Array,
-    first: Array,
-    total: Array,
-    times: Times,
-    x: Array,
-    beside: tuple[PyTree, PyTree],
-    origin: Array,
+def _add_block(
+    model: Model, theta: Params, rows: Array, total: Array, block: Block, origin: Array
 ) -> Array:
-    def added(rows: Array, states: Any, when: Any) -> Array:
-        score, _ = sweep.scores(model, theta, states, when, origin)
-        return rows.at[when[0] * rows.shape[0] // total].add(score)
+    """Add the scores of a block of recorded steps to the rows (B, E, P)."""
 
-    return over_block(added, rows, first, times, x, beside)
+    def add(rows: Array, moment: Moment) -> Array:
+        score = terms.scores(model, theta, moment, origin).score
+        return rows.at[moment.n * rows.shape[0] // total].add(score)
+
+    return scan_block(add, rows, block)
 
 
-def _score_of_start(
-    model: sweep.Model, theta: Params, x: Array, times: Times, context: PyTree
-) -> Array:
+def _score_of_start(model: Model, theta: Params, x: Array, times: Times, context: PyTree) -> Array:
     """∂θ ln p₀(X₀), zero for a start that is not drawn from a density. (E, P)"""
-    if not isinstance(model.start, Density):
-        return jnp.zeros((), x.dtype)
-    density = model.start.log_density
-    return jax.vmap(lambda x, c: ravel_pytree(jax.grad(density)(theta, x, c))[0])(x, context)
+    scores = density_scores(model, theta, x, context)
+    return jnp.zeros((), x.dtype) if scores is None else scores
 
 
 # ------------------------------------------------------------------------------------- solving

@@ -29,11 +29,11 @@ from fluctua.core.arrays import Array, Params
 from fluctua.core.baselines import Baseline, Twin, chosen, half, time_only
 from fluctua.core.draws import Density, Reparameterised, checked_start
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
+from fluctua.core.estimator import gradient_samples, mean_return_to_go, score_of
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.ppgt import gradient_samples, mean_return_to_go, score_of
 from fluctua.core.process import AnyProcess, Score
+from fluctua.core.recorded import BLOCK_BYTES, Recording, pieces
 from fluctua.core.scores import full_score
-from fluctua.core.sources import BLOCK_BYTES, Recording, pieces
 from fluctua.core.trajectories import Trajectories
 from fluctua.learn.density_ratio import PathLaw, log_ratios, refuse_singular, select_ratio
 

@@ -31,9 +31,9 @@ from jax.flatten_util import ravel_pytree
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
+from fluctua.core.estimator import PPGT
 from fluctua.core.likelihood import alternatives
 from fluctua.core.likelihood.guard import DoubtError
-from fluctua.core.ppgt import PPGT
 from fluctua.core.simulate import Simulator
 from fluctua.core.text import names
 from fluctua.core.trajectories import Substrate, Trajectories

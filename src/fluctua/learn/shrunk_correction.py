@@ -27,8 +27,8 @@ import numpy as np
 
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
+from fluctua.core.estimator import PPGT
 from fluctua.core.integrators import step_at
-from fluctua.core.ppgt import PPGT
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.protocols import Estimator
 from fluctua.core.simulate import Simulator

@@ -32,10 +32,10 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin
 from fluctua.core.baselines import none as no_baseline
 from fluctua.core.integrators import mean_rate
+from fluctua.core.model import Model
 from fluctua.core.objective import Rewards
-from fluctua.core.process import AnyProcess, Score
-from fluctua.core.sources import Recording
-from fluctua.core.sweep import Model
+from fluctua.core.process import AnyProcess, Score, Step
+from fluctua.core.recorded import Recording
 from fluctua.core.trajectories import Times
 from fluctua.core.twin import (
     Guess,
@@ -43,7 +43,7 @@ from fluctua.core.twin import (
     TwinModel,
     check_fit,
     checked_twin,
-    direct_term,
+    direct_terms,
     expand,
     twin_parameters,
 )
@@ -185,9 +185,9 @@ def _of_block(
             guess, value = carry
             # rewards of steps are refused, so that the end of the step, in second place, is not
             # looked at
-            direct, expected, *_ = direct_term(
-                twin, numbers, guess, x, x, xbar, (t, dt, start), context
-            )
+            predicted = direct_terms(twin, numbers, guess, Step(x, x, t, dt, context), xbar, start)
+            direct = predicted.slope
+            expected = predicted.expected
             before, gain = expand(twin, numbers, guess, xbar, t, dt, context)
             inside = expected - gain - before.at(x - xbar)  # differences of like numbers first
             return (before, value + gain - level), (inside, expected + value - level, direct)

@@ -39,12 +39,12 @@ from fluctua.core.arrays import Array, Params, PyTree, jit
 from fluctua.core.baselines import Twin, chosen
 from fluctua.core.diffusion import check_model
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
+from fluctua.core.estimator import score_of
 from fluctua.core.likelihood.guard import LAWS, TRANSITIONS, warn_about_residuals
 from fluctua.core.objective import Objective, Rewards
-from fluctua.core.ppgt import score_of
 from fluctua.core.process import AnyProcess, Process, Score, Step
+from fluctua.core.recorded import Recording, check_rounding, check_scores
 from fluctua.core.scores import full_score
-from fluctua.core.sources import Recording, check_rounding, check_scores
 from fluctua.core.text import describe_estimate, with_error
 from fluctua.core.trajectories import Trajectories
 from fluctua.processes.lookahead import Lookahead, lookahead

@@ -16,7 +16,7 @@ import numpy as np
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
 from fluctua.core.estimate import Estimate
-from fluctua.core.ppgt import PPGT
+from fluctua.core.estimator import PPGT
 from fluctua.core.simulate import planned_calls
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.shrunk_correction import ShrunkCorrection

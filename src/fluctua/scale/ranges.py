@@ -16,9 +16,9 @@ import numpy as np
 
 from fluctua.core import check
 from fluctua.core.arrays import Array, Params
-from fluctua.core.ppgt import PPGT
+from fluctua.core.estimator import PPGT
+from fluctua.core.model import has_random_start
 from fluctua.core.simulate import Simulator, plan_calls
-from fluctua.core.sweep import random_start
 from fluctua.core.twin import TwinSamples
 from fluctua.scale.parts import Part, of_samples
 from fluctua.tcmt.fused import EVERYONE, Carried, Fused, chain_rule, collect_samples, next_table
@@ -151,7 +151,7 @@ def served(estimator: Any) -> Ranged:
             )
         plans = [
             method.baseline,
-            *([method.initial_baseline] if random_start(method.model) else []),
+            *([method.initial_baseline] if has_random_start(method.model) else []),
         ]
         compared = (
             [plan.name for plan in plans if plan.needs_returns] if method.twin is None else []

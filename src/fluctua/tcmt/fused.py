@@ -23,12 +23,12 @@ from fluctua.core.arrays import Array, Params, jit, on_host
 from fluctua.core.baselines import PILOT, Baseline, Bins, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.estimate import Estimate, Samples, reduce_samples
+from fluctua.core.estimator import ppgt
 from fluctua.core.integrators import Substeps
 from fluctua.core.likelihood.alternatives import FITTED, Table
 from fluctua.core.likelihood.guard import TRANSITIONS, Examination, examine_batch
-from fluctua.core.ppgt import ppgt
 from fluctua.core.scores import full_score
-from fluctua.core.sources import estimate_seeds
+from fluctua.core.streamed import estimate_seeds
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.evidence import At, Evidence, evidence

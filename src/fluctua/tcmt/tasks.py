@@ -21,7 +21,7 @@ from fluctua.core.arrays import Array, PyTree
 from fluctua.core.baselines import Baseline, Twin, chosen
 from fluctua.core.check import leading
 from fluctua.core.draws import Wiener, philox
-from fluctua.core.ppgt import ppgt
+from fluctua.core.estimator import ppgt
 from fluctua.core.process import NoiseProduct, Process
 from fluctua.core.protocols import Estimator
 from fluctua.tcmt.coupled_modes import (

@@ -28,10 +28,10 @@ from fluctua.core import check
 from fluctua.core.arrays import Array, Params, PyTree, jit, working_dtype
 from fluctua.core.diffusion import diffusion_at
 from fluctua.core.integrators import mean_rate
+from fluctua.core.model import returns_to_go
 from fluctua.core.objective import Objective, Rewards
 from fluctua.core.process import Process, Step
 from fluctua.core.scores import euler
-from fluctua.core.sweep import to_go
 from fluctua.core.trajectories import Times, Trajectories
 from fluctua.insitu.calibration.drift import Transition
 from fluctua.insitu.recording.reader import RecordingFile, pieces, with_silent_named
@@ -383,7 +383,7 @@ def _bias(
     return total / members[:, None]
 
 
-_to_go = partial(jit, static_argnums=0)(to_go)
+_to_go = partial(jit, static_argnums=0)(returns_to_go)
 
 
 def _windowed(returns: Array, table: Array, times: Times, window: int) -> Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluctua.core import check, sources, twin_sweep
+from fluctua.core import check, recorded, streamed, twin_sweep
 from fluctua.core.arrays import Array, Params, end_to_end, put
 from fluctua.core.baselines import (
     Baseline,
@@ -30,13 +30,14 @@ from fluctua.core.diffusion import check_model
 from fluctua.core.draws import Density, Reparameterised, check_score, checked_start
 from fluctua.core.estimate import Estimate, Samples, combined, labelled, reduce_samples, unflatten
 from fluctua.core.likelihood.guard import LAWS, check_linearisation, warn_about_residuals
+from fluctua.core.model import Model, Tables, has_random_start, mark_noiseless
 from fluctua.core.objective import FunctionOfMeans, Objective, Rewards
 from fluctua.core.process import AnyProcess, Counting, Process, Remembering, Score, Step, Transition
 from fluctua.core.protocols import PlainEstimator
+from fluctua.core.recorded import BLOCK_BYTES, Recording, pieces
 from fluctua.core.scores import full_score, local_linear
 from fluctua.core.simulate import Simulator, first_state, refuse_start, stepped_alike
-from fluctua.core.sources import BLOCK_BYTES, Recording, pieces, run_and_pilot
-from fluctua.core.sweep import Model, Tables, random_start, silenced
+from fluctua.core.streamed import split_key
 from fluctua.core.trajectories import Substrate, Trajectories
 from fluctua.core.twin import (
     Numbers,
@@ -229,7 +230,7 @@ class PPGT(PlainEstimator):
         if self.method.means and not isinstance(self.substrate, Simulator):
             check.count(count)
             theta = check.parameters(theta)
-            k_run, _ = run_and_pilot(key)  # the parts are of the same trajectories: measured once
+            k_run, _ = split_key(key)  # the parts are of the same trajectories: measured once
             measured = self.substrate(k_run, theta, count)
             return _recorded(
                 self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate)
@@ -244,7 +245,7 @@ class PPGT(PlainEstimator):
         if not self.pilot or self.method.means or not isinstance(self.substrate, Simulator):
             return None
         plans = _plans(self.method)
-        return sources.pilot_table(
+        return streamed.pilot_table(
             self.method.model, plans, self.substrate, key, check.parameters(theta)
         )
 
@@ -259,7 +260,7 @@ class PPGT(PlainEstimator):
         check.count(count)
         theta = check.parameters(theta, numbers=not isinstance(self.substrate, Simulator))
         if not isinstance(self.substrate, Simulator):
-            k_run, _ = run_and_pilot(key)
+            k_run, _ = split_key(key)
             measured = self.substrate(k_run, theta, count)
             return _recorded(
                 self.method, theta, measured, BLOCK_BYTES, examined=_is_examined(self.substrate)
@@ -271,20 +272,14 @@ class PPGT(PlainEstimator):
         simulator = self.substrate
 
         def start():
-            return first_state(simulator, run_and_pilot(key)[0], theta)
+            return first_state(simulator, split_key(key)[0], theta)
 
         _check_baselines(self.method, Setting(theta, self.substrate.t, count, start))
-        flat, returns = sources.streamed_samples(
-            self.method.model,
-            _tables(plans),
-            plans,
-            self.substrate,
-            key,
-            theta,
-            count,
-            first,
-            table,
+        tables = _tables(plans) if table is None else _tables(plans).fill_missing(table)
+        call = streamed.Call(
+            self.method.model, plans, tables, self.substrate, key, theta, count, first
         )
+        flat, returns = streamed.streamed_samples(call)
         return Samples(unflatten(theta, flat), returns)
 
     def split(
@@ -304,7 +299,7 @@ class PPGT(PlainEstimator):
         check.objective(self.method.objective)
         check.count(count)
         theta = check.parameters(theta)
-        k_run, _ = run_and_pilot(key)
+        k_run, _ = split_key(key)
         if not isinstance(self.substrate, Simulator):
             measured = self.substrate(k_run, theta, count)
             return self.recorded(theta, measured, table, examined=_is_examined(self.substrate))
@@ -336,14 +331,14 @@ class PPGT(PlainEstimator):
         first, context = first_state(substrate, jax.random.key(0), theta)
         model = self.method.model
         process = check_model(model.process, model.objective, theta, first, substrate.t, context)
-        model = silenced(model, process)
+        model = mark_noiseless(model, process)
         key = jax.random.key(0)
         if self.method.twin:
             twin, numbers, batch = _with_twin(self.method, theta, None, 2, substrate.t)
             twin = twin._replace(model=twin.model._replace(process=model.process))
             return backend.source(twin_sweep.TwinCall(twin, numbers, batch, substrate, key, 2))
         plans = _plans(self.method)
-        return backend.source(sources.Call(model, plans, _tables(plans), substrate, key, theta, 1))
+        return backend.source(streamed.Call(model, plans, _tables(plans), substrate, key, theta, 1))
 
     def recorded(
         self,
@@ -389,7 +384,7 @@ def mean_return_to_go(
     """
     recording = Recording(trajectories, theta)
     x = jnp.asarray(trajectories.x, recording.dtype)
-    return sources.mean_return_to_go(
+    return recorded.mean_return_to_go(
         check.objective(objective), theta, recording.times, x, recording.context
     )
 
@@ -515,7 +510,7 @@ def _recorded(
         tables = Tables(*(means if plan.pilot else plan.values for plan in method[1:3]))
         of = [of_other_half if plan.pilot else plan.of for plan in method[1:3]]
         model = model._replace(baseline=of[0], initial_baseline=of[1])
-    flat, returns = sources.recorded_samples(model, tables, recording, theta, block_bytes)
+    flat, returns = recorded.recorded_samples(model, tables, recording, theta, block_bytes)
     return labelled(Samples(unflatten(theta, flat), returns), trajectories)
 
 
@@ -562,7 +557,7 @@ def _by_pieces(
         other = None if means is None else means[0 if first >= cut else 1]
         tables = Tables(*(other if plan.pilot else plan.values for plan in method[1:3]))
         recording = Recording(piece, theta, first)
-        flat, returns = sources.recorded_samples(
+        flat, returns = recorded.recorded_samples(
             method.model, tables, recording, theta, block_bytes
         )
         yield piece, Samples(unflatten(theta, flat), returns)
@@ -592,7 +587,7 @@ def _means_of_halves(
         recording = Recording(piece, theta, first)
         x = jnp.asarray(piece.x, recording.dtype)
         rewards = method.model.objective
-        mean = sources.mean_return_to_go(rewards, theta, recording.times, x, recording.context)
+        mean = recorded.mean_return_to_go(rewards, theta, recording.times, x, recording.context)
         side = int(first >= cut)
         sums[side] = sums[side] + len(piece.x) * np.asarray(mean, np.float64)
         counts[side] += len(piece.x)
@@ -668,12 +663,12 @@ def _guard(
 
 def _plans(method: Method) -> tuple[Baseline, ...]:
     """The baselines that are used: the initial one only where the start is drawn from a density."""
-    return method[1:3] if random_start(method.model) else method[1:2]
+    return method[1:3] if has_random_start(method.model) else method[1:2]
 
 
 def _check_baselines(method: Method, setting: Setting) -> None:
     check_admissible(method.baseline, setting)
-    if random_start(method.model):
+    if has_random_start(method.model):
         check_admissible(method.initial_baseline, setting, of_start=True)
 
 

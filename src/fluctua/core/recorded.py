@@ -1,0 +1,409 @@
+"""Recorded trajectories: one record or chunks of any length, read block by block.
+
+The estimator moves all trajectories through time together. Chunks are therefore read again for
+every block of steps that fits in memory, and give the same result as one record for any baseline.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluctua.core import check
+from fluctua.core import model as terms
+from fluctua.core.arrays import Array, Params, PyTree, jit, part, put, working_dtype
+from fluctua.core.diffusion import check_along, check_model, q_matrix
+from fluctua.core.model import Model, Moment, Progress, Tables, mark_noiseless
+from fluctua.core.objective import Rewards
+from fluctua.core.process import AnyProcess, Process
+from fluctua.core.simulate import grid
+from fluctua.core.trajectories import Times, Trajectories
+
+BLOCK_BYTES = 256 * 2**20
+"""How much of a recording is held at a time, all trajectories together."""
+
+
+MOST_SEARCHED = 100
+"""Trajectories that are gone through for the state that has no score."""
+
+
+class Recording:
+    """A checked, re-readable source of trajectories on one time grid."""
+
+    def __init__(
+        self, source: Trajectories | Iterable[Trajectories], theta: Params, offset: int = 0
+    ):
+        self.offset = offset  # of the first trajectory, where this is a piece of a longer recording
+        self._chunks: Iterable[Trajectories] = (
+            [source] if isinstance(source, Trajectories) else source
+        )
+        if isinstance(self._chunks, Iterator):
+            raise TypeError(
+                "chunks of trajectories are gone through more than once, and a generator can be "
+                "only once. Pass "
+                "a list, or an object whose __iter__ starts afresh."
+            )
+        self.sizes: list[int] = []
+        first = []
+        contexts = []
+        largest = []
+        whole: np.ndarray | None = None
+        bad: list[tuple[int, int, int]] = []
+        for chunk in self._chunks:
+            t, x = _checked(chunk)
+            if whole is None:
+                whole = t
+                shape = x.shape[1:]
+            elif not np.array_equal(t, whole) or x.shape[1:] != shape:
+                raise ValueError(
+                    f"all chunks must share one time grid and state: chunk 0 has {shape[0]} times "
+                    "and "
+                    f"{shape[1]} components, chunk {len(self.sizes)} has {x.shape[1]} and "
+                    f"{x.shape[2]}" + ("." if x.shape[1:] != shape else ", at other times.")
+                )
+            for row, rows in _rows(x):
+                rows = np.asarray(rows)
+                bad += check.first_bad(rows, self.offset + sum(self.sizes) + row)
+                largest.append(np.abs(rows).max(axis=(0, 1)))
+            self.sizes.append(x.shape[0])
+            first.append(np.asarray(x[:, 0]))
+            contexts.append(chunk.context)
+        if whole is None:
+            raise ValueError("there are no trajectories: the source of chunks is empty.")
+        check.finite_trajectories(bad, self.count)
+        self.times = check.grid(whole)
+        self.dtype = working_dtype(theta, np.concatenate(first))
+        self.first = jnp.asarray(np.concatenate(first), self.dtype)
+        coarsest = max(
+            np.finfo(dtype).eps for dtype in {part.dtype for part in first} | {self.first.dtype}
+        )
+        self.rounding = coarsest * np.max(largest, axis=0)  # (M,), of the largest states
+        self.context: PyTree = jax.tree.map(_concatenate_chunks, *contexts)
+
+    @property
+    def count(self) -> int:
+        """E, over all chunks."""
+        return sum(self.sizes)
+
+    @property
+    def t(self) -> Array:
+        """The time grid. (T+1,)"""
+        return self.times.t
+
+    def blocks(self, block_bytes: int) -> Iterator[tuple[int, Times, Array]]:
+        """(n, times of the block, x (E, b+1, M)) for consecutive blocks of b steps, ends shared."""
+        steps = len(self.t) - 1
+        b = max(1, min(steps, block_bytes // max(1, self.first.nbytes)))
+        for n in range(0, steps, b):
+            yield n, *self.block(n, min(n + b, steps))
+
+    def block(self, n: int, stop: int) -> tuple[Times, Array]:
+        """Times and states x (E, b+1, M) of the b steps from n to `stop`, ends included."""
+        parts = [np.asarray(_held(chunk.x)[:, n : stop + 1]) for chunk in self._chunks]
+        if [len(part) for part in parts] != self.sizes:
+            raise ValueError(
+                f"the chunks changed while they were read: {self.sizes} trajectories at first, "
+                f"{[len(part) for part in parts]} later."
+            )
+        t, dt = (
+            put(np.asarray(v)[n:end]) for v, end in zip(self.times, (stop + 1, stop), strict=True)
+        )
+        return Times(t, dt), jnp.asarray(np.concatenate(parts), self.dtype)
+
+    def events(self, n: int, stop: int) -> PyTree:
+        """What happened within the steps from n to `stop`, leaves (E, b, ...); None where
+        nothing is known of it.
+        """
+        parts = [
+            jax.tree.map(lambda leaf: np.asarray(_held(leaf)[:, n:stop]), chunk.events)
+            for chunk in self._chunks
+        ]
+        return jax.tree.map(lambda *leaves: put(np.concatenate(leaves)), *parts)
+
+    def trajectory(self, j: int) -> Trajectories:
+        """Trajectory j alone."""
+        for chunk in self._chunks:
+            if j < len(chunk.x):
+                return only(chunk._replace(t=self.t), j)
+            j -= len(chunk.x)
+        raise IndexError(j)
+
+
+def _checked(trajectories: Trajectories) -> tuple[np.ndarray, Array]:
+    """Shapes that fit together."""
+    if not isinstance(trajectories, Trajectories):
+        raise TypeError(
+            f"expected fluctua.Trajectories(t, x, context); got {type(trajectories).__name__}."
+        )
+    t = check.times(trajectories.t)
+    x = trajectories.x
+    if not hasattr(x, "dtype"):
+        raise TypeError(
+            f"`x` must be an array (trajectories, {len(t)}, state); got a {type(x).__name__}. "
+            "Write np.asarray(x)."
+        )
+    shape = np.shape(x)
+    if len(shape) != 3 or shape[1] != len(t):
+        hint = ""
+        if shape[:1] == (len(t),):
+            hint = " For one trajectory pass x[None]."
+            if len(shape) == 3:
+                hint = " It looks like (time, trajectory, state): pass x.swapaxes(0, 1)."
+        raise ValueError(
+            f"`x` must be (trajectories, {len(t)}, state) to match `t`; got {shape}.{hint}"
+        )
+    if shape[0] == 0 or shape[2] == 0:
+        raise ValueError(f"`x` holds no trajectories or no state: shape {shape}.")
+    if not np.issubdtype(x.dtype, np.floating):
+        raise TypeError(
+            f"`x` must be real floating point; it is {x.dtype}."
+            + (
+                " Stack real and imaginary parts as components."
+                if np.issubdtype(x.dtype, np.complexfloating)
+                else ""
+            )
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trajectories.context):
+        if np.shape(leaf)[:1] != shape[:1]:
+            raise ValueError(
+                f"`context{jax.tree_util.keystr(path)}` must have one row per trajectory, "
+                f"({shape[0]}, ...); got "
+                f"{np.shape(leaf)}."
+            )
+    return t, _held(x)
+
+
+def _held(x: Array) -> Array:
+    """An array in memory as NumPy has it, whose slices are not compiled; what loads when sliced
+    as it is.
+    """
+    return np.asarray(x) if isinstance(x, jax.Array) else x
+
+
+def _concatenate_chunks(*leaves: Any) -> Array:
+    """The rows of all chunks; those of one are copied without being compiled for their shape."""
+    one = leaves[0]
+    if len(leaves) > 1 or check.is_key(one):
+        return jnp.concatenate(leaves)
+    return one if isinstance(one, jax.Array) else put(np.array(one))
+
+
+def pieces(
+    source: Trajectories | Iterable[Trajectories], cut: int, block_bytes: int
+) -> Iterator[tuple[int, Trajectories]]:
+    """A few trajectories at a time, held whole, with the number of the first; none on both
+    sides of number `cut`.
+    """
+    seen = 0
+    for chunk in [source] if isinstance(source, Trajectories) else source:
+        count = len(chunk.x)
+        low = 0
+        size = max(
+            1, block_bytes // max(1, chunk.x.shape[1] * chunk.x.shape[2] * chunk.x.dtype.itemsize)
+        )
+        while low < count:
+            high = min(low + size, count)
+            if seen + low < cut:
+                high = min(high, cut - seen)
+
+            def some(leaf):
+                return (leaf if check.is_key(leaf) else _held(leaf))[low:high]  # noqa: B023
+
+            beside = (jax.tree.map(some, tree) for tree in chunk[2:])
+            yield seen + low, Trajectories(chunk.t, np.asarray(_held(chunk.x)[low:high]), *beside)
+            low = high
+        seen += count
+
+
+def _rows(x: Array, bytes_at_once: int = 64 * 2**20) -> Iterator[tuple[int, Array]]:
+    """A few trajectories at a time, so that a chunk that loads when sliced is never held whole."""
+    size = max(1, bytes_at_once // max(1, x.shape[1] * x.shape[2] * x.dtype.itemsize))
+    for j in range(0, x.shape[0], size):
+        yield j, x[j : j + size]
+
+
+def only(trajectories: Trajectories, j: int) -> Trajectories:
+    """Trajectory j alone."""
+
+    def alone(tree):
+        return jax.tree.map(lambda leaf: leaf[j : j + 1], tree)
+
+    return Trajectories(trajectories.t, *map(alone, trajectories[1:]))
+
+
+class FlatSamples(NamedTuple):
+    """Gradients (E, P), parameters flattened, and returns (E,)."""
+
+    gradients: Array
+    returns: Array
+
+
+def recorded_samples(
+    model: Model, tables: Tables, recording: Recording, theta: Params, block_bytes: int
+) -> FlatSamples:
+    """Gradients (E, P) and returns (E,) of the trajectories of a recording."""
+    context = recording.context
+    process = check_model(
+        model.process, model.objective, theta, recording.first, recording.t, context
+    )
+    model = mark_noiseless(model, process)
+    check_rounding(model.process, theta, recording)
+
+    rewards = model.objective
+    collected = terms.initial_rewards(rewards, theta, recording.first, context)
+    for _, times, x in recording.blocks(block_bytes):
+        collected = _collect_block(rewards, theta, collected, times, x, context)
+        last = part(x, np.s_[:, -1])
+    returns = collected + terms.terminal_rewards(rewards, theta, last, context)
+
+    t = np.asarray(recording.t)
+    progress = terms.start(model, theta, recording.first, t[0], context, returns, tables)
+    for n, times, x in recording.blocks(block_bytes):
+        block = Block(n, times, x, context, recording.events(n, n + len(times.dt)))
+        progress = _add_block(model, theta, progress, block, returns, tables, t[:2])
+    flat = terms.finish(model, theta, progress.sums, last, recording.t, context)
+    check_scores(flat, model.process, theta, recording.trajectory, recording.t, recording.offset)
+    return FlatSamples(flat, returns)
+
+
+class Block(NamedTuple):
+    """Consecutive steps of recorded trajectories, from step `first`.
+
+    times: of the b steps. x: (E, b+1, M). context: leaves (E, ...). events: leaves (E, b, ...).
+    """
+
+    first: Array | int
+    times: Times
+    x: Array
+    context: PyTree = None
+    events: PyTree = None
+
+
+def scan_block(one: Callable[[Any, Moment], Any], carry: Any, block: Block) -> Any:
+    """What is carried after `carry = one(carry, moment)` along a block. Called inside `jax.jit`."""
+
+    def by_time(v: Array) -> Array:
+        return jnp.swapaxes(v, 0, 1)
+
+    path = by_time(block.x)
+    index, t, dt = grid(block.times)
+
+    def body(carry: Any, step: tuple[Array, ...]) -> tuple[Any, None]:
+        n, t, dt, x, x_next, events = step
+        return one(carry, Moment(n, t, dt, x, x_next, block.context, events)), None
+
+    steps = (block.first + index, t, dt, path[:-1], path[1:], jax.tree.map(by_time, block.events))
+    return jax.lax.scan(body, carry, steps)[0]
+
+
+@partial(jit, static_argnums=0)
+def _collect_block(
+    rewards: Rewards, theta: Params, collected: Array, times: Times, x: Array, context: PyTree
+) -> Array:
+    """The reward collected up to the end of a block of steps. x: (E, b+1, M). Shape (E,)."""
+
+    def add(collected: Array, moment: Moment) -> Array:
+        return terms.add_rewards(rewards, theta, collected, moment)
+
+    return scan_block(add, collected, Block(0, times, x, context))
+
+
+@partial(jit, static_argnums=0)
+def _add_block(
+    model: Model,
+    theta: Params,
+    progress: Progress,
+    block: Block,
+    returns: Array,
+    tables: Tables,
+    origin: Array,
+) -> Progress:
+    """The sums after a block of steps. origin: the first two times of the recording."""
+
+    def add(progress: Progress, moment: Moment) -> Progress:
+        return terms.add_moment(model, theta, progress, returns, tables, moment, origin)
+
+    return scan_block(add, progress, block)
+
+
+@partial(jit, static_argnums=0)
+def mean_return_to_go(
+    objective: Rewards, theta: Params, times: Times, x: Array, context: PyTree
+) -> Array:
+    """E[λ̂ₙ] (T+1,) of trajectories x (E, T+1, M) held in memory."""
+    return terms.returns_to_go(objective, theta, times, x, context).mean(axis=0)
+
+
+def evaluate_returns(rewards: Rewards, theta: Params, trajectories: Trajectories) -> Array:
+    """The return of each trajectory that is held in memory. (E,)"""
+    t = jnp.asarray(trajectories.t)
+    x = jnp.asarray(trajectories.x)
+    dt = jnp.diff(t)
+
+    def evaluate(path: Array, context: PyTree) -> Array:
+        rates = jax.vmap(lambda x, t: rewards.running(theta, x, t, context))(path[:-1], t[:-1])
+        total = jnp.sum(rates * dt) + rewards.terminal(theta, path[-1], context)
+        if rewards.step is not None:
+            batched = jax.vmap(rewards.step, in_axes=(None, 0, 0, 0, 0, None))
+            total += jnp.sum(batched(theta, path[:-1], path[1:], t[:-1], dt, context))
+        if rewards.initial is not None:
+            total = total + rewards.initial(theta, path[0], context)
+        return total
+
+    return jax.vmap(evaluate)(x, trajectories.context)
+
+
+def check_rounding(process: AnyProcess, theta: Params, recording: Recording) -> None:
+    """Warn when the precision of the states is coarse against the kicks that the score reads
+    off them.
+    """
+    if not isinstance(process, Process):
+        return
+    t = np.asarray(recording.t)
+    q = np.asarray(q_matrix(process, theta, *check.first((recording.first, t, recording.context))))
+    kick = np.sqrt(2 * (q if q.ndim == 1 else np.diag(q)) * float(t[1] - t[0]))
+    coarse = np.flatnonzero((recording.rounding > 0.01 * kick) & (kick > 0))
+    if coarse.size:
+        i = coarse[np.argmax(recording.rounding[coarse] / kick[coarse])]
+        warnings.warn(
+            f"the states are rounded to about {recording.rounding[i]:.1e} (component {i}), more "
+            "than a hundredth of a "
+            f"typical kick ({kick[i]:.1e}): the score will carry rounding noise. Record in float64 "
+            "and use "
+            'jax.config.update("jax_enable_x64", True).',
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def check_scores(
+    flat: Array,
+    process: AnyProcess,
+    theta: Params,
+    trajectory: Callable[[int], Trajectories],
+    t: Array,
+    offset: int = 0,
+) -> None:
+    """Per-trajectory gradients (E, P) are numbers; if not, look for the state where the
+    diffusion fails.
+    """
+    if check.all_finite(flat):
+        return
+    which = np.flatnonzero(~np.isfinite(np.asarray(flat)).all(axis=1))
+    for j in which[
+        :MOST_SEARCHED
+    ].tolist():  # a baseline that looks at scores passes it on to the others
+        check_along(process, theta, trajectory(j), offset + j)
+    raise FloatingPointError(
+        f"the gradients of {len(which)} of {len(flat)} trajectories are not finite: "
+        f"{check.few(which + offset)}. The "
+        "states and the diffusion are; a derivative of the drift, noise or reward is not (sqrt or "
+        "abs at zero?), or a "
+        "matrix-free solve did not converge."
+    )
