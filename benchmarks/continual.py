@@ -79,9 +79,12 @@ class Way(NamedTuple):
 WAYS = {
     "told": Way("told every hidden number at every time", "the exact device", "#999999"),
     "both": Way(
-        "goes on: memory=20, renew=True", "structure", "#d55e00", {"memory": 20, "renew": True}
+        "goes on: forget_after=20, renew=True",
+        "structure",
+        "#d55e00",
+        {"forget_after": 20, "renew": True},
     ),
-    "memory": Way("goes on: memory=20", "structure", "#e69f00", {"memory": 20}),
+    "memory": Way("goes on: forget_after=20", "structure", "#e69f00", {"forget_after": 20}),
     "renew": Way("goes on: renew=True", "structure", "#cc79a7", {"renew": True}),
     "all": Way("goes on, forgets nothing", "structure", "#0072b2"),
     "never": Way("no calibration after the change", "structure", "#222222"),
@@ -89,13 +92,13 @@ WAYS = {
         "settings from scratch, calibration goes on",
         "structure, time of the change",
         "#56b4e9",
-        {"memory": 20, "renew": True},
+        {"forget_after": 20, "renew": True},
     ),
     "kept": Way(
         "settings from scratch, then those of the first task",
         "structure, time of the change",
         "#882255",
-        {"memory": 20, "renew": True},
+        {"forget_after": 20, "renew": True},
         only="task",
     ),
     "restart": Way(

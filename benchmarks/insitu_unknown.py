@@ -75,7 +75,7 @@ def train(given: argparse.Namespace) -> None:
         trajectories=2,
         calibration="training",
         measure_every=given.measure_every,
-        memory=given.memory,
+        forget_after=given.forget_after,
         points=POINTS,
         most_omega=3.0,
         most_kappa=2.0,
@@ -122,13 +122,13 @@ def read(folder: Path) -> dict[str, Any]:
     """A training: its plan and its curve."""
     plan = json.loads((folder / "plan.json").read_text())
     table = np.genfromtxt(folder / "J.csv", delimiter=",", names=True)
-    label = f"memory of {plan['memory']:g} batches" if plan["memory"] else "nothing fades"
+    label = f"memory of {plan['memory']:g} batches" if plan["forget_after"] else "nothing fades"
     box = folder.name.split("_")[1]  # RUNS/bench_SEED…
     return {
         "name": folder.name,
         "label": f"box {box}, {label}",
         "table": table,
-        "dashed": not plan["memory"],
+        "dashed": not plan["forget_after"],
     }
 
 
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=13)
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--measure-every", type=int, default=3)
-    parser.add_argument("--memory", type=float, default=20.0)
+    parser.add_argument("--forget-after", type=float, default=20.0)
     given = parser.parse_args()
     if given.table:
         summarise(given.table, given.out)

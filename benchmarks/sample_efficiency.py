@@ -88,10 +88,10 @@ def train_wrong(
     seed: int,
     learning_rate: float,
     changes: Mapping[str, Any] | None = None,
-    memory: float = 1,
+    forget_after: float = 1,
 ) -> None:
     """Train the `fast` preset with a twin that is wrong by `error` and a score that is exact;
-    memory: of `ShrunkCorrection`.
+    forget_after: of `ShrunkCorrection`.
     """
     config = changed(
         PRESETS["fast"],
@@ -106,7 +106,7 @@ def train_wrong(
     )
     parts = build(config)
     twin: Any = parts.task.estimator("cpu", baseline=tcmt.KernelTwin(theta=wrong_by(error, seed)))
-    estimator = fl.ShrunkCorrection(twin, memory=memory, carry=True)
+    estimator = fl.ShrunkCorrection(twin, forget_after=forget_after, carry=True)
     size, iterations = config.ensemble.trajectories, config.iterations
     fl.run(
         fl.Training(
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument(
-        "--memory", type=float, default=1, help="of the correction; 1 takes all of it"
+        "--forget-after", type=float, default=1, help="of the correction; 1 takes all of it"
     )
     options = parser.parse_args()
     if options.train_wrong is not None:
@@ -315,7 +315,7 @@ def main() -> None:
             options.train_wrong,
             options.seed,
             options.learning_rate,
-            memory=options.memory,
+            forget_after=options.forget_after,
         )
         return
     if options.runs:

@@ -43,7 +43,7 @@ class Device:
 
 
 if __name__ == "__main__":
-    for memory, renew in ((jnp.inf, False), (20, True)):
+    for forget_after, renew in ((jnp.inf, False), (20, True)):
         estimator = fl.SelfCalibrating(
             model,
             Device(),
@@ -51,11 +51,11 @@ if __name__ == "__main__":
             nominal,
             spread=0.5,
             samples=0,
-            memory=memory,
+            forget_after=forget_after,
             renew=renew,
             on_doubt="continue",  # the first one is shown what becomes of it
         )
-        print(f"memory={memory}, renew={renew}")
+        print(f"forget_after={forget_after}, renew={renew}")
 
         def show(row, record):
             if row.event or row.iteration in (JUMP - 1, JUMP, JUMP + 10, JUMP + 19):

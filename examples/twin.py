@@ -75,7 +75,7 @@ if __name__ == "__main__":
         print(f"{name:<28}{gain:>22.1f}   {z.max():>22.1f}")
 
     weighted = fl.ShrunkCorrection(
-        rough, memory=100
+        rough, forget_after=100
     )  # as a training would use it, θ moving little from call to call
     for call in range(10):
         weighted(jax.random.fold_in(key, call), theta, count)

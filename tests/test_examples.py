@@ -235,7 +235,7 @@ def test_unknown_device(run):
 def test_changing_device(run):
     with pytest.warns(RuntimeWarning, match="did not expect"):  # of the one that forgets nothing
         out = run("changing")
-    forgetful, renewed = out.split("memory=20")
+    forgetful, renewed = out.split("forget_after=20")
     last = lambda text: float(text.strip().splitlines()[-1].split("J = ")[1].split()[0])
     assert "renewed χ²" in renewed
     assert "renewed" not in forgetful

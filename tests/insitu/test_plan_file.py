@@ -31,7 +31,7 @@ EDITS = {
     "sigma_kappa": 0.1,
     "kerr": True,
     "calibration": "training",
-    "memory": 2.0,
+    "forget_after": 2.0,
     "renew": True,
     "measure_every": 2,
     "readout": "measured",
@@ -101,7 +101,7 @@ def test_a_number_of_iterations_that_was_changed_officially_is_taken(folder):
         ("longest_pause", math.inf),
         ("noise", math.nan),
         ("sigma_kappa", -0.1),
-        ("memory", math.inf),
+        ("forget_after", math.inf),
         ("readout", "often"),
         ("readout", -1.0),
         ("rates", (1.0, math.inf)),
@@ -115,3 +115,10 @@ def test_a_number_of_iterations_that_was_changed_officially_is_taken(folder):
 def test_numbers_of_a_plan_are_finite_and_in_range(name, value):
     with pytest.raises(ValueError, match=f"`{name}`"):
         Plan(**{name: value})
+
+
+def test_a_plan_with_earlier_names_opens(tmp_path):
+    fields = dataclasses.asdict(Plan(forget_after=20.0))
+    fields["memory"] = fields.pop("forget_after")
+    (tmp_path / "plan.json").write_bytes(write_plan(fields, "0123456789abcdef", {}))
+    assert read_plan(tmp_path) == Plan(forget_after=20.0)

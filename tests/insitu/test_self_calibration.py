@@ -131,8 +131,8 @@ def test_the_history_says_when_something_was_dealt_with(tmp_path):
 def test_a_plan_that_cannot_be_is_named(tmp_path):
     with pytest.raises(ValueError, match="'trainig'"):
         plan(calibration="trainig")
-    with pytest.raises(ValueError, match=r"`memory`.*0\.5"):
-        plan(memory=0.5)
+    with pytest.raises(ValueError, match=r"`forget_after`.*0\.5"):
+        plan(forget_after=0.5)
     with pytest.raises(ValueError, match=r"Model\.unknown"):
         loop.run(lambda: None, MODEL._replace(unknown=None), plan(), tmp_path / "none")
     with pytest.raises(ValueError, match="'gain'"):
@@ -156,4 +156,8 @@ def test_the_command_line_takes_it(tmp_path):
     assert done.exit_code == 0, done.output
     assert "4 trajectories" in done.output
     kept = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert (kept["calibration"], kept["memory"], kept["trajectories"]) == ("training", 20.0, 2)
+    assert (kept["calibration"], kept["forget_after"], kept["trajectories"]) == (
+        "training",
+        20.0,
+        2,
+    )

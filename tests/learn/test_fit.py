@@ -136,7 +136,7 @@ def test_error_bars_cover_by_one_call_and_by_many(case, calls, count):
 
 def test_what_is_forgotten_counts_for_less():
     batches = measure("drift", 1.0, 3, 3, 8)
-    known = calibrate("drift", batches, memory=2).calibration
+    known = calibrate("drift", batches, forget_after=2).calibration
     expected = minimise("drift", batches, weights=[0.25, 0.5, 1.0])
     away = (flat(known.unknown) - expected) / flat(known.stderr)
     assert np.abs(away).max() < 0.02
@@ -160,7 +160,9 @@ def test_a_run_that_keeps_trajectories_goes_on_bit_for_bit(tmp_path):
         return SIMULATOR(key, of_both(theta, jnp.asarray(TRUTHS["both"])), count)
 
     def train(folder, iterations):
-        estimator = fl.SelfCalibrating(MODEL, device, of_both, start, spread, samples=0, memory=9)
+        estimator = fl.SelfCalibrating(
+            MODEL, device, of_both, start, spread, samples=0, forget_after=9
+        )
         training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=4, seed=5)
         return fl.run(training, iterations, folder)
 

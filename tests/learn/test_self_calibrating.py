@@ -185,7 +185,7 @@ def test_forgetting_follows_a_device_that_drifts():
             effective,
             NOMINAL,
             0.5,
-            memory=memory,
+            forget_after=memory,
             samples=0,
             on_doubt="continue",
         )
@@ -434,8 +434,8 @@ def test_what_is_wrong_is_named():
         fl.SelfCalibrating(MODEL, device, effective, NOMINAL, -0.2)
     with pytest.raises(ValueError, match="got 'gian'"):
         fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, watch=["gian"])
-    with pytest.raises(ValueError, match="`memory`.*0.5"):
-        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, memory=0.5)
+    with pytest.raises(ValueError, match="`forget_after`.*0.5"):
+        fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, forget_after=0.5)
     with pytest.raises(ValueError, match="`readout`.*'known'"):
         fl.SelfCalibrating(MODEL, device, effective, NOMINAL, 0.2, readout="known")
     with pytest.raises(ValueError, match="`samples`.*-1"):

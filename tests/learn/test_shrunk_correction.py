@@ -46,7 +46,7 @@ def run(estimator, calls, theta=THETA, count=COUNT, seed=0):
 
 def test_memory_one_takes_all_of_it():
     for weighted, plain in zip(
-        run(fl.ShrunkCorrection(Gaussian(), memory=1), 3), run_plain(3), strict=True
+        run(fl.ShrunkCorrection(Gaussian(), forget_after=1), 3), run_plain(3), strict=True
     ):
         np.testing.assert_allclose(flat(weighted.gradient), flat(plain.gradient), rtol=1e-9)
         np.testing.assert_allclose(flat(weighted.stderr), flat(plain.stderr), rtol=1e-9)
@@ -134,7 +134,7 @@ def test_the_error_is_nearly_the_least_and_the_bar_covers(size, rho, ratio):
 
 
 def test_unbiased_with_a_wrong_twin_and_the_certificate_shows_it(key):
-    weighted = fl.ShrunkCorrection(ESTIMATOR, memory=1000)
+    weighted = fl.ShrunkCorrection(ESTIMATOR, forget_after=1000)
     for i in range(20):
         estimate = weighted(jax.random.fold_in(key, i), THE.theta, 1000)
     z = (flat(estimate.gradient) - flat(THE.exact_gradient)) / flat(estimate.stderr)
@@ -166,7 +166,7 @@ def test_chi_square_is_one_where_the_twin_is_right():
 
     chi = []
     for seed in range(100):
-        weighted = fl.ShrunkCorrection(Right(), memory=50)
+        weighted = fl.ShrunkCorrection(Right(), forget_after=50)
         run(weighted, 10, seed=seed)
         chi.append(
             [row[3] * size for row, size in zip(weighted.certificate.rows, (2, 1), strict=True)]
@@ -176,7 +176,7 @@ def test_chi_square_is_one_where_the_twin_is_right():
 
 
 def test_calls_weigh_by_their_trajectories():
-    weighted = fl.ShrunkCorrection(Gaussian(), memory=1e12)
+    weighted = fl.ShrunkCorrection(Gaussian(), forget_after=1e12)
     counts, means = (50, 400, 100), []
     for i, count in enumerate(counts):
         weighted(jax.random.key(i), THETA, count)
@@ -193,7 +193,7 @@ def test_a_skewed_correction_is_not_biased():
     """
     estimator = THE.estimator(baseline=fl.Twin(lambda th: jax.tree.map(lambda v: 1.2 * v, th)))
     kept = Kept(estimator)
-    weighted = fl.ShrunkCorrection(kept, memory=100)
+    weighted = fl.ShrunkCorrection(kept, forget_after=100)
     estimates = [weighted(jax.random.key(i), THE.theta, 64) for i in range(400)]
     # what is left out is within the error of the average that did not resolve it
     mean = np.mean([flat(e.gradient) for e in estimates[100:]], axis=0)
@@ -224,8 +224,8 @@ def test_a_first_call_without_a_table_hardly_counts():
             return _louder(samples, 100.0) if table is None else samples
 
     weighted, quiet = (
-        fl.ShrunkCorrection(Carries(), memory=1e12, carry=True),
-        fl.ShrunkCorrection(Gaussian(), memory=1e12),
+        fl.ShrunkCorrection(Carries(), forget_after=1e12, carry=True),
+        fl.ShrunkCorrection(Gaussian(), forget_after=1e12),
     )
     weighted(jax.random.key(0), THETA, 100)
     for i in range(1, 11):
@@ -249,7 +249,7 @@ def test_the_order_of_the_twin_is_told_apart_from_its_parameters():
     )
     for twin, agrees in ((right, True), (wrong, False)):
         estimator = THE.estimator(baseline=twin)
-        device = fl.ShrunkCorrection(estimator, memory=1)
+        device = fl.ShrunkCorrection(estimator, forget_after=1)
         device(jax.random.key(0), THE.theta, 4000)
         own = own_certificate(jax.random.key(1), estimator, THE.theta, 4000)
         rows = {row[0]: row[3] for row in device.certificate.rows}
@@ -293,7 +293,7 @@ def test_the_carried_table_is_used():
 
 
 def test_trains():
-    weighted = fl.ShrunkCorrection(ESTIMATOR, memory=5)
+    weighted = fl.ShrunkCorrection(ESTIMATOR, forget_after=5)
     records = list(
         fl.train(fl.Training(weighted, THE.theta, optax.sgd(0.01), trajectories=50), iterations=4)
     )
@@ -304,7 +304,7 @@ def test_refusals():
     with pytest.raises(TypeError, match=r"baseline=Twin\(\).*no `split`"):
         fl.ShrunkCorrection(THE.estimator())
     with pytest.raises(ValueError, match=r"at least 1; got 0"):
-        fl.ShrunkCorrection(ESTIMATOR, memory=0)
+        fl.ShrunkCorrection(ESTIMATOR, forget_after=0)
     with pytest.raises(ValueError, match=r"no certificate yet"):
         _ = fl.ShrunkCorrection(ESTIMATOR).certificate
     with pytest.raises(ValueError, match=r"not the state.*'correction'"):

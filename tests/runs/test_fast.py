@@ -89,7 +89,7 @@ def test_the_weighted_correction_mends_a_wrong_twin(error):
     }
     _, true = value_and_gradient(task, theta)
     splits = task.estimator("cpu", baseline=KernelTwin(theta=wrong_by(error, 0) if error else None))
-    weighted = ShrunkCorrection(splits, memory=1e9, carry=True)
+    weighted = ShrunkCorrection(splits, forget_after=1e9, carry=True)
     estimates = [
         weighted(jax.random.fold_in(jax.random.key(1), i), theta, 256).gradient for i in range(40)
     ]

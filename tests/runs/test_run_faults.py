@@ -96,9 +96,10 @@ def test_a_file_of_another_run_is_refused(run_copy, tmp_path, name):
 def test_folders_without_fingerprints_go_on(run_copy, longer):
     """As earlier versions left them."""
     config = load(run_copy / "config.toml")
-    old = dump(config).replace("memory = 100.0", "memory = 100.0\ntwin_error = 0.0")
-    old = old.replace("integrator = ", "step = ")
+    old = dump(config).replace("forget_after = 100.0", "memory = 100.0\ntwin_error = 0.0")
+    old = old.replace("integrator = ", "step = ").replace("forget_after = ", "memory = ")
     assert "twin_error" in old
+    assert "forget_after" not in old
     assert 'step = "euler"' in old
     (run_copy / "config.toml").write_text(old)
     rows = [line.rpartition(",")[0] for line in (run_copy / "history.csv").read_text().splitlines()]

@@ -178,14 +178,14 @@ def test_what_an_estimator_remembers_is_not_part_of_it():
     objective = fl.Objective(terminal=lambda theta, x: x[0])
     substrate = fl.simulator(process, jnp.ones(2), jnp.linspace(0, 1, 5))
     weighted = fl.ShrunkCorrection(
-        fl.ppgt(process, objective, substrate, baseline=fl.Twin()), memory=5
+        fl.ppgt(process, objective, substrate, baseline=fl.Twin()), forget_after=5
     )
     fresh = describe_estimator(weighted, THETA)
     weighted(jax.random.key(0), THETA, 8)
     assert weighted.state
     assert describe_estimator(weighted, THETA) == fresh
-    other = describe_estimator(fl.ShrunkCorrection(weighted.estimator, memory=6), THETA)
-    assert compare(fresh, versions(), other).changed == ["Weighted.memory"]
+    other = describe_estimator(fl.ShrunkCorrection(weighted.estimator, forget_after=6), THETA)
+    assert compare(fresh, versions(), other).changed == ["ShrunkCorrection.forget_after"]
 
 
 def test_other_versions_leave_functions_undecided_but_not_numbers():

@@ -130,7 +130,7 @@ def test_a_complete_run_is_returned_as_it_is(whole):
 def test_an_estimator_that_remembers_goes_on_with_its_memory(tmp_path):
     def twin():
         splits = fl.ppgt(trap.PROCESS, trap.OBJECTIVE, trap.SIMULATOR, baseline=fl.Twin())
-        return trap.describe(estimator=fl.ShrunkCorrection(splits, memory=5), trajectories=8)
+        return trap.describe(estimator=fl.ShrunkCorrection(splits, forget_after=5), trajectories=8)
 
     def stop(row, record):
         if row.iteration == 2:

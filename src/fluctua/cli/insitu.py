@@ -271,7 +271,7 @@ def train(
                 sigma_kappa=modulation,
                 kerr=kerr,
                 calibration=calibration,
-                memory=memory,
+                forget_after=memory,
                 measure_every=measure_every,
                 renew=renew,
                 readout=readout if readout == "measured" else _number("readout", readout),

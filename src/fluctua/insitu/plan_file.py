@@ -79,6 +79,15 @@ def get_fields(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if name not in BESIDE}
 
 
+EARLIER_NAMES = {"memory": "forget_after"}
+"""Fields of plans of earlier versions, and their names today."""
+
+
+def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan by their names today."""
+    return {EARLIER_NAMES.get(name, name): value for name, value in fields.items()}
+
+
 def _checksum(fields: Mapping[str, Any]) -> str:
     return fingerprint(json.dumps(fields, sort_keys=True).encode())
 

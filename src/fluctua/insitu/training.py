@@ -56,7 +56,13 @@ from fluctua.insitu.instrument.substrate import (
     Retry,
 )
 from fluctua.insitu.model import Model, Unknown, corrected
-from fluctua.insitu.plan_file import get_fields, hold_plan, read_entries, write_plan
+from fluctua.insitu.plan_file import (
+    get_fields,
+    hold_plan,
+    read_entries,
+    rename_fields,
+    write_plan,
+)
 from fluctua.learn.self_calibrating import SelfCalibrating
 from fluctua.learn.training import Length, Record, Training, check_bounds
 from fluctua.store import checkpoint, history, journal, loop
@@ -112,7 +118,7 @@ class Plan:
 
     calibration: one of `CALIBRATIONS`. With "training" there are no probes and no baseline: every
     measured batch refines one model, of which the gradient is (`fluctua.SelfCalibrating`), and
-    these count. memory: measured batches over which what was measured fades; 0 keeps everything.
+    these count. forget_after: batches over which measurements fade; 0 keeps everything.
     renew: forget everything before a batch that was not expected.
     measure_every: iterations of which one measures. readout: standard deviation of the measurement,
     or "measured", to be taken off that calibration. most_omega, most_kappa: bounds of the knobs,
@@ -139,7 +145,7 @@ class Plan:
     sigma_kappa: float = 0.0
     kerr: bool = False
     calibration: str = "probes"
-    memory: float = 0.0
+    forget_after: float = 0.0
     renew: bool = False
     measure_every: int = 1
     readout: float | str = 0.0
@@ -182,7 +188,7 @@ class Plan:
                 raise ValueError(
                     f"`{name}` must be positive and finite; got {getattr(self, name)!r}."
                 )
-        for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "memory"):
+        for name in ("first_pause", "longest_pause", "noise", "sigma_kappa", "forget_after"):
             if not _is_number(getattr(self, name)) or not getattr(self, name) >= 0:
                 raise ValueError(
                     f"`{name}` must be finite and not negative; got {getattr(self, name)!r}."
@@ -191,9 +197,10 @@ class Plan:
             raise ValueError(
                 f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {self.on_doubt!r}."
             )
-        if self.memory and not self.memory >= 1:
+        if self.forget_after and not self.forget_after >= 1:
             raise ValueError(
-                f"`memory` is a number of batches, at least 1, or 0 for all; got {self.memory!r}."
+                f"`forget_after` is a number of batches, at least 1, or 0 for all; got "
+                f"{self.forget_after!r}."
             )
         if self.readout != "measured" and not (
             _is_number(self.readout) and float(self.readout) >= 0
@@ -325,7 +332,7 @@ def _place(folder: str | Path) -> RunFolder:
 
 def _plan_of(place: RunFolder, entries: dict[str, Any]) -> Plan:
     try:
-        return Plan(**get_fields(entries))
+        return Plan(**rename_fields(get_fields(entries)))
     except TypeError as error:
         raise ValueError(
             f"{place.settings} is no plan of an in-situ run, or damaged ({error})."
@@ -532,7 +539,7 @@ class _Session:
             of.effective,
             of.start,
             of.spread,
-            memory=plan.memory or np.inf,
+            forget_after=plan.forget_after or np.inf,
             renew=plan.renew,
             samples=0,
             measure_every=plan.measure_every,

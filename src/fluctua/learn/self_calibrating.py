@@ -119,7 +119,7 @@ class SelfCalibrating:
         watch: names of φ at its top level that are held where they are and watched: what the model
             leaves out, such as couplings beyond the nearest. Leave a name out of `watch` to have it
             fitted.
-        memory: calls over which what was measured fades, for a device that changes slowly; inf
+        forget_after: calls over which measurements fade, for a device that changes slowly; inf
             keeps everything.
         renew: forget everything before a call whose trajectories were not expected (χ² of their
             score beyond doubt), for a device that jumps. The history of a run says when (`event`).
@@ -168,7 +168,7 @@ class SelfCalibrating:
         spread: Params,
         *,
         watch: Sequence[str] = (),
-        memory: float = math.inf,
+        forget_after: float = math.inf,
         renew: bool = False,
         correction: str = "none",
         steps: float = 100,
@@ -180,7 +180,8 @@ class SelfCalibrating:
         on_doubt: str = "stop",
         returns: Callable[[Params, Trajectories], Any] | None = None,
     ):
-        _check_options(correction, memory, steps, readout, simulated, samples, measure_every, every)
+        counts = (simulated, samples, measure_every, every)
+        _check_options(correction, forget_after, steps, readout, *counts)
         if on_doubt not in ON_DOUBT:
             raise ValueError(
                 f"`on_doubt` is one of {', '.join(map(repr, ON_DOUBT))}; got {on_doubt!r}."
@@ -195,7 +196,7 @@ class SelfCalibrating:
         self.device = device
         self.effective = effective
         self.unknown = unknown
-        self.memory = memory
+        self.forget_after = forget_after
         self.correction = correction
         self.simulated = simulated
         self.samples = samples
@@ -282,7 +283,7 @@ class SelfCalibrating:
         """Refine the calibration by trajectories that were taken at θ, of the device or of
         a recording.
         """
-        share = 1 - 1 / self.memory
+        share = 1 - 1 / self.forget_after
         before = self.belief if share == 1 else self.belief.faded(share)
         kept = self._kept if share == 1 else self._kept.faded(share)
         readout = measured_readout(trajectories) if isinstance(self.readout, str) else self.readout
@@ -604,10 +605,9 @@ class SelfCalibrating:
         if beyond(chi2, degrees) and RENEWED not in self.event:
             self._raise_doubt(
                 "the calibrated model did not expect what was measured: χ² of the score is "
-                f"{chi2:.4g} with {degrees} "
-                "degrees of freedom. The device has changed (give `memory` or `renew`), the prior "
-                "is too narrow "
-                "(`spread`), or the structure of the model is wrong (`watch` what it leaves out).",
+                f"{chi2:.4g} with {degrees} degrees of freedom. The device has changed (give "
+                "`forget_after` or `renew`), the prior is too narrow (`spread`), or the structure "
+                "of the model is wrong (`watch` what it leaves out).",
                 stacklevel=4,
             )
         if self.belief.free.all():
@@ -673,14 +673,14 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(
-    correction: str, memory: float, steps: float, readout: float | str, *counts: int
+    correction: str, forget_after: float, steps: float, readout: float | str, *counts: int
 ) -> None:
     if correction not in CORRECTIONS:
         raise ValueError(
             f"`correction` is one of {', '.join(map(repr, CORRECTIONS))}; got {correction!r}."
             + close_match(str(correction), CORRECTIONS)
         )
-    for name, value in (("memory", memory), ("steps", steps)):
+    for name, value in (("forget_after", forget_after), ("steps", steps)):
         if not value >= 1:
             raise ValueError(f"`{name}` is a number of calls, at least 1; got {value!r}.")
     if readout != FROM_BATCHES and (isinstance(readout, str) or not 0 <= readout < math.inf):

@@ -8,8 +8,9 @@ square error is least, leaf by leaf, at
 
     G = ⟨direct⟩ + w⟨correction⟩,   w = b²/(b² + V),   b² ≈ |c|² − V,   that is w = (1 − V/|c|²)₊,
 
-with c the average of the correction over iterations, weights ∝ trajectories · (1 − 1/memory)^age. c
-is worth keeping for its own sake: it is what the twin misses of the gradient, with an error bar.
+with c the average of the correction over iterations, weights ∝ trajectories · (1 − 1/m)^age, where
+m is `forget_after`. c is worth keeping for its own sake: it is what the twin misses of the
+gradient, with an error bar.
 
 Weights look at nothing that they weight. w of one half of a call's trajectories is that of the
 other half and of the calls before, so that E[w⟨correction⟩] = E[w] b; and c is not weighted by
@@ -120,7 +121,7 @@ def weigh(
     sums: Sums,
     direct: np.ndarray,
     correction: np.ndarray,
-    memory: float,
+    forget_after: float,
     loud: float = 1.0,
 ) -> Weighed:
     """⟨direct⟩ + w⟨correction⟩ with w of other trajectories.
@@ -130,24 +131,25 @@ def weigh(
         sums: what is remembered of earlier calls; empty before the first.
         direct: rows (E, P).
         correction: rows (E, P).
-        memory: calls over which `sums` fade; 1 remembers nothing and takes all of the correction.
+        forget_after: calls over which `sums` fade; 1 remembers nothing and takes all of the
+            correction.
         loud: how much less than others these trajectories count for `sums`.
     Returns: a `Weighed`.
 
     """
     count, size = direct.shape
-    faded = _faded(sums if sums else _empty(size), 1 - 1 / memory)
+    faded = _faded(sums if sums else _empty(size), 1 - 1 / forget_after)
 
     def own(rows):
         return _added(faded, direct[rows], correction[rows], loud)
 
     whole = own(slice(None))
     worth = np.ones_like(correction)
-    if memory > 1 and count >= FEWEST:
+    if forget_after > 1 and count >= FEWEST:
         halves = slice(0, None, 2), slice(1, None, 2)
         for mine, other in (halves, halves[::-1]):
             worth[mine] = _worth(theta, own(other))
-    elif memory > 1 and sums:
+    elif forget_after > 1 and sums:
         worth[:] = _worth(theta, faded)
     mixed = direct + worth * correction
     variance = _variance(mixed)
@@ -200,18 +202,18 @@ class ShrunkCorrection:
 
     Args:
         estimator: anything with `split`, such as ppgt(..., baseline=Twin()).
-        memory: iterations whose steps add up: over so many the correction must be resolved to be
-            taken. 1 takes all of it always, the plain unbiased estimator; the more, the smaller the
-            bias that is accepted.
+        forget_after: iterations whose steps add up: over so many the correction must be resolved
+            to be taken. 1 takes all of it always, the plain unbiased estimator; the more, the
+            smaller the bias that is accepted.
         carry: also hand the mean Λ of one iteration to the next as its λ̄; `split` must then take a
             `table`.
 
     w of each leaf of θ is that of `fluctua.learn.shrunk_correction`: from half of the call's
     trajectories for the other half, and from calls before. What is left out, (1 − w)b, is a bias
     towards the twin's gradient. It is estimated, and the standard error widened by it and by its
-    own error, which assumes that θ moved so little within `memory` that the mean correction did not
-    change by more. Where nothing is known of other trajectories, in a first call of two or three, w
-    = 1.
+    own error, which assumes that θ moved so little within `forget_after` that the mean correction
+    did not change by more. Where nothing is known of other trajectories, in a first call of two or
+    three, w = 1.
 
     The second moment is gradient² + count·variance, of one trajectory out of `count`, which is what
     a rule such as `rms_ascent` asks for. It has a state; put it back to go on where another left
@@ -219,7 +221,7 @@ class ShrunkCorrection:
 
     """
 
-    def __init__(self, estimator: Splits, memory: float = 100, *, carry: bool = False):
+    def __init__(self, estimator: Splits, forget_after: float = 100, *, carry: bool = False):
         if not hasattr(estimator, "split") or (
             isinstance(estimator, PPGT) and estimator.method.twin is None
         ):
@@ -228,10 +230,12 @@ class ShrunkCorrection:
                 "baseline=Twin()); "
                 f"this {type(estimator).__name__} has no `split`."
             )
-        if not memory >= 1:
-            raise ValueError(f"`memory` is a number of iterations, at least 1; got {memory!r}.")
+        if not forget_after >= 1:
+            raise ValueError(
+                f"`forget_after` is a number of iterations, at least 1; got {forget_after!r}."
+            )
         self.estimator = estimator
-        self.memory = memory
+        self.forget_after = forget_after
         self.carry = carry
         self._state: dict[str, np.ndarray] = {}
         self._like: Params = None
@@ -267,7 +271,7 @@ class ShrunkCorrection:
                 "with another `ShrunkCorrection`."
             )
         loud = FIRST if self.carry and not options else 1.0
-        made = weigh(theta, self._state, direct, correction, self.memory, loud)
+        made = weigh(theta, self._state, direct, correction, self.forget_after, loud)
         self._state = made.sums
         self._like = theta
         if self.carry:
@@ -363,7 +367,7 @@ def own_certificate(key: Array, estimator: PPGT, theta: Params, count: int) -> T
     run = substrate._replace(recipe=substrate.recipe._replace(process=own))
     model = method.model._replace(process=own)
     alone = PPGT(method._replace(model=model, twin=twin._replace(theta=None, process=own)), run)
-    weighted = ShrunkCorrection(alone, memory=1)
+    weighted = ShrunkCorrection(alone, forget_after=1)
     weighted(key, theta, count)
     return weighted.certificate
 

@@ -137,7 +137,7 @@ def _on_gpus(estimator: Any) -> Any:
     """An estimator of the CPU kernels with those of the GPU in their place."""
     if isinstance(estimator, ShrunkCorrection):
         return ShrunkCorrection(
-            _on_gpus(estimator.estimator), estimator.memory, carry=estimator.carry
+            _on_gpus(estimator.estimator), estimator.forget_after, carry=estimator.carry
         )
     if isinstance(estimator, Carried):
         return Carried(_on_gpus(estimator.fused))
@@ -157,7 +157,7 @@ def _undivided(config: Config, task: tcmt.Task) -> Estimator:
         splits: Any = task.estimator(backend, baseline=_twin(config, task))
         # λ̄ from the iteration before: a twin that is 5 % wrong keeps most of its gain with it, and
         # little without
-        return ShrunkCorrection(splits, memory=b.memory, carry=backend != "jax")
+        return ShrunkCorrection(splits, forget_after=b.forget_after, carry=backend != "jax")
     if (
         b.kind == "binned"
     ):  # groups keep the cost linear in the ensemble, and 200 in a bin are as good as more

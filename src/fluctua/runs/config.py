@@ -165,7 +165,7 @@ class BaselineConfig:
     rank: int = _key(
         0, rules.whole(0), "twin: of its quadratic term, without modulation only; 0 is none"
     )
-    memory: float = _key(
+    forget_after: float = _key(
         100.0,
         rules.number(least=1),
         "twin: iterations that resolve its correction, if it is taken; 1: always",
@@ -206,7 +206,7 @@ class CalibrationConfig:
         2, rules.whole(0), "of the calibration's error in the gradient's error bar; 0 leaves it out"
     )
     measure_every: int = _key(1, rules.whole(1), "iterations of which one measures")
-    memory: float = _key(
+    forget_after: float = _key(
         0.0, rules.number(least=0), "iterations over which measurements fade; 0: never"
     )
     kerr: bool = _key(False, rules.flag(), "Kerr coefficients are unknown too")
@@ -385,7 +385,11 @@ def load_unedited(path: Path) -> Config:
 RETIRED = {"baseline.twin_error": 0.0}
 """Keys of earlier files, and the value at which they change nothing."""
 
-EARLIER_NAMES = {"task.integrator": "task.step"}
+EARLIER_NAMES = {
+    "task.integrator": "task.step",
+    "baseline.forget_after": "baseline.memory",
+    "calibration.forget_after": "calibration.memory",
+}
 """Keys by their names today, and those that they have in earlier files of runs."""
 
 
@@ -548,7 +552,7 @@ ISOLATION = changed(
         "optimiser.learning_rate": 0.03,
         "optimiser.decay": 20.0,
         # the noise-free twin errs near bistability: all of the score's correction counts
-        "baseline.memory": 1.0,
+        "baseline.forget_after": 1.0,
     },
 )
 """A small Kerr lattice that lets power through one way, with drive, noise, loss and bounds of the

@@ -56,12 +56,12 @@ CONDITIONS = {
         'on the kernels, with `baseline.kind` = "binned"; on JAX it is always 1',
     ),
     "baseline.rank": _with_baseline("twin"),
-    "baseline.memory": _with_baseline("twin"),
+    "baseline.forget_after": _with_baseline("twin"),
     "calibration.correction": CALIBRATING,
     "calibration.simulated": CALIBRATING,
     "calibration.samples": CALIBRATING,
     "calibration.measure_every": CALIBRATING,
-    "calibration.memory": CALIBRATING,
+    "calibration.forget_after": CALIBRATING,
     "calibration.kerr": CALIBRATING,
     "calibration.readout": Condition(
         lambda c: c.device.readout > 0, "where `device.readout` is not 0"

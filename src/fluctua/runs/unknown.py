@@ -215,7 +215,7 @@ def make_calibrated(
         start,
         spread,
         watch=["second"] if c.second_neighbours == "watch" else [],
-        memory=c.memory or np.inf,
+        forget_after=c.forget_after or np.inf,
         correction=c.correction,
         simulated=c.simulated,
         samples=c.samples,

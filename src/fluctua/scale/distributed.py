@@ -189,7 +189,7 @@ def distributed(
         raise ValueError(f"`shards` must be a whole number, at least 1; got {shards!r}.")
     if isinstance(estimator, ShrunkCorrection):
         inner = distributed(estimator.estimator, address, shards=shards, each=each, workers=workers)
-        again = ShrunkCorrection(inner, estimator.memory, carry=estimator.carry)
+        again = ShrunkCorrection(inner, estimator.forget_after, carry=estimator.carry)
         again.restore(estimator.state)
         return again
     ranged = served(estimator)

@@ -99,6 +99,6 @@ def line_of_peak(summary: dict[str, Any]) -> list[str]:
         return []
     peak = summary["peak"]
     cure = "try smaller steps, or more trajectories"
-    cure += "; if the twin may be wrong, baseline.memory=1 with both" if peak["twin"] else ""
+    cure += "; if the twin may be wrong, baseline.forget_after=1 with both" if peak["twin"] else ""
     where = f"around iteration {peak['iteration']:,}, above the end"
     return [f"peak       {with_error(peak['J'], peak['J_stderr'])} {where}: {cure}"]
