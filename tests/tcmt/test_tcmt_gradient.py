@@ -23,7 +23,8 @@ from fluctua.tcmt import (
     stability,
     transmission,
 )
-from fluctua.tcmt.coupled_modes import abs2, condition
+from fluctua.tcmt.coupled_modes import condition
+from fluctua.tcmt.drift import abs2
 from fluctua.tcmt.time_step import warn_if_unstable
 
 ALL = ("omega", "kappa", "chi", "gamma_e", "gamma")

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluctua.compiled.emit import Layout, definitions, functions, native
+from fluctua.compiled.emit import COMMON, Layout, common, definitions, functions, native
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 
@@ -92,8 +92,8 @@ def cpu_source(
         [
             *(f"#define {name} {value}" for name, value in head.items()),
             definitions(program, layout),
-            native("lanes.hpp"),
-            native("noise.hpp"),
+            common(*COMMON, "vectors.hpp"),
+            native("lanes.hpp", "noise.hpp"),
             functions(program, layout, scores=sweep > 0),
             native("sweep.hpp"),
         ]

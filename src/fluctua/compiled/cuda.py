@@ -15,7 +15,15 @@ import jax
 import numpy as np
 
 from fluctua.compiled.ahead import joined, rows
-from fluctua.compiled.emit import Layout, definitions, functions, native, waves
+from fluctua.compiled.emit import (
+    COMMON,
+    Layout,
+    common,
+    definitions,
+    functions,
+    native,
+    waves,
+)
 from fluctua.compiled.scalar import Unsupported
 from fluctua.compiled.trace import Program
 from fluctua.core.arrays import Params, jit
@@ -145,6 +153,7 @@ class Form(NamedTuple):
         return "\n".join(
             [
                 *(f"#define {key} {value}" for key, value in head.items()),
+                common(*COMMON),
                 native("device.cuh"),
                 definitions(self.program, self.layout).replace(
                     "constexpr int ", "__device__ constexpr int "

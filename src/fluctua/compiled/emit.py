@@ -6,6 +6,7 @@ each), the functions m_sin, m_exp, … of V, `sel` and `bc`; a prelude defines t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,23 @@ STEP = "const U *stream, unsigned n"
 NATIVE = Path(__file__).parent / "native"
 
 
-def native(name: str) -> str:
-    """The text of a part that is written by hand."""
-    return (NATIVE / name).read_text().replace("#pragma once\n", "")
+COMMON = ("inline.hpp", "polynomials.hpp", "philox.hpp")
+"""Headers of native/common that kernels on the CPU and on GPUs begin with."""
+
+
+def native(*names: str) -> str:
+    """The texts of parts that are written by hand, one after the other.
+
+    Headers name the parts they need, for compilers that find files; here the caller puts them in
+    front.
+    """
+    texts = [(NATIVE / name).read_text(encoding="utf-8") for name in names]
+    return re.sub(r'(?m)^#(pragma once|include ".*")\n', "", "\n".join(texts))
+
+
+def common(*names: str) -> str:
+    """The texts of headers that all kernels share."""
+    return native(*(f"common/{name}" for name in names))
 
 
 class Layout(NamedTuple):

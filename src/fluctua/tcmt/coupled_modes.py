@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -38,6 +39,7 @@ import numpy as np
 from fluctua.core.arrays import Array, Params, PyTree
 from fluctua.core.draws import box_muller, philox_key_words, philox_words
 from fluctua.core.process import STEPS, NoiseProduct, Process
+from fluctua.tcmt.drift import abs2, couple_bonds, lattice_drift
 from fluctua.tcmt.network import Network, parameters
 
 Frame = Literal["rotating", "lab"]
@@ -116,14 +118,8 @@ def lead_matrix(network: Network, p: Mapping[str, Array]) -> Array:
     return network.lead_weights * jnp.sqrt(2 * p["gamma_e"])
 
 
-def coupled(network: Network, kappa: Array, psi: Array) -> Array:
-    """Σ_m κ_nm ψ_m over the bonds of n. (N,)"""
-    i, j = network.bonds.T
-    return jnp.zeros_like(psi).at[i].add(kappa * psi[j]).at[j].add(kappa * psi[i])
-
-
-def decay(network: Network, p: Mapping[str, Array], psi: Array) -> Array:
-    """Γψ. (N,)"""
+def damp(network: Network, p: Mapping[str, Array], psi: Array) -> Array:
+    """Γψ = (DDᵀ/2 + γ)ψ. (N,)"""
     d = lead_matrix(network, p)
     return d @ (d.T @ psi) / 2 + p["gamma"] * psi
 
@@ -151,20 +147,16 @@ class NetworkDrift:
         psi = to_psi(x)
         offset = carrier(self.drives) if self.frame == "lab" else 0.0
         kappa = p["kappa"] + (delta_kappa(self.modulation, context, t) if self.modulation else 0.0)
-        frequency = p["omega"] + offset + p["chi"] * abs2(psi)
-        source = lead_matrix(self.network, p) @ incoming(
-            self.drives, self.network.leads, t, self.frame
+        s_plus = incoming(self.drives, self.network.leads, t, self.frame)
+        rate = lattice_drift(
+            p["omega"] + offset,
+            p["chi"],
+            psi,
+            couple=partial(couple_bonds, self.network.bonds, kappa),
+            damp=partial(damp, self.network, p),
+            source=lead_matrix(self.network, p) @ s_plus,
         )
-        return to_x(
-            -1j * (frequency * psi + coupled(self.network, kappa, psi))
-            - decay(self.network, p, psi)
-            + source
-        )
-
-
-def abs2(psi: Array) -> Array:
-    """|ψ|², with a derivative at zero."""
-    return psi.real**2 + psi.imag**2
+        return to_x(rate)
 
 
 # -------------------------------------------------------------------------------------------- noise

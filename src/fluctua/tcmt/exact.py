@@ -27,14 +27,13 @@ from fluctua.core.arrays import Array, Params, jit
 from fluctua.tcmt.coupled_modes import (
     Drive,
     Frame,
-    abs2,
     carrier,
     channels,
-    coupled,
-    decay,
+    damp,
     incoming,
     lead_matrix,
 )
+from fluctua.tcmt.drift import abs2, couple_bonds, lattice_drift
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
 
@@ -91,8 +90,14 @@ def propagator(
     network: Network, p: dict[str, Array], dt: float, offset: float, psi: Array
 ) -> Array:
     """Fψ. (N,)"""
-    h_psi = (p["omega"] + offset) * psi + coupled(network, p["kappa"], psi)
-    return psi + dt * (-1j * h_psi - decay(network, p, psi))
+    drift = lattice_drift(
+        p["omega"] + offset,
+        0.0,
+        psi,
+        couple=partial(couple_bonds, network.bonds, p["kappa"]),
+        damp=partial(damp, network, p),
+    )
+    return psi + dt * drift
 
 
 # Below, everything is in float64 and of the whole state, with θ repeated for every copy of the

@@ -33,7 +33,8 @@ from fluctua.core.dependence import varies_in_slope
 from fluctua.core.trajectories import Trajectories
 from fluctua.core.twin import TwinSamples
 from fluctua.learn.evidence import At, Evidence
-from fluctua.tcmt.coupled_modes import delta_kappa
+from fluctua.tcmt.coupled_modes import delta_kappa, to_psi
+from fluctua.tcmt.drift import coupling_matrix, lattice_drift, linear_operator
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.kernel.cpu import measured_scores
 from fluctua.tcmt.kernel.options import KernelJob, KernelOptions, KernelSpec
@@ -103,9 +104,7 @@ def tabulate_network(spec: KernelSpec) -> NetworkNumbers:
     def real(v):
         return jnp.asarray(v, jnp.result_type(float))
 
-    coupling = np.zeros((spec.sites, spec.sites))
-    i, j = spec.bonds.T
-    coupling[i, j] = coupling[j, i] = spec.kappa
+    coupling = coupling_matrix(spec.bonds, spec.kappa, spec.sites)
     whole = jnp.asarray(force if len(force) > 1 else force[0], jnp.result_type(1j))
     return NetworkNumbers(
         real(spec.omega),
@@ -261,10 +260,10 @@ def _without_readout(
     square = np.maximum(
         (intensity**2).mean(axis=(0, 1), dtype=np.float64) - 4 * power * bright, 0.0
     )
-    coupling = np.zeros((n, n), complex)
-    coupling[i, j] = coupling[j, i] = -1j * spec.kappa
-    drift = coupling + np.diag(-1j * (spec.omega + 2 * spec.chi * bright) - spec.damping)
-    one = np.eye(n) + drift * (t[1] - t[0]) / steps
+    coupling = coupling_matrix(spec.bonds, spec.kappa, n)
+    shifted = spec.omega + 2 * spec.chi * bright
+    generator = linear_operator(shifted, coupling, np.diag(spec.damping))
+    one = np.eye(n) + generator * (t[1] - t[0]) / steps
     onward = np.eye(n, dtype=complex)
     mean = np.zeros((n, n), complex)
     for _ in range(steps):
@@ -444,27 +443,39 @@ def _delta(modulation: Any, context: PyTree, t: Array) -> Array:
 def drift(
     numbers: NetworkNumbers,
     graph: NeighbourSlots,
-    re: Array,
-    im: Array,
+    psi: Array,
     force: Array,
     shift: Array | None = None,
-) -> tuple[Array, Array]:
-    """The quadratures of μ at states (..., N). shift: δκ (..., B) of the modulation."""
-    frequency = numbers.omega + numbers.chi * (re**2 + im**2)
-    of_re = frequency * re
-    of_im = frequency * im
-    if (
-        shift is None
-    ):  # one matrix for all states: its product is several times faster than gathering neighbours
-        of_re = of_re + re @ numbers.coupling
-        of_im = of_im + im @ numbers.coupling
-    else:
+) -> Array:
+    """μ at states ψ (..., N). shift: δκ (..., B) of the modulation. (..., N) complex"""
+
+    def couple(psi: Array) -> Array:
+        if shift is None:
+            # one matrix for all states: its product is several times faster than gathering
+            # neighbours, and one of complex numbers would take twice as long
+            return jax.lax.complex(psi.real @ numbers.coupling, psi.imag @ numbers.coupling)
         kappa = numbers.kappa + shift
+        total = jnp.zeros_like(psi)
         for d in range(graph.site.shape[1]):
             k = kappa[..., graph.bond[:, d]] * graph.there[:, d]
-            of_re = of_re + k * re[..., graph.site[:, d]]
-            of_im = of_im + k * im[..., graph.site[:, d]]
-    return of_im - numbers.damping * re + force.real, -of_re - numbers.damping * im + force.imag
+            total = total + k * psi[..., graph.site[:, d]]
+        return total
+
+    return lattice_drift(
+        numbers.omega,
+        numbers.chi,
+        psi,
+        couple=couple,
+        damp=lambda psi: numbers.damping * psi,
+        source=force,
+    )
+
+
+class Residual(NamedTuple):
+    """r = ψ' − ψ − μΔt and ψ at the steps of a block, (b, N) complex."""
+
+    r: Array
+    psi: Array
 
 
 def _residual(
@@ -474,28 +485,26 @@ def _residual(
     dt: Array,
     force: Array,
     shift: Array | None,
-) -> tuple[Array, Array, Array, Array]:
-    """Quadratures of r = ψ' − ψ − μΔt, and of ψ, at the steps of a block. (b, N) each"""
-    re, im = jnp.split(x, 2, axis=1)
-    d_re, d_im = drift(numbers, graph, re[:-1], im[:-1], force, shift)
-    step = dt[:, None]
-    return re[1:] - re[:-1] - d_re * step, im[1:] - im[:-1] - d_im * step, re[:-1], im[:-1]
+) -> Residual:
+    """The residuals of the steps from x (b+1, 2N)."""
+    psi = to_psi(x)
+    moved = drift(numbers, graph, psi[:-1], force, shift) * dt[:, None]
+    return Residual(psi[1:] - psi[:-1] - moved, psi[:-1])
 
 
 @jit
 def _residuals(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> Array:
-    re, im, _, _ = _residual(numbers, graph, *block)
-    return jax.lax.complex(re, im)
+    return _residual(numbers, graph, *block).r
 
 
 @jit
 def _scores(numbers: NetworkNumbers, graph: NeighbourSlots, *block: Any) -> Array:
     """ΣU of ω, κ, χ and Γ over a block. (N + B + 2N,)"""
-    r_re, r_im, re, im = _residual(numbers, graph, *block)
-    z_re = r_re / numbers.double_q
-    z_im = r_im / numbers.double_q
-    losses = -jnp.sum(z_re * re + z_im * im, axis=0)
-    return jnp.concatenate([_products(graph.ends, z_re, z_im, re, im), losses])
+    r, psi = _residual(numbers, graph, *block)
+    z_re = r.real / numbers.double_q
+    z_im = r.imag / numbers.double_q
+    losses = -jnp.sum(z_re * psi.real + z_im * psi.imag, axis=0)
+    return jnp.concatenate([_products(graph.ends, z_re, z_im, psi.real, psi.imag), losses])
 
 
 def _products(ends: Array, z_re: Array, z_im: Array, re: Array, im: Array) -> Array:
@@ -656,8 +665,8 @@ def _adjoint(
         def onward(v: Array) -> Array:  # g Δt + q·(ψ + μΔt), of the quadratures v (2, N)
             out_re = ports.gain * v[0, ports.site] - s_plus.real
             out_im = ports.gain * v[1, ports.site] - s_plus.imag
-            d_re, d_im = drift(numbers, graph, v[0], v[1], force)
-            moved = q[0] @ (v[0] + d_re * dt) + q[1] @ (v[1] + d_im * dt)
+            after = drift(numbers, graph, jax.lax.complex(v[0], v[1]), force) * dt
+            moved = q[0] @ (v[0] + after.real) + q[1] @ (v[1] + after.imag)
             return ports.weight @ (out_re**2 + out_im**2) * dt + moved
 
         q = jax.grad(onward)(jnp.stack([psi.real, psi.imag]))

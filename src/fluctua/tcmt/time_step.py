@@ -16,6 +16,7 @@ import numpy as np
 
 from fluctua.core.arrays import Params
 from fluctua.tcmt.coupled_modes import carrier
+from fluctua.tcmt.drift import coupling_matrix, linear_operator
 from fluctua.tcmt.experiment import Experiment
 from fluctua.tcmt.network import Network, parameters
 
@@ -190,12 +191,10 @@ class StabilityWatch:
 
 
 def generator(network: Network, p: dict[str, np.ndarray], offset: float = 0.0) -> np.ndarray:
-    """A = −i(ω + κ) − Γ as a matrix. (N, N) complex"""
+    """A = −i(ω + κ) − Γ of the linear network as a matrix. (N, N) complex"""
     d = network.lead_weights * np.sqrt(2 * p["gamma_e"])
-    h = np.diag(p["omega"] + offset)
-    i, j = network.bonds.T
-    h[i, j] = h[j, i] = p["kappa"]
-    return -1j * h - (d @ d.T / 2 + np.diag(p["gamma"]))
+    coupling = coupling_matrix(network.bonds, p["kappa"], network.sites)
+    return linear_operator(p["omega"] + offset, coupling, d @ d.T / 2 + np.diag(p["gamma"]))
 
 
 def _steady_intensity(task: Experiment, p: dict[str, np.ndarray]) -> np.ndarray:

@@ -82,9 +82,8 @@ FUNCTION_OF_TWO(rem, fmodf, fmod)
 // line, would be most of the program. n: turns of π/2, r: what is left of the angle.
 INLINE VF circle_at(VF n, VF r, int quarter) {
   const VF z = r * r;
-  const VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
-  const VF c =
-      ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  const VF s = sine_series(z) * z * r + r;
+  const VF c = cosine_series(z) * z * z - 0.5f * z + 1.0f;
   const int k = (int)n + quarter;
   return __uint_as_float(__float_as_uint(k & 1 ? c : s) ^ ((u32)(k & 2) << 30));
 }

@@ -205,7 +205,7 @@ template <int COUNT, class Of> INLINE void summed(double* sums, i64 steps, i64 n
     F v[MOST];
     EACH(k, MOST) v[k] = from + k < COUNT ? value(from + k) : F(0);
     const F total = added<MOST>(v, lane);
-    // nobody else writes here: atomic only because that does not wait for the sum before
+    // this warp alone writes here: atomic only because that does not wait for the sum before
     if (lane < MOST && from + lane < COUNT) atomicAdd(row + from + lane, (double)total);
   }
 }

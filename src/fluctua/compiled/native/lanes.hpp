@@ -5,21 +5,21 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
-#define INLINE          static inline __attribute__((always_inline))
+#include "polynomials.hpp"
+#include "vectors.hpp"
+
+#define INLINE          COMMON_INLINE
 #define OUTLINE         static __attribute__((noinline, unused))
 #define EACH(k, count)  _Pragma("GCC unroll 32") for (int k = 0; k < (count); k++)
 #define AT_LEAST_ONE(n) ((n) > 0 ? (n) : 1)
 
-typedef float VF __attribute__((vector_size(4 * LANES)));
-typedef double VD __attribute__((vector_size(8 * LANES)));
-typedef int32_t VI __attribute__((vector_size(4 * LANES)));
-typedef int64_t VL __attribute__((vector_size(8 * LANES)));
-typedef uint32_t U __attribute__((vector_size(4 * LANES)));
-typedef uint64_t UL __attribute__((vector_size(8 * LANES)));
+typedef float VF VECTOR(4 * LANES);
+typedef double VD VECTOR(8 * LANES);
+typedef int32_t VI VECTOR(4 * LANES);
+typedef int64_t VL VECTOR(8 * LANES);
+typedef uint32_t U VECTOR(4 * LANES);
+typedef uint64_t UL VECTOR(8 * LANES);
 
 typedef REAL F;
 #if DOUBLE
@@ -73,34 +73,8 @@ template <class M> INLINE bool any(M m) {
 
 // ------------------------------------------------------------------------------------------ roots and bits
 
-INLINE VF m_sqrt(VF x) {
-  VF y;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(VF) % 64 == 0) {
-    __m512 parts[sizeof(VF) / 64];
-    __builtin_memcpy(parts, &x, sizeof x);
-    for (unsigned k = 0; k < sizeof(VF) / 64; k++) parts[k] = _mm512_sqrt_ps(parts[k]);
-    __builtin_memcpy(&y, parts, sizeof y);
-    return y;
-  }
-#endif
-  for (int l = 0; l < LANES; l++) y[l] = __builtin_sqrtf(x[l]);
-  return y;
-}
-INLINE VD m_sqrt(VD x) {
-  VD y;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(VD) % 64 == 0) {
-    __m512d parts[sizeof(VD) / 64];
-    __builtin_memcpy(parts, &x, sizeof x);
-    for (unsigned k = 0; k < sizeof(VD) / 64; k++) parts[k] = _mm512_sqrt_pd(parts[k]);
-    __builtin_memcpy(&y, parts, sizeof y);
-    return y;
-  }
-#endif
-  for (int l = 0; l < LANES; l++) y[l] = __builtin_sqrt(x[l]);
-  return y;
-}
+INLINE VF m_sqrt(VF x) { return root_of_floats(x); }
+INLINE VD m_sqrt(VD x) { return root_of_doubles(x); }
 
 INLINE VF as_real(U bits) { return (VF)bits; }
 INLINE VD as_real(UL bits) { return (VD)bits; }
@@ -205,17 +179,7 @@ INLINE VF log_of_positive(VF x) {
   VI bits = (VI)x - 0x3f3504f3;  // √½
   VI e = bits >> 23;
   VF m = (VF)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f, z = m * m, k = real(e);
-  VF p = ((((((((7.0376836292e-2f * m - 1.1514610310e-1f) * m + 1.1676998740e-1f) * m - 1.2420140846e-1f) * m +
-              1.4249322787e-1f) *
-                 m -
-             1.6668057665e-1f) *
-                m +
-            2.0000714765e-1f) *
-               m -
-           2.4999993993e-1f) *
-              m +
-          3.3333331174e-1f) *
-         m * z;
+  VF p = log_series(m) * m * z;
   return k * 0.693359375f + (m + (p - k * 2.12194440e-4f - 0.5f * z));
 }
 INLINE VD log_of_positive(VD x) {
@@ -303,8 +267,8 @@ INLINE VF wave(VF x, int quarter) {
   VF n = nearest(x * 0.636619772f);
   VF r = x - n * 1.57079637f + n * 4.37113883e-8f + n * 1.71512451e-15f;
   VF z = r * r;
-  VF s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
-  VF c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  VF s = sine_series(z) * z * r + r;
+  VF c = cosine_series(z) * z * z - 0.5f * z + 1.0f;
   VI k = whole(n) + quarter;
   VF y = sel((k & 1) != 0, c, s);
   return (VF)((VI)y ^ ((k & 2) << 30));

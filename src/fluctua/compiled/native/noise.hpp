@@ -4,6 +4,7 @@
 // Needs the types U, VF, VD, UL and the functions of lanes.hpp or those of a GPU by the same names.
 // NOISE64: normals are made in double precision, as JAX does with 64-bit numbers enabled.
 #pragma once
+#include "philox.hpp"
 
 INLINE U rotated(U x, int by) { return (x << by) | (x >> (32 - by)); }
 
@@ -200,29 +201,25 @@ INLINE VD normal64(U high, U low) {
   return 1.4142135623730951 * m_erf_inv((VD)(f * 2.0 - 0.99999999999999988898));
 }
 
-// high and low words of 32 × 32 bit products
-INLINE void products(U a, uint32_t b, U& high, U& low) {
-  low = a * b;
+struct LaneWords {
+  static COMMON_MEMBER void multiply(U a, uint32_t b, U& high, U& low) {
+    low = a * b;
 #if defined(__AVX512F__) && defined(LANES) && LANES == 16
-  const __m512i factor = _mm512_set1_epi32((int)b);
-  const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
-  high = (U)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+    const __m512i factor = _mm512_set1_epi32((int)b);
+    const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
+    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
+    high = (U)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
 #else
-  high = __builtin_convertvector((__builtin_convertvector(a, UL) * b) >> 32, U);
+    high = __builtin_convertvector((__builtin_convertvector(a, UL) * b) >> 32, U);
 #endif
-}
+  }
+  static COMMON_MEMBER U mix(U a, U b, U c) { return a ^ b ^ c; }
+};
 
 INLINE void philox(U k0, U k1, U& c0, U& c1, U& c2, U& c3) {
-  for (int round = 0; round < 10; round++) {
-    U h0, l0, h1, l1;
-    products(c0, 0xD2511F53u, h0, l0);
-    products(c2, 0xCD9E8D57u, h1, l1);
-    c0 = h1 ^ c1 ^ k0;
-    c2 = h0 ^ c3 ^ k1;
-    c1 = l1;
-    c3 = l0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
+    philox_round<LaneWords>(c0, c1, c2, c3, k0, k1);
+    k0 += PHILOX_KEY_0;
+    k1 += PHILOX_KEY_1;
   }
 }

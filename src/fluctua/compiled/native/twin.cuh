@@ -15,7 +15,7 @@ struct TwinRun {
   const F* bar;                  // (T,) the baseline where it depends on time alone
   const i64* edges;              // of the batches
   double* sums;                  // (batches, T): ΣΛ
-  int* flags;  // DOMINATED: one trajectory has nearly all of a weight
+  int* flags;                    // DOMINATED: one trajectory has nearly all of a weight
 };
 
 struct Pair {

@@ -21,6 +21,7 @@ The drift is linear in features of the state too, which makes a fit quick (`drif
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -33,14 +34,13 @@ from fluctua.insitu.calibration.drift import Entries
 from fluctua.tcmt.coupled_modes import (
     Frame,
     Modulation,
-    abs2,
     carrier,
     coefficients,
-    coupled,
     delta_kappa,
     to_psi,
     to_x,
 )
+from fluctua.tcmt.drift import abs2, couple_bonds, lattice_drift
 from fluctua.tcmt.tasks import Task
 
 
@@ -66,10 +66,13 @@ class LinearDrift:
         kappa = shared["kappa"] + (
             delta_kappa(self.modulation, context, t) if self.modulation else 0.0
         )
-        frequency = shared["omega"] + (origin if self.frame == "lab" else 0.0)
-        if "chi" in shared:
-            frequency = frequency + shared["chi"] * abs2(psi)
-        rate = -1j * (frequency * psi + coupled(self.network, kappa, psi)) - shared["decay"] * psi
+        rate = lattice_drift(
+            shared["omega"] + (origin if self.frame == "lab" else 0.0),
+            shared.get("chi", 0.0),
+            psi,
+            couple=partial(couple_bonds, self.network.bonds, kappa),
+            damp=lambda state: shared["decay"] * state,
+        )
         for k, shape in enumerate(self._shapes(t)):
             source = (theta["drive_re"][k] + 1j * theta["drive_im"][k]) * shape
             rate = rate.at[int(self.network.lead_sites[self.drives[k].lead])].add(source)

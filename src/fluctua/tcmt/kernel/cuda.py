@@ -33,7 +33,17 @@ SITES = ("omega", "chi", "damping", "kick", "variance", "start")
 """Fields of `Inputs` with a row of sites each; two, of pairs, in the last."""
 NUMBERS = ("kappa", "drive", "incoming", "bar", "modulation")
 """The others that are numbers."""
-SOURCES = ("device.cuh", "noise.cuh", "blocks.cuh", "step.cuh", "heun.cuh", "lattice.cu")
+SOURCES = (
+    "device.cuh",
+    "inline.hpp",
+    "philox.hpp",
+    "noise.cuh",
+    "blocks.cuh",
+    "step.cuh",
+    "drift.cuh",
+    "heun.cuh",
+    "lattice.cu",
+)
 CHUNK_BYTES = 2**30
 """EnsembleSums of single trajectories held at a time; more trajectories go in several launches."""
 

@@ -9,7 +9,7 @@
 
 #include "cpu/engines.hpp"
 #include "cpu/passes.hpp"
-#include "philox.hpp"
+#include "noise.hpp"
 
 namespace nb = nanobind;
 

@@ -1,7 +1,6 @@
 // Heun's step. Its mean is m = ψ + Δt/2[μ(ψ, t) + μ(ψ̃, t + Δt)] with ψ̃ = ψ + Δtμ(ψ, t), and its score
 //
-//   U = ½[∂θμ(ψ, t)·η + ∂θμ(ψ̃, t + Δt)·ζ],     η = ζ + ΔtJ(ψ̃)ᵀζ,
-//   Jᵀζ = i(ω + 2χ|ψ̃|²)ζ + iΣ_m(κ + δκ)ζ_m − Γζ − iχψ̃²ζ*
+//   U = ½[∂θμ(ψ, t)·η + ∂θμ(ψ̃, t + Δt)·ζ],     η = ζ + ΔtJ(ψ̃)ᵀζ
 //
 // is Euler's of two pairs of a state and a kick, (ψ, η/2) and (ψ̃, ζ/2). Drive and couplings of the second stage are
 // those of the next step's first: `force` and `coupling` are set between the two.
@@ -19,37 +18,12 @@ template <class Real> double trapezoid(const Plan<Real>& plan, std::int64_t step
 // How far a step goes in its piece of the modulation, whose quadratics hold to the end of its last step.
 template <class Real> Real tau_of_a_step(const Plan<Real>& plan) { return Real(2.0 / double(plan.modulation_steps)); }
 
-// (κ + δκ)Δt of every bond.
-template <class Real> void set_couplings(const Plan<Real>& plan, const Space<Real>& s, Real tau) {
-  using S = Simd<Real>;
-  using V = typename S::V;
-  for (int b = 0; b < plan.bonds; ++b)
-    for (int u = 0; u < L; u += S::width) {
-      const Real* c = s.poly + 3 * std::int64_t(b) * L + u;
-      const V delta = load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
-      store(s.coupling + std::int64_t(b) * L + u, delta + plan.kappa[b]);
-    }
-}
-
 // Drive and couplings at t_step.
 template <class Real> void set_fields(const Plan<Real>& plan, const Space<Real>& s, std::int64_t step) {
   if (plan.drive_stride || step == 0) set_force(plan, step, s.force);
   if (!plan.harmonics) return;
   if (step % plan.modulation_steps == 0) refresh_modulation(plan, s, step / plan.modulation_steps);
   set_couplings(plan, s, place_in_piece(plan, step));
-}
-
-// each(κ + δκ, place of ψ_m) of site n's bonds, times Δt.
-template <bool Modulated, class Real, class Each>
-FLUCTUA_INLINE void each_bond(const Plan<Real>& plan, const Space<Real>& s, int n, int u, Each each) {
-  using V = typename Simd<Real>::V;
-  const auto strength = [&](int b) {
-    return Modulated ? load<V>(s.coupling + std::int64_t(b) * L + u) : V{} + plan.kappa[b];
-  };
-  for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e)
-    each(strength(plan.lower_bond[e]), 2 * std::int64_t(plan.lower_site[e]) * L + u);
-  for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b)
-    each(strength(b), 2 * std::int64_t(plan.upper_site[b]) * L + u);
 }
 
 // ψ̃ of all sites, and in `next` what is known of the step: Δtμ/2 and the kick.
@@ -71,16 +45,6 @@ template <class Real, bool Modulated> void predict(const Plan<Real>& plan, const
       store(s.next + at, dr * Real(0.5) + load<V>(zeta + at) * plan.kick[n]);
       store(s.next + at + L, di * Real(0.5) + load<V>(zeta + at + L) * plan.kick[n]);
     }
-}
-
-// η of site n. h: Σ_m(κ + δκ)Δt ζ_m.
-template <class Real, class V>
-FLUCTUA_INLINE void pull_back_site(const Plan<Real>& plan, int n, V yr, V yi, V power, V zr, V zi, V hr, V hi, V& er,
-                                   V& ei) {
-  const V omega = power * (2 * plan.chi[n]) + plan.omega[n];
-  const V pr = (yr * yr - yi * yi) * plan.chi[n], pi = yr * yi * (2 * plan.chi[n]);  // χψ̃²
-  er = zr + (pi * zr - pr * zi - omega * zi - hi - zr * plan.damping[n]);
-  ei = zi + (omega * zr + hr - zi * plan.damping[n] - (pr * zr + pi * zi));
 }
 
 // The rest of the step, and its scores. Bonds are scored at their upper site, when η of both ends is known.
@@ -114,7 +78,7 @@ void correct(const Plan<Real>& plan, const Space<Real>& s, const Real* zeta) {
       if (!Scored) continue;
       const V zr = load<V>(zeta + at), zi = load<V>(zeta + at + L), w = load<V>(s.w + u);
       V er, ei;
-      pull_back_site(plan, n, ar, ai, power, zr, zi, gr, gi, er, ei);
+      pull_back(plan, n, ar, ai, power, zr, zi, gr, gi, er, ei);
       store(s.eta + at, er);
       store(s.eta + at + L, ei);
       const V first = cross(er, ei, yr, yi) * half, second = cross(zr, zi, ar, ai) * half;

@@ -1,27 +1,34 @@
-// The normals of `philox.hpp` for a vector of trajectories at once: the same law, word for word.
+// The normals of `noise.hpp` for a vector of trajectories at once: the same law, word for word.
 //
 // Logarithm, sine and cosine are polynomials. float: relative error of the radius and absolute error of
 // cosine and sine near 1e-7. double: a few 1e-16 (Taylor, to the last term that counts).
 #pragma once
+#include "philox.hpp"
+#include "polynomials.hpp"
 #include "simd.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {
 
-constexpr std::uint32_t kMul0 = 0xD2511F53u, kMul1 = 0xCD9E8D57u;
-constexpr std::uint32_t kKey0 = 0x9E3779B9u, kKey1 = 0xBB67AE85u;
+struct VectorWords {  // a word in the low half of every lane; the high half is left over
+  static FLUCTUA_INLINE void multiply(U64 a, std::uint32_t b, U64& high, U64& low) {
+    low = mul_low(a, b);
+    high = low >> 32;
+  }
+  static FLUCTUA_INLINE U64 mix(U64 a, U64 b, U64 c) { return xor3(a, b, c); }
+};
 
 // Half of the counter is the same for all lanes or for all steps, so rounds 1 and 2 of Philox reduce to
 // a few exclusive-ors: what depends on the site alone is tabulated by `Site`, on the trajectory alone by
 // `Lane`, on trajectory and pair of steps by `Pair`.
 struct Keys {
-  std::uint32_t k0[10], k1[10];
+  std::uint32_t k0[PHILOX_ROUNDS], k1[PHILOX_ROUNDS];
 };
 FLUCTUA_INLINE Keys schedule(std::uint64_t seed) {
   Keys k;
-  for (int r = 0; r < 10; ++r) {
-    k.k0[r] = static_cast<std::uint32_t>(seed) + std::uint32_t(r) * kKey0;
-    k.k1[r] = static_cast<std::uint32_t>(seed >> 32) + std::uint32_t(r) * kKey1;
+  for (int r = 0; r < PHILOX_ROUNDS; ++r) {
+    k.k0[r] = static_cast<std::uint32_t>(seed) + std::uint32_t(r) * PHILOX_KEY_0;
+    k.k1[r] = static_cast<std::uint32_t>(seed >> 32) + std::uint32_t(r) * PHILOX_KEY_1;
   }
   return k;
 }
@@ -30,9 +37,9 @@ struct SiteWords {
   std::uint32_t a, b, c;
 };
 FLUCTUA_INLINE SiteWords site_words(std::uint32_t site, const Keys& k) {
-  const std::uint64_t p0 = std::uint64_t(kMul0) * site;
+  const std::uint64_t p0 = std::uint64_t(PHILOX_MULTIPLY_0) * site;
   const std::uint32_t c2 = std::uint32_t(p0 >> 32) ^ k.k1[0], c3 = std::uint32_t(p0);
-  const std::uint64_t p1 = std::uint64_t(kMul1) * c2;
+  const std::uint64_t p1 = std::uint64_t(PHILOX_MULTIPLY_1) * c2;
   return {std::uint32_t(p1 >> 32) ^ k.k0[1], std::uint32_t(p1), c3 ^ k.k1[1]};
 }
 
@@ -40,7 +47,7 @@ struct LaneWords {  // of half a vector of trajectories
   U64 high, low;
 };
 FLUCTUA_INLINE LaneWords lane_words(U64 trajectory) {
-  const U64 p = mul_low(trajectory, kMul1);
+  const U64 p = mul_low(trajectory, PHILOX_MULTIPLY_1);
   return {p >> 32, p};
 }
 
@@ -48,7 +55,7 @@ struct PairWords {
   U64 high, low;
 };
 FLUCTUA_INLINE PairWords pair_words(const LaneWords& lane, std::uint32_t pair, const Keys& k) {
-  const U64 p = mul_low(lane.high ^ std::uint64_t(pair ^ k.k0[0]), kMul0);
+  const U64 p = mul_low(lane.high ^ std::uint64_t(pair ^ k.k0[0]), PHILOX_MULTIPLY_0);
   return {p >> 32, p};
 }
 
@@ -59,13 +66,8 @@ FLUCTUA_INLINE void words(const SiteWords& s, const LaneWords& lane, const PairW
   U64 c2 = pair.high ^ std::uint64_t(s.c);
   U64 c3 = pair.low;
 #pragma GCC unroll 8
-  for (int r = 2; r < 10; ++r) {
-    const U64 p0 = mul_low(c0, kMul0), p1 = mul_low(c2, kMul1);
-    c0 = xor3(p1 >> 32, c1, U64{} + std::uint64_t(k.k0[r]));
-    c2 = xor3(p0 >> 32, c3, U64{} + std::uint64_t(k.k1[r]));
-    c1 = p1;
-    c3 = p0;
-  }
+  for (int r = 2; r < PHILOX_ROUNDS; ++r)
+    philox_round<VectorWords>(c0, c1, c2, c3, U64{} + std::uint64_t(k.k0[r]), U64{} + std::uint64_t(k.k1[r]));
   w[0] = c0;
   w[1] = c1;
   w[2] = c2;
@@ -81,15 +83,7 @@ FLUCTUA_INLINE F32 minus_two_log(F32 x) {  // cephes' logf, |error| < 1e-7 relat
   const I32 ix = bits<I32>(x);
   const I32 e = (ix - 0x3F3504F3) >> 23;
   const F32 f = bits<F32>(ix - (e << 23)) - 1.0f;
-  F32 p = F32{} + 7.0376836292e-2f;
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
+  const F32 p = log_series(f);
   const F32 n = __builtin_convertvector(e, F32);
   const F32 f2 = f * f;
   const F32 tail = (f2 * f) * p + n * -2.12194440e-4f;
@@ -100,10 +94,8 @@ FLUCTUA_INLINE void turn(U32 word, F32& c, F32& s) {  // cosine and sine of 2π�
   const U32 quadrant = (word + 0x20000000u) >> 30;
   const F32 x = __builtin_convertvector(bits<I32>(word - (quadrant << 30)), F32) * 1.4629180792671596e-9f;  // 2π·2⁻³²
   const F32 y = x * x;
-  F32 sine = (y * -1.9515295891e-4f + 8.3321608736e-3f) * y - 1.6666654611e-1f;
-  sine = sine * (y * x) + x;
-  F32 cosine = (y * 2.443315711809948e-5f - 1.388731625493765e-3f) * y + 4.166664568298827e-2f;
-  cosine = cosine * (y * y) + (y * -0.5f + 1.0f);
+  const F32 sine = sine_series(y) * (y * x) + x;
+  const F32 cosine = cosine_series(y) * (y * y) + (y * -0.5f + 1.0f);
   const I32 odd = -bits<I32>(quadrant & 1u);
   const U32 flip_sine = (quadrant & 2u) << 30, flip_cosine = ((quadrant + 1u) & 2u) << 30;
   c = bits<F32>(bits<U32>(select(odd, sine, cosine)) ^ flip_cosine);

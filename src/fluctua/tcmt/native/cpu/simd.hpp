@@ -1,16 +1,11 @@
-// The widest vectors of the instruction set this translation unit is compiled for, as the compiler's own
-// vector types: arithmetic is written with operators and nothing is left to an auto-vectoriser.
+// The widest vectors of the instruction set this translation unit is compiled for.
 //
 // A file that includes this is compiled once per instruction set (see CMakeLists.txt). Everything here is
 // always inlined and lives in a namespace of that set's name, so that no two builds share a symbol.
 #pragma once
 #include <cstdint>
 
-#if defined(__x86_64__) || defined(_M_X64)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "vectors.hpp"
 
 #ifndef FLUCTUA_ISA
 #define FLUCTUA_ISA baseline
@@ -29,12 +24,12 @@ namespace FLUCTUA_ISA {
 #endif
 constexpr int kBytes = FLUCTUA_BYTES;
 
-typedef float F32 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
-typedef double F64 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
-typedef std::int32_t I32 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
-typedef std::uint32_t U32 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
-typedef std::int64_t I64 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
-typedef std::uint64_t U64 __attribute__((vector_size(kBytes), aligned(kBytes), may_alias));
+typedef float F32 VECTOR(kBytes);
+typedef double F64 VECTOR(kBytes);
+typedef std::int32_t I32 VECTOR(kBytes);
+typedef std::uint32_t U32 VECTOR(kBytes);
+typedef std::int64_t I64 VECTOR(kBytes);
+typedef std::uint64_t U64 VECTOR(kBytes);
 
 template <class Real> struct Simd;
 template <> struct Simd<float> {
@@ -56,15 +51,6 @@ template <> struct Simd<double> {
 
 template <class V, class Real> FLUCTUA_INLINE V load(const Real* p) { return *reinterpret_cast<const V*>(p); }
 template <class V, class Real> FLUCTUA_INLINE void store(Real* p, V v) { *reinterpret_cast<V*>(p) = v; }
-template <class To, class From> FLUCTUA_INLINE To bits(From v) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
-  union {
-    From from;
-    To to;
-  } u;
-  u.from = v;
-  return u.to;
-}
 
 // mask ? a : b for masks that are all ones or all zeros, as comparisons give them.
 template <class I, class V> FLUCTUA_INLINE V select(I mask, V a, V b) {
@@ -163,35 +149,8 @@ FLUCTUA_INLINE bool any_below(F32 a, float b) { return (a[0] < b) | (a[1] < b) |
 FLUCTUA_INLINE bool any_below(F64 a, double b) { return (a[0] < b) | (a[1] < b); }
 #endif
 
-FLUCTUA_INLINE F32 root(F32 x) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
-  return bits<F32>(_mm512_sqrt_ps(bits<__m512>(x)));
-#elif defined(__AVX2__)
-  return bits<F32>(_mm256_sqrt_ps(bits<__m256>(x)));
-#elif defined(__x86_64__)
-  return bits<F32>(_mm_sqrt_ps(bits<__m128>(x)));
-#elif defined(__aarch64__)
-  return bits<F32>(vsqrtq_f32(bits<float32x4_t>(x)));
-#else
-  for (int l = 0; l < kBytes / 4; ++l) x[l] = __builtin_sqrtf(x[l]);
-  return x;
-#endif
-}
-
-FLUCTUA_INLINE F64 root(F64 x) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
-  return bits<F64>(_mm512_sqrt_pd(bits<__m512d>(x)));
-#elif defined(__AVX2__)
-  return bits<F64>(_mm256_sqrt_pd(bits<__m256d>(x)));
-#elif defined(__x86_64__)
-  return bits<F64>(_mm_sqrt_pd(bits<__m128d>(x)));
-#elif defined(__aarch64__)
-  return bits<F64>(vsqrtq_f64(bits<float64x2_t>(x)));
-#else
-  for (int l = 0; l < kBytes / 8; ++l) x[l] = __builtin_sqrt(x[l]);
-  return x;
-#endif
-}
+FLUCTUA_INLINE F32 root(F32 x) { return root_of_floats(x); }
+FLUCTUA_INLINE F64 root(F64 x) { return root_of_doubles(x); }
 
 }  // namespace FLUCTUA_ISA
 }  // namespace fluctua

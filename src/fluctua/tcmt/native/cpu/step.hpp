@@ -1,9 +1,9 @@
-// The resonators' step and its scores, for trajectories and for the twin's path alike:
+// The resonators' step and its scores, for trajectories and for the twin's path alike, with the drift μ of drift.hpp:
 //
-//   ψ' = ψ + Δt[−i(ω + χ|ψ|²)ψ − iΣ(κ + δκ)ψ_m − Γψ + f] + 2Qζ,     ζ = r/(2Q) = √Δt z/a
+//   ψ' = ψ + Δtμ(ψ) + 2Qζ,     ζ = r/(2Q) = √Δt z/a
 //   U_ω = ζ_re ψ_im − ζ_im ψ_re,  U_χ = |ψ|²U_ω,  U_κ = (ζ_n × ψ_m) + (ζ_m × ψ_n)
 #pragma once
-#include "block.hpp"
+#include "drift.hpp"
 
 namespace fluctua {
 namespace FLUCTUA_ISA {
@@ -15,50 +15,6 @@ template <bool Wide, class Real> FLUCTUA_INLINE typename Simd<Real>::V row(const
 }
 
 template <class V> FLUCTUA_INLINE V cross(V ar, V ai, V br, V bi) { return ar * bi - ai * br; }
-
-struct Nothing {
-  template <class... Any> FLUCTUA_INLINE void operator()(Any...) const {}
-};
-
-// Σ_m (κ + δκ)Δt ψ_m at site n. Sites are visited in ascending order: the lower site of a bond leaves κ + δκ for the
-// upper one. upper(b, place of ψ_m, ψ_m) sees the upper neighbours.
-template <bool Modulated, class Real, class Upper = Nothing>
-FLUCTUA_INLINE void couple(const Plan<Real>& plan, const Space<Real>& s, const Real* psi, int n, int u, Real tau,
-                           typename Simd<Real>::V& hr, typename Simd<Real>::V& hi, Upper upper = {}) {
-  using V = typename Simd<Real>::V;
-  hr = hi = V{};
-  for (int e = plan.lower_start[n]; e < plan.lower_start[n + 1]; ++e) {
-    const Real* m = psi + 2 * plan.lower_site[e] * L + u;
-    const int b = plan.lower_bond[e];
-    const V k = Modulated ? load<V>(s.coupling + b * L + u) : V{} + plan.kappa[b];
-    hr += k * load<V>(m);
-    hi += k * load<V>(m + L);
-  }
-  for (int b = plan.upper_start[n]; b < plan.upper_start[n + 1]; ++b) {
-    const std::int64_t at = 2 * plan.upper_site[b] * L + u;
-    const V mr = load<V>(psi + at), mi = load<V>(psi + at + L);
-    V k = V{} + plan.kappa[b];
-    if (Modulated) {
-      const Real* c = s.poly + 3 * b * L + u;
-      k += load<V>(c) + tau * (load<V>(c + L) + tau * load<V>(c + 2 * L));
-      store(s.coupling + b * L + u, k);
-    }
-    hr += k * mr;
-    hi += k * mi;
-    upper(b, at, mr, mi);
-  }
-}
-
-// Δt times the drift of site n. It is added to ψ as ψ + (small), never as (1 − ΓΔt)ψ: the rounding of 1 − ΓΔt would
-// act as a loss of its own. And the drive is part of (small): added to ψ alone, a constant would be rounded the same
-// way at every step.
-template <class Real, class V>
-FLUCTUA_INLINE void drift(const Plan<Real>& plan, const Real* force, int n, V yr, V yi, V power, V hr, V hi, V& dr,
-                          V& di) {
-  const V omega = power * plan.chi[n] + plan.omega[n];
-  dr = force[2 * n] + (omega * yi + hi - yr * plan.damping[n]);
-  di = force[2 * n + 1] - (omega * yr + hr + yi * plan.damping[n]);
-}
 
 // g of a state, times Δt.
 template <bool Wide, class Real> void powers(const Plan<Real>& plan, const Real* x, std::int64_t step, double* g) {

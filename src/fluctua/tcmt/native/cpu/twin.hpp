@@ -24,7 +24,7 @@ template <class Real> struct Twin {
 
   int segment;  // steps
   // With a quadratic term, ½d†BC_kB†d, the path starts afresh from X at every segment, and at its end meets
-  // ν + q·d + ½d†BCB†d about the tabulated one: a twin that is told the state now and then.
+  // ν + q·d + ½d†BCB†d about the tabulated one: a twin that is given the state now and then.
   int rank;
   const Real* basis;      // B (sites, rank, 2)
   const Real* curvature;  // C at the end of each segment (segments, rank, rank, 2)

@@ -22,22 +22,20 @@ void follow(const Plan<Real>& plan, const Space<Real>& s, const Real* from, Real
     }
 }
 
-// q + ΔtJᵀq at x, of one Euler step:
-//   q + Δt[iωq + iΣκq_m − Γq + 2iχ|x|²q − iχx²q*]
+// q + ΔtJᵀq at x, of one Euler step.
 template <bool Modulated, class Real>
 void pull_back(const Plan<Real>& plan, const Space<Real>& s, const Real* x, const Real* from, Real* to, Real tau) {
   using S = Simd<Real>;
   using V = typename S::V;
   for (int n = 0; n < plan.sites; ++n)
     for (int u = 0; u < L; u += S::width) {
-      V hr, hi;
+      V hr, hi, to_r, to_i;
       couple<Modulated>(plan, s, from, n, u, tau, hr, hi);
       const V qr = load<V>(from + 2 * n * L + u), qi = load<V>(from + (2 * n + 1) * L + u);
       const V xr = load<V>(x + 2 * n * L + u), xi = load<V>(x + (2 * n + 1) * L + u);
-      const V omega = (xr * xr + xi * xi) * (2 * plan.chi[n]) + plan.omega[n];
-      const V cr = (xr * xr - xi * xi) * plan.chi[n], ci = xr * xi * (2 * plan.chi[n]);  // χx̄²
-      store(to + 2 * n * L + u, qr + ((ci * qr - cr * qi) - (omega * qi + hi + qr * plan.damping[n])));
-      store(to + (2 * n + 1) * L + u, qi + ((omega * qr + hr - qi * plan.damping[n]) - (cr * qr + ci * qi)));
+      pull_back(plan, n, xr, xi, xr * xr + xi * xi, qr, qi, hr, hi, to_r, to_i);
+      store(to + 2 * n * L + u, to_r);
+      store(to + (2 * n + 1) * L + u, to_i);
     }
 }
 
@@ -160,7 +158,7 @@ template <class Real> void copy(const Real* from, Real* to, std::int64_t count) 
 }
 
 // Path and adjoint at the ends of all segments: once forward, and once back with every segment's path made again.
-// keep(step, path, adjoint) is told those of every step, in descending order.
+// keep(step, path, adjoint) is called for every step, in descending order.
 template <class Real, class Keep>
 void sweep_twin(const Plan<Real>& twin, const Space<Real>& s, Trail<Real>& t, int segment, const volatile bool* stop,
                 Keep keep) {

@@ -1,5 +1,5 @@
 // Heun's step on the device; see cpu/heun.hpp for the equations. A trajectory is one block. Besides the two buffers of
-// ψ there are ψ̃ and ζ of all sites, and one barrier more a step: between the stages. Follows step.cuh.
+// ψ there are ψ̃ and ζ of all sites, and one barrier more a step: between the stages. Follows drift.cuh.
 #if HEUN
 
 #define AHEAD (2 * BUFFER)  // ψ̃
@@ -12,13 +12,6 @@ struct Held {  // what a thread keeps of a site between the stages
 // The part of a reward that the trapezoid rule counts.
 __device__ __forceinline__ Real trapezoid(int step, int steps) {
   return step == 0 || step == steps ? (Real)0.5 : (Real)1;
-}
-
-__device__ __forceinline__ Pair pair(Real x, Real y) {
-  Pair p;
-  p.x = x;
-  p.y = y;
-  return p;
 }
 
 // ψ̃ = ψ + Δtμ(ψ, t), and ζ.
@@ -53,14 +46,6 @@ __device__ __forceinline__ void add_score(Site& s, int i, Real u, Real w) {
   s.plain[i] += u;
 }
 #endif
-
-// η = ζ + ΔtJ(ψ̃)ᵀζ. a: ψ̃, h: Σ(κ + δκ)Δt ζ_m.
-__device__ __forceinline__ Pair pull_back(const Site& s, Pair a, Real power, Pair z, Pair h) {
-  const Real omega = s.omega + 2 * s.chi * power;
-  const Real pr = s.chi * (a.x * a.x - a.y * a.y), pi = 2 * s.chi * a.x * a.y;  // χψ̃²
-  return pair(z.x + (pi * z.x - pr * z.y - omega * z.y - h.y - s.damping * z.x),
-              z.y + (omega * z.x + h.x - s.damping * z.y - (pr * z.x + pi * z.y)));
-}
 
 // The rest of the step, and its scores: Euler's of (ψ, η/2) and (ψ̃, ζ/2). tau: at t + Δt. part: of the reward.
 template <int odd>

@@ -1,25 +1,26 @@
-// The noise of philox.hpp on the device, word for word. Follows device.cuh.
+// The noise of noise.hpp on the device, word for word. Follows device.cuh and philox.hpp.
 //
 // The key schedule of the seed is put into c_keys before a launch.
 
 extern "C" {
-__constant__ u32 c_keys[20];  // k0, k1 of each round
+__constant__ u32 c_keys[2 * PHILOX_ROUNDS];  // k0, k1 of each round
 }
 
-__device__ __forceinline__ void philox_round(u32& c0, u32& c1, u32& c2, u32& c3, int r) {
-  const u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
-  c0 = (u32)(p1 >> 32) ^ c1 ^ c_keys[2 * r];
-  c2 = (u32)(p0 >> 32) ^ c3 ^ c_keys[2 * r + 1];
-  c1 = (u32)p1;
-  c3 = (u32)p0;
-}
+struct Words {
+  static __device__ __forceinline__ void multiply(u32 a, u32 b, u32& high, u32& low) {
+    const u64 p = (u64)b * a;
+    high = (u32)(p >> 32);
+    low = (u32)p;
+  }
+  static __device__ __forceinline__ u32 mix(u32 a, u32 b, u32 c) { return a ^ b ^ c; }
+};
 
 // What depends on the site alone is hoisted out of the loop over steps by the compiler, and what depends on
 // trajectory and pair alone is uniform over the block: eight of the ten rounds are left to each thread.
 __device__ __forceinline__ void philox(u32 trajectory, u32 site, u32 pair, u32 w[4]) {
   u32 c0 = site, c1 = pair, c2 = trajectory, c3 = 0;
 #pragma unroll
-  for (int r = 0; r < 10; ++r) philox_round(c0, c1, c2, c3, r);
+  for (int r = 0; r < PHILOX_ROUNDS; ++r) philox_round<Words>(c0, c1, c2, c3, c_keys[2 * r], c_keys[2 * r + 1]);
   w[0] = c0;
   w[1] = c1;
   w[2] = c2;

@@ -1,12 +1,12 @@
 // The resonators' step on the device, for trajectories, their replay and the twin's path alike: what is in constant
-// memory, a site's registers, its neighbours, its drift, its noise and modulation. See cpu/step.hpp for the equations.
+// memory, a site's registers, its neighbours, its noise and modulation. See cpu/step.hpp for the equations.
 //
 // A site is a thread, and the sites of a trajectory are a block, or the blocks of a cluster if they are many: a block
 // then keeps copies of those sites of others that its own are coupled to ("mirrors"), and of all ports.
 // Compiled at run time for the network at hand. Set before this text: Real (float or double), Pair (its 2-vector),
 // N sites, THREADS, PER sites a thread, CLUSTER blocks with MIRRORS each, DEGREE (slots a site; unused ones have κ = 0
 // and point to the site itself), BONDS (of a block), PORTS, DRIVES, HARMONICS, INVERSE_DT, and 0 or 1 for SCORES,
-// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh.
+// RATES, NOISE, DRIVE_TABLE, INCOMING_TABLE, HEUN. Follows blocks.cuh; drift.cuh is next.
 
 // Everything that does not change during a launch, in constant memory: the host writes these as bytes.
 extern "C" {
@@ -130,31 +130,6 @@ __device__ __forceinline__ Pair force(int n, int step, const Real* table, const 
     }
 #endif
   return f;
-}
-
-// Σ(κ + δκ)Δt ψ_m of a site's neighbours in the buffer at `from`; each(slot, ψ_m) sees them.
-template <bool modulated, class S, class Each>
-__device__ __forceinline__ Pair couple(const S& s, u32 from, Real tau, Each each) {
-  Pair h = Pair();
-  EACH_SLOT
-  for (int d = 0; d < DEGREE; ++d) {
-    const Pair m = load(s.neighbour[d] + from, Pair());
-    Real k = s.kappa[d];
-    if constexpr (modulated) k = s.kappa[d] + tau * (s.slope[d] + tau * s.bend[d]);
-    h.x += k * m.x;
-    h.y += k * m.y;
-    each(d, m);
-  }
-  return h;
-}
-
-// Δt times the drift, to be added as ψ + (small), with the drive inside (small): see cpu/step.hpp on rounding.
-template <class S> __device__ __forceinline__ Pair drift(const S& s, Pair y, Pair h, Pair f, Real power) {
-  const Real omega = s.omega + s.chi * power;
-  Pair small;
-  small.x = f.x + (omega * y.y + h.y - s.damping * y.x);
-  small.y = f.y - (omega * y.x + h.x + s.damping * y.y);
-  return small;
 }
 
 #if RATES

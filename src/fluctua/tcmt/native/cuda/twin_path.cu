@@ -121,11 +121,8 @@ __device__ void adjoint_of(TwinSite (&site)[PER], Pair (&q)[PER], Wave& wave, in
     for (int i = 0; i < PER; ++i) {
       const int n = threadIdx.x + i * THREADS;
       const Pair x = path[(step - begin) * (long long)ROWS + n];
-      const Pair h = couple<(TWIN_HARMONICS > 0)>(site[i], from, tau, [](int, Pair) {}), y = q[i];
-      const Real omega = site[i].omega + 2 * site[i].chi * (x.x * x.x + x.y * x.y);
-      const Real cr = site[i].chi * (x.x * x.x - x.y * x.y), ci = 2 * site[i].chi * x.x * x.y;  // χx̄²
-      q[i].x = y.x + ((ci * y.x - cr * y.y) - (omega * y.y + h.y + site[i].damping * y.x));
-      q[i].y = y.y + ((omega * y.x + h.x - site[i].damping * y.y) - (cr * y.x + ci * y.y));
+      const Pair h = couple<(TWIN_HARMONICS > 0)>(site[i], from, tau, [](int, Pair) {});
+      q[i] = pull_back(site[i], x, x.x * x.x + x.y * x.y, q[i], h);
 #pragma unroll
       for (int p = 0; p < PORTS; ++p)
         if (is_port(p, n)) {

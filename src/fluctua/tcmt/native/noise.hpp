@@ -7,38 +7,34 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define FLUCTUA_BOTH __host__ __device__ __forceinline__
-#else
-#define FLUCTUA_BOTH inline
-#endif
+#include "philox.hpp"
 
 namespace fluctua {
 
 struct Words {
   std::uint32_t w[4];
+
+  static void multiply(std::uint32_t a, std::uint32_t b, std::uint32_t& high, std::uint32_t& low) {
+    const std::uint64_t p = static_cast<std::uint64_t>(a) * b;
+    high = static_cast<std::uint32_t>(p >> 32);
+    low = static_cast<std::uint32_t>(p);
+  }
+  static std::uint32_t mix(std::uint32_t a, std::uint32_t b, std::uint32_t c) { return a ^ b ^ c; }
 };
 
-FLUCTUA_BOTH Words philox(std::uint64_t seed, std::uint32_t trajectory, std::uint32_t site, std::uint32_t pair) {
+inline Words philox(std::uint64_t seed, std::uint32_t trajectory, std::uint32_t site, std::uint32_t pair) {
   std::uint32_t c0 = site, c1 = pair, c2 = trajectory, c3 = 0;
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = static_cast<std::uint64_t>(0xD2511F53u) * c0;
-    const std::uint64_t p1 = static_cast<std::uint64_t>(0xCD9E8D57u) * c2;
-    const std::uint32_t h0 = static_cast<std::uint32_t>(p0 >> 32), l0 = static_cast<std::uint32_t>(p0);
-    const std::uint32_t h1 = static_cast<std::uint32_t>(p1 >> 32), l1 = static_cast<std::uint32_t>(p1);
-    c0 = h1 ^ c1 ^ k0;
-    c1 = l1;
-    c2 = h0 ^ c3 ^ k1;
-    c3 = l0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+  for (int round = 0; round < PHILOX_ROUNDS; ++round) {
+    philox_round<Words>(c0, c1, c2, c3, k0, k1);
+    k0 += PHILOX_KEY_0;
+    k1 += PHILOX_KEY_1;
   }
   return {{c0, c1, c2, c3}};
 }
 
 // Two independent standard normals from two words. (w + ½)·2⁻³² lies in (0, 1], so the logarithm is finite.
-template <class Real> FLUCTUA_BOTH void box_muller(std::uint32_t first, std::uint32_t second, Real& re, Real& im) {
+template <class Real> inline void box_muller(std::uint32_t first, std::uint32_t second, Real& re, Real& im) {
   const Real scale = static_cast<Real>(2.3283064365386963e-10);  // 2⁻³²
   const Real radius = std::sqrt(Real(-2) * std::log((static_cast<Real>(first) + Real(0.5)) * scale));
   const Real angle = Real(6.283185307179586) * (static_cast<Real>(second) * scale);
