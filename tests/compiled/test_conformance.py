@@ -107,7 +107,7 @@ LINEAR = fl.integrators.Exponential(
 
 
 @pytest.mark.parametrize(
-    ("step", "baseline"), [("heun", "time"), ("rk4", "optimal"), (LINEAR, "none"), ("heun", "twin")]
+    ("step", "baseline"), [("rk4", "optimal"), (LINEAR, "none"), ("heun", "twin")]
 )
 def test_better_steps_in_double_precision(step, baseline):
     with jax.enable_x64(True):
@@ -122,12 +122,10 @@ def test_better_steps_in_double_precision(step, baseline):
         )
 
 
-@pytest.mark.parametrize("baselines", [("optimal",), ("none", "time", "mean")])
-def test_jumps_with_diffusion_in_double_precision(baselines):
+def test_jumps_with_diffusion_in_double_precision():
     with jax.enable_x64(True):
         *case, context = events.driven_with_diffusion()
-        for baseline in baselines:
-            assert_equal(both(*case, context=context, baseline=baseline), 1e-9)
+        assert_equal(both(*case, context=context, baseline="optimal"), 1e-9)
 
 
 def test_jumps_in_single_precision():
@@ -149,14 +147,13 @@ def test_changes_of_random_size_stay_on_jax():
         estimator(jax.random.key(0), jnp.array(2.0), COUNT)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_a_twin_in_double_precision(order):
+def test_a_twin_in_double_precision():
     """Of a wrong model, with all kinds of rewards and a random start; batches of unequal size."""
     problem = problems.problem(problems.driven_rotor, "density")
     with jax.enable_x64(True):
         theta, t = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (problem.theta, problem.t))
         twin = fl.Twin(
-            theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=order
+            theta=lambda theta: jax.tree.map(lambda v: 1.1 * v, theta), batch=20, order=2
         )
         results = []
         for backend in ("jax", "cpu"):
@@ -170,7 +167,7 @@ def test_a_twin_in_double_precision(order):
         np.testing.assert_allclose(of_kernel, of_jax, rtol=0, atol=1e-9 * np.abs(of_jax).max())
 
 
-@pytest.mark.parametrize("baseline", ["time", "optimal", "twin"])
+@pytest.mark.parametrize("baseline", ["optimal", "twin"])
 def test_a_kernel_refuses_a_parameter_that_enters_a_silent_component_later(baseline):
     """`f` moves the angle, which has no noise, after t = 1/2: named where it does, as on JAX."""
     process, objective, theta = pendulum()

@@ -311,8 +311,9 @@ def test_comparison_needs_two_samples_of_each():
         )
 
 
-@pytest.mark.parametrize("parameters", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("states", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("parameters", "states"), [(jnp.float32, np.float64), (jnp.float64, np.float32)]
+)
 def test_mixed_precision_is_no_error(parameters, states):
     theta = jax.tree.map(lambda v: v.astype(parameters), THETA)
     run = fl.simulator(PROCESS, jnp.zeros(2, states), T)

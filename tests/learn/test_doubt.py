@@ -67,7 +67,6 @@ def held(x):
 GAIN = device_of(fault=lambda x: 1.2 * x)
 FAULTS = {
     "gain of 5 %": (device_of(fault=lambda x: 1.05 * x), 40, "noise amplitude"),
-    "gain of 20 %": (GAIN, 40, "noise amplitude"),
     "delay": (device_of(fault=held), 40, "held, stuck, delayed"),
     "multiplicative noise": (
         device_of(fl.Process(drift, lambda p, x: SIGMA * (1 + 0.3 * x))),

@@ -37,7 +37,7 @@ def exact_fisher():
     return np.array([[kk, km, 0], [km, mm, 0], [0, 0, 2 * 20 / SIGMA**2]])
 
 
-@pytest.mark.parametrize("blocks", [1, 7, 20])
+@pytest.mark.parametrize("blocks", [1, 7])
 def test_fisher_of_an_ornstein_uhlenbeck_process(blocks):
     count = 20_000
     found = fl.fisher(PROCESS, THETA, RUN(jax.random.key(0), THETA, count), blocks=blocks)

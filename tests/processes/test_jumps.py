@@ -72,18 +72,15 @@ def birth_death_value(theta):
 
 
 BASELINES = {
-    "none": fl.baselines.none(),
     "time": fl.baselines.time_only(),
-    "mean": fl.baselines.mean(),
     "optimal": fl.baselines.optimal(),
-    "binned": fl.baselines.binned(lambda th, x: x[0]),
 }
 
 
-@pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
+@pytest.mark.parametrize("baseline", ["time", "optimal"])
 def test_birth_and_death(key, baseline):
     run = fl.simulator(BIRTH_DEATH, jnp.array([3.0]), T)
-    estimate = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=baseline)(key, RATES, 4000)
+    estimate = fl.ppgt(BIRTH_DEATH, COUNT, run, baseline=BASELINES[baseline])(key, RATES, 4000)
     assert np.abs(z_scores(estimate, jax.jit(jax.grad(birth_death_value))(RATES))).max() < 4
     assert abs(estimate.value - birth_death_value(RATES)) < 4 * estimate.value_stderr
 

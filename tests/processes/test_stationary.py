@@ -42,8 +42,8 @@ def record(key, steps, traces=1):
     return fl.simulator(OU, START, DT * jnp.arange(steps + 1))(key, THETA, traces)
 
 
-@pytest.mark.parametrize("traces", [1, 4])
-def test_gradient_of_a_long_run_average(key, traces):
+def test_gradient_of_a_long_run_average(key):
+    traces = 4
     answer = stationary(OU, SQUARE, THETA, record(key, 80_000 // traces, traces))
     exact = exact_slope()
     for name in THETA:
@@ -244,7 +244,7 @@ def test_the_mean_reward_takes_nothing_off_the_gradient():
 # --------------------------------------------------------------------------------------------- twin
 
 
-@pytest.mark.parametrize(("order", "wrong"), [(1, 1.0), (2, 1.0), (1, 1.3), (2, 1.3)])
+@pytest.mark.parametrize(("order", "wrong"), [(1, 1.0), (2, 1.3)])
 def test_a_twin_is_unbiased_and_saves_variance(key, order, wrong):
     """dJ/dk = −σ²/2k² on a fine grid; measured gains of one trace: 8 with order 1 and 20 with
     order 2.

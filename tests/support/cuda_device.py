@@ -1,4 +1,4 @@
-"""A GPU where there is one, and its emulation everywhere: what tests of CUDA kernels run on."""
+"""A GPU where there is one, else its emulation: what tests of CUDA kernels run on."""
 
 import functools
 import sys
@@ -17,17 +17,16 @@ def has_gpu():
     return True
 
 
-@pytest.fixture(params=["emulated", "gpu"])
-def device(request, monkeypatch):
-    if request.param == "gpu":
-        if not has_gpu():
-            pytest.skip("no GPU, or no CuPy")
-    elif fake_cupy.COMPILER is None:
+@pytest.fixture
+def device(monkeypatch):
+    """The GPU where there is one, else its emulation."""
+    if has_gpu():
+        return "gpu"
+    if fake_cupy.COMPILER is None:
         pytest.skip("no C++ compiler")
-    else:
-        monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
-        monkeypatch.setattr(cuda, "_free", {})
-        # of its own, but one module for all that share its constants, as on a GPU
-        monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled.__wrapped__))
-        monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
-    return request.param
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
+    monkeypatch.setattr(cuda, "_free", {})
+    # of its own, but one module for all that share its constants, as on a GPU
+    monkeypatch.setattr(cuda, "compiled", functools.cache(cuda.compiled.__wrapped__))
+    monkeypatch.setattr(cuda, "resident_clusters", lambda *_: 2)
+    return "emulated"

@@ -9,6 +9,7 @@ from fluctua.core.baselines import Inputs, binned
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.native import _native
+from in_turn import in_turn
 from kernel_reference import binned_bars, rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -24,19 +25,20 @@ def expected_gradient(spec, path, baseline):
     return few.gradient(binned_bars(spec, path, baseline.bins, baseline.every))
 
 
-@pytest.mark.parametrize("engine", _native.engines())
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+CASES = [
+    (50, Binned(bins=5, every=1)),
+    (50, Binned(bins=5, every=7)),
+    (50, Binned(bins=40, every=3)),  # most bins have one member
+    (19, Binned(bins=1, every=100)),  # the optimal baseline of the whole ensemble
+    (2, Binned()),
+]
+
+
 @pytest.mark.parametrize(
-    ("count", "baseline"),
-    [
-        (50, Binned(bins=5, every=1)),
-        (50, Binned(bins=5, every=7)),
-        (50, Binned(bins=40, every=3)),  # most bins have one member
-        (19, Binned(bins=1, every=100)),  # the optimal baseline of the whole ensemble
-        (2, Binned()),
-    ],
+    ("case", "dtype", "engine"), in_turn(CASES, ["float32", "float64"], _native.engines())
 )
-def test_every_trajectory_meets_the_baseline_of_the_definition(engine, dtype, count, baseline):
+def test_every_trajectory_meets_the_baseline_of_the_definition(case, dtype, engine):
+    count, baseline = case
     spec = rectangle(2, 3, steps=24)
     path = simulate(spec, SEED, count)
     run = kernel.run(

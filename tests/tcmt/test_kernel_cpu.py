@@ -11,6 +11,7 @@ import pytest
 from fluctua.tcmt.kernel import layout
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.native import _native
+from in_turn import in_turn
 from kernel_reference import rectangle, simulate
 from processes import wait_until_busy
 
@@ -38,9 +39,9 @@ def assert_close(actual, expected, tolerance):
         assert deviation(getattr(actual, name), expected[name]) < tolerance, name
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("case", "dtype", "engine"), in_turn(CASES, ["float32", "float64"], ENGINES)
+)
 def test_every_step_and_every_score_is_the_references(case, dtype, engine):
     spec = rectangle(**CASES[case])
     path = simulate(spec, SEED, 19)  # not a multiple of the block

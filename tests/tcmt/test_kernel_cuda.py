@@ -14,6 +14,7 @@ from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.layout import make_plan, source
 from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
+from in_turn import in_turn
 from kernel_reference import rectangle, simulate
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -53,8 +54,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), in_turn(CASES, ["float32", "float64"]))
 def test_cuda_and_cpu_take_the_same_steps(device, case, dtype):
     network, options = CASES[case]
     spec = rectangle(**network)
@@ -363,9 +363,9 @@ BINNED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("count", "baseline", "network"), BINNED)
-def test_binned_baseline_is_the_cpu_kernels(device, count, baseline, network, dtype):
+@pytest.mark.parametrize(("case", "dtype"), in_turn(BINNED, ["float64", "float32"]))
+def test_binned_baseline_is_the_cpu_kernels(device, case, dtype):
+    count, baseline, network = case
     spec = rectangle(2, 3, steps=15, **network)
     cpu, gpu = both(spec, count, baseline=baseline, dtype=dtype, samples=True)
     tolerance = 2e-4 if dtype == "float32" else 1e-10

@@ -12,6 +12,7 @@ from fluctua.tcmt.kernel.options import Binned, KernelJob, KernelOptions
 from fluctua.tcmt.kernel.twin import run_twin
 from fluctua.tcmt.native import _native
 from heun_reference import corrected_heun, simulate_heun
+from in_turn import in_turn
 from kernel_reference import rectangle
 
 SEED = 0x1234_5678_9ABC_DEF0
@@ -46,8 +47,7 @@ def assert_close(actual, expected, tolerance):
         assert deviation(getattr(actual, name), expected[name]) < tolerance, name
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("case", "dtype"), in_turn(CASES, TOLERANCE))
 def test_every_step_and_every_score_is_the_references(case, dtype):
     spec = heun(**CASES[case])
     path = simulate_heun(spec, SEED, 19)  # not a multiple of the block

