@@ -122,6 +122,7 @@ def test_better_steps_in_double_precision(step, baseline):
         )
 
 
+@pytest.mark.long
 def test_jumps_with_diffusion_in_double_precision():
     with jax.enable_x64(True):
         *case, context = events.driven_with_diffusion()

@@ -311,6 +311,7 @@ def test_comparison_needs_two_samples_of_each():
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("parameters", "states"), [(jnp.float32, np.float64), (jnp.float64, np.float32)]
 )

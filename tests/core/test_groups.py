@@ -24,6 +24,7 @@ def drawn(seed):
     return Samples({"a": jnp.asarray(rows[:, :2])}, jnp.asarray(rows[:, 2]), GROUP)
 
 
+@pytest.mark.long
 def test_errors_between_groups_cover_the_population():
     """Of 400 repeats: variance (τ² + σ²⟨1/n⟩)/K, its estimate and both its parts unbiased, 95 %
     covered.

@@ -41,6 +41,7 @@ def test_linear_process_is_exact(interval):
     np.testing.assert_allclose(covariance, forever - f @ forever @ f.T, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.long
 def test_score_is_that_of_euler_for_short_steps():
     x, dt = jnp.array([0.7, -0.4]), 1e-6
     step = fl.Step(x, x + jnp.array([3e-4, -5e-4]), jnp.asarray(0.6), jnp.asarray(dt))

@@ -48,10 +48,12 @@ def test_signal_to_noise(key, baseline):
     assert_exact(fl.ppgt(PROCESS, SNR, SIMULATOR, baseline=baseline)(key, THETA, 4000))
 
 
+@pytest.mark.long
 def test_pathwise_reference(key):
     assert_exact(fl.reference.pathwise(SNR, SIMULATOR)(key, THETA, 4000))
 
 
+@pytest.mark.long
 def test_recorded_and_measured_are_streamed(key):
     """One set of trajectories: stored, in chunks, and of an instrument that is asked once."""
     asked = []
@@ -179,11 +181,13 @@ def test_errors_are_those_of_the_delta_method():
 # ------------------------------------------------------------------------------------------ doors
 
 
+@pytest.mark.long
 def test_evaluate(key):
     found = fl.evaluate(fl.ppgt(PROCESS, SNR, SIMULATOR), THETA, count=4000)
     assert abs(found.J - exact(THETA)) < 4 * found.J_stderr
 
 
+@pytest.mark.long
 def test_training_and_runs(tmp_path):
     estimator = fl.ppgt(PROCESS, SNR, SIMULATOR)
     training = fl.Training(estimator, THETA, optax.adam(0.05), trajectories=200)

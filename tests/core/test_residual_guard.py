@@ -42,6 +42,7 @@ def test_v_is_one_for_the_process_itself():
         assert residuals.stderr == pytest.approx(np.sqrt(2 / residuals.steps), rel=0.3)
 
 
+@pytest.mark.long
 def test_gradient_is_silent_where_nothing_is_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -64,6 +65,7 @@ def test_gradient_warns_with_the_cause(data, process, cause):
         fl.gradient(process, OBJECTIVE, THETA, data)
 
 
+@pytest.mark.long
 def test_readout_noise_and_coarse_sampling():
     readout = DATA.x + 0.05 * np.random.default_rng(0).normal(size=DATA.x.shape)
     residuals = sampled(readout, T)

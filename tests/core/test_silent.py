@@ -267,6 +267,7 @@ def test_recordings_and_baselines_that_look_at_scores_refuse_it_by_name_too(key)
         fl.ppgt(process, END, run, baseline="optimal")(key, LATER, 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", ["twin", fl.Twin(baseline="optimal")], ids=["twin", "optimal"])
 def test_a_twin_refuses_what_has_no_score_later(key, baseline):
     process, _, said = HIDDEN["after a time"]
@@ -277,6 +278,7 @@ def test_a_twin_refuses_what_has_no_score_later(key, baseline):
         fl.gradient(process, END, LATER, run(key, LATER, 60), baseline=baseline)
 
 
+@pytest.mark.long
 def test_other_users_of_the_score_refuse_it_too(key):
     process, _, said = HIDDEN["after a time"]
     record = fl.simulator(process, jnp.zeros(2), SHORT)(key, LATER, 60)

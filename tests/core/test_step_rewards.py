@@ -39,12 +39,14 @@ def test_reparameterised_starts(key):
     assert_exact(the.estimator(baseline="twin")(key, the.theta, E), the)
 
 
+@pytest.mark.long
 def test_drift_score(key):
     the = without_noise_parameters(driven_rotor)
     estimator = the.estimator(baseline="mean", score=fl.scores.drift_score)
     assert_exact(estimator(key, the.theta, E), the)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["optimal", "twin"])
 def test_recorded_is_streamed(key, name):
     """The same trajectories, stored and in chunks: the same numbers up to rounding."""
@@ -105,6 +107,7 @@ def test_a_quadratic_twin_leaves_nothing_to_the_score(key):
     assert np.all(correction < 1e-9 * direct.max()), correction
 
 
+@pytest.mark.long
 def test_a_wrong_twin_is_unbiased(key):
     the = problem(driven_rotor)
     wrong = fl.Twin(theta=lambda th: {**th, "k": 1.3 * th["k"], "pull": 0.5 * th["pull"]}, order=2)
@@ -115,6 +118,7 @@ def test_a_wrong_twin_is_unbiased(key):
     assert_exact(fl.reduce_samples(both), the)
 
 
+@pytest.mark.long
 def test_pathwise_reference(key):
     the = problem(driven_rotor)
     assert_exact(fl.reference.pathwise(the.objective, the.simulator)(key, the.theta, E), the)

@@ -171,6 +171,7 @@ def quiet(scale):
     return the._replace(process=the.process._replace(noise=lambda *args: scale * noise(*args)))
 
 
+@pytest.mark.long
 def test_first_order_correction_shrinks_with_the_noise(key):
     # Linear drift, quadratic reward: with the same normals d ∝ s exactly, so Λ ∝ s². The score of
     # the coupling to the force is ∝ 1/s, which makes its correction ∝ s. Without a twin λ̂ − λ̄ ∝ s

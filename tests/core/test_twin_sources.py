@@ -44,6 +44,7 @@ def test_a_substrate_that_is_not_a_simulator():
     )
 
 
+@pytest.mark.long
 def test_batches_do_not_matter_to_a_baseline_that_leaves_none_out():
     estimates = [
         fl.ppgt(
@@ -54,6 +55,7 @@ def test_batches_do_not_matter_to_a_baseline_that_leaves_none_out():
     same(*estimates)
 
 
+@pytest.mark.long
 def test_one_noise_free_path_serves_all_where_all_are_alike():
     process = fl.Process(lambda th, x: th["k"] * (jnp.sin(x) - x), PROCESS.noise)
     alike = fl.simulator(process, jnp.array([0.3, -0.2]), T)

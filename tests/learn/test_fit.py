@@ -176,6 +176,7 @@ def with_kink(theta, phi):
     return {"k": 2 * theta - jnp.abs(phi - 0.5), "sigma": jnp.array(0.3)}
 
 
+@pytest.mark.long
 def test_a_fit_that_has_not_settled_says_so():
     """The likelihood has a kink at its top: no k of the model is as large as that of the device."""
     estimator = fl.SelfCalibrating(MODEL, SIMULATOR, with_kink, jnp.array(0.0), 1.0, samples=0)

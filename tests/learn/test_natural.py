@@ -97,6 +97,7 @@ def test_streamed_recorded_and_replayed_scores_are_the_same():
     assert len(calls) == 1
 
 
+@pytest.mark.long
 def test_the_direction_does_not_depend_on_the_parameters():
     """θ = f(φ): the natural gradient is a vector of the tangent space, n_θ = ∂f/∂φ n_φ.
 

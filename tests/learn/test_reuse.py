@@ -240,6 +240,7 @@ def test_samples_far_apart_by_local_linearisation():
     assert abs(found.weights.mean() - 1) < 4 * found.weights.std() / np.sqrt(4000)
 
 
+@pytest.mark.long
 def test_births_and_deaths():
     process = fl.Jumps(lambda th, x: jnp.array([th["b"], th["d"] * x[0]]), [[1.0], [-1.0]])
     objective = fl.Objective(terminal=lambda th, x: x[0])
@@ -259,6 +260,7 @@ def test_births_and_deaths():
     assert abs(found.kl[0] - np.trapezoid(rate, t)) < 4 * np.log(found.weights).std() / 100
 
 
+@pytest.mark.long
 def test_jumps_with_diffusion_between():
     """dX = −kX dt + σ dW + events of size 1 at rate a: E[X_T] of the chain, which is linear."""
     smooth = fl.Process(lambda th, x: -th["k"] * x, lambda th, x: 0.5 * jnp.ones(1))
@@ -278,6 +280,7 @@ def test_jumps_with_diffusion_between():
     assert np.abs(z).max() < tolerance(z.size), z
 
 
+@pytest.mark.long
 def test_a_pendulum_whose_angle_has_no_noise():
     process = fl.Process(
         lambda th, x: jnp.array([x[1], -th["k"] * x[0] - th["c"] * x[1]]),

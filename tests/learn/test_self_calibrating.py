@@ -146,6 +146,7 @@ def test_the_error_bar_covers_the_calibration_too(correction):
         assert np.mean(np.abs(np.array(alone)[:, 0]) < 1.96) < 0.8
 
 
+@pytest.mark.long
 def test_noise_of_the_readout_is_taken_off():
     """y = x + ε on every sample, 800 trajectories; the stiffness is told by how x scatters,
     with a variance of 0.03.
@@ -175,6 +176,7 @@ def test_noise_of_the_readout_is_taken_off():
     assert abs(errors[0.0]) > 2  # S/(0.03 · Δt) = 4 is taken for stiffness
 
 
+@pytest.mark.long
 def test_forgetting_follows_a_device_that_drifts():
     errors = {}
     for memory in (np.inf, 6):
@@ -247,6 +249,7 @@ def test_a_device_that_jumps_is_learnt_anew(tmp_path):
     np.testing.assert_allclose(flat(estimator.phi), flat(alone.phi), atol=1e-3)
 
 
+@pytest.mark.long
 def test_the_surprise_is_chi_squared():
     values = []
     for seed in range(40):
@@ -286,6 +289,7 @@ def richer(theta, phi):
     return {**effective(theta, phi), "cubic": phi["cubic"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cubic", [0.0, 0.5])
 def test_a_wrong_structure_is_found_and_mended(cubic):
     hidden = {**drawn(3), "cubic": jnp.asarray(cubic)}
@@ -314,6 +318,7 @@ def test_a_wrong_structure_is_found_and_mended(cubic):
     assert abs(float(fitting.phi["cubic"]) - cubic) < 4 * error
 
 
+@pytest.mark.long
 def test_unknown_noise_and_a_bent_drift_are_fitted_by_several_steps():
     process = fl.Process(
         lambda p, x: p["a"] * jnp.sin(p["w"] * x), lambda p, x: p["sigma"] * jnp.ones_like(x)
@@ -400,6 +405,7 @@ def test_an_empty_state_is_that_before_the_first_call():
     assert estimator.calibration.trajectories == 4
 
 
+@pytest.mark.long
 def test_a_weighted_correction_is_the_measured_one_where_it_is_resolved(tmp_path):
     """With steps=1 all of it is taken; a run that takes a part goes on bit for bit."""
     made = lambda **options: fl.SelfCalibrating(

@@ -161,6 +161,7 @@ def test_unbiased_with_a_wrong_twin_and_the_certificate_shows_it(key):
     assert "chi² per component" in repr(certificate)
 
 
+@pytest.mark.long
 def test_chi_square_is_one_where_the_twin_is_right():
     class Right(Gaussian):
         correction = np.zeros(3)
@@ -240,6 +241,7 @@ def _louder(samples, factor):
     return samples._replace(correction=jax.tree.map(lambda v: factor * v, samples.correction))
 
 
+@pytest.mark.long
 def test_the_order_of_the_twin_is_told_apart_from_its_parameters():
     """A linear guess of an exact model misses what noise adds; so it does on trajectories of
     its own.

@@ -34,6 +34,7 @@ def z_scores(estimate, exact):
     return np.array(jax.tree.leaves(z))
 
 
+@pytest.mark.long
 def test_coloured_noise(key):
     """Parameters of the drift and of the noise of the coloured component."""
     tau, x0 = 0.4, 1.0

@@ -199,6 +199,7 @@ def test_likelihood_of_another_filter(key):
         assert found[j] == pytest.approx(total, rel=1e-9)
 
 
+@pytest.mark.long
 def test_samples_far_apart_with_the_exact_transition(key):
     """Local linearisation of a linear drift that is constant in time: the matrix exponential
     over any interval.
@@ -240,6 +241,7 @@ def test_samples_far_apart_with_the_exact_transition(key):
         )  # the series: 1e-7 of F
 
 
+@pytest.mark.long
 def test_one_covariance_serves_all_trajectories_of_a_linear_process():
     """Also with a force of each trajectory's own, which moves means alone; and it gives what
     each by itself gives.
@@ -367,6 +369,7 @@ def test_extended_filter_of_a_weakly_nonlinear_oscillator(key):
     assert examine(process, KERR, substrate(key, KERR, 500)).cause == ""
 
 
+@pytest.mark.long
 def test_a_drift_that_bends_later_is_not_taken_for_linear(key):
     """−kx − c(t > ½)x³ + 1, against the densities of the Euler chain by quadrature: as linear
     ∂J/∂c was 0 ± 0.
@@ -395,6 +398,7 @@ def test_a_drift_that_bends_later_is_not_taken_for_linear(key):
     assert float(estimate.stderr["c"]) < 0.05 * abs(float(exact["c"]))  # the z says something
 
 
+@pytest.mark.long
 def test_a_known_start_that_moves_in_some_contexts_is_refused_by_name(key):
     """Context 1 begins at `start`, known exactly; the first trajectory has context 0 and begins
     at 1.
@@ -408,6 +412,7 @@ def test_a_known_start_that_moves_in_some_contexts_is_refused_by_name(key):
         fl.ppgt(process, POWER, run, baseline="mean")(key, THETA, 8)
 
 
+@pytest.mark.long
 def test_a_drift_that_bends_too_much_is_told_by_its_innovations(key):
     """A hidden phase that diffuses over several turns is no Gaussian."""
     turning = fl.Process(

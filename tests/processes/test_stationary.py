@@ -135,6 +135,7 @@ def test_an_oscillating_series_remembers_longer_than_its_integral_says():
     assert abs(memory_time(z.real[None]) / (2 / np.pi * envelope) - 1) < 0.25
 
 
+@pytest.mark.long
 def test_auto_doubles_its_window_until_the_next_adds_nothing(key):
     """A reward of a fast and a slow component is correlated like the fast one, and answers
     kicks like the slow one.
@@ -347,6 +348,7 @@ def test_a_record_that_changes_is_noticed(key):
         stationary(OU, SQUARE, THETA, hotter)
 
 
+@pytest.mark.long
 def test_a_steady_record_is_seldom_said_to_change():
     worst = [
         stationary(OU, SQUARE, THETA, record(jax.random.key(s), 8000), window=2.0).change

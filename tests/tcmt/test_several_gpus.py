@@ -37,7 +37,7 @@ def on(device, monkeypatch):
     """
     monkeypatch.setattr(gpus, "PIECE", 8)
 
-    def run(many, function, kind=cuda.Device):
+    def run(many, function, kind=cuda.LoadedNetwork):
         made = []
         begin = kind.__init__
         with monkeypatch.context() as patch:

@@ -199,6 +199,7 @@ def test_the_correction_for_readout_is_that_of_any_process():
         np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sample_every", [1, 10])
 def test_noise_of_the_readout_is_taken_off(sample_every):
     """Without the correction gains and offsets are off by many of their errors; with it they

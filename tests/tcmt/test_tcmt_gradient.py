@@ -111,6 +111,7 @@ def test_gradient_against_exact_moments(network, spread, resolved):
     assert_agree(estimate, gradient, resolved=resolved)
 
 
+@pytest.mark.long
 def test_binned_baseline_is_unbiased():
     network = kite()
     task = transmission(network, horizon=2.0, dt=0.1, s=8.0)
@@ -290,6 +291,7 @@ def test_isolation_of_a_kerr_network_is_forward_minus_backward():
     )
 
 
+@pytest.mark.long
 def test_copies_share_their_parameters_noise_included():
     network = diode(sigma_w=0.2)
     theta = parameters_of(network, ALL[:4], spread=1.0)

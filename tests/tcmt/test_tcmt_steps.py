@@ -55,6 +55,7 @@ def test_every_family_of_a_heun_task_equals_the_reference(make, options, baselin
     assert_same(single, reference, rtol=3e-5)
 
 
+@pytest.mark.long
 def test_the_twin_of_a_heun_task_equals_the_reference():
     """By its direct part, which knows no λ̄; tests of the kernel have the other one.
 
@@ -153,6 +154,7 @@ def test_undamped_modes_are_never_stable_but_with_rk4():
     assert largest_step("rk4", free) == pytest.approx(np.sqrt(8))
 
 
+@pytest.mark.long
 def test_stability_names_the_step():
     euler, heun, rk4 = (
         tcmt.stability(tcmt.transmission(tcmt.paper(), dt=0.05, integrator=step), {})

@@ -61,6 +61,7 @@ def say(calibration):
     return describe(calibration, ("x",))
 
 
+@pytest.mark.long
 def test_the_bias_is_judged_component_by_component(calibrations):
     """In whatever unit the force is, the line about what would have gone unseen is the same."""
     one, other = (calibrations[f"right_{unit}"] for unit in (1, 1000))

@@ -297,6 +297,7 @@ def test_report_says_what_is_off_and_what_to_do(tmp_path):
         }
 
 
+@pytest.mark.long
 def test_hidden_sites_leave_what_their_neighbours_tell(tmp_path):
     network_recording(tmp_path / "r.nc", {}, observe=[1, 2])
     with insitu.files.open(tmp_path / "r.nc") as r:
@@ -418,6 +419,7 @@ def test_entries_are_the_derivatives_of_the_drift(make, frame):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noisy", [False, True])
 def test_features_change_nothing_but_the_time(noisy):
     """The same θ̂, errors and unresolved parameters as by autodiff at every step, with a

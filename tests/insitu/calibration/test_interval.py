@@ -145,6 +145,7 @@ def test_estimate_follows_the_transition_of_the_calibration(tmp_path):
     assert abs(after["gradient"]["k"] - exact) < tolerance(1) * after["stderr"]["k"]
 
 
+@pytest.mark.long
 def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
     file = write(tmp_path, "r.nc", 0.5, 10, count=40)
     run("calibrate", *file, "--transition", "local-linear", "--write", "--no-bias")
@@ -161,6 +162,7 @@ def test_every_command_follows_the_transition_that_calibrate_wrote(tmp_path):
     assert "`noise.transition`" in CliRunner().invoke(app, ["estimate", *file]).output
 
 
+@pytest.mark.long
 def test_estimate_warns_where_advice_says_that_euler_does_not_suit(tmp_path):
     """K + Kᵀ = −2: a bias of 3Δ by the rule of thumb, 5 % at Δ = 0.0167."""
     for dt, suits in ((0.016, True), (0.018, False)):
@@ -175,6 +177,7 @@ def test_estimate_warns_where_advice_says_that_euler_does_not_suit(tmp_path):
     assert "does not suit" not in run("estimate", *file, "--score", "local-linear").stderr
 
 
+@pytest.mark.long
 def test_a_simulation_step_by_step_suits_euler(tmp_path):
     path = str(tmp_path / "r.nc")
     options = [

@@ -96,6 +96,7 @@ def noisy(tmp_path_factory):
         yield recording
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operations", [2e12, 0.0])
 def test_the_value_is_that_of_the_states(noisy, monkeypatch, operations):
     """With a filter and without one.

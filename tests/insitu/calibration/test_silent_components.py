@@ -113,6 +113,7 @@ def test_the_guard_takes_an_identity_for_one(key):
     assert not examine(PROCESS, THETA, oscillator(0.5, 100, 40), transition=local_linear).cause
 
 
+@pytest.mark.long
 def test_the_guard_sees_a_silent_component_that_does_not_follow_its_drift():
     data = oscillator(0.02, 100, 100)
     other = data._replace(
@@ -223,6 +224,7 @@ def test_calibrate_then_estimate_and_advise(folder):
     assert advice["observation"] is None
 
 
+@pytest.mark.long
 def test_the_report_in_words(folder):
     said = command(folder, "calibrate")
     assert "x has no noise of its own, and moves as its drift says" in said

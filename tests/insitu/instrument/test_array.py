@@ -434,6 +434,7 @@ def test_several_addresses_on_the_command_line(tmp_path):
     assert len(history.read(tmp_path / "run" / "history.csv")) == 2
 
 
+@pytest.mark.long
 def test_a_device_that_is_silent_at_first_is_calibrated_when_it_answers(tmp_path):
     boxes, begun = [Bench(sheet) for sheet in SHEETS[:3]], []
     dead = {2: lambda: len(begun) < 1}

@@ -50,6 +50,7 @@ def test_the_measure_is_the_ratio_of_the_variances(guard, noise):
         assert np.abs(z).max() < 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 100])
 def test_honest_data_pass(guard, count):
     for seed in range(2000 // count if count < 10 else 100):

@@ -223,6 +223,7 @@ def test_on_doubt_is_one_of_two_words():
         instrument_substrate(lambda: None, on_doubt="perhaps")
 
 
+@pytest.mark.long
 def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeypatch):
     bench, plain = Bench(SHEET), box.measure
     spoilt = lambda *arguments, **options: (
@@ -256,6 +257,7 @@ def test_the_command_says_how_to_go_on_and_does_not_end_with_0(tmp_path, monkeyp
     assert [row.iteration for row in history.read(tmp_path / "run" / "history.csv")] == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_one_liar_in_an_array_is_taken_down_for_the_rest_of_it(tmp_path):
     sheets = [device.Sheet(2, 2, seed=k, interval=SHEET.interval, ageing=0.0) for k in range(3)]
     boxes = [Box(sheet) for sheet in sheets]
@@ -315,6 +317,7 @@ def test_what_moves_is_not_dead():
     assert find_dead(x) == [2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fault", ["times 1.3", "a channel stuck half way"])
 def test_a_training_that_calibrates_as_it_goes_stops_too(tmp_path, fault):
@@ -373,6 +376,7 @@ def exact_gradient():
     return float(jax.grad(value)(1.0))
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_right_model_stays_unbiased_with_the_guard():
     """None is left out, so that the mean is the same to the bit as without the guard, and right."""
     gradients = {}
