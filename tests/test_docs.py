@@ -75,6 +75,23 @@ def test_pages_that_are_linked_exist():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def slugs(page):
+    """Anchors of a page: titles in small letters, without punctuation, hyphens for spaces."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_anchors_that_are_linked_exist():
+    missing = []
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", page.read_text()):
+            there = (page.parent / target) if target else page
+            if anchor not in slugs(there):
+                missing.append(f"{page.name}: {target}#{anchor}")
+    assert missing == []
+
+
 def test_titles_are_nouns():
     """At least they do not begin as questions, instructions or clauses do."""
     verbs = re.compile(
