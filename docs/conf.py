@@ -26,8 +26,9 @@ suppress_warnings = ["myst.xref_missing"]
 
 
 def plain_docstrings(app, what, name, obj, options, lines):
-    """p(x'|x) in a docstring is a density, not a substitution, and `Record`s are several; code
-    stays as it is.
+    """Escape what reStructuredText would read in a docstring, outside of code.
+
+    The bar of a density p(x'|x) is no substitution, and the s of several `Record`s needs a break.
     """
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
