@@ -77,7 +77,7 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "told": Way("told every hidden number at every time", "the exact device", "#999999"),
+    "told": Way("every hidden number given at every time", "the exact device", "#999999"),
     "both": Way(
         "goes on: forget_after=20, renew=True",
         "structure",
@@ -102,7 +102,7 @@ WAYS = {
         only="task",
     ),
     "restart": Way(
-        "settings and calibration from scratch, told when",
+        "settings and calibration from scratch, time given",
         "structure, time of the change",
         "#009e73",
     ),
